@@ -1,0 +1,47 @@
+# `make demo` and `make test` need python3 >= 3.11 with venv and headers, gcc, make and git; each sets itself up.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+REPO   ?= .
+PYTEST  = $(BIN)/python -m pytest
+KERNELS := $(shell find storage compaction -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+
+.PHONY: demo test test-slow check bench dist setup clean help
+
+help:
+	@echo "make demo | test | test-slow | check | bench | dist | clean"
+
+$(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel cython
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[test,check]'
+	@touch $@
+
+setup: $(VENV)/.ready
+
+demo: setup
+	@$(BIN)/python examples/git_changelog.py --repo $(REPO)
+
+test: setup
+	$(PYTEST) -q -m "not slow"
+
+test-slow: setup
+	$(PYTEST) -q -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]' --no-build-isolation
+	$(BIN)/python bench/run.py
+
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+	find . -name '*.so' -delete

@@ -1,0 +1,1 @@
+"""Reaching a cluster that speaks the Kafka protocol."""

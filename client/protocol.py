@@ -1,0 +1,248 @@
+"""Kafka messages to bytes and back, for every API and version that kio knows.
+
+kio has one class per message and version. :func:`build` makes one from plain values, so that callers
+write a message once, with all the fields that any version has: fields which this version lacks are
+left out, ints become error codes, milliseconds become timedeltas. Decoding gives kio's own typed
+object. The codec of the hot path (Produce, Fetch) is not here.
+
+Source: https://kafka.apache.org/protocol and KIP-482 (flexible versions).
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.schema.index import api_key_map, schema_name_map
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import DecodeError
+from kio.static.constants import EntityType
+
+from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
+
+_ZERO_MS: Final = datetime.timedelta(0)
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+Values = Mapping[str, Any]
+"""Field name (as kio spells it: ``throttle_time``, ``error_code``) to value. Arrays are iterables of
+values; nested messages are mappings; timedeltas may be given as int milliseconds."""
+
+
+def versions(api_key: int) -> range:
+    """Versions of an API that kio can read and write; empty for an unknown key."""
+    name = api_key_map.get(api_key)
+    if name is None:
+        return range(0)
+    known = schema_name_map[name]
+    return range(min(known), max(known) + 1)
+
+
+@cache
+def message_type(api_key: int, version: int, kind: EntityType) -> type[Any]:
+    """The class of a request or response.
+
+    Raises UnsupportedVersion where kio has none.
+    """
+    if version not in versions(api_key):
+        raise UnsupportedVersion(f"API {api_key} has no version {version} here")
+    if kind is EntityType.request:
+        return load_request_schema(api_key, version)
+    return load_response_schema(api_key, version)
+
+
+@cache
+def _reader(cls: type[Any], nullable: bool = False) -> Any:
+    return entity_reader(cls, nullable) if nullable else entity_reader(cls)
+
+
+@cache
+def _writer(cls: type[Any]) -> Any:
+    return entity_writer(cls)
+
+
+def header_is_flexible(cls: type[Any]) -> bool:
+    """Whether messages of this class carry the header with tagged fields."""
+    return bool(cls.__header_schema__.__flexible__)
+
+
+def build(cls: type[Any], values: Values) -> Any:
+    """An instance of a kio class from plain values (see :data:`Values`).
+
+    A field absent from ``values`` takes the schema's default, false or no throttling; one without is
+    a bug: InvariantViolation. A name that this version lacks is left
+    out (:func:`unknown_fields` lets a test find names that no version has).
+    """
+    out: dict[str, Any] = {}
+    for name, kind, convert, default in _plan(cls):
+        if name in values:
+            value = values[name]
+            out[name] = value if value is None or convert is None else convert(value)
+        elif default is not None:
+            out[name] = default()
+        else:
+            raise InvariantViolation(f"{cls.__module__}.{cls.__name__} needs {name} ({kind})")
+    return cls(**out)
+
+
+@cache
+def _plan(cls: type[Any]) -> tuple[tuple[str, str, Any, Any], ...]:
+    """(field name, kafka type, converter or None, default factory or None) for each field."""
+    hints = get_type_hints(cls)
+    plan = []
+    for f in fields(cls):
+        kind = str(f.metadata.get("kafka_type", "entity"))
+        default: Any = None
+        if f.default is not MISSING:
+            default = lambda value=f.default: value  # noqa: E731
+        elif f.default_factory is not MISSING:
+            default = f.default_factory
+        elif f.name == "throttle_time":
+            default = lambda: _ZERO_MS  # noqa: E731
+        elif kind == "bool":
+            default = bool
+        plan.append((f.name, kind, _converter(hints[f.name], kind), default))
+    return tuple(plan)
+
+
+def _converter(hint: Any, kind: str) -> Any:
+    """How plain values become what the field holds; None where they already are."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(a for a in get_args(hint) if a is not NoneType)
+    if get_origin(hint) is tuple:
+        one = _converter(get_args(hint)[0], kind)
+        if one is None:
+            return tuple
+        return lambda items: tuple(one(item) for item in items)
+    if kind == "error_code":
+        return ErrorCode
+    if kind in ("timedelta_i32", "timedelta_i64"):
+        return _timedelta
+    if kind == "datetime_i64":
+        return _datetime
+    if kind == "entity" and isinstance(hint, type):
+        return lambda value: build(hint, value) if isinstance(value, Mapping) else value
+    return None
+
+
+def _timedelta(value: int | datetime.timedelta) -> datetime.timedelta:
+    return datetime.timedelta(milliseconds=value) if isinstance(value, int) else value
+
+
+def _datetime(value: int | datetime.datetime) -> datetime.datetime | None:
+    if isinstance(value, datetime.datetime):
+        return value
+    return None if value < 0 else _EPOCH + datetime.timedelta(milliseconds=value)
+
+
+def milliseconds(value: datetime.timedelta) -> int:
+    """A timedelta field in milliseconds, exact."""
+    return value // datetime.timedelta(milliseconds=1)
+
+
+def decode(cls: type[Any], data: bytes | memoryview, position: int = 0) -> tuple[Any, int]:
+    """A message of class ``cls`` at ``position``, and the position after it.
+
+    Raises CorruptMessage when the bytes are not such a message.
+    """
+    view = memoryview(data).toreadonly()
+    try:
+        message, size = _reader(cls)(view, position)
+    except (DecodeError, ValueError, OverflowError, struct.error) as error:
+        raise CorruptMessage(f"not a {cls.__name__} v{cls.__version__}: {error!r}") from error
+    return message, position + size
+
+
+def encode(message: Any) -> bytes:
+    """A kio message's bytes, without any header."""
+    buffer = io.BytesIO()
+    _writer(type(message))(buffer, message)
+    return buffer.getvalue()
+
+
+def encode_request(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, values: Values
+) -> bytes:
+    """A whole request frame: length, header, body."""
+    cls = message_type(api_key, version, EntityType.request)
+    name = b"" if client_id is None else client_id.encode()
+    head = struct.pack(
+        ">hhih", api_key, version, correlation_id, -1 if client_id is None else len(name)
+    )
+    tags = b"\0" if header_is_flexible(cls) else b""
+    body = encode(build(cls, values))
+    return b"".join((struct.pack(">i", len(head) + len(name) + len(tags) + len(body)), head, name,
+                     tags, body))
+
+
+def encode_response(api_key: int, version: int, correlation_id: int, values: Values) -> bytes:
+    """A whole response frame: length, header, body."""
+    cls = message_type(api_key, version, EntityType.response)
+    # ApiVersions answers with header v0 always, so that any client can read it (KIP-511).
+    tags = b"\0" if header_is_flexible(cls) and api_key != 18 else b""
+    body = encode(build(cls, values))
+    return struct.pack(">ii", 4 + len(tags) + len(body), correlation_id) + tags + body
+
+
+def decode_request(api_key: int, version: int, data: bytes | memoryview, position: int) -> Any:
+    """The body of a request, which starts at ``position`` (after the header).
+
+    Raises UnsupportedVersion, CorruptMessage (also for trailing bytes).
+    """
+    cls = message_type(api_key, version, EntityType.request)
+    message, end = decode(cls, data, position)
+    if end != len(data):
+        raise CorruptMessage(f"{len(data) - end} bytes after the end of {cls.__name__}")
+    return message
+
+
+def decode_response(api_key: int, version: int, frame: bytes | memoryview) -> tuple[int, Any]:
+    """(correlation id, body) of a response frame without its length prefix."""
+    cls = message_type(api_key, version, EntityType.response)
+    (correlation_id,) = struct.unpack_from(">i", frame, 0)
+    position = 4
+    if header_is_flexible(cls) and api_key != 18:
+        position = skip_tags(frame, position)
+    message, _ = decode(cls, frame, position)
+    return correlation_id, message
+
+
+def skip_tags(data: bytes | memoryview, position: int) -> int:
+    """The position after a section of tagged fields."""
+    count, position = read_uvarint(data, position)
+    for _ in range(count):
+        _, position = read_uvarint(data, position)
+        size, position = read_uvarint(data, position)
+        position += size
+        if position > len(data):
+            raise CorruptMessage("a tagged field ends outside its message")
+    return position
+
+
+def read_uvarint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """(value, position after it) of an unsigned varint of at most 5 bytes."""
+    value = shift = 0
+    while True:
+        if position >= len(data) or shift > 28:
+            raise CorruptMessage("a varint that does not end")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+
+
+def unknown_fields(api_key: int, kind: EntityType, names: Iterable[str]) -> set[str]:
+    """Those of ``names`` that no version of the message has at its top level: for tests."""
+    known: set[str] = set()
+    for version in versions(api_key):
+        known.update(f.name for f in fields(message_type(api_key, version, kind)))
+    return set(names) - known

@@ -1,0 +1,1 @@
+"""What may be dropped from a log, and dropping it."""

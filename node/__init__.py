@@ -1,0 +1,1 @@
+"""The process: listeners, Kafka handlers, HTTP, groups, metrics, configuration."""

@@ -1,0 +1,259 @@
+"""Errors of five kinds; every error of kept is one of them.
+
+============================  ====================================================================
+:class:`PeerError`            the request or record is wrong; trying again will not help
+:class:`RetriableError`       right request, wrong moment or place (not leader, fenced, too few
+                              replicas); the peer refreshes and tries again
+:class:`DamagedData`          bytes on disk or on the wire are not what they must be; always with
+                              path, position and offset where there are any
+:class:`MachineError`         the machine failed: EIO, ENOSPC; the log directory goes offline
+:class:`InvariantViolation`   our own bug
+============================  ====================================================================
+
+Leaf classes carry Kafka's name for the condition, so that ``kept.node.error_codes`` maps them one to
+one. A message names the input and says what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class KeptError(Exception):
+    """Base of every error that kept raises on purpose."""
+
+
+class PeerError(KeptError):
+    """The peer's fault; not retriable."""
+
+
+class RetriableError(KeptError):
+    """Retriable or fenced."""
+
+
+class DamagedData(KeptError):
+    """Damaged bytes in a file.
+
+    ``path`` names the file, ``position`` the byte where the damaged thing starts (-1: unknown),
+    ``offset`` the record offset it should hold (-1: unknown), ``why`` what is wrong with it.
+    """
+
+    def __init__(self, path: str, position: int, offset: int, why: str) -> None:
+        super().__init__(f"{path}: damaged at byte {position} (offset {offset}): {why}")
+        self.path = path
+        self.position = position
+        self.offset = offset
+        self.why = why
+
+
+class MachineError(KeptError):
+    """The operating system refused: disk full, I/O error, no such device.
+
+    ``path`` is what was being worked on, ``operation`` the call, ``cause`` the OSError.
+    """
+
+    def __init__(self, path: str, operation: str, cause: OSError) -> None:
+        super().__init__(f"{path}: {operation} failed: {cause.strerror or cause}")
+        self.path = path
+        self.operation = operation
+        self.cause = cause
+
+
+class InvariantViolation(KeptError):
+    """A bug of kept: a state that must not exist."""
+
+
+# Records and batches (Produce).
+
+
+class CorruptMessage(PeerError):
+    """A batch whose framing, magic or CRC is wrong."""
+
+
+class InvalidRecord(PeerError):
+    """A batch that is whole but must not be appended.
+
+    ``record_errors`` holds (index of the record in its batch, message) for those at fault.
+    """
+
+    def __init__(self, message: str, record_errors: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.record_errors = tuple(record_errors)
+
+
+class InvalidTimestamp(InvalidRecord):
+    """A timestamp outside ``message.timestamp.before/after.max.ms``."""
+
+
+class UnsupportedCompressionType(PeerError):
+    """A codec that this version of Produce may not use, or that does not exist."""
+
+
+class MessageTooLarge(PeerError):
+    """A batch above ``max.message.bytes``."""
+
+
+class InvalidProducerEpoch(PeerError):
+    """A producer epoch older than the one known."""
+
+
+class OutOfOrderSequenceNumber(PeerError):
+    """A sequence number that is not the next one."""
+
+
+class UnknownProducerId(PeerError):
+    """A producer id without state here whose first sequence is not 0."""
+
+
+class InvalidTxnState(PeerError):
+    """A transactional batch without an open transaction."""
+
+
+# Reading.
+
+
+class OffsetOutOfRange(PeerError):
+    """An offset below the log start or above the log end."""
+
+
+class OffsetNotAvailable(RetriableError):
+    """The high watermark is not known in this epoch yet."""
+
+
+class NotLeaderOrFollower(RetriableError):
+    """This node does not host the partition in the role asked for."""
+
+
+class FencedLeaderEpoch(RetriableError):
+    """The peer's leader epoch is older than ours."""
+
+
+class UnknownLeaderEpoch(RetriableError):
+    """The peer's leader epoch is newer than ours."""
+
+
+class UnknownTopicOrPartition(RetriableError):
+    """No such topic or partition."""
+
+
+class UnknownTopicId(RetriableError):
+    """No such topic id."""
+
+
+class InconsistentTopicId(RetriableError):
+    """The topic of that name has another id."""
+
+
+class KafkaStorageError(RetriableError):
+    """The log directory of the partition is offline."""
+
+
+class NotEnoughReplicas(RetriableError):
+    """The ISR is below ``min.insync.replicas``; nothing was appended."""
+
+
+class NotEnoughReplicasAfterAppend(RetriableError):
+    """The ISR fell below ``min.insync.replicas`` after the append."""
+
+
+class RequestTimedOut(RetriableError):
+    """Not done within the request's timeout."""
+
+
+class ReplicaNotAvailable(RetriableError):
+    """No such replica here."""
+
+
+# Administration.
+
+
+class InvalidRequest(PeerError):
+    """A request that contradicts itself or the protocol."""
+
+
+class InvalidTopicException(PeerError):
+    """A topic name that is not legal, or collides with another one."""
+
+
+class TopicAlreadyExists(PeerError):
+    """A topic of that name exists."""
+
+
+class InvalidPartitions(PeerError):
+    """A partition count that is not possible."""
+
+
+class InvalidReplicationFactor(PeerError):
+    """A replication factor that the cluster cannot serve."""
+
+
+class InvalidReplicaAssignment(PeerError):
+    """A manual assignment that is not possible."""
+
+
+class InvalidConfig(PeerError):
+    """A setting with an unknown name or an impossible value."""
+
+
+class PolicyViolation(PeerError):
+    """Legal in general, refused for this topic."""
+
+
+class TopicDeletionDisabled(PeerError):
+    """``delete.topic.enable`` is false."""
+
+
+class UnsupportedVersion(PeerError):
+    """A version of an API that is not served."""
+
+
+class SecurityDisabled(PeerError):
+    """ACLs without an authorizer."""
+
+
+# Groups.
+
+
+class CoordinatorNotAvailable(RetriableError):
+    """The group's coordinator does not exist yet."""
+
+
+class CoordinatorLoadInProgress(RetriableError):
+    """The group's partition is being read."""
+
+
+class NotCoordinator(RetriableError):
+    """Another node coordinates the group."""
+
+
+class InvalidGroupId(PeerError):
+    """An empty or illegal group id."""
+
+
+class GroupIdNotFound(PeerError):
+    """No such group."""
+
+
+class NonEmptyGroup(PeerError):
+    """The group has members."""
+
+
+class GroupSubscribedToTopic(PeerError):
+    """A member of the group subscribes to that topic."""
+
+
+# The node itself.
+
+
+class ConfigurationError(KeptError):
+    """Settings of the node that are unknown, out of range or contradict each other."""
+
+
+class DirectoryInUse(KeptError):
+    """A data directory that another process holds."""
+
+
+class DirectoryRefused(KeptError):
+    """A data directory that is not ours to open: another cluster's, another node's, newer, or Apache
+    Kafka's without ``--adopt``.
+    """

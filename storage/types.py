@@ -1,0 +1,100 @@
+"""The nouns that every part shares. Field names are Kafka's; ends are exclusive; the unit is last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple, NewType
+
+Offset = NewType("Offset", int)
+"""Position of a record in its partition, from 0. Compaction leaves gaps; offsets are never counts."""
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Term of office of a partition's leader, from 0."""
+
+NO_OFFSET: Final = -1
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_LEADER_EPOCH: Final = -1
+MAX_INT32: Final = 2**31 - 1
+MAX_INT64: Final = 2**63 - 1
+
+
+class TopicPartition(NamedTuple):
+    """A partition by name. On disk its directory is ``topic-partition``."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Codec(IntEnum):
+    """Compression of a record batch: bits 0-2 of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(IntEnum):
+    """Who set a batch's timestamps: bit 3 of its attributes."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class IsolationLevel(IntEnum):
+    """How far a consumer may read: to the high watermark, or to the last stable offset."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """A topic's settings as its logs use them: Kafka's names with dots as underscores.
+
+    Built from a topic's settings by ``kept.cluster.settings``; the defaults are Kafka's. -1 means no
+    limit for the retention fields. ``raw`` keeps settings that only other parts use, by full name.
+    """
+
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    compression_type: str = "producer"
+    delete_retention_ms: int = 86_400_000
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = MAX_INT64
+    flush_ms: int = MAX_INT64
+    index_interval_bytes: int = 4096
+    max_compaction_lag_ms: int = MAX_INT64
+    max_message_bytes: int = 1_048_588
+    message_timestamp_after_max_ms: int = 3_600_000
+    message_timestamp_before_max_ms: int = MAX_INT64
+    message_timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    min_insync_replicas: int = 1
+    retention_bytes: int = -1
+    retention_ms: int = 604_800_000
+    segment_bytes: int = 1_073_741_824
+    segment_index_bytes: int = 10_485_760
+    segment_jitter_ms: int = 0
+    segment_ms: int = 604_800_000
+    unclean_leader_election_enable: bool = False
+    compaction_strategy: str = "latest"
+    raw: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def compact(self) -> bool:
+        """The cleaner keeps this log, and every record needs a key."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def delete(self) -> bool:
+        """Retention by time and size applies."""
+        return "delete" in self.cleanup_policy

@@ -1,0 +1,35 @@
+"""The root command ``kept`` and the list of its commands."""
+
+from __future__ import annotations
+
+import click
+
+import kept as package
+from kept.cli.shell import LazyGroup, examples
+
+COMMANDS = {
+    "serve": ("kept.cli.serve:serve", "Run a node."),
+    "local": ("kept.cli.local:local", "Run nodes on this machine, in the background."),
+    "topic": ("kept.cli.topic:topic", "Create, list, describe, alter and delete topics."),
+    "produce": ("kept.cli.produce:produce", "Write lines from standard input to a topic."),
+    "consume": ("kept.cli.consume:consume", "Print the records of a topic."),
+    "group": ("kept.cli.group:group", "List, describe, reset and delete consumer groups."),
+    "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
+    "log": ("kept.cli.log:log", "Look at files of a data directory, offline."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_at=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples(
+        "kept serve &",
+        "kept topic create users --config cleanup.policy=compact",
+        "echo 'alice:hello' | kept produce users --key-separator :",
+        "kept consume users --table",
+    ),
+)
+@click.version_option(package.__version__, prog_name="kept", message="%(prog)s %(version)s")
+def kept() -> None:
+    """A commit log that speaks Kafka and keeps the latest record of every key."""

@@ -1,0 +1,157 @@
+"""What every command shares: lazy groups, common options, exit status, errors of one line.
+
+Exit status: 0 done (also when the reader of our output has enough, as in ``kept consume | head``),
+1 it failed, 2 wrong usage, 130 interrupted by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final, TypeVar
+
+import click
+
+from kept.storage.errors import KeptError
+
+INTERRUPTED: Final = 130
+DEFAULT_BOOTSTRAP: Final = "localhost:9092"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are run.
+
+    ``commands_at`` maps a command's name to (``module:attribute``, one line of help), so that
+    listing the commands imports none of them.
+    """
+
+    def __init__(
+        self, *args: Any, commands_at: Mapping[str, tuple[str, str]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands_at = dict(commands_at or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order in which they were declared."""
+        return [*self.commands_at, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        if cmd_name not in self.commands_at:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.commands_at[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in the help, without importing them."""
+        rows = [(name, text) for name, (_, text) in self.commands_at.items()]
+        for name in super().list_commands(ctx):
+            command = super().get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=90)))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with the nearest name when there is no such command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1) if args else []
+            if near and near[0] not in error.message:
+                text = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
+                raise click.UsageError(text, ctx) from error
+            raise
+
+
+def examples(*lines: str) -> str:
+    """An epilog that shows ``lines`` as they would be typed."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def bootstrap_option(function: _Function) -> _Function:
+    """``--bootstrap``, from ``$KEPT_BOOTSTRAP`` when it is set."""
+    return click.option(
+        "--bootstrap",
+        metavar="HOST:PORT[,…]",
+        envvar="KEPT_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        show_envvar=True,
+        help="Where the cluster is.",
+    )(function)
+
+
+def json_option(function: _Function) -> _Function:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+class Failure(KeptError):
+    """A command that could not do what it was asked for; the message says what to do."""
+
+
+def pairs(name: str, given: Sequence[str]) -> dict[str, str]:
+    """``K=V`` arguments as a dict; a UsageError names the one that is not."""
+    out: dict[str, str] = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or not key.strip():
+            raise click.UsageError(f"{name} {one!r} is not KEY=VALUE")
+        if key.strip() in out:
+            raise click.UsageError(f"{name} {key.strip()} is given twice")
+        out[key.strip()] = value.strip()
+    return out
+
+
+def run(arguments: list[str]) -> int:
+    """Run ``kept`` with ``arguments`` and return its exit status. Never raises on purpose."""
+    from kept.cli.root import kept
+
+    try:
+        status = kept.main(arguments, prog_name="kept", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return 0
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except (KeptError, OSError) as error:
+        if os.environ.get("KEPT_TRACEBACK"):
+            raise
+        return _fail(str(error))
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+    print(f"kept: {' '.join(message.split())}", file=sys.stderr)
+    return 1
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter's flush at exit from failing on the closed pipe once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -1,0 +1,323 @@
+"""Real nodes as processes of their own, for tests: started, stopped, killed and started again."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from kept.storage.errors import ConfigurationError, KeptError
+from kept.testing.ports import free_port, is_free
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+
+START_DEADLINE_S: Final = 30.0
+"""How long a node may take to be ready. A loaded machine needs seconds, a free one 0.3."""
+STOP_DEADLINE_S: Final = 30.0
+PORT_ATTEMPTS: Final = 5
+_POLL_S: Final = 0.005
+_TAIL_LINES: Final = 30
+
+
+class NodeFailed(KeptError):
+    """A node that did not become ready, or did not stop; the message has the end of its log."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the cluster knows of one node."""
+
+    number: int
+    directory: str
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    started: bool = False
+
+    @property
+    def log_path(self) -> str:
+        return os.path.join(self.directory, "kept.log")
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Cluster:
+    """Nodes of kept on this machine, in a temporary directory, on free ports.
+
+    ``settings`` are settings of every node, Kafka's names with underscores for dots:
+    ``Cluster(log_segment_bytes=4096, kept_fsync_threads=2)``. A context manager: entering starts
+    the nodes, leaving stops them and removes their files (unless ``directory`` was given).
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        if nodes != 1:
+            raise ConfigurationError(
+                f"nodes={nodes}: this version of kept runs clusters of one node only"
+            )
+        self._temporary = directory is None
+        self.directory = (
+            tempfile.mkdtemp(prefix="kept-") if directory is None else os.path.abspath(directory)
+        )
+        self._environ = dict(environ or {})
+        self._settings = {name.replace("_", "."): _text(value) for name, value in settings.items()}
+        self._nodes = [
+            _Node(number, os.path.join(self.directory, f"node-{number}")) for number in range(nodes)
+        ]
+        self._topic_numbers = itertools.count(1)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        atexit.register(self.close)
+        try:
+            for node in self._nodes:
+                self.start(node.number)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # What a test needs to reach it.
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port[,host:port]`` for any Kafka client."""
+        return ",".join(f"localhost:{node.port}" for node in self._nodes)
+
+    def port(self, i: int = 0) -> int:
+        """The port of node ``i``; it stays the same when the node is started again."""
+        return self._nodes[i].port
+
+    def url(self, i: int = 0) -> str:
+        """Where node ``i`` answers HTTP."""
+        return f"http://localhost:{self._nodes[i].port}"
+
+    def pid(self, i: int = 0) -> int:
+        """The process id of node ``i``; NodeFailed when it does not run."""
+        process = self._nodes[i].process
+        if process is None or process.poll() is not None:
+            raise NodeFailed(f"node {i} does not run")
+        return process.pid
+
+    def client(self, client_id: str = "kept-testing") -> Client:
+        """A client of ours for this cluster; the caller closes it."""
+        from kept.client.blocking import Client
+
+        return Client(self.bootstrap, client_id=client_id)
+
+    def topic(self, prefix: str = "topic") -> str:
+        """A topic name that nobody has used here; the topic is not created."""
+        return f"{prefix}-{next(self._topic_numbers)}-{uuid.uuid4().hex[:8]}"
+
+    def create_topic(
+        self, prefix: str = "topic", *, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> str:
+        """Create a topic under a fresh name, which is returned."""
+        name = self.topic(prefix)
+        with self.client() as client:
+            client.create_topic(name, partitions=partitions, config=dict(config or {}))
+        return name
+
+    # Files.
+
+    def data_dir(self, i: int = 0) -> str:
+        """Node ``i``'s data directory: ``log/`` holds the partitions, ``meta/`` the metadata."""
+        return os.path.join(self._nodes[i].directory, "data")
+
+    def log_dir(self, i: int = 0) -> str:
+        """Where node ``i`` keeps its partitions, one directory each."""
+        return os.path.join(self.data_dir(i), "log")
+
+    def log(self, i: int = 0) -> str:
+        """What node ``i`` has printed so far, over all its starts."""
+        try:
+            with open(self._nodes[i].log_path, encoding="utf-8", errors="replace") as source:
+                return source.read()
+        except FileNotFoundError:
+            return ""
+
+    # Life and death.
+
+    def running(self, i: int = 0) -> bool:
+        """Whether the process of node ``i`` is alive."""
+        return self._nodes[i].running
+
+    def start(
+        self, i: int = 0, *, fail_point: str | None = None, wait: bool = True, **settings: object
+    ) -> None:
+        """Start node ``i`` and wait until it is ready; again with its data after stop or kill.
+
+        ``fail_point`` is armed in this process only (``KEPT_FAIL_POINT``); ``settings`` hold from
+        now on. Raises NodeFailed with the end of the node's log.
+        """
+        node = self._nodes[i]
+        if node.running:
+            raise NodeFailed(f"node {i} runs already (pid {self.pid(i)})")
+        node.settings.update({k.replace("_", "."): _text(v) for k, v in settings.items()})
+        os.makedirs(node.directory, exist_ok=True)
+        for attempt in range(PORT_ATTEMPTS):
+            if not node.started:
+                node.port = free_port()
+            position = self._launch(node, fail_point)
+            if not wait:
+                return
+            try:
+                self._await_ready(node, position)
+            except NodeFailed:
+                taken = not node.started and not node.running and not is_free(node.port)
+                self._end(node, signal.SIGKILL)
+                if not taken or attempt == PORT_ATTEMPTS - 1:
+                    raise
+            else:
+                node.started = True
+                return
+
+    def kill(self, i: int = 0) -> None:
+        """``kill -9`` node ``i`` and wait until it is gone."""
+        self._end(self._nodes[i], signal.SIGKILL)
+
+    def stop(self, i: int = 0) -> int:
+        """Stop node ``i`` cleanly (TERM) and return its exit status.
+
+        Raises NodeFailed when it does not end; it is killed then.
+        """
+        return self._end(self._nodes[i], signal.SIGTERM)
+
+    def wait(self, i: int = 0, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """Wait until node ``i`` ends by itself, as at an armed fail point; its exit status."""
+        process = self._nodes[i].process
+        if process is None:
+            raise NodeFailed(f"node {i} was not started")
+        try:
+            return process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise NodeFailed(
+                self._explain(self._nodes[i], f"did not end in {deadline_s} s")
+            ) from None
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, deadline_s: float = START_DEADLINE_S
+    ) -> None:
+        """Ask ``condition`` until it is true; after the deadline NodeFailed says ``what`` is not."""
+        end = time.monotonic() + deadline_s
+        while not condition():
+            if time.monotonic() > end:
+                raise NodeFailed(
+                    self._explain(self._nodes[0], f"after {deadline_s} s not so: {what}")
+                )
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End all nodes and remove their files. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        try:
+            for node in self._nodes:
+                if node.running:
+                    self._end(node, signal.SIGTERM)
+        finally:
+            if self._temporary:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    # Inside.
+
+    def _launch(self, node: _Node, fail_point: str | None) -> int:
+        """Start the process; the size of its log before it."""
+        command = [sys.executable, "-m", "kept", "serve", "--port", str(node.port)]
+        command += ["--data-dir", self.data_dir(node.number), "--node-id", str(node.number)]
+        for name, value in {**self._settings, **node.settings}.items():
+            command += ["--set", f"{name}={value}"]
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
+        for name in ("KEPT_KERNEL",):
+            if name in os.environ:
+                environ[name] = os.environ[name]
+        environ.update(self._environ, PYTHONUNBUFFERED="1")
+        if fail_point is not None:
+            environ["KEPT_FAIL_POINT"] = fail_point
+        with open(node.log_path, "ab") as log:
+            position = log.tell()
+            node.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                cwd=node.directory,
+                start_new_session=True,
+            )
+        return position
+
+    def _await_ready(self, node: _Node, position: int) -> None:
+        end = time.monotonic() + START_DEADLINE_S
+        assert node.process is not None
+        while True:
+            ended = node.process.poll() is not None
+            with open(node.log_path, "rb") as log:
+                log.seek(position)
+                lines = log.read().splitlines(keepends=True)
+            if any(b" ready on " in line and line.endswith(b"\n") for line in lines):
+                return
+            if ended:
+                status = node.process.returncode
+                raise NodeFailed(self._explain(node, f"ended with status {status} before ready"))
+            if time.monotonic() > end:
+                raise NodeFailed(self._explain(node, f"was not ready in {START_DEADLINE_S} s"))
+            time.sleep(_POLL_S)
+
+    def _end(self, node: _Node, with_signal: signal.Signals) -> int:
+        process = node.process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.send_signal(with_signal)
+        try:
+            return process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise NodeFailed(self._explain(node, f"did not stop in {STOP_DEADLINE_S} s")) from None
+        finally:
+            node.process = None
+
+    def _explain(self, node: _Node, what: str) -> str:
+        tail = self.log(node.number).splitlines()[-_TAIL_LINES:]
+        return "\n".join([f"node {node.number} {what}; the end of its log:", *tail])
+
+
+def _text(value: object) -> str:
+    """A setting's value as ``--set`` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value)

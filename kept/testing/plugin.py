@@ -1,0 +1,72 @@
+"""The pytest plugin: installed kept is enough, pytest finds it.
+
+``kept_broker``
+    One node for the whole session: ``kept_broker.bootstrap``, ``kept_broker.topic()`` for a fresh
+    topic name, ``kept_broker.create_topic(partitions=3, config={...})``.
+``kept_cluster``
+    A function that starts a :class:`kept.testing.Cluster` of its own for one test:
+    ``cluster = kept_cluster(log_segment_bytes=4096)``; it is stopped when the test ends.
+
+When a test that uses them fails, the end of each node's log is part of the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from kept.testing.cluster import Cluster
+
+_FIXTURES: Final = ("kept_broker", "kept_cluster")
+_TAIL_LINES: Final = 60
+_LIVE: Final = pytest.StashKey[list["Cluster"]]()
+
+
+@pytest.fixture(scope="session")
+def kept_broker(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One node of kept, shared by all tests of the session."""
+    from kept.testing.cluster import Cluster
+
+    with Cluster() as cluster:
+        request.session.stash.setdefault(_LIVE, []).append(cluster)
+        yield cluster
+
+
+@pytest.fixture
+def kept_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
+    """A function ``(nodes=1, **settings)`` that starts a cluster for this test alone."""
+    from kept.testing.cluster import Cluster
+
+    live = request.session.stash.setdefault(_LIVE, [])
+    started: list[Cluster] = []
+
+    def start(nodes: int = 1, **settings: Any) -> Cluster:
+        cluster = Cluster(nodes, **settings)
+        live.append(cluster)
+        started.append(cluster)
+        return cluster.__enter__()
+
+    try:
+        yield start
+    finally:
+        for cluster in started:
+            live.remove(cluster)
+            cluster.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the end of the nodes' logs to the report of a failed test that uses our fixtures."""
+    report = yield
+    names = getattr(item, "fixturenames", ())
+    if report.failed and call.when != "teardown" and any(name in names for name in _FIXTURES):
+        for cluster in item.session.stash.get(_LIVE, []):
+            lines = cluster.log(0).splitlines()[-_TAIL_LINES:]
+            if lines:
+                report.sections.append((f"kept node 0 on {cluster.bootstrap}", "\n".join(lines)))
+    return report

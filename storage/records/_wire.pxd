@@ -1,0 +1,105 @@
+# Big-endian integers, zig-zag varints and CRC-32C, inline, for every kernel:
+#     from kept.storage.records._wire cimport read_varint, ...   (or: from .. cimport by relative path)
+# No read passes the end that it is given; no function needs the GIL.
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
+
+cdef extern from "crc32c.h" nogil:
+    # CRC of length bytes at p, continuing crc (0 to begin).
+    uint32_t kept_crc32c(uint32_t crc, const unsigned char *p, size_t length)
+    uint32_t kept_crc32c_software(uint32_t crc, const unsigned char *p, size_t length)
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+
+    static inline uint16_t kept_be16(const unsigned char *p)
+    { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
+    static inline uint32_t kept_be32(const unsigned char *p)
+    { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
+    static inline uint64_t kept_be64(const unsigned char *p)
+    { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+    static inline void kept_put_be16(unsigned char *p, uint16_t v)
+    { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
+    static inline void kept_put_be32(unsigned char *p, uint32_t v)
+    { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
+    static inline void kept_put_be64(unsigned char *p, uint64_t v)
+    { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
+
+    /* A zig-zag varint at p. Returns what follows it, NULL when it is not over at end or does not fit. */
+    static inline const unsigned char *kept_varint64(
+        const unsigned char *p, const unsigned char *end, int64_t *out)
+    {
+        uint64_t number = 0;
+        for (int shift = 0; shift < 64; shift += 7) {
+            if (p >= end)
+                return NULL;
+            unsigned char byte = *p++;
+            if (shift == 63 && byte > 1)
+                return NULL;
+            number |= (uint64_t)(byte & 0x7f) << shift;
+            if (byte < 0x80) {
+                *out = (int64_t)(number >> 1) ^ -(int64_t)(number & 1);
+                return p;
+            }
+        }
+        return NULL;
+    }
+    static inline const unsigned char *kept_varint32(
+        const unsigned char *p, const unsigned char *end, int32_t *out)
+    {
+        if (p < end && *p < 0x80) {
+            uint32_t one = *p;
+            *out = (int32_t)(one >> 1) ^ -(int32_t)(one & 1);
+            return p + 1;
+        }
+        uint32_t number = 0;
+        for (int shift = 0; shift < 35; shift += 7) {
+            if (p >= end)
+                return NULL;
+            unsigned char byte = *p++;
+            if (shift == 28 && byte > 0x0f)
+                return NULL;
+            number |= (uint32_t)(byte & 0x7f) << shift;
+            if (byte < 0x80) {
+                *out = (int32_t)(number >> 1) ^ -(int32_t)(number & 1);
+                return p;
+            }
+        }
+        return NULL;
+    }
+
+    /* Write a zig-zag varint at p (10 bytes at most); returns what follows it. */
+    static inline unsigned char *kept_put_varint(unsigned char *p, int64_t number)
+    {
+        uint64_t rest = ((uint64_t)number << 1) ^ (uint64_t)(number >> 63);
+        while (rest > 0x7f) {
+            *p++ = (unsigned char)(rest & 0x7f) | 0x80;
+            rest >>= 7;
+        }
+        *p++ = (unsigned char)rest;
+        return p;
+    }
+    static inline int kept_varint_size(int64_t number)
+    {
+        uint64_t rest = ((uint64_t)number << 1) ^ (uint64_t)(number >> 63);
+        int size = 1;
+        while (rest > 0x7f) { size++; rest >>= 7; }
+        return size;
+    }
+    """
+    uint16_t be16 "kept_be16"(const unsigned char *p) noexcept nogil
+    uint32_t be32 "kept_be32"(const unsigned char *p) noexcept nogil
+    uint64_t be64 "kept_be64"(const unsigned char *p) noexcept nogil
+    void put_be16 "kept_put_be16"(unsigned char *p, uint16_t v) noexcept nogil
+    void put_be32 "kept_put_be32"(unsigned char *p, uint32_t v) noexcept nogil
+    void put_be64 "kept_put_be64"(unsigned char *p, uint64_t v) noexcept nogil
+    # A zig-zag varint at p; returns what follows it, NULL when it is not over at end or does not fit.
+    const unsigned char *read_varint64 "kept_varint64"(
+        const unsigned char *p, const unsigned char *end, int64_t *out) noexcept nogil
+    const unsigned char *read_varint32 "kept_varint32"(
+        const unsigned char *p, const unsigned char *end, int32_t *out) noexcept nogil
+    # Write a zig-zag varint (10 bytes at most); returns what follows it.
+    unsigned char *put_varint "kept_put_varint"(unsigned char *p, int64_t number) noexcept nogil
+    int varint_size "kept_varint_size"(int64_t number) noexcept nogil

@@ -1,0 +1,260 @@
+"""The four codecs of record batches, bounded.
+
+A batch holds exactly one compressed stream and nothing after it. Trailing bytes, a second member or
+frame, an unfinished stream and an output above the caller's limit are refused, and memory stays
+within the limit whatever the stream claims. (Apache Kafka 4.3 accepts gzip with trailing bytes and
+bombs of 512 MB, after which consumers cannot read on.)
+
+======  =========================================================================================
+gzip    one member (RFC 1952), from the standard library
+snappy  read: Java's framing (xerial: magic, then blocks with int32 lengths) or one raw block, as
+        librdkafka writes; written: Java's framing
+lz4     one frame, written with independent 64 KiB blocks because Java reads no others
+zstd    one frame; contexts are kept, one set per thread
+======  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from typing import Final, cast
+
+from kept.storage.errors import InvalidRecord
+from kept.storage.records.header import Buffer
+from kept.storage.types import Codec
+
+MAX_GUESS_BYTES: Final = 1 << 20
+"""Output of unknown size is first tried with this much, then with the caller's whole limit."""
+
+XERIAL_HEADER: Final = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
+XERIAL_MAGIC_BYTES: Final = 8
+XERIAL_BLOCK_BYTES: Final = 32 * 1024
+"""Block size of Java's SnappyOutputStream."""
+LZ4_BLOCK_INDEPENDENT_BIT: Final = 0x20
+_INT32: Final = struct.Struct(">i")
+
+
+def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
+    """``data`` as one stream of ``codec``; ``level`` None is the codec's own default."""
+    match codec:
+        case Codec.NONE:
+            return bytes(data)
+        case Codec.GZIP:
+            packer = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, 31)
+            return packer.compress(data) + packer.flush()
+        case Codec.SNAPPY:
+            return _snappy_compress(data)
+        case Codec.LZ4:
+            return _lz4_compress(data, 0 if level is None else level)
+        case Codec.ZSTD:
+            return _zstd_compress(data, 3 if level is None else level)
+
+
+def decompress(codec: Codec, data: Buffer, limit: int) -> bytes:
+    """The content of the one stream in ``data``, at most ``limit`` bytes.
+
+    Raises InvalidRecord when the stream is damaged, unfinished, followed by anything, or longer
+    than ``limit``.
+    """
+    match codec:
+        case Codec.NONE:
+            if len(data) > limit:
+                raise _too_large(limit)
+            return bytes(data)
+        case Codec.GZIP:
+            return _gzip_decompress(data, limit)
+        case Codec.SNAPPY:
+            return _snappy_decompress(data, limit)
+        case Codec.LZ4:
+            return _lz4_decompress(data, limit)
+        case Codec.ZSTD:
+            return _zstd_decompress(data, limit)
+
+
+def _too_large(limit: int) -> InvalidRecord:
+    return InvalidRecord(f"the records inflate to more than the limit of {limit} bytes")
+
+
+def _damaged(codec: str, why: object) -> InvalidRecord:
+    return InvalidRecord(f"{codec}: damaged data: {why}")
+
+
+def _unfinished(codec: str) -> InvalidRecord:
+    return InvalidRecord(f"{codec}: the stream ends before its end mark")
+
+
+def _trailing(codec: str) -> InvalidRecord:
+    return InvalidRecord(f"{codec}: bytes follow the end of the stream")
+
+
+# gzip
+
+
+def _gzip_decompress(data: Buffer, limit: int) -> bytes:
+    inflater = zlib.decompressobj(31)
+    try:
+        inflated = inflater.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise _damaged("gzip", error) from None
+    if len(inflated) > limit:
+        raise _too_large(limit)
+    if not inflater.eof:
+        raise _unfinished("gzip")
+    if inflater.unused_data:
+        raise _trailing("gzip")
+    return inflated
+
+
+# snappy
+
+
+def _snappy_compress(data: Buffer) -> bytes:
+    import cramjam
+
+    view = memoryview(data)
+    parts = [XERIAL_HEADER]
+    for start in range(0, len(view), XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + XERIAL_BLOCK_BYTES]))
+        parts += (_INT32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _snappy_decompress(data: Buffer, limit: int) -> bytes:
+    view = memoryview(data)
+    if view[:XERIAL_MAGIC_BYTES] != XERIAL_HEADER[:XERIAL_MAGIC_BYTES]:
+        return bytes(_snappy_block(view, limit))
+    parts: list[bytearray] = []
+    left = limit
+    position = len(XERIAL_HEADER)
+    if len(view) < position:
+        raise _unfinished("snappy")
+    while position < len(view):
+        if len(view) - position < 4:
+            raise _trailing("snappy")
+        (size,) = _INT32.unpack_from(view, position)
+        position += 4
+        if size <= 0 or size > len(view) - position:
+            raise _damaged("snappy", f"a block of {size} bytes, {len(view) - position} are left")
+        block = _snappy_block(view[position : position + size], left)
+        parts.append(block)
+        left -= len(block)
+        position += size
+    return b"".join(parts)
+
+
+def _snappy_block(view: memoryview, limit: int) -> bytearray:
+    """One raw block. Its first varint says its size, so the limit is checked before allocating."""
+    import cramjam
+
+    try:
+        size = cramjam.snappy.decompress_raw_len(view)
+        if size > limit:
+            raise _too_large(limit)
+        block = bytearray(size)
+        written = cramjam.snappy.decompress_raw_into(view, block)
+    except cramjam.DecompressionError as error:
+        raise _damaged("snappy", error) from None
+    if written != size:
+        raise _unfinished("snappy")
+    return block
+
+
+# lz4
+
+
+def _lz4_compress(data: Buffer, level: int) -> bytes:
+    import lz4.frame
+
+    return cast(
+        bytes,
+        lz4.frame.compress(
+            data,
+            compression_level=level,
+            block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+            block_linked=False,
+            store_size=False,
+        ),
+    )
+
+
+def _lz4_decompress(data: Buffer, limit: int) -> bytes:
+    import lz4.frame
+
+    inflater = lz4.frame.LZ4FrameDecompressor()
+    try:
+        inflated = cast(bytes, inflater.decompress(data, _guess(data, limit)))
+        if not inflater.eof and len(inflated) <= limit:
+            inflated += inflater.decompress(b"", limit + 1 - len(inflated))
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise _damaged("lz4", error) from None
+    if len(inflated) > limit:
+        raise _too_large(limit)
+    if not inflater.eof:
+        raise _unfinished("lz4")
+    if inflater.unused_data:
+        raise _trailing("lz4")
+    return inflated
+
+
+def _guess(data: Buffer, limit: int) -> int:
+    return min(limit + 1, max(MAX_GUESS_BYTES, 8 * len(data)))
+
+
+# zstd
+
+
+class _ZstdContexts(threading.local):
+    """Contexts of one thread: they are costly to make and must not be shared while in use."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self.inflater = zstandard.ZstdDecompressor()
+        self.deflaters: dict[int, zstandard.ZstdCompressor] = {}
+
+
+_zstd_contexts: _ZstdContexts | None = None
+
+
+def _zstd() -> _ZstdContexts:
+    global _zstd_contexts
+    if _zstd_contexts is None:
+        _zstd_contexts = _ZstdContexts()
+    return _zstd_contexts
+
+
+def _zstd_compress(data: Buffer, level: int) -> bytes:
+    import zstandard
+
+    deflaters = _zstd().deflaters
+    if level not in deflaters:
+        deflaters[level] = zstandard.ZstdCompressor(level=level)
+    return deflaters[level].compress(data)
+
+
+def _zstd_decompress(data: Buffer, limit: int) -> bytes:
+    import zstandard
+
+    try:
+        size = zstandard.get_frame_parameters(data).content_size
+    except zstandard.ZstdError as error:
+        raise _damaged("zstd", error) from None
+    inflater = _zstd().inflater
+    if size == zstandard.CONTENTSIZE_UNKNOWN:
+        guess = _guess(data, limit)
+        if guess < limit:
+            try:
+                return inflater.decompress(data, max_output_size=guess, allow_extra_data=False)
+            except zstandard.ZstdError:
+                pass  # perhaps only too small a guess: the whole limit decides
+    elif size > limit:
+        raise _too_large(limit)
+    try:
+        inflated = inflater.decompress(data, max_output_size=limit, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise _damaged("zstd", f"{error} (or above the limit of {limit} bytes)") from None
+    if len(inflated) > limit:
+        raise _too_large(limit)
+    return inflated

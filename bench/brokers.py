@@ -96,7 +96,7 @@ def kept(**settings: str) -> Iterator[Broker]:
 
 @contextlib.contextmanager
 def kafka(**settings: str) -> Iterator[Broker]:
-    """One Apache Kafka node (broker and controller) on an empty directory, formatted before the clock."""
+    """One Apache Kafka node (broker and controller) on an empty directory, formatted beforehand."""
     import kafka_dist
 
     with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:

@@ -1,9 +1,9 @@
 """``make bench``: kept and Apache Kafka side by side, in one run, on one machine.
 
-Prints one table and writes ``results/bench.json`` and ``results/bench.png``. CPU is the broker process's
-own (user and system), as CPU seconds per GB of requests or microseconds per request; the load comes from
-``load.c``, whose CPU is not in the figures. ``--quick`` moves a tenth of the data; ``--only kept`` leaves
-Kafka out (it needs Java 17 and Maven); ``--rows produce,fetch`` picks groups of rows.
+Prints one table and writes ``results/bench.json`` and ``results/bench.png``. CPU is the broker
+process's own (user and system), as CPU seconds per GB of requests or microseconds per request; the
+load comes from ``load.c``, whose CPU is not in the figures. ``--quick`` moves a tenth of the data;
+``--only kept`` leaves Kafka out (it needs Java 17 and Maven); ``--rows produce,fetch`` picks groups.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 import brokers
 import frames
 from brokers import Broker
-
 from kept.client.blocking import Client
+
 from kept.storage.types import Codec
 
 HERE = Path(__file__).resolve().parent
@@ -204,8 +204,8 @@ def main() -> None:
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     openers: dict[str, Callable[[], AbstractContextManager[Broker]]] = {
-        "kept": lambda: brokers.kept(),
-        "kafka": lambda: brokers.kafka(),
+        "kept": brokers.kept,
+        "kafka": brokers.kafka,
     }
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         bench = Bench(Path(folder), 0.1 if options.quick else 1.0)

@@ -3,7 +3,7 @@
 Prints one table and writes ``results/bench.json`` and ``results/bench.png``. CPU is the broker
 process's own (user and system), as CPU seconds per GB of requests or microseconds per request; the
 load comes from ``load.c``, whose CPU is not in the figures. ``--quick`` moves a tenth of the data;
-``--only kept`` leaves Kafka out (it needs Java 17 and Maven); ``--rows produce,fetch`` picks groups.
+``--only kept`` leaves Kafka out (which needs Java 17 and Maven); ``--rows a,b`` picks groups.
 """
 
 from __future__ import annotations

@@ -104,13 +104,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The metadata after entry ``index`` (-1: nothing yet).
+    """The metadata after entry ``index`` (0: nothing yet).
 
     Its mappings are shared between images and must not be changed. ``next_producer_id`` is the
     first that nobody was given.
     """
 
-    index: int = -1
+    index: int = 0
     cluster_id: str | None = None
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=dict)

@@ -103,3 +103,93 @@ cdef extern from *:
     # Write a zig-zag varint (10 bytes at most); returns what follows it.
     unsigned char *put_varint "kept_put_varint"(unsigned char *p, int64_t number) noexcept nogil
     int varint_size "kept_varint_size"(int64_t number) noexcept nogil
+
+# One record.
+
+cdef struct RecordSpan:
+    int64_t timestamp_delta
+    int32_t offset_delta
+    int32_t key_length          # -1: null
+    int32_t value_length        # -1: null
+    const unsigned char *key
+    const unsigned char *value
+    const unsigned char *headers    # begins with their count, ends at `end`
+    const unsigned char *end        # the next record
+
+cdef enum:
+    # kept.storage.records.faults.Fault
+    FAULT_MISSING = 1
+    FAULT_VARINT = 2
+    FAULT_LENGTH = 3
+    FAULT_FIELD = 4
+    FAULT_HEADERS = 5
+    FAULT_SIZE = 6
+    FAULT_TRAILING = 7
+    FAULT_OFFSET_DELTA = 17
+    FAULT_NO_KEY = 18
+    FAULT_TIMESTAMP = 19
+    MIN_RECORD_BODY = 6
+
+
+cdef inline int read_record(
+    const unsigned char *p, const unsigned char *end, bint strict, RecordSpan *span
+) noexcept nogil:
+    """The record at p, which must end at or before end; 0, or what is wrong with it.
+
+    strict knows no negative length but -1; reading takes any for null, as Java does.
+    """
+    cdef int32_t length, count
+    if p >= end:
+        return FAULT_MISSING
+    p = read_varint32(p, end, &length)
+    if p == NULL:
+        return FAULT_VARINT
+    if length < MIN_RECORD_BODY or length > end - p:
+        return FAULT_LENGTH
+    end = p + length
+    span.end = end
+    p = read_varint64(p + 1, end, &span.timestamp_delta)
+    if p == NULL:
+        return FAULT_VARINT
+    p = read_varint32(p, end, &span.offset_delta)
+    if p == NULL:
+        return FAULT_VARINT
+    p = read_varint32(p, end, &length)
+    if p == NULL:
+        return FAULT_VARINT
+    if length > end - p or (strict and length < -1):
+        return FAULT_FIELD
+    span.key = p
+    span.key_length = length if length >= 0 else -1
+    if length > 0:
+        p += length
+    p = read_varint32(p, end, &length)
+    if p == NULL:
+        return FAULT_VARINT
+    if length > end - p or (strict and length < -1):
+        return FAULT_FIELD
+    span.value = p
+    span.value_length = length if length >= 0 else -1
+    if length > 0:
+        p += length
+    span.headers = p
+    p = read_varint32(p, end, &count)
+    if p == NULL:
+        return FAULT_VARINT
+    if count < 0 or count > end - p:
+        return FAULT_HEADERS
+    while count > 0:
+        count -= 1
+        p = read_varint32(p, end, &length)
+        if p == NULL:
+            return FAULT_VARINT
+        if length < 0 or length > end - p:
+            return FAULT_HEADERS
+        p = read_varint32(p + length, end, &length)
+        if p == NULL:
+            return FAULT_VARINT
+        if length > end - p or (strict and length < -1):
+            return FAULT_HEADERS
+        if length > 0:
+            p += length
+    return 0 if p == end else FAULT_SIZE

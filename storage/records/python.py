@@ -84,14 +84,19 @@ def check_replica(buf: Buffer, position: int = 0) -> BatchHeader:
 
     Raises CorruptMessage.
     """
+    header = _whole_batch(buf, position)
+    crc = _crc32c(memoryview(buf)[position + CRC_START : position + header.size_bytes])
+    if crc != header.crc:
+        raise CorruptMessage(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
+    return header
+
+
+def _whole_batch(buf: Buffer, position: int) -> BatchHeader:
     header = read_header(buf, position)
     if header.size_bytes > len(buf) - position:
         raise CorruptMessage(
             f"a batch of {header.size_bytes} bytes is cut off after {len(buf) - position}"
         )
-    crc = _crc32c(memoryview(buf)[position + CRC_START : position + header.size_bytes])
-    if crc != header.crc:
-        raise CorruptMessage(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
     return header
 
 
@@ -101,15 +106,12 @@ def check(batch: Buffer, rules: CheckRules, now_ms: int) -> CheckedBatch:
     Raises CorruptMessage (framing, magic, CRC), MessageTooLarge, and InvalidRecord or
     InvalidTimestamp with ``record_errors``.
     """
-    header = _check_header(batch, rules.max_batch_bytes)
+    header = check_header(batch, rules.max_batch_bytes)
     view = memoryview(batch)
     codec = codec_of(header.attributes)
     stored = view[HEADER_BYTES:]
     area = decompress(codec, stored, rules.max_inflated_bytes) if codec else stored
-    if len(area) > rules.max_inflated_bytes:
-        raise InvalidRecord(
-            f"the records inflate to more than the limit of {rules.max_inflated_bytes} bytes"
-        )
+    check_area(len(area), rules.max_inflated_bytes)
     max_timestamp = _check_records(area, header, rules, now_ms)
     if rules.timestamp_type == TimestampType.LOG_APPEND_TIME:
         max_timestamp = now_ms
@@ -155,7 +157,16 @@ def check_size(size_bytes: int, max_batch_bytes: int) -> None:
         )
 
 
-def _check_header(batch: Buffer, max_batch_bytes: int) -> BatchHeader:
+def check_area(size_bytes: int, max_inflated_bytes: int) -> None:
+    """Raise InvalidRecord for a record area above the limit."""
+    if size_bytes > max_inflated_bytes:
+        raise InvalidRecord(
+            f"the records inflate to more than the limit of {max_inflated_bytes} bytes"
+        )
+
+
+def check_header(batch: Buffer, max_batch_bytes: int) -> BatchHeader:
+    """The header of a batch that a producer may send: one, whole, its CRC right."""
     check_size(len(batch), max_batch_bytes)
     if len(batch) > MAGIC_POSITION and batch[MAGIC_POSITION] < 2:
         raise InvalidRecord(
@@ -177,6 +188,7 @@ def _check_header(batch: Buffer, max_batch_bytes: int) -> BatchHeader:
         raise InvalidRecord("producers must not set the timestamp type to LogAppendTime")
     if header.has_delete_horizon:
         raise InvalidRecord("producers must not set a delete horizon")
+    codec_of(header.attributes)
     if header.producer_id != NO_PRODUCER_ID and header.base_sequence < 0:
         raise InvalidRecord(
             f"producer id {header.producer_id} with the sequence {header.base_sequence}"
@@ -366,22 +378,8 @@ def _open_batches(
 ) -> tuple[list[BatchHeader], list[tuple[int, int]], memoryview]:
     """Headers of all batches, and where each one's inflated records are in the buffer returned."""
     view = memoryview(buf)
-    batches: list[BatchHeader] = []
-    areas: list[tuple[int, int]] = []
-    position = 0
-    compressed = False
-    while position < len(view):
-        header = check_replica(view, position) if check_crc else read_header(view, position)
-        after = position + header.size_bytes
-        if after > len(view):
-            raise CorruptMessage(
-                f"a batch of {header.size_bytes} bytes is cut off after {len(view) - position}"
-            )
-        compressed |= codec_of(header.attributes) != Codec.NONE
-        batches.append(header)
-        areas.append((position + HEADER_BYTES, after))
-        position = after
-    if not compressed:
+    batches, areas = open_frames(view, check_crc)
+    if all(header.codec == Codec.NONE for header in batches):
         return batches, areas, view
     parts: list[Buffer] = []
     size = 0
@@ -393,3 +391,20 @@ def _open_batches(
         areas[i] = (size, size + len(part))
         size += len(part)
     return batches, areas, memoryview(b"".join(parts))
+
+
+def open_frames(
+    view: memoryview, check_crc: bool
+) -> tuple[list[BatchHeader], list[tuple[int, int]]]:
+    """Headers of all batches, and start and end of each one's record area as it is stored."""
+    batches: list[BatchHeader] = []
+    areas: list[tuple[int, int]] = []
+    position = 0
+    while position < len(view):
+        header = check_replica(view, position) if check_crc else _whole_batch(view, position)
+        codec_of(header.attributes)
+        after = position + header.size_bytes
+        batches.append(header)
+        areas.append((position + HEADER_BYTES, after))
+        position = after
+    return batches, areas

@@ -11,7 +11,6 @@ Messages begin as Kafka's do (``Unknown topic config name: …``, ``Invalid valu
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -214,6 +213,8 @@ def _convert(kind: Kind, text: str) -> Any:
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that looks most like ``name``; None when none does."""
+    import difflib
+
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
     return found[0] if found else None
 

@@ -282,9 +282,9 @@ TOPIC_SETTINGS: Final = Settings(
         Setting(
             "kept.compaction.strategy", Kind.STRING, "latest",
             "Which records of a key survive compaction: latest, latest-n "
-            "(kept.compaction.latest.n), highest-version (kept.compaction.version.header, else the timestamp), by-key-prefix "
-            "(kept.compaction.prefixes), or the name of an entry point in the group "
-            "kept.compaction.strategies.",
+            "(kept.compaction.latest.n), highest-version (kept.compaction.version.header, "
+            "else the timestamp), by-key-prefix (kept.compaction.prefixes), or the name "
+            "of an entry point in the group kept.compaction.strategies.",
             check=_strategy,
         ),
         Setting(
@@ -300,17 +300,20 @@ TOPIC_SETTINGS: Final = Settings(
         Setting(
             "kept.compaction.prefixes", Kind.STRING, None,
             "Strategy by prefix of the key, the longest match wins, for the strategy "
-            "by-key-prefix: user.=latest-n:3,cfg.=latest. Keys without a match keep their latest record.",
+            "by-key-prefix: user.=latest-n:3,cfg.=latest. Keys without a match keep their latest "
+            "record.",
             check=_prefixes,
         ),
     ),
 )  # fmt: skip
 """Every topic setting by name."""
 
-_FIELDS: Final = {f.name.replace("_", "."): f.name for f in fields(LogConfig)} | {
-    "kept.compaction.strategy": "compaction_strategy"
+_FIELDS: Final = {
+    f"kept.{name}" if f"kept.{name}" in TOPIC_SETTINGS else name: f.name
+    for f in fields(LogConfig)
+    if (name := f.name.replace("_", ".")) != "raw"
 }
-_FIELDS.pop("raw")
+"""Topic setting -> field of LogConfig."""
 
 
 def validate_topic(

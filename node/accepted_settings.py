@@ -1,0 +1,231 @@
+"""Kafka's broker settings that kept knows but does not honour.
+
+Most are accepted without effect, each with the reason, so that a ``server.properties`` can be taken
+over; DescribeConfigs and ``docs/configuration.md`` say so. Where ignoring a setting would be
+dangerous (security, plug-in classes) any value but the default is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kept.cluster.settings import Kind, Setting, Update
+
+_NO_SECURITY: Final = "kept does not authenticate, authorize or encrypt yet"
+_NO_CLASSES: Final = "kept runs no Java classes"
+_NO_TIERS: Final = "kept has no tiered storage"
+_NO_SHARES: Final = "kept has no share or streams groups"
+
+REFUSED_PREFIXES: Final = {
+    "sasl.": _NO_SECURITY,
+    "ssl.": _NO_SECURITY,
+    "listener.name.": "settings per listener are not supported",
+    "remote.": _NO_TIERS,
+    "follower.fetch.last.tiered.": _NO_TIERS,
+    "group.share.": _NO_SHARES,
+    "share.": _NO_SHARES,
+    "group.streams.": _NO_SHARES,
+}
+"""Families of Kafka settings that are refused, with the reason."""
+
+
+def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[Setting]:
+    """Settings from rows of (name, type, default, range as "low:high" and letters for updates)."""
+    found = []
+    for name, kind, default, rest in rows:
+        bounds, _, update = rest.partition(" ")
+        low, _, high = bounds.partition(":")
+        found.append(
+            Setting(
+                name,
+                Kind[kind.upper()],
+                default,
+                f"Kafka's {name}.",
+                low=float(low) if low else None,
+                high=float(high) if high else None,
+                update=Update.CLUSTER_WIDE if update == "dynamic" else Update.READ_ONLY,
+                no_effect=why,
+            )
+        )
+    return found
+
+
+def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[Setting]:
+    return [
+        Setting(
+            name,
+            Kind[kind.upper()],
+            default,
+            f"Kafka's {name}.",
+            update=Update.READ_ONLY,
+            sensitive=kind == "password",
+            refused=f"{why}; only the default is accepted",
+        )
+        for name, kind, default in rows
+    ]
+
+
+ACCEPTED: Final = (
+    *_accepted(
+        "one thread serves the network and the log; many cores: several nodes.",
+        ("background.threads", "int", "10", "1: dynamic"),
+        ("num.network.threads", "int", "3", "1: dynamic"),
+        ("num.io.threads", "int", "8", "1: dynamic"),
+        ("num.recovery.threads.per.data.dir", "int", "2", "1: dynamic"),
+        ("num.replica.alter.log.dirs.threads", "int", None, ""),
+        ("group.coordinator.threads", "int", "4", "1:"),
+        ("group.coordinator.background.threads", "int", "2", "1:"),
+        ("queued.max.requests", "int", "500", "1:"),
+    ),
+    *_accepted(
+        "a cluster of one replicates nothing.",
+        ("num.replica.fetchers", "int", "1", "1: dynamic"),
+        ("replica.fetch.min.bytes", "int", "1", ""),
+        ("replica.fetch.wait.max.ms", "int", "500", ""),
+        ("replica.fetch.backoff.ms", "int", "1000", "0:"),
+        ("replica.fetch.max.bytes", "int", "1048576", "0:"),
+        ("replica.fetch.response.max.bytes", "int", "10485760", "0:"),
+        ("replica.lag.time.max.ms", "long", "30000", ""),
+        ("replica.socket.receive.buffer.bytes", "int", "65536", ""),
+        ("replica.socket.timeout.ms", "int", "30000", ""),
+        ("replica.selector.class", "string", None, ""),
+        (
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+            "long",
+            "9223372036854775807",
+            "0: dynamic",
+        ),
+        ("auto.leader.rebalance.enable", "boolean", "true", ""),
+        ("leader.imbalance.check.interval.seconds", "long", "300", "1:"),
+        ("leader.replication.throttled.rate", "long", "9223372036854775807", "0: dynamic"),
+        ("follower.replication.throttled.rate", "long", "9223372036854775807", "0: dynamic"),
+        ("controlled.shutdown.enable", "boolean", "true", ""),
+        ("broker.heartbeat.interval.ms", "int", "2000", ""),
+        ("broker.session.timeout.ms", "int", "9000", ""),
+        ("initial.broker.registration.timeout.ms", "int", "60000", ""),
+        ("controller.socket.timeout.ms", "int", "30000", ""),
+        ("socket.connection.setup.timeout.ms", "long", "10000", ""),
+        ("socket.connection.setup.timeout.max.ms", "long", "30000", ""),
+        ("request.timeout.ms", "int", "30000", ""),
+    ),
+    *_accepted(
+        "a cluster of one elects nobody.",
+        ("controller.quorum.bootstrap.servers", "list", "", ""),
+        ("controller.quorum.election.backoff.max.ms", "int", "1000", "0:"),
+        ("controller.quorum.election.timeout.ms", "int", "1000", "0:"),
+        ("controller.quorum.fetch.timeout.ms", "int", "2000", "0:"),
+        ("controller.quorum.append.linger.ms", "int", "25", "0:"),
+        ("controller.quorum.request.timeout.ms", "int", "2000", "0:"),
+        ("controller.quorum.retry.backoff.ms", "int", "20", "0:"),
+        ("controller.quorum.auto.join.enable", "boolean", "false", ""),
+        ("controller.quorum.fetch.max.bytes", "int", "1048576", "1:"),
+        ("controller.quorum.fetch.snapshot.max.bytes", "int", "1048576", "1:"),
+    ),
+    *_accepted(
+        "kept's metadata log is small and takes its snapshots by itself.",
+        ("metadata.log.segment.bytes", "int", "1073741824", "8388608:"),
+        ("metadata.log.segment.ms", "long", "604800000", ""),
+        ("metadata.max.retention.bytes", "long", "104857600", ""),
+        ("metadata.max.retention.ms", "long", "604800000", ""),
+        ("metadata.max.idle.interval.ms", "int", "500", "0:"),
+        ("metadata.log.max.record.bytes.between.snapshots", "long", "20971520", "1:"),
+        ("metadata.log.max.snapshot.interval.ms", "long", "3600000", "0:"),
+    ),
+    *_accepted(
+        "there is no transaction coordinator yet.",
+        ("transaction.max.timeout.ms", "int", "900000", "1:"),
+        ("transaction.state.log.load.buffer.size", "int", "5242880", "1:"),
+        ("transaction.state.log.min.isr", "int", "2", "1:"),
+        ("transaction.state.log.num.partitions", "int", "50", "1:"),
+        ("transaction.state.log.replication.factor", "short", "3", "1:"),
+        ("transaction.state.log.segment.bytes", "int", "104857600", "1:"),
+        ("transactional.id.expiration.ms", "int", "604800000", "1:"),
+        ("transaction.abort.timed.out.transaction.cleanup.interval.ms", "int", "10000", "1:"),
+        ("transaction.remove.expired.transaction.cleanup.interval.ms", "int", "3600000", "1:"),
+        ("transaction.partition.verification.enable", "boolean", "true", " dynamic"),
+        ("transaction.two.phase.commit.enable", "boolean", "false", ""),
+        ("add.partitions.to.txn.retry.backoff.ms", "int", "20", "1:"),
+        ("add.partitions.to.txn.retry.backoff.max.ms", "int", "100", "0:"),
+    ),
+    *_accepted(
+        "groups use the classic protocol; consumer, share and streams groups are not served yet.",
+        ("group.consumer.assignment.interval.ms", "int", "1000", "0: dynamic"),
+        ("group.consumer.assignors", "list", "uniform,range", ""),
+        ("group.consumer.heartbeat.interval.ms", "int", "5000", "1:"),
+        ("group.consumer.max.assignment.interval.ms", "int", "15000", "0:"),
+        ("group.consumer.max.heartbeat.interval.ms", "int", "15000", "1:"),
+        ("group.consumer.max.session.timeout.ms", "int", "60000", "1:"),
+        ("group.consumer.max.size", "int", "2147483647", "1:"),
+        ("group.consumer.migration.policy", "string", "bidirectional", ""),
+        ("group.consumer.min.assignment.interval.ms", "int", "0", "0:"),
+        ("group.consumer.min.heartbeat.interval.ms", "int", "5000", "1:"),
+        ("group.consumer.min.session.timeout.ms", "int", "45000", "1:"),
+        ("group.consumer.session.timeout.ms", "int", "45000", "1:"),
+        ("group.coordinator.append.linger.ms", "int", "-1", "-1:"),
+        ("group.coordinator.cached.buffer.max.bytes", "int", "1048588", "524288: dynamic"),
+        ("group.coordinator.rebalance.protocols", "list", "classic,consumer,streams", ""),
+    ),
+    *_accepted(
+        "kept does this another way and needs no number for it.",
+        ("log.cleaner.io.buffer.size", "int", "524288", "0: dynamic"),
+        ("offsets.load.buffer.size", "int", "5242880", "1:"),
+        ("offsets.topic.compression.codec", "int", "0", ""),
+        ("fetch.purgatory.purge.interval.requests", "int", "1000", ""),
+        ("producer.purgatory.purge.interval.requests", "int", "1000", ""),
+        ("delete.records.purgatory.purge.interval.requests", "int", "1", ""),
+        ("log.dir.failure.timeout.ms", "long", "30000", "1:"),
+        ("cordoned.log.dirs", "list", "", " dynamic"),
+        ("early.start.listeners", "list", None, ""),
+        ("max.connection.creation.rate", "int", "2147483647", "0: dynamic"),
+        ("max.connections.per.ip.overrides", "string", "", " dynamic"),
+    ),
+    *_accepted(
+        "kept has no quotas yet.",
+        ("quota.window.num", "int", "11", "1:"),
+        ("quota.window.size.seconds", "int", "1", "1:"),
+        ("replication.quota.window.num", "int", "11", "1:"),
+        ("replication.quota.window.size.seconds", "int", "1", "1:"),
+        ("controller.quota.window.num", "int", "11", "1:"),
+        ("controller.quota.window.size.seconds", "int", "1", "1:"),
+        ("alter.log.dirs.replication.quota.window.num", "int", "11", "1:"),
+        ("alter.log.dirs.replication.quota.window.size.seconds", "int", "1", "1:"),
+    ),
+    *_accepted(
+        "metrics are served at /metrics.",
+        ("metric.reporters", "list", "org.apache.kafka.common.metrics.JmxReporter", " dynamic"),
+        ("metrics.num.samples", "int", "2", "1:"),
+        ("metrics.sample.window.ms", "long", "30000", "1:"),
+        ("metrics.recording.level", "string", "INFO", ""),
+        ("kafka.metrics.reporters", "list", "", ""),
+        ("kafka.metrics.polling.interval.secs", "int", "10", "1:"),
+        ("telemetry.max.bytes", "int", "1048576", "1:"),
+    ),
+    *_accepted(
+        "nothing is authenticated, so nothing is to be renewed.",
+        ("connections.max.reauth.ms", "long", "0", ""),
+        ("connection.failed.authentication.delay.ms", "int", "100", "0:"),
+        ("delegation.token.expiry.time.ms", "long", "86400000", "1:"),
+        ("delegation.token.max.lifetime.ms", "long", "604800000", "1:"),
+        ("delegation.token.expiry.check.interval.ms", "long", "3600000", "1:"),
+    ),
+    *_refused(
+        _NO_SECURITY,
+        ("security.inter.broker.protocol", "string", "PLAINTEXT"),
+        ("authorizer.class.name", "string", ""),
+        (
+            "principal.builder.class",
+            "class",
+            "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
+        ),
+        ("security.providers", "string", None),
+        ("delegation.token.secret.key", "password", None),
+    ),
+    *_refused(
+        _NO_CLASSES,
+        ("create.topic.policy.class.name", "class", None),
+        ("alter.config.policy.class.name", "class", None),
+        ("client.quota.callback.class", "class", None),
+        ("config.providers", "list", ""),
+    ),
+)
+"""Settings of the broker that change nothing here."""

@@ -1,0 +1,367 @@
+"""Every broker setting that kept honours, with Kafka's name, type, default and range.
+
+What Kafka knows and kept accepts without effect, or refuses, is in ``kept.node.accepted_settings``;
+:data:`BROKER_SETTINGS` is all of them. A broker setting that gives topics their default takes type
+and range from the topic setting (``kept.cluster.settings``), so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from kept.cluster.settings import TOPIC_SETTINGS, Kind, Setting, Settings, Update
+from kept.node.accepted_settings import ACCEPTED
+from kept.storage.types import MAX_INT32, MAX_INT64
+
+_BOOLEAN: Final = Kind.BOOLEAN
+_INT: Final = Kind.INT
+_LONG: Final = Kind.LONG
+_DOUBLE: Final = Kind.DOUBLE
+_STRING: Final = Kind.STRING
+_LIST: Final = Kind.LIST
+_READ_ONLY: Final = Update.READ_ONLY
+_MAX_INT: Final = str(MAX_INT32)
+
+
+def _at_start(name: str, kind: Kind, default: str | None, doc: str, **more: Any) -> Setting:
+    """A setting that is read when the node starts."""
+    return Setting(name, kind, default, doc, update=_READ_ONLY, **more)
+
+
+def _topic_defaults() -> list[Setting]:
+    """The strongest broker synonym of every topic setting: same type, range and default."""
+    nullable = {"log.flush.interval.ms", "log.retention.ms", "log.roll.jitter.ms", "log.roll.ms"}
+    found = []
+    for topic_setting in TOPIC_SETTINGS.values():
+        if topic_setting.synonyms:
+            name = topic_setting.synonyms[0].name
+            found.append(
+                replace(
+                    topic_setting,
+                    name=name,
+                    default=None if name in nullable else topic_setting.default,
+                    doc=f"Default of the topic setting {topic_setting.name}: {topic_setting.doc}",
+                    synonyms=(),
+                )
+            )
+    return found
+
+
+_IDENTITY: Final = (
+    _at_start(
+        "node.id", _INT, "0",
+        "This node's number in its cluster.", low=0,
+    ),
+    _at_start(
+        "broker.id", _INT, None,
+        "Older name of node.id; the same number if both are given.", low=-1,
+    ),
+    _at_start(
+        "process.roles", _LIST, "broker,controller",
+        "What this node does.", choices=("broker", "controller"),
+    ),
+    _at_start(
+        "controller.quorum.voters", _LIST, "",
+        "Voters of the metadata log at the first start, as id@host:port of their node listeners. "
+        "Without it a node is its own voter, a cluster of one.",
+    ),
+    _at_start(
+        "broker.rack", _STRING, None,
+        "Where this node stands, for the placement of replicas and for clients.",
+    ),
+    _at_start(
+        "listeners", _LIST, "PLAINTEXT://localhost:9092",
+        "Addresses to serve clients on, as NAME://host:port. localhost binds 127.0.0.1, and ::1 "
+        "where there is IPv6; an empty host or 0.0.0.0 binds every interface and needs "
+        "advertised.listeners.",
+    ),
+    _at_start(
+        "advertised.listeners", _LIST, None,
+        "Addresses that clients are told, by listener name; without it those of listeners.",
+    ),
+    _at_start(
+        "listener.security.protocol.map", _LIST,
+        "PLAINTEXT:PLAINTEXT,NODE:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "Security protocol of each listener name. Only PLAINTEXT is served.",
+    ),
+    _at_start(
+        "inter.broker.listener.name", _STRING, None,
+        "Listener that nodes reach each other on; equal to controller.listener.names. A lone "
+        "node binds none.",
+    ),
+    _at_start(
+        "controller.listener.names", _LIST, None,
+        "Listener of the metadata log; equal to inter.broker.listener.name.",
+    ),
+    _at_start(
+        "log.dirs", _LIST, None,
+        "Directories of partitions, one per disk. Default: log.dir, else ./data/log.",
+    ),
+    _at_start(
+        "log.dir", _LIST, None,
+        "Older name of log.dirs.",
+    ),
+    _at_start(
+        "metadata.log.dir", _STRING, None,
+        "Directory of the metadata log, outside log.dirs. Default: beside the first log dir.",
+    ),
+)  # fmt: skip
+
+_TOPICS: Final = (
+    _at_start(
+        "num.partitions", _INT, "1",
+        "Partitions of a topic that is created without a number.", low=1,
+    ),
+    _at_start(
+        "default.replication.factor", _INT, "1",
+        "Replicas of a topic that is created without a number.", low=1,
+    ),
+    _at_start(
+        "auto.create.topics.enable", _BOOLEAN, "true",
+        "Whether a client that asks for an unknown topic creates it.",
+    ),
+    _at_start(
+        "delete.topic.enable", _BOOLEAN, "true",
+        "Whether topics may be deleted.",
+    ),
+    _at_start(
+        "max.request.partition.size.limit", _INT, "2000",
+        "Partitions in one answer of DescribeTopicPartitions.", low=1,
+    ),
+)  # fmt: skip
+
+_LOG: Final = (
+    _at_start(
+        "log.roll.hours", _INT, "168",
+        "log.roll.ms in hours, where that is not set.", low=1,
+    ),
+    _at_start(
+        "log.roll.jitter.hours", _INT, "0",
+        "log.roll.jitter.ms in hours, where that is not set.", low=0,
+    ),
+    _at_start(
+        "log.retention.minutes", _INT, None,
+        "log.retention.ms in minutes, where that is not set.", low=-1,
+    ),
+    _at_start(
+        "log.retention.hours", _INT, "168",
+        "log.retention.ms in hours, where neither that nor the minutes are set.", low=-1,
+    ),
+    _at_start(
+        "log.retention.check.interval.ms", _LONG, "300000",
+        "How often retention looks for segments to delete and idle segments to roll.", low=1,
+    ),
+    _at_start(
+        "log.flush.scheduler.interval.ms", _LONG, str(MAX_INT64),
+        "flush.ms of topics where neither they nor log.flush.interval.ms say.", low=0,
+    ),
+    _at_start(
+        "log.flush.offset.checkpoint.interval.ms", _INT, "60000",
+        "How often recovery points are written; after a crash a log is read from there.", low=1,
+    ),
+    _at_start(
+        "log.flush.start.offset.checkpoint.interval.ms", _INT, "60000",
+        "How often log start offsets are written.", low=1,
+    ),
+    _at_start(
+        "replica.high.watermark.checkpoint.interval.ms", _LONG, "5000",
+        "How often high watermarks are written.", low=1,
+    ),
+    Setting(
+        "producer.id.expiration.ms", _INT, "86400000",
+        "How long an idle producer's sequence numbers are remembered.", low=1,
+    ),
+    _at_start(
+        "kept.fsync.threads", _INT, "4",
+        "Threads that fsync, for each log directory.", low=1, high=64,
+    ),
+)  # fmt: skip
+
+_CLEANER: Final = (
+    _at_start(
+        "log.cleaner.enable", _BOOLEAN, "true",
+        "Whether compacted topics are compacted.",
+    ),
+    Setting(
+        "log.cleaner.threads", _INT, "1",
+        "Worker processes that compact, at most.", low=0, high=64,
+    ),
+    Setting(
+        "log.cleaner.dedupe.buffer.size", _LONG, "134217728",
+        "Memory for the offset maps of all workers together. What does not fit takes further "
+        "passes.", low=1 << 20,
+    ),
+    Setting(
+        "log.cleaner.io.buffer.load.factor", _DOUBLE, "0.9",
+        "How full an offset map may get.", low=0.1, high=0.95,
+    ),
+    Setting(
+        "log.cleaner.backoff.ms", _LONG, "15000",
+        "How long the cleaner sleeps when no log needs it.", low=0,
+    ),
+    Setting(
+        "log.cleaner.io.max.bytes.per.second", _DOUBLE, "1.7976931348623157E308",
+        "Bytes that the cleaner reads and writes in a second, at most.", low=1,
+    ),
+    _at_start(
+        "kept.compaction.history.bytes", _LONG, "16777216",
+        "Disk, per partition, for the journal of what compaction removed and why "
+        "(kept compact why-missing).", low=0,
+    ),
+)  # fmt: skip
+
+_NETWORK: Final = (
+    _at_start(
+        "socket.request.max.bytes", _INT, "104857600",
+        "Largest request; a connection that announces more is closed.", low=1,
+    ),
+    _at_start(
+        "socket.send.buffer.bytes", _INT, "102400",
+        "SO_SNDBUF of client connections; -1: the system's.", low=1, also=(-1,),
+    ),
+    _at_start(
+        "socket.receive.buffer.bytes", _INT, "102400",
+        "SO_RCVBUF of client connections; -1: the system's.", low=1, also=(-1,),
+    ),
+    _at_start(
+        "socket.listen.backlog.size", _INT, "50",
+        "Connections that wait to be accepted; the system may allow fewer.", low=1,
+    ),
+    _at_start(
+        "connections.max.idle.ms", _LONG, "600000",
+        "A connection without requests is closed after this; negative: never.",
+    ),
+    Setting(
+        "max.connections", _INT, _MAX_INT,
+        "Connections at a time, all listeners together.", low=0,
+    ),
+    Setting(
+        "max.connections.per.ip", _INT, _MAX_INT,
+        "Connections at a time from one address.", low=0,
+    ),
+    _at_start(
+        "queued.max.request.bytes", _LONG, "-1",
+        "Bytes of requests in memory, all connections together; -1: kept.inflight.max.bytes says.",
+        low=1, also=(-1,),
+    ),
+    _at_start(
+        "fetch.max.bytes", _INT, "57671680",
+        "Most bytes of records in one Fetch response.", low=1024,
+    ),
+    _at_start(
+        "max.incremental.fetch.session.cache.slots", _INT, "1000",
+        "Fetch sessions that are remembered.", low=0,
+    ),
+    _at_start(
+        "kept.connection.inflight.max.bytes", _LONG, "209715200",
+        "Bytes of unanswered requests and unsent responses of one connection; reading from it "
+        "pauses above.", low=1 << 16,
+    ),
+    _at_start(
+        "kept.inflight.max.bytes", _LONG, "1073741824",
+        "Bytes of unanswered requests and unsent responses of all connections; reading pauses "
+        "above.", low=1 << 20,
+    ),
+    _at_start(
+        "kept.inflated.max.bytes", _INT, "268435456",
+        "Largest size of one batch after decompression; more is refused as a bomb.",
+        low=1 << 16, high=MAX_INT32,
+    ),
+    _at_start(
+        "kept.check.thread.bytes", _INT, "262144",
+        "Compressed batches above this are checked in a thread instead of the event loop.", low=0,
+    ),
+    _at_start(
+        "kept.http.request.max.bytes", _INT, "1048576",
+        "Largest HTTP request, headers and body.", low=1024, high=1 << 28,
+    ),
+    _at_start(
+        "kept.http.idle.ms", _LONG, "30000",
+        "An HTTP connection that sends no whole request for so long is closed.", low=100,
+    ),
+    _at_start(
+        "kept.http.max.connections", _INT, "256",
+        "HTTP connections at a time; more are answered 503.", low=1,
+    ),
+    _at_start(
+        "kept.http.hosts", _LIST, "",
+        "Host names, beyond localhost and the listeners' own, that may appear in the Host header "
+        "of a POST.",
+    ),
+)  # fmt: skip
+
+_GROUPS: Final = (
+    _at_start(
+        "group.min.session.timeout.ms", _INT, "6000",
+        "Shortest session timeout of a group's member.", low=1,
+    ),
+    _at_start(
+        "group.max.session.timeout.ms", _INT, "1800000",
+        "Longest session timeout of a group's member.", low=1,
+    ),
+    _at_start(
+        "group.initial.rebalance.delay.ms", _INT, "3000",
+        "How long an empty group waits for more members before its first rebalance. A cluster of "
+        "one uses 0 unless set.", low=0,
+    ),
+    _at_start(
+        "group.max.size", _INT, _MAX_INT,
+        "Members of a group, at most.", low=1,
+    ),
+    _at_start(
+        "offsets.topic.num.partitions", _INT, "50",
+        "Partitions of __consumer_offsets; fixed once it exists.", low=1,
+    ),
+    _at_start(
+        "offsets.topic.replication.factor", Kind.SHORT, "3",
+        "Replicas of __consumer_offsets; no more than there are brokers.", low=1,
+    ),
+    _at_start(
+        "offsets.topic.segment.bytes", _INT, "104857600",
+        "Segment size of __consumer_offsets.", low=1024,
+    ),
+    _at_start(
+        "offset.metadata.max.bytes", _INT, "4096",
+        "Longest metadata text of a committed offset.", low=0,
+    ),
+    _at_start(
+        "offsets.retention.minutes", _INT, "10080",
+        "How long offsets of an empty group are kept.", low=1,
+    ),
+    _at_start(
+        "offsets.retention.check.interval.ms", _LONG, "600000",
+        "How often offsets are checked for their age.", low=1,
+    ),
+    _at_start(
+        "offsets.commit.timeout.ms", _INT, "5000",
+        "How long a commit waits for the replicas.", low=1,
+    ),
+)  # fmt: skip
+
+_OURS: Final = (
+    _at_start(
+        "kept.log.format", _STRING, "text",
+        "How the node's own log lines look: key=value text, or one JSON object a line.",
+        choices=("text", "json"),
+    ),
+    _at_start(
+        "kept.log.level", _STRING, "info",
+        "Which of its log lines the node writes.",
+        choices=("debug", "info", "warning", "error"),
+    ),
+    _at_start(
+        "kept.metrics.partitions", _STRING, "some",
+        "Series per partition: some = above the dirty target, uncleanable, under-replicated or "
+        "offline; all = every one.", choices=("some", "all"),
+    ),
+)  # fmt: skip
+
+HONOURED: Final = Settings(
+    "broker",
+    (*_IDENTITY, *_TOPICS, *_topic_defaults(), *_LOG, *_CLEANER, *_NETWORK, *_GROUPS, *_OURS),
+)
+"""What has an effect, in the order of the documentation."""
+
+BROKER_SETTINGS: Final = Settings("broker", (*HONOURED.values(), *ACCEPTED))
+"""Every broker setting by name: honoured, accepted without effect, or refused with the reason."""

@@ -1,0 +1,328 @@
+"""The settings of one node: gathered, checked against each other, frozen and typed.
+
+:meth:`NodeConfig.load` reads a file, the environment and overrides (``kept.node.config_sources``)
+and refuses, with ConfigurationError, what is unknown, out of range or contradictory. A NodeConfig
+has one attribute for each honoured setting: its name with dots as underscores, a leading ``kept.``
+dropped. Settings changed while the node runs are laid over with :meth:`NodeConfig.with_dynamic`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from kept.cluster.settings import (
+    TOPIC_SETTINGS,
+    Layers,
+    Source,
+    default_from_broker,
+    validate_topic,
+)
+from kept.node.accepted_settings import REFUSED_PREFIXES
+from kept.node.broker_settings import BROKER_SETTINGS, HONOURED
+from kept.node.config_listeners import Listener, Voter, parse_voters, resolve
+from kept.node.config_sources import Sugar, gather
+from kept.storage.errors import ConfigurationError, InvalidConfig
+
+__all__ = ["BROKER_SETTINGS", "Listener", "NodeConfig", "Voter", "attribute"]
+
+DEFAULT_DATA_DIR: Final = "./data"
+
+
+def attribute(name: str) -> str:
+    """The attribute of NodeConfig that holds a setting."""
+    return name.removeprefix("kept.").replace(".", "_")
+
+
+class NodeConfig:
+    """A node's settings. Frozen; see ``docs/configuration.md`` for the meaning of each.
+
+    ``given`` are the settings that file, environment or flags gave, as text; ``dynamic_own`` and
+    ``dynamic_default`` those changed through AlterConfigs for this node and for all nodes.
+    """
+
+    given: Mapping[str, str]
+    dynamic_own: Mapping[str, str]
+    dynamic_default: Mapping[str, str]
+
+    node_id: int
+    broker_id: int
+    process_roles: tuple[str, ...]
+    controller_quorum_voters: tuple[Voter, ...]
+    broker_rack: str | None
+    listeners: tuple[Listener, ...]
+    advertised_listeners: tuple[Listener, ...]
+    node_listener: Listener | None
+    listener_security_protocol_map: tuple[str, ...]
+    inter_broker_listener_name: str | None
+    controller_listener_names: tuple[str, ...] | None
+    log_dirs: tuple[str, ...]
+    log_dir: tuple[str, ...] | None
+    metadata_log_dir: str
+
+    num_partitions: int
+    default_replication_factor: int
+    auto_create_topics_enable: bool
+    delete_topic_enable: bool
+    max_request_partition_size_limit: int
+
+    log_cleanup_policy: tuple[str, ...]
+    compression_gzip_level: int
+    compression_lz4_level: int
+    compression_type: str
+    compression_zstd_level: int
+    log_cleaner_delete_retention_ms: int
+    log_segment_delete_delay_ms: int
+    log_flush_interval_messages: int
+    log_flush_interval_ms: int | None
+    log_index_interval_bytes: int
+    log_local_retention_bytes: int
+    log_local_retention_ms: int
+    log_cleaner_max_compaction_lag_ms: int
+    message_max_bytes: int
+    log_message_timestamp_after_max_ms: int
+    log_message_timestamp_before_max_ms: int
+    log_message_timestamp_type: str
+    log_cleaner_min_cleanable_ratio: float
+    log_cleaner_min_compaction_lag_ms: int
+    min_insync_replicas: int
+    log_preallocate: bool
+    log_retention_bytes: int
+    log_retention_ms: int | None
+    log_segment_bytes: int
+    log_index_size_max_bytes: int
+    log_roll_jitter_ms: int | None
+    log_roll_ms: int | None
+    unclean_leader_election_enable: bool
+
+    log_roll_hours: int
+    log_roll_jitter_hours: int
+    log_retention_minutes: int | None
+    log_retention_hours: int
+    log_retention_check_interval_ms: int
+    log_flush_scheduler_interval_ms: int
+    log_flush_offset_checkpoint_interval_ms: int
+    log_flush_start_offset_checkpoint_interval_ms: int
+    replica_high_watermark_checkpoint_interval_ms: int
+    producer_id_expiration_ms: int
+    fsync_threads: int
+
+    log_cleaner_enable: bool
+    log_cleaner_threads: int
+    log_cleaner_dedupe_buffer_size: int
+    log_cleaner_io_buffer_load_factor: float
+    log_cleaner_backoff_ms: int
+    log_cleaner_io_max_bytes_per_second: float
+    compaction_history_bytes: int
+
+    socket_request_max_bytes: int
+    socket_send_buffer_bytes: int
+    socket_receive_buffer_bytes: int
+    socket_listen_backlog_size: int
+    connections_max_idle_ms: int
+    max_connections: int
+    max_connections_per_ip: int
+    queued_max_request_bytes: int
+    fetch_max_bytes: int
+    max_incremental_fetch_session_cache_slots: int
+    connection_inflight_max_bytes: int
+    inflight_max_bytes: int
+    inflated_max_bytes: int
+    check_thread_bytes: int
+    http_request_max_bytes: int
+    http_idle_ms: int
+    http_max_connections: int
+    http_hosts: tuple[str, ...]
+
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_initial_rebalance_delay_ms: int
+    group_max_size: int
+    offsets_topic_num_partitions: int
+    offsets_topic_replication_factor: int
+    offsets_topic_segment_bytes: int
+    offset_metadata_max_bytes: int
+    offsets_retention_minutes: int
+    offsets_retention_check_interval_ms: int
+    offsets_commit_timeout_ms: int
+
+    log_format: str
+    log_level: str
+    metrics_partitions: str
+
+    def __init__(
+        self,
+        given: Mapping[str, str] | None = None,
+        *,
+        dynamic_own: Mapping[str, str] | None = None,
+        dynamic_default: Mapping[str, str] | None = None,
+    ) -> None:
+        """Settings by name, as text. Raises ConfigurationError."""
+        here = self.__dict__
+        here["given"] = dict(given or {})
+        here["dynamic_own"] = dict(dynamic_own or {})
+        here["dynamic_default"] = dict(dynamic_default or {})
+        try:
+            values = {name: setting.parse_default() for name, setting in HONOURED.items()}
+            for _, layer in reversed(self.layers):
+                values.update(BROKER_SETTINGS.parse(layer))
+            for name in HONOURED:
+                here[attribute(name)] = values[name]
+            self._resolve()
+            validate_topic({}, self.topic_defaults())
+        except InvalidConfig as error:
+            raise ConfigurationError(str(error)) from error
+
+    @classmethod
+    def load(
+        cls,
+        file: str | None = None,
+        overrides: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        port: int | None = None,
+        data_dir: str | None = None,
+        node_id: int | None = None,
+    ) -> NodeConfig:
+        """The settings of file, environment (``os.environ`` unless given) and overrides.
+
+        ``port``, ``data_dir`` and ``node_id`` are the command line's short forms. Raises
+        ConfigurationError, whose message names the setting, what is wrong and what would be right.
+        """
+        given = gather(
+            file,
+            overrides or {},
+            os.environ if environ is None else environ,
+            Sugar(port, data_dir, node_id),
+            names=BROKER_SETTINGS,
+            refused_prefixes=REFUSED_PREFIXES,
+        )
+        return cls(given)
+
+    def with_dynamic(self, own: Mapping[str, str], default: Mapping[str, str]) -> NodeConfig:
+        """The same node's settings with those changed at run time, for itself and for all nodes."""
+        return NodeConfig(self.given, dynamic_own=own, dynamic_default=default)
+
+    @property
+    def layers(self) -> Layers:
+        """All settings given, the strongest first."""
+        return (
+            (Source.DYNAMIC_BROKER_CONFIG, self.dynamic_own),
+            (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic_default),
+            (Source.STATIC_BROKER_CONFIG, self.given),
+        )
+
+    def topic_defaults(self) -> dict[str, str]:
+        """Topic settings that the broker's settings change, as text: for ``log_config``."""
+        found = {}
+        for name, setting in TOPIC_SETTINGS.items():
+            text = default_from_broker(setting, BROKER_SETTINGS, self.layers)
+            if text is not None:
+                found[name] = text
+        return found
+
+    def text(self, name: str) -> str | None:
+        """The effective value of a setting as DescribeConfigs shows it."""
+        for _, layer in self.layers:
+            if name in layer:
+                setting = BROKER_SETTINGS[name]
+                return setting.text(setting.parse(layer[name]))
+        if name in _RESOLVED:
+            value = getattr(self, attribute(name))
+            return ",".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
+        setting = BROKER_SETTINGS[name]
+        return setting.text(setting.parse_default())
+
+    def _resolve(self) -> None:
+        """Check settings against each other, and fill in those that follow from others."""
+        here = self.__dict__
+        self._resolve_identity(here)
+        self._resolve_directories(here)
+        addresses = resolve(
+            here["listeners"],
+            here["advertised_listeners"],
+            here["listener_security_protocol_map"],
+            self.inter_broker_listener_name,
+            self.controller_listener_names,
+        )
+        here["listeners"] = addresses.client
+        here["advertised_listeners"] = addresses.advertised
+        here["node_listener"] = addresses.node
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            raise ConfigurationError(
+                f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is above "
+                f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms})"
+            )
+
+    def _resolve_identity(self, here: dict[str, Any]) -> None:
+        if self.broker_id is not None and self.broker_id >= 0:
+            if "node.id" in self.given and self.node_id != self.broker_id:
+                raise ConfigurationError(
+                    f"node.id={self.node_id} and broker.id={self.broker_id} contradict each other"
+                )
+            here["node_id"] = self.broker_id
+        here["broker_id"] = self.node_id
+        if set(self.process_roles) != {"broker", "controller"}:
+            raise ConfigurationError(
+                f"process.roles={','.join(self.process_roles)}: a cluster of one needs both, "
+                "broker,controller"
+            )
+        voters = parse_voters(here["controller_quorum_voters"])
+        here["controller_quorum_voters"] = voters
+        if voters and self.node_id not in [voter.node_id for voter in voters]:
+            raise ConfigurationError(
+                f"controller.quorum.voters names no node {self.node_id}, which is this node.id"
+            )
+        if len(voters) > 1:
+            raise ConfigurationError(
+                f"controller.quorum.voters names {len(voters)} voters; this version of kept runs "
+                "clusters of one node only"
+            )
+        if "group.initial.rebalance.delay.ms" not in self.given:
+            here["group_initial_rebalance_delay_ms"] = 0
+
+    def _resolve_directories(self, here: dict[str, Any]) -> None:
+        if self.log_dir is not None and here["log_dirs"] not in (None, self.log_dir):
+            raise ConfigurationError("log.dir and log.dirs contradict each other; give log.dirs")
+        dirs = here["log_dirs"] or self.log_dir
+        metadata = here["metadata_log_dir"]
+        if dirs is None:
+            dirs = (f"{DEFAULT_DATA_DIR}/log",)
+            metadata = metadata or f"{DEFAULT_DATA_DIR}/meta"
+        here["log_dirs"] = dirs
+        here["metadata_log_dir"] = metadata = metadata or dirs[0].rstrip("/") + "-meta"
+        paths = [os.path.abspath(path) for path in dirs]
+        for index, path in enumerate(paths):
+            for other in paths[:index]:
+                if path == other or path.startswith(other + "/") or other.startswith(path + "/"):
+                    raise ConfigurationError(f"log.dirs: {path} and {other} overlap")
+        inside = os.path.abspath(metadata)
+        for path in paths:
+            if inside == path or inside.startswith(path + "/") or path.startswith(inside + "/"):
+                raise ConfigurationError(
+                    f"metadata.log.dir={metadata} and log.dirs={path} must not contain each other"
+                )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"NodeConfig is frozen: {name} cannot be set")
+
+    def __repr__(self) -> str:
+        shown = {
+            name: "[hidden]" if BROKER_SETTINGS[name].sensitive else text
+            for name, text in self.given.items()
+        }
+        return f"NodeConfig({shown})"
+
+
+_RESOLVED: Final = frozenset(
+    {
+        "node.id",
+        "broker.id",
+        "log.dirs",
+        "metadata.log.dir",
+        "advertised.listeners",
+        "group.initial.rebalance.delay.ms",
+    }
+)
+"""Settings whose value, when none is given, follows from others."""

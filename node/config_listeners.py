@@ -1,0 +1,198 @@
+"""Addresses of a node: ``listeners``, ``advertised.listeners`` and what belongs to them.
+
+Kafka's syntax (``NAME://host:port``, comma-separated) and Kafka's checks, with two differences:
+only the protocol PLAINTEXT is served, and one listener carries all traffic between nodes, named by
+``inter.broker.listener.name`` and ``controller.listener.names`` alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kept.storage.errors import ConfigurationError
+
+NODE_LISTENER: Final = "NODE"
+"""Name of the listener between nodes where no setting names it."""
+
+_ADDRESS: Final = re.compile(
+    r"(?P<name>\w+)://(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^\[\]:/]*)):(?P<port>\d+)"
+)
+_VOTER: Final = re.compile(
+    r"(?P<id>\d+)@(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/@]+)):(?P<port>\d+)"
+)
+_WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
+
+
+class Listener(NamedTuple):
+    """One address. ``host`` "" means every interface; port 0 means one that the system chooses."""
+
+    name: str
+    protocol: str
+    host: str
+    port: int
+
+    @property
+    def bind_hosts(self) -> tuple[str, ...]:
+        """Addresses to bind; a caller skips ``::1`` and ``::`` where there is no IPv6."""
+        if self.host == "localhost":
+            return ("127.0.0.1", "::1")
+        if self.host == "":
+            return ("0.0.0.0", "::")
+        return (self.host,)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.name}://{host}:{self.port}"
+
+
+class Voter(NamedTuple):
+    """One entry of ``controller.quorum.voters``: a node and its node listener."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where a node listens for clients and what it tells them; ``node`` is for other nodes."""
+
+    client: tuple[Listener, ...]
+    advertised: tuple[Listener, ...]
+    node: Listener | None
+
+
+def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:
+    """``id@host:port`` entries. Raises ConfigurationError."""
+    voters = []
+    for entry in entries:
+        match = _VOTER.fullmatch(entry)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ConfigurationError(
+                f"controller.quorum.voters: {entry} is not id@host:port, as in 0@node-0:10092"
+            )
+        voters.append(Voter(int(match["id"]), match["v6"] or match["host"], int(match["port"])))
+    if len({voter.node_id for voter in voters}) != len(voters):
+        raise ConfigurationError("controller.quorum.voters: a node id is given twice")
+    return tuple(voters)
+
+
+def parse_protocol_map(entries: Sequence[str]) -> dict[str, str]:
+    """``NAME:PROTOCOL`` entries. Raises ConfigurationError."""
+    protocols = {}
+    for entry in entries:
+        name, colon, protocol = entry.partition(":")
+        if not colon or not name or not protocol:
+            raise ConfigurationError(
+                f"listener.security.protocol.map: {entry} is not NAME:PROTOCOL"
+            )
+        if name.upper() in protocols:
+            raise ConfigurationError(f"listener.security.protocol.map: {name} is given twice")
+        protocols[name.upper()] = protocol.upper()
+    return protocols
+
+
+def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> list[Listener]:
+    found: list[Listener] = []
+    for entry in entries:
+        match = _ADDRESS.fullmatch(entry)
+        if match is None or int(match["port"]) > 65535:
+            raise ConfigurationError(
+                f"{setting}: {entry} is not NAME://host:port, as in PLAINTEXT://localhost:9092"
+            )
+        name = match["name"].upper()
+        protocol = protocols.get(name)
+        if protocol is None:
+            raise ConfigurationError(
+                f"{setting}: no security protocol for listener {name}; add {name}:PLAINTEXT to "
+                "listener.security.protocol.map"
+            )
+        if protocol != "PLAINTEXT":
+            raise ConfigurationError(
+                f"{setting}: listener {name} is to speak {protocol}, but kept serves PLAINTEXT only"
+            )
+        if any(other.name == name for other in found):
+            raise ConfigurationError(f"{setting}: listener {name} is given twice")
+        found.append(
+            Listener(name, protocol, match["v6"] or match["host"] or "", int(match["port"]))
+        )
+    return found
+
+
+def _node_name(inter_broker: str | None, controllers: Sequence[str] | None) -> str | None:
+    """The name of the listener between nodes, None where no setting says."""
+    if controllers is not None and len(controllers) != 1:
+        raise ConfigurationError("controller.listener.names: one name is wanted")
+    controller = controllers[0].upper() if controllers else None
+    inter_broker = inter_broker.upper() if inter_broker else None
+    if controller and inter_broker and controller != inter_broker:
+        raise ConfigurationError(
+            f"inter.broker.listener.name={inter_broker} and controller.listener.names={controller} "
+            "contradict each other: one listener carries all traffic between nodes"
+        )
+    return controller or inter_broker
+
+
+def resolve(
+    listeners: Sequence[str],
+    advertised: Sequence[str] | None,
+    protocol_map: Sequence[str],
+    inter_broker: str | None,
+    controllers: Sequence[str] | None,
+) -> Listeners:
+    """The addresses that the settings mean. Raises ConfigurationError."""
+    protocols = {"PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT"}
+    protocols |= {"SASL_SSL": "SASL_SSL", NODE_LISTENER: "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+    protocols |= parse_protocol_map(protocol_map)
+    bound = _parse("listeners", listeners, protocols)
+    _no_port_twice(bound)
+    named = _node_name(inter_broker, controllers)
+    node = next((lst for lst in bound if lst.name == (named or NODE_LISTENER)), None)
+    if named is not None and node is None:
+        raise ConfigurationError(
+            f"listener {named} is to carry the traffic between nodes, but listeners has none of "
+            "that name"
+        )
+    client = tuple(listener for listener in bound if listener is not node)
+    if not client:
+        raise ConfigurationError("listeners: none is left for clients")
+    return Listeners(client, _advertised(advertised, protocols, bound, client), node)
+
+
+def _no_port_twice(bound: Sequence[Listener]) -> None:
+    seen: dict[tuple[str, int], Listener] = {}
+    for listener in bound:
+        other = seen.setdefault((listener.host, listener.port), listener)
+        if other is not listener and listener.port:
+            raise ConfigurationError(f"listeners: {other} and {listener} are the same address")
+
+
+def _advertised(
+    entries: Sequence[str] | None,
+    protocols: dict[str, str],
+    bound: Sequence[Listener],
+    client: Sequence[Listener],
+) -> tuple[Listener, ...]:
+    told = {a.name: a for a in _parse("advertised.listeners", entries or (), protocols)}
+    names = [listener.name for listener in bound]
+    for listener in told.values():
+        if listener.name not in names:
+            raise ConfigurationError(
+                f"advertised.listeners: there is no listener {listener.name}; listeners has "
+                f"{', '.join(names)}"
+            )
+        if listener.host in _WILDCARDS:
+            raise ConfigurationError(
+                f"advertised.listeners: clients cannot connect to {listener.host or 'no host'}; "
+                "give a name or address that they reach"
+            )
+    for listener in client:
+        if listener.name not in told and listener.host in _WILDCARDS:
+            raise ConfigurationError(
+                f"listener {listener} is bound to every interface: advertised.listeners must say "
+                f"where clients reach it, as in {listener.name}://host:{listener.port}"
+            )
+    return tuple(told.get(listener.name, listener) for listener in client)

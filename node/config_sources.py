@@ -1,0 +1,193 @@
+"""Where a node's settings come from: a YAML file, the environment, ``--set`` and its sugar.
+
+Each source gives names and texts; :func:`gather` lays them over each other, the strongest last:
+file, environment (``KEPT_LOG_SEGMENT_BYTES``), ``--set``. What Kubernetes injects for services
+named kept… (``KEPT_PORT_9092_TCP=tcp://…``, ``KEPT_SERVICE_HOST``) is not ours and is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from kept.cluster.settings import nearest, unknown_name
+from kept.storage.errors import ConfigurationError
+
+NOT_SETTINGS: Final = frozenset({"KEPT_KERNEL", "KEPT_FAIL_POINT", "KEPT_BOOTSTRAP"})
+"""Variables of ours that are no settings: choice of kernel, fail points, the CLI's default."""
+
+_KUBERNETES: Final = re.compile(
+    r"KEPT_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?"
+    r"|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_KUBERNETES_URL: Final = re.compile(r"(?:tcp|udp|sctp)://\S+")
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""A configuration file is a few lines; more is somebody else's file."""
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting: KEPT_ and its name, a leading ``kept.`` dropped."""
+    return "KEPT_" + name.removeprefix("kept.").upper().replace(".", "_").replace("-", "_")
+
+
+def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """Settings given by ``KEPT_…`` variables. Raises ConfigurationError for an unknown one."""
+    by_variable = {variable(name): name for name in names}
+    found = {}
+    for key, text in environ.items():
+        if not key.startswith("KEPT_") or key in NOT_SETTINGS:
+            continue
+        name = by_variable.get(key)
+        if name is not None:
+            found[name] = text
+        elif not _is_kubernetes(key, text):
+            near = nearest(key, by_variable)
+            hint = f"; did you mean {near}?" if near else ""
+            raise ConfigurationError(f"environment variable {key} names no setting{hint}")
+    return found
+
+
+def _is_kubernetes(key: str, text: str) -> bool:
+    if _KUBERNETES.fullmatch(key):
+        return True
+    return "_PORT" in key and _KUBERNETES_URL.fullmatch(text) is not None
+
+
+def from_file(path: str) -> dict[str, str]:
+    """Settings in a YAML file, flat or nested by dots. Raises ConfigurationError."""
+    import yaml
+
+    try:
+        with open(path, "rb") as source:
+            data = source.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes; not a configuration")
+    try:
+        tree = yaml.load(data, Loader=_loader())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        shown = " ".join(str(error).split())
+        raise ConfigurationError(f"{path}: not YAML: {shown}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        hint = (
+            ""
+            if not isinstance(tree, str) or "=" not in tree
+            else (
+                "; this looks like a .properties file: write `name: value` instead of `name=value`"
+            )
+        )
+        raise ConfigurationError(f"{path}: not a mapping of names to values{hint}")
+    found: dict[str, str] = {}
+    _flatten(path, "", tree, found)
+    return found
+
+
+def _loader() -> Any:
+    """yaml's safe loader, which besides refuses a name that is given twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            twice = {key for key in keys if keys.count(key) > 1}
+            if twice:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{min(twice)} is given twice", node.start_mark
+                )
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def _flatten(path: str, prefix: str, tree: Mapping[Any, Any], found: dict[str, str]) -> None:
+    for key, value in tree.items():
+        if not isinstance(key, str):
+            raise ConfigurationError(f"{path}: {prefix}{key} is not a name")
+        name = prefix + key
+        if isinstance(value, dict):
+            _flatten(path, name + ".", value, found)
+        elif name in found:
+            raise ConfigurationError(f"{path}: {name} is given twice, flat and nested")
+        elif value is not None:
+            found[name] = _text(path, name, value)
+
+
+def _text(path: str, name: str, value: Any) -> str:
+    """A YAML value as the text that a user would have given to ``--set``."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(v, str | int) for v in value):
+        return ",".join(_text(path, name, item) for item in value)
+    raise ConfigurationError(
+        f"{path}: {name} is a {type(value).__name__}; give text, a number or a list"
+    )
+
+
+class Sugar:
+    """``--port``, ``--data-dir`` and ``--node-id``: short for settings, refused beside them."""
+
+    def __init__(
+        self, port: int | None = None, data_dir: str | None = None, node_id: int | None = None
+    ) -> None:
+        self.settings: list[tuple[str, dict[str, str]]] = []
+        if port is not None:
+            if not 0 <= port <= 65535:
+                raise ConfigurationError(f"--port {port}: a port is 0 to 65535")
+            self.settings.append(("--port", {"listeners": f"PLAINTEXT://localhost:{port}"}))
+        if data_dir is not None:
+            dirs = {"log.dirs": f"{data_dir}/log", "metadata.log.dir": f"{data_dir}/meta"}
+            self.settings.append(("--data-dir", dirs))
+        if node_id is not None:
+            self.settings.append(("--node-id", {"node.id": str(node_id)}))
+
+    def lay_over(self, given: dict[str, str]) -> None:
+        """Add to the settings given. Raises ConfigurationError where both say something."""
+        aliases = {"log.dirs": "log.dir"}
+        for flag, settings in self.settings:
+            for name, text in settings.items():
+                for other in (name, aliases.get(name, name)):
+                    if other in given and given[other] != text:
+                        raise ConfigurationError(
+                            f"{flag} and {other} contradict each other: {flag} means "
+                            f"{name}={text}, but {other}={given[other]} is given too"
+                        )
+            given.update(settings)
+
+
+def gather(
+    file: str | None,
+    overrides: Mapping[str, str],
+    environ: Mapping[str, str],
+    sugar: Sugar,
+    *,
+    names: Collection[str],
+    refused_prefixes: Mapping[str, str],
+) -> dict[str, str]:
+    """All settings given, by name. Raises ConfigurationError for a name that does not exist."""
+    given: dict[str, str] = {}
+    from_where: tuple[tuple[str, Mapping[str, str]], ...] = (
+        (f"{file}: ", from_file(file) if file is not None else {}),
+        ("", from_environment(environ, names)),
+        ("", overrides),
+    )
+    for where, settings in from_where:
+        for name in settings:
+            if name not in names:
+                raise ConfigurationError(where + _unknown(name, names, refused_prefixes))
+        given.update(settings)
+    sugar.lay_over(given)
+    return given
+
+
+def _unknown(name: str, names: Collection[str], refused_prefixes: Mapping[str, str]) -> str:
+    for prefix, why in refused_prefixes.items():
+        if name.startswith(prefix):
+            return f"{name}: refused, since {why}"
+    return unknown_name("broker", name, names)

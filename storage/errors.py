@@ -211,6 +211,41 @@ class SecurityDisabled(PeerError):
     """ACLs without an authorizer."""
 
 
+# The controller.
+
+
+class BrokerIdNotRegistered(PeerError):
+    """No broker of that id is registered."""
+
+
+class DuplicateBrokerRegistration(PeerError):
+    """A live broker holds that id."""
+
+
+class StaleBrokerEpoch(RetriableError):
+    """The broker was registered again since."""
+
+
+class InvalidUpdateVersion(RetriableError):
+    """The partition changed since: its partition epoch is another."""
+
+
+class IneligibleReplica(RetriableError):
+    """A replica that may not join the ISR: fenced, shutting down, or of an old broker epoch."""
+
+
+class ElectionNotNeeded(PeerError):
+    """The partition has the leader it should have."""
+
+
+class PreferredLeaderNotAvailable(RetriableError):
+    """The first replica is not alive and in the ISR."""
+
+
+class EligibleLeadersNotAvailable(RetriableError):
+    """No replica that may lead is alive."""
+
+
 # Groups.
 
 

@@ -13,7 +13,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint32
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from kept.storage.records._wire cimport (
+from storage.records._wire cimport (
     FAULT_NO_KEY,
     FAULT_OFFSET_DELTA,
     FAULT_TIMESTAMP,

@@ -1,0 +1,173 @@
+"""Decisions on settings: the full and the incremental way to alter them. Pure functions.
+
+Rules as in ``ConfigurationControlManager``: an incremental change starts from the value in force
+(for APPEND and SUBTRACT the default, when nothing was set), a full one forgets what it does not
+name. What names and values are legal is the caller's knowledge (``kept.cluster.settings``), given
+as a :class:`ConfigSchema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from kept.cluster.image import Image
+from kept.cluster.records import ConfigRecord, MetadataRecord, ResourceType
+from kept.storage.errors import (
+    BrokerIdNotRegistered,
+    InvalidConfig,
+    InvalidRequest,
+    UnknownTopicOrPartition,
+)
+
+MAX_VALUE_LENGTH: Final = 32_767
+"""Kafka's limit for a value, in characters."""
+
+
+class AlterOp(IntEnum):
+    """What an incremental change does to a setting; Kafka's numbers."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfig:
+    """One setting's incremental change."""
+
+    name: str
+    op: AlterOp
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSchema:
+    """What the decisions must know of settings.
+
+    ``validate(resource_type, resource_name, values)`` raises InvalidConfig when those values, which
+    are all explicit ones after the change, may not be in force together. ``is_list`` says whether
+    APPEND and SUBTRACT make sense, ``default`` gives the value in force when none is set.
+    """
+
+    validate: Callable[[int, str, Mapping[str, str]], None]
+    is_list: Callable[[int, str], bool]
+    default: Callable[[int, str], str | None]
+
+
+def incremental_alter_configs(
+    image: Image,
+    resource_type: int,
+    resource_name: str,
+    changes: Sequence[AlterConfig],
+    schema: ConfigSchema,
+) -> list[MetadataRecord]:
+    """Records for SET, DELETE, APPEND and SUBTRACT on one resource.
+
+    Raises InvalidRequest for a setting named twice, InvalidConfig, UnknownTopicOrPartition,
+    BrokerIdNotRegistered.
+    """
+    check_resource(image, resource_type, resource_name)
+    names = [change.name for change in changes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidRequest(
+            f"Error due to duplicate config keys for {resource_name!r}: {', '.join(twice)}"
+        )
+    current = image.config(resource_type, resource_name)
+    values = dict(current)
+    for change in changes:
+        value = _changed(resource_type, change, values.get(change.name), schema)
+        if value is None:
+            values.pop(change.name, None)
+        else:
+            values[change.name] = value
+    schema.validate(resource_type, resource_name, values)
+    return _difference(resource_type, resource_name, current, values)
+
+
+def alter_configs(
+    image: Image,
+    resource_type: int,
+    resource_name: str,
+    configs: Mapping[str, str | None],
+    schema: ConfigSchema,
+) -> list[MetadataRecord]:
+    """Records that leave one resource with exactly these settings (the legacy AlterConfigs).
+
+    A null value is a setting that is not named. Raises as :func:`incremental_alter_configs`.
+    """
+    check_resource(image, resource_type, resource_name)
+    values = {name: value for name, value in configs.items() if value is not None}
+    for name, value in values.items():
+        _check_length(name, value)
+    schema.validate(resource_type, resource_name, values)
+    current = image.config(resource_type, resource_name)
+    return _difference(resource_type, resource_name, current, values)
+
+
+def check_resource(image: Image, resource_type: int, resource_name: str) -> None:
+    """Raises unless the resource exists: a topic, a broker by its id, or "" for all brokers."""
+    if resource_type == ResourceType.TOPIC:
+        if resource_name not in image.topics:
+            raise UnknownTopicOrPartition(f"Topic '{resource_name}' does not exist.")
+    elif resource_type == ResourceType.BROKER:
+        if not resource_name:
+            return
+        if not resource_name.isdecimal():
+            raise InvalidRequest(f"Broker id '{resource_name}' is not a number.")
+        if int(resource_name) not in image.brokers:
+            raise BrokerIdNotRegistered(f"Broker {resource_name} is not registered.")
+    else:
+        raise InvalidRequest(f"Resource type {resource_type} has no settings here.")
+
+
+def _changed(
+    resource_type: int, change: AlterConfig, current: str | None, schema: ConfigSchema
+) -> str | None:
+    if change.op is AlterOp.DELETE:
+        return None
+    if change.value is None:
+        raise InvalidRequest(f"Null value not supported for {change.op.name} of {change.name}.")
+    if change.op is AlterOp.SET:
+        value = change.value
+    else:
+        if not schema.is_list(resource_type, change.name):
+            raise InvalidConfig(
+                f"Can't {change.op.name} to key {change.name} because its type is not LIST."
+            )
+        if current is None:
+            current = schema.default(resource_type, change.name)
+        parts = _parts(current or "")
+        for part in _parts(change.value):
+            if change.op is AlterOp.SUBTRACT:
+                parts = [kept for kept in parts if kept != part]
+            elif part not in parts:
+                parts.append(part)
+        value = ",".join(parts)
+    _check_length(change.name, value)
+    return value
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in map(str.strip, value.split(",")) if part]
+
+
+def _check_length(name: str, value: str) -> None:
+    if len(value) > MAX_VALUE_LENGTH:
+        raise InvalidConfig(
+            f"The value of {name} exceeds the maximum size of {MAX_VALUE_LENGTH} characters."
+        )
+
+
+def _difference(
+    resource_type: int, resource_name: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> list[MetadataRecord]:
+    return [
+        ConfigRecord(resource_type, resource_name, name, after.get(name))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]

@@ -1,0 +1,410 @@
+"""The records of ``__consumer_offsets``, byte for byte those of Apache Kafka.
+
+A record's key starts with an int16 that names its type; its value starts with an int16 version.
+
+=====  ==================  ================================  ==========================
+key    what                value versions read               value version written
+=====  ==================  ================================  ==========================
+0, 1   a committed offset  0-3, 4 (flexible, with topic id)  4; 1 if it expires by itself
+2      a group             0-3, 4 (flexible)                 3
+=====  ==================  ================================  ==========================
+
+A null value is a tombstone. Keys of other types (Kafka's new consumer groups, share groups,
+streams groups) are not ours to read: :func:`decode_key` returns None, and the cleaner keeps them
+as they are. See docs/formats/consumer-offsets.md. Source: the ``OffsetCommit*.json`` and
+``GroupMetadata*.json`` of Kafka's group-coordinator module.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from kept.storage.errors import CorruptMessage
+
+GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
+
+OFFSET_COMMIT_LEGACY_KEY: Final = 0
+OFFSET_COMMIT_KEY: Final = 1
+GROUP_METADATA_KEY: Final = 2
+
+OFFSET_COMMIT_VALUE_VERSIONS: Final = range(5)
+GROUP_METADATA_VALUE_VERSIONS: Final = range(5)
+FIRST_FLEXIBLE_VERSION: Final = 4
+OFFSET_COMMIT_VALUE_VERSION: Final = 4
+OFFSET_COMMIT_VALUE_VERSION_WITH_EXPIRY: Final = 1
+GROUP_METADATA_VALUE_VERSION: Final = 3
+
+NO_TOPIC_ID: Final = uuid.UUID(int=0)
+_TOPIC_ID_TAG: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitKey:
+    """Whose offset: group, topic, partition."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadataKey:
+    """Which group."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitValue:
+    """A committed offset.
+
+    ``leader_epoch`` is -1 where the client did not know it, ``expire_timestamp`` -1 where the
+    retention of the node decides (always, except for commits of OffsetCommit v2-4 with a retention
+    time). ``topic_id`` is zero where it is unknown (commits older than value version 4).
+    """
+
+    offset: int
+    metadata: str
+    commit_timestamp: int
+    leader_epoch: int = -1
+    expire_timestamp: int = -1
+    topic_id: uuid.UUID = NO_TOPIC_ID
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadata:
+    """A member as its group's record holds it; timeouts in ms, -1 = that of the session."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadataValue:
+    """A stable or empty group. ``protocol_type`` is empty for a group that never had members."""
+
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    current_state_timestamp: int
+    members: tuple[MemberMetadata, ...]
+
+
+Key = OffsetCommitKey | GroupMetadataKey
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One record of the log: ``value`` None deletes what ``key`` names."""
+
+    key: Key
+    value: OffsetCommitValue | GroupMetadataValue | None
+
+    def encode(self) -> tuple[bytes, bytes | None]:
+        """Key and value as bytes, in the versions that Kafka 4.3 writes."""
+        if self.value is None:
+            return encode_key(self.key), None
+        if isinstance(self.value, OffsetCommitValue):
+            return encode_key(self.key), encode_offset_commit(self.value)
+        return encode_key(self.key), encode_group_metadata(self.value)
+
+
+def utf16_length(text: str) -> int:
+    """Length as Java's ``String.length()`` counts: in UTF-16 units."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode()``: a signed int32 over the UTF-16 units."""
+    value = 0
+    units = text.encode("utf-16-le", "surrogatepass")
+    for (unit,) in struct.iter_unpack("<H", units):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def partition_for(group_id: str, partitions: int) -> int:
+    """The partition of ``__consumer_offsets`` that holds a group, as every Kafka broker computes
+    it.
+
+    ``Utils.abs``: the smallest int32, whose absolute value is no int32, counts as 0.
+    """
+    value = java_hash(group_id)
+    return (0 if value == -(1 << 31) else abs(value)) % partitions
+
+
+class _Reader:
+    """Reads one key or value; everything that does not fit is a CorruptMessage."""
+
+    __slots__ = ("data", "flexible", "position")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.position = 0
+        self.flexible = False
+
+    def number(self, layout: str) -> int:
+        try:
+            (value,) = struct.unpack_from(layout, self.data, self.position)
+        except struct.error as error:
+            raise CorruptMessage(f"a record of {len(self.data)} bytes ends too early") from error
+        self.position += struct.calcsize(layout)
+        return int(value)
+
+    def take(self, size: int) -> bytes:
+        end = self.position + size
+        if size < 0 or end > len(self.data):
+            raise CorruptMessage(f"a field of {size} bytes at byte {self.position} does not fit")
+        taken = self.data[self.position : end].tobytes()
+        self.position = end
+        return taken
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.number(">B")
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise CorruptMessage("a varint that does not end")
+
+    def nullable_string(self) -> str | None:
+        size = self.uvarint() - 1 if self.flexible else self.number(">h")
+        if size < 0:
+            return None
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError as error:
+            raise CorruptMessage(f"a string that is not UTF-8: {error}") from error
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise CorruptMessage("null where a string must be")
+        return text
+
+    def blob(self) -> bytes:
+        size = self.uvarint() - 1 if self.flexible else self.number(">i")
+        return self.take(size)
+
+    def count(self) -> int:
+        """Length of an array; each element takes at least a byte."""
+        size = self.uvarint() - 1 if self.flexible else self.number(">i")
+        if not 0 <= size <= len(self.data) - self.position:
+            raise CorruptMessage(f"an array of {size} elements does not fit")
+        return size
+
+    def tags(self) -> dict[int, bytes]:
+        if not self.flexible:
+            return {}
+        return {self.uvarint(): self.take(self.uvarint()) for _ in range(self.uvarint())}
+
+
+class _Writer:
+    """Writes one key or value."""
+
+    __slots__ = ("flexible", "parts")
+
+    def __init__(self, version: int, flexible: bool = False) -> None:
+        self.parts: list[bytes] = [struct.pack(">h", version)]
+        self.flexible = flexible
+
+    def number(self, layout: str, value: int) -> None:
+        self.parts.append(struct.pack(layout, value))
+
+    def uvarint(self, value: int) -> None:
+        out = bytearray()
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+        self.parts.append(bytes(out))
+
+    def string(self, text: str | None) -> None:
+        data = b"" if text is None else text.encode()
+        if self.flexible:
+            self.uvarint(0 if text is None else len(data) + 1)
+        else:
+            self.number(">h", -1 if text is None else len(data))
+        self.parts.append(data)
+
+    def blob(self, data: bytes) -> None:
+        self.count(len(data))
+        self.parts.append(data)
+
+    def count(self, size: int) -> None:
+        if self.flexible:
+            self.uvarint(size + 1)
+        else:
+            self.number(">i", size)
+
+    def tags(self, tags: dict[int, bytes] | None = None) -> None:
+        if not self.flexible:
+            return
+        self.uvarint(len(tags or {}))
+        for tag, data in sorted((tags or {}).items()):
+            self.uvarint(tag)
+            self.uvarint(len(data))
+            self.parts.append(data)
+
+    def done(self) -> bytes:
+        return b"".join(self.parts)
+
+
+def encode_key(key: Key) -> bytes:
+    """A key as Kafka writes it: type 1 for offsets, 2 for groups."""
+    if isinstance(key, OffsetCommitKey):
+        out = _Writer(OFFSET_COMMIT_KEY)
+        out.string(key.group)
+        out.string(key.topic)
+        out.number(">i", key.partition)
+    else:
+        out = _Writer(GROUP_METADATA_KEY)
+        out.string(key.group)
+    return out.done()
+
+
+def decode_key(data: bytes | memoryview) -> Key | None:
+    """A key, or None where its type is one that we do not know.
+
+    Raises CorruptMessage for a known type that does not decode.
+    """
+    reader = _Reader(data)
+    kind = reader.number(">h")
+    if kind in (OFFSET_COMMIT_LEGACY_KEY, OFFSET_COMMIT_KEY):
+        return OffsetCommitKey(reader.string(), reader.string(), reader.number(">i"))
+    if kind == GROUP_METADATA_KEY:
+        return GroupMetadataKey(reader.string())
+    return None
+
+
+def encode_offset_commit(value: OffsetCommitValue, version: int | None = None) -> bytes:
+    """A committed offset; ``version`` defaults to what Kafka 4.3 would choose for it."""
+    if version is None:
+        expires = value.expire_timestamp != -1
+        version = (
+            OFFSET_COMMIT_VALUE_VERSION_WITH_EXPIRY if expires else OFFSET_COMMIT_VALUE_VERSION
+        )
+    out = _Writer(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
+    out.number(">q", value.offset)
+    if version >= 3:
+        out.number(">i", value.leader_epoch)
+    out.string(value.metadata)
+    out.number(">q", value.commit_timestamp)
+    if version == 1:
+        out.number(">q", value.expire_timestamp)
+    known = value.topic_id != NO_TOPIC_ID
+    out.tags({_TOPIC_ID_TAG: value.topic_id.bytes} if known else None)
+    return out.done()
+
+
+def decode_offset_commit(data: bytes | memoryview) -> OffsetCommitValue:
+    """A committed offset of any version that exists. Raises CorruptMessage."""
+    reader = _Reader(data)
+    version = _known(reader, OFFSET_COMMIT_VALUE_VERSIONS, "committed offset")
+    offset = reader.number(">q")
+    leader_epoch = reader.number(">i") if version >= 3 else -1
+    metadata = reader.string()
+    commit_timestamp = reader.number(">q")
+    expire_timestamp = reader.number(">q") if version == 1 else -1
+    topic_id = reader.tags().get(_TOPIC_ID_TAG, NO_TOPIC_ID.bytes)
+    if len(topic_id) != 16:
+        raise CorruptMessage(f"a topic id of {len(topic_id)} bytes")
+    return OffsetCommitValue(
+        offset,
+        metadata,
+        commit_timestamp,
+        leader_epoch,
+        expire_timestamp,
+        uuid.UUID(bytes=topic_id),
+    )
+
+
+def encode_group_metadata(
+    value: GroupMetadataValue, version: int = GROUP_METADATA_VALUE_VERSION
+) -> bytes:
+    """A group."""
+    out = _Writer(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
+    out.string(value.protocol_type)
+    out.number(">i", value.generation)
+    out.string(value.protocol)
+    out.string(value.leader)
+    if version >= 2:
+        out.number(">q", value.current_state_timestamp)
+    out.count(len(value.members))
+    for member in value.members:
+        out.string(member.member_id)
+        if version >= 3:
+            out.string(member.group_instance_id)
+        out.string(member.client_id)
+        out.string(member.client_host)
+        if version >= 1:
+            out.number(">i", member.rebalance_timeout_ms)
+        out.number(">i", member.session_timeout_ms)
+        out.blob(member.subscription)
+        out.blob(member.assignment)
+        out.tags()
+    out.tags()
+    return out.done()
+
+
+def decode_group_metadata(data: bytes | memoryview) -> GroupMetadataValue:
+    """A group of any version that exists. Raises CorruptMessage."""
+    reader = _Reader(data)
+    version = _known(reader, GROUP_METADATA_VALUE_VERSIONS, "group")
+    protocol_type = reader.string()
+    generation = reader.number(">i")
+    protocol = reader.nullable_string()
+    leader = reader.nullable_string()
+    timestamp = reader.number(">q") if version >= 2 else -1
+    members = tuple(_decode_member(reader, version) for _ in range(reader.count()))
+    reader.tags()
+    return GroupMetadataValue(protocol_type, generation, protocol, leader, timestamp, members)
+
+
+def _decode_member(reader: _Reader, version: int) -> MemberMetadata:
+    member_id = reader.string()
+    instance = reader.nullable_string() if version >= 3 else None
+    client_id, client_host = reader.string(), reader.string()
+    rebalance_timeout_ms = reader.number(">i") if version >= 1 else -1
+    session_timeout_ms = reader.number(">i")
+    subscription, assignment = reader.blob(), reader.blob()
+    reader.tags()
+    return MemberMetadata(
+        member_id, instance, client_id, client_host, rebalance_timeout_ms, session_timeout_ms,
+        subscription, assignment,
+    )  # fmt: skip
+
+
+def _known(reader: _Reader, versions: range, what: str) -> int:
+    version = reader.number(">h")
+    if version not in versions:
+        raise CorruptMessage(
+            f"a {what} of version {version}; this node reads versions up to {versions[-1]}"
+        )
+    reader.flexible = version >= FIRST_FLEXIBLE_VERSION
+    return version
+
+
+def decode_record(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
+    """A record of the log, or None for a type that we do not know. Raises CorruptMessage."""
+    decoded = decode_key(key)
+    if decoded is None:
+        return None
+    if value is None:
+        return GroupRecord(decoded, None)
+    if isinstance(decoded, OffsetCommitKey):
+        return GroupRecord(decoded, decode_offset_commit(value))
+    return GroupRecord(decoded, decode_group_metadata(value))

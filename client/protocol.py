@@ -1,9 +1,9 @@
 """Kafka messages to bytes and back, for every API and version that kio knows.
 
-kio has one class per message and version. :func:`build` makes one from plain values, so that callers
-write a message once, with all the fields that any version has: fields which this version lacks are
-left out, ints become error codes, milliseconds become timedeltas. Decoding gives kio's own typed
-object. The codec of the hot path (Produce, Fetch) is not here.
+kio has one class per message and version. :func:`build` makes one from plain values, so that
+callers write a message once, with all the fields that any version has: fields which this version
+lacks are left out, ints become error codes, milliseconds become timedeltas. Decoding gives kio's
+own typed object. The codec of the hot path (Produce, Fetch) is not here.
 
 Source: https://kafka.apache.org/protocol and KIP-482 (flexible versions).
 """
@@ -32,8 +32,8 @@ _ZERO_MS: Final = datetime.timedelta(0)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Values = Mapping[str, Any]
-"""Field name (as kio spells it: ``throttle_time``, ``error_code``) to value. Arrays are iterables of
-values; nested messages are mappings; timedeltas may be given as int milliseconds."""
+"""Field name (as kio spells it: ``throttle_time``, ``error_code``) to value. Arrays are iterables
+of values; nested messages are mappings; timedeltas may be given as int milliseconds."""
 
 
 def versions(api_key: int) -> range:
@@ -59,12 +59,12 @@ def message_type(api_key: int, version: int, kind: EntityType) -> type[Any]:
 
 
 @cache
-def _reader(cls: type[Any], nullable: bool = False) -> Any:
-    return entity_reader(cls, nullable) if nullable else entity_reader(cls)
+def _reader(cls: Any) -> Any:
+    return entity_reader(cls)
 
 
 @cache
-def _writer(cls: type[Any]) -> Any:
+def _writer(cls: Any) -> Any:
     return entity_writer(cls)
 
 
@@ -73,12 +73,12 @@ def header_is_flexible(cls: type[Any]) -> bool:
     return bool(cls.__header_schema__.__flexible__)
 
 
-def build(cls: type[Any], values: Values) -> Any:
+def build(cls: Any, values: Values) -> Any:
     """An instance of a kio class from plain values (see :data:`Values`).
 
-    A field absent from ``values`` takes the schema's default, false or no throttling; one without is
-    a bug: InvariantViolation. A name that this version lacks is left
-    out (:func:`unknown_fields` lets a test find names that no version has).
+    A field absent from ``values`` takes the schema's default, false or no throttling; one without
+    is a bug: InvariantViolation. A name that this version lacks is left out (:func:`unknown_fields`
+    lets a test find names that no version has).
     """
     out: dict[str, Any] = {}
     for name, kind, convert, default in _plan(cls):
@@ -147,7 +147,7 @@ def milliseconds(value: datetime.timedelta) -> int:
     return value // datetime.timedelta(milliseconds=1)
 
 
-def decode(cls: type[Any], data: bytes | memoryview, position: int = 0) -> tuple[Any, int]:
+def decode(cls: Any, data: bytes | memoryview, position: int = 0) -> tuple[Any, int]:
     """A message of class ``cls`` at ``position``, and the position after it.
 
     Raises CorruptMessage when the bytes are not such a message.
@@ -163,7 +163,8 @@ def decode(cls: type[Any], data: bytes | memoryview, position: int = 0) -> tuple
 def encode(message: Any) -> bytes:
     """A kio message's bytes, without any header."""
     buffer = io.BytesIO()
-    _writer(type(message))(buffer, message)
+    cls: Any = type(message)
+    _writer(cls)(buffer, message)
     return buffer.getvalue()
 
 
@@ -178,8 +179,9 @@ def encode_request(
     )
     tags = b"\0" if header_is_flexible(cls) else b""
     body = encode(build(cls, values))
-    return b"".join((struct.pack(">i", len(head) + len(name) + len(tags) + len(body)), head, name,
-                     tags, body))
+    return b"".join(
+        (struct.pack(">i", len(head) + len(name) + len(tags) + len(body)), head, name, tags, body)
+    )
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, values: Values) -> bytes:

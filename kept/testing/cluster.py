@@ -226,7 +226,7 @@ class Cluster:
     def wait_until(
         self, condition: Callable[[], bool], what: str, deadline_s: float = START_DEADLINE_S
     ) -> None:
-        """Ask ``condition`` until it is true; after the deadline NodeFailed says ``what`` is not."""
+        """Ask ``condition`` until it is true; NodeFailed with ``what`` after the deadline."""
         end = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > end:

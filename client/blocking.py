@@ -1,0 +1,352 @@
+"""A blocking client of a cluster that speaks the Kafka protocol: kept or Apache Kafka.
+
+::
+
+    with Client("localhost:9092") as client:
+        client.create_topic("users", partitions=3, config={"cleanup.policy": "compact"})
+        client.produce("users", [OutRecord(b"alice", b"hello")])
+        for record in client.read("users"):
+            print(record.key, record.value)
+
+Not thread-safe. Every error names host:port or the partition, and the API.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+from kept.client import groups as group_operations
+from kept.client import records as record_operations
+from kept.client import topics as topic_operations
+from kept.client.calls import Anywhere, Call, Route
+from kept.client.core import ClientCore
+from kept.client.failures import failure
+from kept.client.groups import GroupDescription, GroupListing
+from kept.client.partitioner import partition_for
+from kept.client.protocol import Values
+from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits, OffsetAt, Produced
+from kept.client.sockets import Sockets, first_failure
+from kept.client.topics import BROKER, TOPIC, ConfigEntry, NewTopic
+from kept.client.view import ClusterView, TopicView, parse_bootstrap
+from kept.storage.errors import KeptError, PeerError
+from kept.storage.records import build_batch
+from kept.storage.types import Codec, IsolationLevel, TopicPartition
+
+_T = TypeVar("_T")
+
+TIMEOUT_MS: Final = 30_000
+
+
+class BadAddress(PeerError):
+    """A bootstrap address that is not one."""
+
+
+class OutRecord(NamedTuple):
+    """A record to be written. A None value is a tombstone; a None timestamp is now."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp: int | None = None
+    partition: int | None = None
+
+
+class Client:
+    """A connection to a cluster, by any of its nodes."""
+
+    def __init__(
+        self, bootstrap: str, client_id: str = "kept", *, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        from kept import __version__
+
+        try:
+            endpoints = parse_bootstrap(bootstrap)
+        except ValueError as error:
+            raise BadAddress(str(error)) from None
+        self.bootstrap = bootstrap
+        self.timeout_ms = timeout_ms
+        self.core = ClientCore(endpoints, client_id, ("kept", __version__))
+        self._sockets = Sockets(self.core)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._sockets.close()
+
+    @property
+    def view(self) -> ClusterView:
+        """What is known of the cluster."""
+        return self.core.view
+
+    # Any request.
+
+    def request(
+        self,
+        api_key: int,
+        values: Values | Callable[[int], Values],
+        route: Route | None = None,
+        *,
+        timeout_ms: int | None = None,
+        max_version: int = 32767,
+    ) -> Any:
+        """Send one request and return kio's response object, errors inside it and all."""
+        call = Call(api_key, values, route or Anywhere(), max_version=max_version)
+        call.timeout_ms = timeout_ms or self.timeout_ms
+        return self.call(call)
+
+    def call(self, call: Call) -> Any:
+        """Run one call; its response, or its error raised."""
+        return self.calls([call])[0]
+
+    def calls(self, calls: Sequence[Call]) -> list[Any]:
+        """Run calls side by side; their responses, or the first error raised."""
+        finished = self._sockets.run(calls)
+        error = first_failure(finished)
+        if error is not None:
+            raise error
+        return [one.response for one in finished]
+
+    def run(self, operation: Generator[list[Call], list[Any], _T]) -> _T:
+        """Drive an operation of :mod:`kept.client.topics` and its siblings."""
+        try:
+            calls = next(operation)
+            while True:
+                try:
+                    responses = self.calls(calls)
+                except KeptError as error:
+                    calls = operation.throw(error)
+                else:
+                    calls = operation.send(responses)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    # Topics and settings.
+
+    def metadata(
+        self, topics: Sequence[str] | None = None, *, auto_create: bool = False
+    ) -> ClusterView:
+        """Ask for these topics, or for all; the cluster as it is known then."""
+        return self.run(topic_operations.metadata(self.view, topics, auto_create))
+
+    def topic(self, name: str) -> TopicView:
+        """One topic; an error if there is none."""
+        known = self.view.topics.get(name)
+        if known is None or known.error_code or not known.partitions:
+            known = self.metadata([name]).topics.get(name)
+        error = failure(3 if known is None else known.error_code, f"Metadata of {name}")
+        if error is not None:
+            raise error
+        assert known is not None
+        return known
+
+    def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> None:
+        """Create topics and wait for their leaders."""
+        self.run(topic_operations.create_topics(self.view, topics, self.timeout_ms, validate_only))
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic and wait for its leaders."""
+        self.create_topics([NewTopic(name, partitions, replication_factor, config or {})])
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete topics."""
+        self.run(topic_operations.delete_topics(names, self.timeout_ms))
+        for name in names:
+            self.view.topics.pop(name, None)
+
+    def create_partitions(self, topic: str, count: int) -> None:
+        """Raise the number of partitions to ``count``."""
+        self.run(topic_operations.create_partitions(self.view, topic, count, self.timeout_ms))
+
+    def alter_topic(
+        self, topic: str, config: Mapping[str, str], delete: Sequence[str] = ()
+    ) -> None:
+        """Set and delete single settings of a topic."""
+        self.run(topic_operations.alter_configs(TOPIC, topic, config, delete, self.timeout_ms))
+
+    def alter_broker(
+        self, node: str, config: Mapping[str, str], delete: Sequence[str] = ()
+    ) -> None:
+        """Set and delete single settings of a node, or of all with ``""``."""
+        self.run(topic_operations.alter_configs(BROKER, node, config, delete, self.timeout_ms))
+
+    def topic_configs(self, names: Sequence[str]) -> dict[str, list[ConfigEntry]]:
+        """All settings of these topics."""
+        return self.run(topic_operations.describe_configs(TOPIC, names))
+
+    def broker_configs(self, node: str) -> list[ConfigEntry]:
+        """All settings of a node."""
+        return self.run(topic_operations.describe_configs(BROKER, [node]))[node]
+
+    def log_sizes(self, topic: str) -> dict[tuple[int, int], int]:
+        """(partition, node) -> bytes on disk."""
+        return self.run(topic_operations.log_sizes(self.view, self.topic(topic)))
+
+    # Writing.
+
+    def produce(
+        self,
+        topic: str,
+        records: Iterable[OutRecord],
+        *,
+        acks: int = -1,
+        codec: Codec = Codec.NONE,
+        producer: tuple[int, int, dict[int, int]] | None = None,
+        auto_create: bool = False,
+    ) -> list[Produced]:
+        """Write records, one batch a partition, and wait for the acknowledgements.
+
+        Records without a partition go where Java's client would put their key; those without a key
+        share one partition, drawn anew for each call. ``producer`` is (id, epoch, next sequence by
+        partition) of an idempotent producer; the sequences are moved on.
+        """
+        known = self.view.topics.get(topic)
+        if known is None or not known.partitions:
+            known = self._topic_for_produce(topic, auto_create)
+        by_partition: dict[int, list[Any]] = {}
+        now = time.time_ns() // 1_000_000
+        sticky = secrets.randbits(31)
+        for r in records:
+            where = r.partition
+            if where is None:
+                where = partition_for(r.key, len(known.partitions), sticky)
+            when = now if r.timestamp is None else r.timestamp
+            by_partition.setdefault(where, []).append((when, r.key, r.value, r.headers))
+        batches = {}
+        for where, rows in by_partition.items():
+            if producer is None:
+                batches[where] = build_batch(rows, codec=codec)
+                continue
+            pid, epoch, sequences = producer
+            first = sequences.get(where, 0)
+            sequences[where] = (first + len(rows)) & 0x7FFFFFFF
+            batches[where] = build_batch(
+                rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=first
+            )
+        out = self.run(
+            record_operations.produce(
+                self.view,
+                topic,
+                batches,
+                acks=acks,
+                timeout_ms=self.timeout_ms,
+                auto_create=auto_create,
+            )
+        )
+        if acks == 0:
+            self._sockets.flush()
+        return out
+
+    def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
+        if auto_create:
+            self.metadata([topic], auto_create=True)
+            self.run(_leaders(self.view, topic, self.timeout_ms))
+        return self.topic(topic)
+
+    def init_producer(self) -> tuple[int, int, dict[int, int]]:
+        """An idempotent producer for :meth:`produce`."""
+        pid, epoch = self.run(record_operations.init_producer_id(self.timeout_ms))
+        return pid, epoch, {}
+
+    # Reading.
+
+    def list_offsets(
+        self,
+        asked: Mapping[TopicPartition, int],
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, OffsetAt]:
+        """The offset of each partition for a timestamp, LATEST, EARLIEST or MAX_TIMESTAMP."""
+        return self.run(record_operations.list_offsets(asked, isolation, self.timeout_ms))
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Partition -> (log start offset, high watermark)."""
+        tps = [TopicPartition(topic, p) for p in sorted(self.topic(topic).partitions)]
+        first = self.list_offsets(dict.fromkeys(tps, EARLIEST))
+        last = self.list_offsets(dict.fromkeys(tps, LATEST))
+        return {tp.partition: (first[tp].offset, last[tp].offset) for tp in tps}
+
+    def fetch(
+        self, positions: Mapping[TopicPartition, int], limits: FetchLimits | None = None
+    ) -> list[Fetched]:
+        """Batches of these partitions from these offsets on; errors come with their partition."""
+        missing = [
+            tp.topic
+            for tp in positions
+            if tp.topic not in self.view.topics or self.view.leader(tp.topic, tp.partition) is None
+        ]
+        if missing:
+            self.metadata(sorted(set(missing)))
+        return self.run(record_operations.fetch(self.view, positions, limits or FetchLimits()))
+
+    def read(
+        self, topic: str, partitions: Sequence[int] | None = None, *, offset: int = EARLIEST
+    ) -> Iterator[Any]:
+        """Every record from ``offset`` to the end as it is now, partition by partition.
+
+        Yields :class:`kept.client.consumer.ConsumedRecord`.
+        """
+        from kept.client.consumer import Consumer
+
+        chosen = sorted(self.topic(topic).partitions) if partitions is None else partitions
+        for partition in chosen:
+            tp = TopicPartition(topic, partition)
+            consumer = Consumer(self, {tp: offset})
+            yield from consumer.until_end()
+
+    # Groups.
+
+    def list_groups(self) -> list[GroupListing]:
+        """All groups."""
+        self.metadata([])
+        return self.run(group_operations.list_groups(self.view))
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """One group; state ``Dead`` when there is none."""
+        return self.run(group_operations.describe_group(group))
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members."""
+        self.run(group_operations.delete_group(group))
+
+    def committed(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Committed offsets of a group."""
+        return self.run(group_operations.fetch_offsets(group, partitions))
+
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        member_id: str = "",
+        generation: int = -1,
+    ) -> None:
+        """Commit offsets for a group: as a member, or from outside when it has none."""
+        self.run(group_operations.commit_offsets(group, offsets, member_id, generation))
+
+
+def _leaders(view: ClusterView, topic: str, timeout_ms: int) -> topic_operations.Operation[None]:
+    """Wait until a topic that is being created has leaders."""
+    (response,) = yield [topic_operations.await_topics({topic: 1}, timeout_ms)]
+    view.update(response, (topic,))

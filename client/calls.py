@@ -1,0 +1,157 @@
+"""What a client asks, where it goes, and the events and effects of :mod:`kept.client.core`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kept.client.failures import api_name
+from kept.client.protocol import Values
+from kept.client.view import Endpoint
+from kept.storage.errors import KeptError
+
+# Where a call goes.
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """Any node answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToNode:
+    """One node, by its id."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToController:
+    """The node that Metadata names as controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToLeader:
+    """The leader of a partition."""
+
+    topic: str
+    partition: int
+    auto_create: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToCoordinator:
+    """The coordinator of a group (kind 0) or a transactional id (kind 1)."""
+
+    key: str
+    kind: int = 0
+
+
+Route = Anywhere | ToNode | ToController | ToLeader | ToCoordinator
+
+
+@dataclass(slots=True)
+class Call:
+    """One request and what is known of it.
+
+    ``values`` are the message's fields for all versions, or a function of the version. ``check``
+    turns a response that is an error into one of ours; a RetriableError is tried again until
+    ``timeout_ms``.
+    """
+
+    api_key: int
+    values: Values | Callable[[int], Values]
+    route: Route = field(default_factory=Anywhere)
+    what: str = ""
+    timeout_ms: int = 30_000
+    check: Callable[[Any], KeptError | None] | None = None
+    repeatable: bool = True
+    answered: bool = True
+    max_version: int = 32767
+    needed_for: tuple[object, ...] | None = None
+    """Set on calls that the core makes for itself: what they find out."""
+    id: int = -1
+    started_ms: int = 0
+    deadline_ms: int = 0
+    tries: int = 0
+    not_before_ms: int = 0
+    last_error: KeptError | None = None
+    version: int = -1
+
+    @property
+    def name(self) -> str:
+        """What a message calls it: ``Fetch of orders-0``."""
+        return self.what or api_name(self.api_key)
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The connection stands."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Bytes have come."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection could not be made, or broke."""
+
+    connection: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Connected | Received | Lost | Tick
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection."""
+
+    connection: int
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send bytes."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A call has ended: with a response (None where none is sent) or with an error."""
+
+    call: Call
+    response: Any
+    error: KeptError | None
+
+
+Effect = Connect | Send | Close | Finished

@@ -1,0 +1,296 @@
+"""Reading records: positions, decoding, and membership of a group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kept.client import groups
+from kept.client.calls import Call
+from kept.client.failures import RetriableBrokerError, failure
+from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits
+from kept.storage.errors import KeptError, OffsetOutOfRange, RetriableError
+from kept.storage.records import headers, records
+from kept.storage.types import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+
+HEARTBEAT_MS: Final = 3_000
+SESSION_MS: Final = 45_000
+REBALANCE_MS: Final = 60_000
+RETRY_PAUSE_S: Final = 0.1
+LEADERLESS_DEADLINE_S: Final = 60.0
+"""So long a partition may be without a leader, or its node away, before reading gives up."""
+_REJOIN: Final = frozenset({22, 25, 27})  # illegal generation, unknown member, rebalance
+_MEMBER_ID_REQUIRED: Final = 79
+
+
+class ConsumedRecord(NamedTuple):
+    """A record as it was read. A None value is a tombstone."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Consumer:
+    """Reads partitions from given positions on; EARLIEST and LATEST are looked up at first use.
+
+    ``isolation`` READ_COMMITTED leaves out records of aborted transactions. An offset that has left
+    the log (retention, DeleteRecords) goes on at the log start, as ``auto.offset.reset=earliest``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        positions: Mapping[TopicPartition, int],
+        limits: FetchLimits | None = None,
+    ) -> None:
+        self.client = client
+        self.limits = limits or FetchLimits()
+        self.positions = dict(positions)
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self._away_since: float | None = None
+
+    def poll(self, max_wait_ms: int | None = None) -> list[ConsumedRecord]:
+        """What has come within ``max_wait_ms``; perhaps nothing."""
+        self._look_up()
+        if not self.positions:
+            time.sleep((max_wait_ms or self.limits.max_wait_ms) / 1000)
+            return []
+        limits = self.limits
+        if max_wait_ms is not None:
+            limits = FetchLimits(
+                max_wait_ms,
+                limits.min_bytes,
+                limits.max_bytes,
+                limits.partition_max_bytes,
+                limits.isolation,
+            )
+        out: list[ConsumedRecord] = []
+        trouble: KeptError | None = None
+        fetched = self.client.fetch(self.positions, limits)
+        for one in fetched:
+            if one.error is None:
+                out.extend(self._take(one))
+            elif isinstance(one.error, OffsetOutOfRange):
+                self._reset(one.topic_partition)
+            elif isinstance(one.error, RetriableError):
+                self.client.view.topics.pop(one.topic_partition.topic, None)
+                trouble = one.error
+            else:
+                raise one.error
+        if not fetched or trouble is not None:
+            self._wait_for_leader(trouble)
+        else:
+            self._away_since = None
+        return out
+
+    def until_end(self) -> Iterator[ConsumedRecord]:
+        """Every record up to the end of each partition as it is now."""
+        self._look_up()
+        ends = {
+            tp: at.offset
+            for tp, at in self.client.list_offsets(
+                dict.fromkeys(self.positions, LATEST), self.limits.isolation
+            ).items()
+        }
+        while True:
+            for tp in [tp for tp, position in self.positions.items() if position >= ends[tp]]:
+                del self.positions[tp]
+            if not self.positions:
+                return
+            for record in self.poll():
+                tp = TopicPartition(record.topic, record.partition)
+                if record.offset < ends[tp]:
+                    yield record
+
+    def _look_up(self) -> None:
+        asked = {tp: p for tp, p in self.positions.items() if p < 0}
+        if asked:
+            for tp, at in self.client.list_offsets(asked).items():
+                self.positions[tp] = at.offset
+
+    def _reset(self, tp: TopicPartition) -> None:
+        bounds = self.client.list_offsets({tp: EARLIEST})
+        end = self.client.list_offsets({tp: LATEST})[tp].offset
+        start = bounds[tp].offset
+        self.positions[tp] = start if self.positions[tp] < start else end
+
+    def _wait_for_leader(self, trouble: KeptError | None) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        if now - self._away_since > LEADERLESS_DEADLINE_S:
+            names = ", ".join(map(str, list(self.positions)[:3]))
+            raise trouble or RetriableBrokerError(f"Fetch of {names}: no leader")
+        time.sleep(RETRY_PAUSE_S)
+
+    def _take(self, one: Fetched) -> Iterator[ConsumedRecord]:
+        """Decode a partition's batches and move its position past them."""
+        tp = one.topic_partition
+        self.high_watermarks[tp] = one.high_watermark
+        aborted = sorted(one.aborted, key=lambda a: a[1])
+        dropped: set[int] = set()
+        committed = self.limits.isolation is IsolationLevel.READ_COMMITTED
+        view = memoryview(one.records)
+        for at, header in headers(view):
+            while aborted and aborted[0][1] <= header.last_offset:
+                dropped.add(aborted.pop(0)[0])
+            position = self.positions[tp]
+            self.positions[tp] = max(position, header.next_offset)
+            if header.is_control:
+                dropped.discard(header.producer_id)
+                continue
+            if committed and header.is_transactional and header.producer_id in dropped:
+                continue
+            for r in records(view[at : at + header.size_bytes]):
+                if r.offset >= position:
+                    yield ConsumedRecord(
+                        tp.topic, tp.partition, r.offset, r.timestamp, r.key, r.value, r.headers
+                    )
+
+
+class GroupConsumer:
+    """A member of a consumer group: classic protocol, range assignment.
+
+    ``poll`` joins when needed and keeps the membership alive; call it at least every few seconds.
+    The offsets of records that an earlier ``poll`` returned are committed by the next one, and by
+    ``close``: what was returned last and not finished comes again after a crash.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        topics: list[str],
+        *,
+        reset: int = LATEST,
+        limits: FetchLimits | None = None,
+    ) -> None:
+        self.client = client
+        self.group = group
+        self.topics = topics
+        self.reset = reset
+        self.member_id = ""
+        self.generation = -1
+        self.consumer = Consumer(client, {}, limits)
+        self._committed: dict[TopicPartition, int] = {}
+        self._next_heartbeat = 0.0
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions of this member now."""
+        return sorted(self.consumer.positions)
+
+    def poll(self, max_wait_ms: int = 500) -> list[ConsumedRecord]:
+        """Records of the assigned partitions; perhaps none."""
+        if self.generation < 0:
+            self._join()
+        else:
+            self.commit()
+            self._heartbeat()
+        if self.generation < 0:
+            return []
+        return self.consumer.poll(max_wait_ms)
+
+    def commit(self) -> None:
+        """Commit the positions, if they have moved."""
+        moved = {
+            tp: position
+            for tp, position in self.consumer.positions.items()
+            if position >= 0 and self._committed.get(tp) != position
+        }
+        if not moved or self.generation < 0:
+            return
+        try:
+            self.client.commit(self.group, moved, self.member_id, self.generation)
+        except RetriableError:
+            raise
+        except KeptError:
+            self.generation = -1
+            return
+        self._committed.update(moved)
+
+    def close(self) -> None:
+        """Commit and leave the group."""
+        if self.generation >= 0:
+            self.commit()
+        if self.member_id:
+            self.client.call(groups.leave_call(self.group, self.member_id))
+        self.member_id, self.generation = "", -1
+
+    def _heartbeat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_heartbeat or self.generation < 0:
+            return
+        self._next_heartbeat = now + HEARTBEAT_MS / 1000
+        call = groups.heartbeat_call(self.group, self.member_id, self.generation)
+        self._judge(int(self._answer(call).error_code), "Heartbeat")
+
+    def _judge(self, code: int, api: str) -> bool:
+        """True for code 0; one that asks to join again is noted; others are raised."""
+        if code in _REJOIN:
+            if code == 25:
+                self.member_id = ""
+            self.generation = -1
+            return False
+        error = failure(code, f"{api} of {self.group}")
+        if error is not None:
+            raise error
+        return True
+
+    def _answer(self, call: Call) -> Any:
+        """Run a call; errors that mean another or a loading coordinator are tried again."""
+
+        def check(response: Any) -> KeptError | None:
+            error = failure(int(response.error_code), call.what)
+            moved = isinstance(error, RetriableError) and response.error_code not in _REJOIN
+            return error if moved else None
+
+        call.check = check
+        return self.client.call(call)
+
+    def _join(self) -> None:
+        """JoinGroup and SyncGroup until there is an assignment."""
+        while True:
+            call = groups.join_call(
+                self.group, self.member_id, self.topics, SESSION_MS, REBALANCE_MS
+            )
+            joined = self._answer(call)
+            if joined.error_code == _MEMBER_ID_REQUIRED:
+                self.member_id = joined.member_id
+                continue
+            if not self._judge(int(joined.error_code), "JoinGroup"):
+                continue
+            self.member_id = joined.member_id
+            self.generation = int(joined.generation_id)
+            shares: dict[str, bytes] = {}
+            if joined.leader == joined.member_id:
+                shares = self._share(joined)
+            synced = self._answer(
+                groups.sync_call(self.group, self.member_id, self.generation, shares)
+            )
+            if self._judge(int(synced.error_code), "SyncGroup"):
+                self._begin(groups.decode_assignment(synced.assignment))
+                return
+
+    def _share(self, joined: Any) -> dict[str, bytes]:
+        wishes = {m.member_id: groups.decode_subscription(m.metadata) for m in joined.members}
+        topics = sorted({t for wish in wishes.values() for t in wish})
+        view = self.client.metadata(topics)
+        counts = {t: len(view.topics[t].partitions) for t in topics if t in view.topics}
+        shares = groups.range_assignment(wishes, lambda t: counts.get(t, 0))
+        return {member: groups.encode_assignment(tps) for member, tps in shares.items()}
+
+    def _begin(self, assigned: list[TopicPartition]) -> None:
+        committed = self.client.committed(self.group, assigned) if assigned else {}
+        self._committed = dict(committed)
+        self.consumer.positions = {tp: committed.get(tp, self.reset) for tp in assigned}
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_MS / 1000

@@ -1,0 +1,579 @@
+"""The client without I/O: which request goes where in which version, and what to do when it fails.
+
+:meth:`ClientCore.step` takes an event and returns effects; a shell (:mod:`kept.client.sockets`)
+opens the sockets. There are no clocks here: every call is given ``now_ms``.
+
+The shell's duties: perform the effects in their order; report what became of a Connect by Connected
+or Lost; call ``step(Tick(), now_ms)`` when :meth:`ClientCore.next_tick_ms` comes. After Close and
+after Lost nothing more is said of that connection.
+
+Guarantees: every Call ends in exactly one Finished, at its deadline at the latest. Responses are
+matched by correlation id. A call is sent again after a retriable error, and after a broken
+connection only if it is ``repeatable``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kept.client.calls import (
+    Anywhere,
+    Call,
+    Close,
+    Connect,
+    Connected,
+    Effect,
+    Event,
+    Finished,
+    Lost,
+    Received,
+    Send,
+    ToController,
+    ToCoordinator,
+    ToLeader,
+    ToNode,
+)
+from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, api_name, failure
+from kept.client.protocol import Values, decode_response, encode_request, versions
+from kept.client.view import ClusterView, Endpoint
+from kept.storage.errors import (
+    CorruptMessage,
+    KeptError,
+    NotLeaderOrFollower,
+    RetriableError,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+)
+from kept.storage.types import TopicPartition
+
+METADATA: Final = 3
+FIND_COORDINATOR: Final = 10
+API_VERSIONS: Final = 18
+UNSUPPORTED_VERSION: Final = 35
+
+CONNECT_TIMEOUT_MS: Final = 10_000
+"""For connecting and agreeing on versions."""
+BACKOFF_MS: Final = 20
+BACKOFF_MAX_MS: Final = 1_000
+UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
+"""A topic that was just created may be unknown to a node for so long."""
+MAX_RESPONSE_BYTES: Final = 512 * 1024 * 1024
+"""A longer frame is not Kafka (an HTTP server's answer reads as 1.2 GB)."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One connection: connecting, then agreeing on versions, then ready."""
+
+    id: int
+    endpoint: Endpoint
+    since_ms: int
+    established: bool = False
+    ready: bool = False
+    asking_version: int = 0
+    buffer: bytearray = field(default_factory=bytearray)
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    in_flight: dict[int, Call | None] = field(default_factory=dict)
+    in_flight_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class ClientCore:
+    """All decisions of a client; see the module."""
+
+    def __init__(
+        self,
+        bootstrap: Sequence[Endpoint],
+        client_id: str,
+        software: tuple[str, str] = ("kept", "0"),
+    ) -> None:
+        self.bootstrap = tuple(bootstrap)
+        self.client_id = client_id
+        self.software = software
+        self.view = ClusterView()
+        self._connections: dict[int, _Connection] = {}
+        self._by_endpoint: dict[Endpoint, int] = {}
+        self._waiting: list[Call] = []
+        self._next_connection = 0
+        self._next_correlation = 0
+        self._next_call = 0
+        self._turn = 0
+        self._reached = False
+        self._refused: dict[Endpoint, ConnectionFailed] = {}
+        self._asking: set[tuple[object, ...]] = set()
+
+    # The three things a shell does.
+
+    def call(self, call: Call, now_ms: int) -> list[Effect]:
+        """Begin a call."""
+        self._next_call += 1
+        call.id = self._next_call
+        call.started_ms = now_ms
+        call.deadline_ms = now_ms + call.timeout_ms
+        self._waiting.append(call)
+        return self._advance(now_ms)
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take an event and say what is to be done."""
+        effects: list[Effect] = []
+        if isinstance(event, Connected):
+            self._connected(event.connection, effects)
+        elif isinstance(event, Received):
+            self._received(event, now_ms, effects)
+        elif isinstance(event, Lost):
+            self._lost(event.connection, event.why, now_ms, effects)
+        else:
+            self._expire(now_ms, effects)
+        effects.extend(self._advance(now_ms))
+        return effects
+
+    def next_tick_ms(self) -> int | None:
+        """When the next Tick is due."""
+        times = [c.since_ms + CONNECT_TIMEOUT_MS for c in self._connections.values() if not c.ready]
+        for call in self._calls():
+            times.append(call.deadline_ms)
+        times.extend(c.not_before_ms for c in self._waiting if c.not_before_ms)
+        return min(times, default=None)
+
+    def check_invariants(self) -> None:
+        """What is always so; for tests."""
+        ids = [c.id for c in self._calls()]
+        assert len(ids) == len(set(ids)), "a call is in two places"
+        for endpoint, number in self._by_endpoint.items():
+            assert self._connections[number].endpoint == endpoint
+        for connection in self._connections.values():
+            assert connection.in_flight.keys() == connection.in_flight_versions.keys()
+            assert connection.ready or not [c for c in connection.in_flight.values() if c]
+
+    # Placing calls.
+
+    def _calls(self) -> list[Call]:
+        flying = [c for n in self._connections.values() for c in n.in_flight.values() if c]
+        return flying + self._waiting
+
+    def _advance(self, now_ms: int) -> list[Effect]:
+        """Send every waiting call that can be sent; ask for what the others need."""
+        effects: list[Effect] = []
+        while True:
+            before = (len(effects), self._next_call)
+            waiting, self._waiting = self._waiting, []
+            for call in waiting:
+                if call.not_before_ms > now_ms:
+                    self._waiting.append(call)
+                    continue
+                call.not_before_ms = 0
+                if not self._place(call, now_ms, effects):
+                    self._waiting.append(call)
+            if (len(effects), self._next_call) == before:
+                return effects
+
+    def _place(self, call: Call, now_ms: int, effects: list[Effect]) -> bool:
+        """Send the call or end it; False when it has to wait."""
+        endpoint = self._resolve(call, now_ms)
+        if endpoint is None:
+            return False
+        connection = self._connection_to(endpoint, now_ms, effects)
+        if not connection.ready:
+            return False
+        try:
+            call.version = self._version(call, connection)
+        except UnsupportedVersion as error:
+            self._finish(call, error, effects)
+            return True
+        self._send(call, connection, effects)
+        return True
+
+    def _resolve(self, call: Call, now_ms: int) -> Endpoint | None:
+        """Where the call goes now; None when that has to be found out first."""
+        route, view = call.route, self.view
+        if isinstance(route, Anywhere):
+            return self._any_endpoint()
+        if isinstance(route, ToLeader):
+            endpoint = view.leader(route.topic, route.partition)
+            if endpoint is None:
+                self._ask_metadata(now_ms, call, (route.topic,), route.auto_create)
+            return endpoint
+        if isinstance(route, ToCoordinator):
+            node = view.coordinators.get((route.kind, route.key))
+            if node is None:
+                self._ask_coordinator(now_ms, call, route)
+                return None
+        else:
+            node = view.controller_id if isinstance(route, ToController) else route.node_id
+        endpoint = view.nodes.get(node)
+        if endpoint is None:
+            if isinstance(route, ToController) and view.nodes:
+                return self._any_endpoint()
+            self._ask_metadata(now_ms, call, (), False)
+        return endpoint
+
+    def _any_endpoint(self) -> Endpoint:
+        for connection in self._connections.values():
+            if connection.ready:
+                return connection.endpoint
+        known = (*self.bootstrap, *(e for e in self.view.nodes.values() if e not in self.bootstrap))
+        fresh = [e for e in known if e not in self._refused] or list(known)
+        return fresh[self._turn % len(fresh)]
+
+    def _connection_to(self, endpoint: Endpoint, now_ms: int, effects: list[Effect]) -> _Connection:
+        number = self._by_endpoint.get(endpoint)
+        if number is None:
+            self._next_connection += 1
+            number = self._next_connection
+            self._connections[number] = _Connection(number, endpoint, now_ms)
+            self._by_endpoint[endpoint] = number
+            effects.append(Connect(number, endpoint))
+        return self._connections[number]
+
+    def _version(self, call: Call, connection: _Connection) -> int:
+        """The newest version that both sides know."""
+        ours = versions(call.api_key)
+        theirs = connection.versions.get(call.api_key)
+        if theirs is None:
+            raise UnsupportedVersion(
+                f"{connection.endpoint}: {call.name}: the broker does not serve "
+                f"{api_name(call.api_key)}"
+            )
+        version = min(max(ours, default=-1), theirs[1], call.max_version)
+        if version < max(min(ours, default=0), theirs[0]):
+            raise UnsupportedVersion(
+                f"{connection.endpoint}: {call.name}: the broker serves versions "
+                f"{theirs[0]} to {theirs[1]} of {api_name(call.api_key)}, none is known here"
+            )
+        return version
+
+    def _send(self, call: Call, connection: _Connection, effects: list[Effect]) -> None:
+        values = call.values(call.version) if callable(call.values) else call.values
+        correlation = self._correlation()
+        data = encode_request(call.api_key, call.version, correlation, self.client_id, values)
+        call.tries += 1
+        effects.append(Send(connection.id, data))
+        if call.answered:
+            connection.in_flight[correlation] = call
+            connection.in_flight_versions[correlation] = (call.api_key, call.version)
+        else:
+            effects.append(Finished(call, None, None))
+
+    def _correlation(self) -> int:
+        self._next_correlation = (self._next_correlation + 1) & 0x7FFFFFFF
+        return self._next_correlation
+
+    # Finding out what a call needs.
+
+    def _ask_metadata(
+        self, now_ms: int, needed_by: Call, topics: tuple[str, ...], create: bool
+    ) -> None:
+        values = {
+            "topics": [{"name": name, "topic_id": None} for name in topics],
+            "allow_auto_topic_creation": create,
+        }
+        self._ask(_needs(needed_by), METADATA, values, needed_by, now_ms)
+
+    def _ask_coordinator(self, now_ms: int, needed_by: Call, route: ToCoordinator) -> None:
+        values = {
+            "key": route.key,
+            "key_type": route.kind,
+            "coordinator_keys": (route.key,),
+        }
+        self._ask(_needs(needed_by), FIND_COORDINATOR, values, needed_by, now_ms)
+
+    def _ask(
+        self, key: tuple[object, ...], api_key: int, values: Values, needed_by: Call, now_ms: int
+    ) -> None:
+        """Begin an internal call, unless it is under way."""
+        if key in self._asking:
+            return
+        self._asking.add(key)
+        self._next_call += 1
+        call = Call(api_key, values, what=f"{api_name(api_key)} for {needed_by.name}")
+        call.needed_for = key
+        call.id, call.started_ms, call.deadline_ms = self._next_call, now_ms, needed_by.deadline_ms
+        self._waiting.append(call)
+
+    def _answered_internally(self, call: Call, response: Any, now_ms: int) -> bool:
+        """Take over an answer that we asked for ourselves; True when it was one."""
+        key = call.needed_for
+        if key is None:
+            return False
+        self._asking.discard(key)
+        if key[0] == "metadata":
+            asked = key[1]
+            assert isinstance(asked, tuple)
+            self.view.update(response, asked)
+            self._judge_waiting(now_ms)
+        else:
+            self._found_coordinator(key, response, now_ms)
+        return True
+
+    def _judge_waiting(self, now_ms: int) -> None:
+        """Note why calls for a partition still cannot go, and when to ask again."""
+        for call in self._waiting:
+            route = call.route
+            if isinstance(route, ToLeader):
+                if self.view.leader(route.topic, route.partition) is None:
+                    self._back_off(call, self._why_no_leader(route, call.name), now_ms)
+            elif isinstance(route, ToNode) and route.node_id not in self.view.nodes:
+                why = ConnectionFailed(f"{call.name}: the cluster has no node {route.node_id} now")
+                self._back_off(call, why, now_ms)
+
+    def _why_no_leader(self, route: ToLeader, what: str) -> KeptError:
+        topic = self.view.topics.get(route.topic)
+        if topic is None or topic.error_code:
+            error = failure(3 if topic is None else topic.error_code, what)
+            assert error is not None
+            return error
+        if route.partition not in topic.partitions:
+            count = len(topic.partitions)
+            return UnknownTopicOrPartition(
+                f"{what}: topic {route.topic} has {count} partition{'s'[: count != 1]}, "
+                f"there is no partition {route.partition}"
+            )
+        return NotLeaderOrFollower(f"{what}: {route.topic}-{route.partition} has no leader now")
+
+    def _found_coordinator(self, key: tuple[object, ...], response: Any, now_ms: int) -> None:
+        one = response.coordinators[0] if hasattr(response, "coordinators") else response
+        kind, name = key[1], key[2]
+        assert isinstance(kind, int)
+        assert isinstance(name, str)
+        if int(one.error_code) == 0:
+            node = int(one.node_id)
+            self.view.coordinators[kind, name] = node
+            self.view.nodes[node] = Endpoint(one.host, int(one.port))
+            return
+        for call in self._waiting:
+            if call.route == ToCoordinator(name, kind):
+                why = failure(int(one.error_code), call.name, getattr(one, "error_message", None))
+                assert why is not None
+                self._back_off(call, why, now_ms)
+
+    def _back_off(self, call: Call, why: KeptError, now_ms: int) -> None:
+        """Wait before the call is tried again; an error that waiting cannot mend ends it now."""
+        call.last_error = why
+        call.tries += 1
+        pause = min(BACKOFF_MS << min(call.tries - 1, 10), BACKOFF_MAX_MS)
+        call.not_before_ms = now_ms + pause
+        if not isinstance(why, RetriableError):
+            call.deadline_ms = now_ms
+        elif isinstance(why, UnknownTopicOrPartition):
+            call.deadline_ms = min(call.deadline_ms, call.started_ms + UNKNOWN_TOPIC_GRACE_MS)
+
+    # Events.
+
+    def _connected(self, number: int, effects: list[Effect]) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.established = True
+            self._ask_versions(connection, max(versions(API_VERSIONS)), effects)
+
+    def _ask_versions(self, connection: _Connection, version: int, effects: list[Effect]) -> None:
+        values = {
+            "client_software_name": self.software[0],
+            "client_software_version": self.software[1],
+        }
+        correlation = self._correlation()
+        connection.asking_version = version
+        connection.in_flight[correlation] = None
+        connection.in_flight_versions[correlation] = (API_VERSIONS, version)
+        data = encode_request(API_VERSIONS, version, correlation, self.client_id, values)
+        effects.append(Send(connection.id, data))
+
+    def _received(self, event: Received, now_ms: int, effects: list[Effect]) -> None:
+        connection = self._connections.get(event.connection)
+        if connection is None:
+            return
+        connection.buffer += event.data
+        while event.connection in self._connections and len(connection.buffer) >= 4:
+            (size,) = struct.unpack_from(">i", connection.buffer)
+            if not 4 <= size <= MAX_RESPONSE_BYTES:
+                why = "it does not speak the Kafka protocol"
+                effects.append(Close(connection.id))
+                self._lost(connection.id, why, now_ms, effects, kind=NotKafka)
+                return
+            if len(connection.buffer) < 4 + size:
+                return
+            frame = bytes(memoryview(connection.buffer)[4 : 4 + size])
+            del connection.buffer[: 4 + size]
+            try:
+                self._frame(connection, frame, now_ms, effects)
+            except (CorruptMessage, struct.error) as error:
+                why = f"its answer is not readable: {error}"
+                effects.append(Close(connection.id))
+                self._lost(connection.id, why, now_ms, effects, kind=NotKafka)
+
+    def _frame(
+        self, connection: _Connection, frame: bytes, now_ms: int, effects: list[Effect]
+    ) -> None:
+        (correlation,) = struct.unpack_from(">i", frame)
+        asked = connection.in_flight_versions.pop(correlation, None)
+        if asked is None:
+            raise CorruptMessage(f"an answer to a request that was not made ({correlation})")
+        call = connection.in_flight.pop(correlation)
+        if call is None:
+            if not connection.ready:
+                self._versions_came(connection, frame, effects)
+            return
+        _, response = decode_response(*asked, frame)
+        if self._answered_internally(call, response, now_ms):
+            return
+        error = call.check(response) if call.check is not None else None
+        if error is None:
+            effects.append(Finished(call, response, None))
+        elif _again(call, error):
+            self._forget_route(call)
+            self._back_off(call, error, now_ms)
+            self._waiting.append(call)
+            self._end_if_late(now_ms, effects)
+        else:
+            effects.append(Finished(call, None, error))
+
+    def _versions_came(self, connection: _Connection, frame: bytes, effects: list[Effect]) -> None:
+        """KIP-511: an unknown version is answered in version 0 with error 35."""
+        (code,) = struct.unpack_from(">h", frame, 4)
+        version = 0 if code == UNSUPPORTED_VERSION else connection.asking_version
+        _, response = decode_response(API_VERSIONS, version, frame)
+        table = {
+            int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys
+        }
+        if code == UNSUPPORTED_VERSION and connection.asking_version > 0:
+            newest = table.get(API_VERSIONS, (0, 0))[1]
+            self._ask_versions(connection, min(newest, connection.asking_version - 1), effects)
+            return
+        error = failure(code, f"{connection.endpoint}: ApiVersions")
+        if error is not None:
+            raise CorruptMessage(str(error))
+        connection.versions = table
+        connection.ready = True
+        self._reached = True
+        self._refused.clear()
+
+    def _forget_route(self, call: Call) -> None:
+        """What was known of the way to this call's node is wrong."""
+        route = call.route
+        if isinstance(route, ToLeader):
+            self.view.forget(TopicPartition(route.topic, route.partition))
+        elif isinstance(route, ToCoordinator):
+            self.view.coordinators.pop((route.kind, route.key), None)
+        elif isinstance(route, ToController):
+            self.view.controller_id = -1
+
+    def _lost(
+        self,
+        number: int,
+        why: str,
+        now_ms: int,
+        effects: list[Effect],
+        kind: type[ConnectionFailed | NotKafka] = ConnectionFailed,
+    ) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
+            return
+        del self._by_endpoint[connection.endpoint]
+        self._turn += 1
+        text = why
+        if connection.established and not connection.ready and kind is ConnectionFailed:
+            text = f"{why} during ApiVersions; is it a Kafka listener?"
+        if not connection.ready:
+            self._refused[connection.endpoint] = ConnectionFailed(f"{connection.endpoint}: {text}")
+        for call in connection.in_flight.values():
+            if call is not None:
+                self._cut_off(
+                    call, kind(f"{connection.endpoint}: {call.name}: {text}"), now_ms, effects
+                )
+        if not connection.ready:
+            self._nobody_there(connection.endpoint, text, kind, now_ms, effects)
+
+    def _cut_off(self, call: Call, error: KeptError, now_ms: int, effects: list[Effect]) -> None:
+        """A connection broke under a call."""
+        self._forget_route(call)
+        if isinstance(error, RetriableError) and call.repeatable:
+            self._back_off(call, error, now_ms)
+            self._waiting.append(call)
+        else:
+            self._finish(call, error, effects)
+
+    def _nobody_there(
+        self,
+        endpoint: Endpoint,
+        why: str,
+        kind: type[ConnectionFailed | NotKafka],
+        now_ms: int,
+        effects: list[Effect],
+    ) -> None:
+        """An endpoint does not answer: its calls go elsewhere, or wait, or end if all is vain."""
+        hopeless = not self._reached and all(e in self._refused for e in self.bootstrap)
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            error = kind(f"{endpoint}: {call.name}: {why}")
+            if hopeless or kind is NotKafka:
+                self._finish(call, error, effects)
+                continue
+            self._waiting.append(call)
+            if isinstance(call.route, Anywhere) or self._goes_to(call, endpoint):
+                self._forget_route(call)
+                self._back_off(call, error, now_ms)
+
+    def _goes_to(self, call: Call, endpoint: Endpoint) -> bool:
+        route, view = call.route, self.view
+        if isinstance(route, ToLeader):
+            return view.leader(route.topic, route.partition) == endpoint
+        if isinstance(route, ToCoordinator):
+            return view.nodes.get(view.coordinators.get((route.kind, route.key), -1)) == endpoint
+        node = route.node_id if isinstance(route, ToNode) else view.controller_id
+        return view.nodes.get(node) == endpoint
+
+    def _finish(self, call: Call, error: KeptError, effects: list[Effect]) -> None:
+        """End a call with an error; one of our own ends those that needed it, or they ask again."""
+        if call.needed_for is None:
+            effects.append(Finished(call, None, error))
+            return
+        self._asking.discard(call.needed_for)
+        for other in self._waiting:
+            if other.needed_for is None and _needs(other) == call.needed_for:
+                other.last_error = error
+                if not isinstance(error, RetriableError):
+                    other.deadline_ms = other.started_ms
+
+    # Time.
+
+    def _expire(self, now_ms: int, effects: list[Effect]) -> None:
+        for connection in list(self._connections.values()):
+            if not connection.ready and connection.since_ms + CONNECT_TIMEOUT_MS <= now_ms:
+                effects.append(Close(connection.id))
+                why = f"no connection within {CONNECT_TIMEOUT_MS // 1000} s"
+                self._lost(connection.id, why, now_ms, effects)
+            for correlation, call in connection.in_flight.items():
+                if call is not None and call.deadline_ms <= now_ms:
+                    connection.in_flight[correlation] = None
+                    seconds = (now_ms - call.started_ms) / 1000
+                    why = f"{connection.endpoint}: {call.name}: no answer within {seconds:.3g} s"
+                    self._finish(call, NoAnswer(why), effects)
+        self._end_if_late(now_ms, effects)
+
+    def _end_if_late(self, now_ms: int, effects: list[Effect]) -> None:
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            if call.deadline_ms > now_ms:
+                self._waiting.append(call)
+                continue
+            seconds = (now_ms - call.started_ms) / 1000
+            late = NoAnswer(f"{call.name}: not possible within {seconds:.3g} s")
+            self._finish(call, call.last_error or late, effects)
+
+
+def _again(call: Call, error: KeptError) -> bool:
+    """Whether an error in a response is worth another try; changes await no unknown topics."""
+    if not call.repeatable and isinstance(error, UnknownTopicOrPartition):
+        return False
+    return isinstance(error, RetriableError)
+
+
+def _needs(call: Call) -> tuple[object, ...]:
+    """What has to be found out before the call can go."""
+    route = call.route
+    if isinstance(route, ToCoordinator):
+        return ("coordinator", route.kind, route.key)
+    if isinstance(route, ToLeader):
+        return ("metadata", (route.topic,), route.auto_create)
+    return ("metadata", (), False)

@@ -1,0 +1,95 @@
+"""Kafka error codes as our errors, with a message that names what was asked of whom.
+
+An error code whose name is a class of :mod:`kept.storage.errors` becomes that class; another one
+becomes :class:`BrokerError` or :class:`RetriableBrokerError`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from kept.storage import errors
+from kept.storage.errors import KeptError, PeerError, RetriableError
+
+_TEXTS: Final = {
+    "unknown_topic_or_partition": "no such topic or partition",
+    "unknown_topic_id": "no topic has that id",
+    "topic_already_exists": "a topic of that name exists",
+    "leader_not_available": "the partition has no leader",
+    "not_leader_or_follower": "that node does not lead the partition",
+    "offset_out_of_range": "the offset is below the log start or above the log end",
+    "group_id_not_found": "no such group",
+    "non_empty_group": "the group has members; stop them first",
+    "message_too_large": "the batch is above max.message.bytes",
+    "invalid_record": "the topic refuses the record; a compacted topic needs a key",
+    "not_enough_replicas": "fewer replicas in sync than min.insync.replicas",
+    "coordinator_not_available": "the group's coordinator is not available yet",
+    "unsupported_version": "that version of the API is not served",
+    "kafka_storage_error": "the log directory of the partition is offline",
+    "topic_authorization_failed": "not authorized for the topic",
+    "group_authorization_failed": "not authorized for the group",
+    "cluster_authorization_failed": "not authorized for the cluster",
+}
+
+
+class BrokerError(PeerError):
+    """The broker answered with an error code that trying again does not mend."""
+
+
+class RetriableBrokerError(RetriableError):
+    """The broker answered with a retriable error code."""
+
+
+class ConnectionFailed(RetriableError):
+    """No connection, or one that broke: names host, port and what was being asked."""
+
+
+class NoAnswer(RetriableError):
+    """No answer within the time given."""
+
+
+class NotKafka(PeerError):
+    """The other side does not speak the Kafka protocol."""
+
+
+@cache
+def error_class(code: int) -> type[KeptError]:
+    """The class for an error code."""
+    name = ErrorCode(code).name if code in _CODES else ""
+    found = getattr(errors, name.title().replace("_", ""), None)
+    if isinstance(found, type) and issubclass(found, KeptError):
+        return found
+    return RetriableBrokerError if code in _CODES and ErrorCode(code).retriable else BrokerError
+
+
+def failure(code: int, what: str, message: str | None = None) -> KeptError | None:
+    """The error for ``code``, None for 0.
+
+    ``what`` names the request (``Fetch of orders-0``); ``message`` is the broker's own text.
+    """
+    if code == 0:
+        return None
+    name = ErrorCode(code).name if code in _CODES else f"error code {code}"
+    text = message or _TEXTS.get(name, "")
+    said = f"{name.upper()} ({text})" if text else name.upper()
+    return error_class(code)(f"{what}: {said}")
+
+
+def api_name(api_key: int) -> str:
+    """An API's name as Kafka writes it: ``CreateTopics``."""
+    from kio.schema.index import api_key_map
+
+    name = api_key_map.get(api_key)
+    return name.title().replace("_", "") if name else f"API {api_key}"
+
+
+def kind_of(error: KeptError) -> str:
+    """An error's class as words: ``offset out of range``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+
+
+_CODES: Final = frozenset(code.value for code in ErrorCode)

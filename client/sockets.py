@@ -1,0 +1,212 @@
+"""The blocking shell: plain sockets under :class:`kept.client.core.ClientCore`, one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kept.client.calls import (
+    Call,
+    Close,
+    Connect,
+    Connected,
+    Effect,
+    Finished,
+    Lost,
+    Received,
+    Send,
+    Tick,
+)
+from kept.client.core import ClientCore
+from kept.storage.errors import KeptError
+
+_READ_BYTES: Final = 1024 * 1024
+
+
+class _Socket:
+    """One connection's socket, the addresses still to be tried, and the bytes still to be sent."""
+
+    def __init__(self, number: int, addresses: list[tuple[Any, ...]]) -> None:
+        self.number = number
+        self.addresses = addresses
+        self.socket: socket.socket | None = None
+        self.connecting = True
+        self.unsent = bytearray()
+
+
+class Sockets:
+    """Runs calls to their end."""
+
+    def __init__(self, core: ClientCore) -> None:
+        self.core = core
+        self._selector = selectors.DefaultSelector()
+        self._sockets: dict[int, _Socket] = {}
+        self._finished: dict[int, Finished] = {}
+
+    def run(self, calls: Sequence[Call]) -> list[Finished]:
+        """Run calls side by side until each has ended; in the order given."""
+        for call in calls:
+            self._perform(self.core.call(call, _now_ms()))
+        while any(call.id not in self._finished for call in calls):
+            self._turn()
+        return [self._finished.pop(call.id) for call in calls]
+
+    def flush(self) -> None:
+        """Send what is still to be sent (acks=0 has no answer to wait for)."""
+        while any(s.unsent and s.socket is not None for s in self._sockets.values()):
+            self._turn()
+
+    def close(self) -> None:
+        """Close every connection."""
+        for one in list(self._sockets.values()):
+            self._drop(one)
+        self._selector.close()
+
+    def _turn(self) -> None:
+        """Wait for the network or the next tick, once."""
+        due = self.core.next_tick_ms()
+        pause = 1.0 if due is None else max(0.0, min(1.0, (due - _now_ms()) / 1000))
+        for key, mask in self._selector.select(pause):
+            one: _Socket = key.data
+            if self._sockets.get(one.number) is not one:
+                continue
+            if one.connecting:
+                self._finish_connecting(one)
+                continue
+            if mask & selectors.EVENT_WRITE:
+                self._write(one)
+            if mask & selectors.EVENT_READ and self._sockets.get(one.number) is one:
+                self._read(one)
+        now_ms = _now_ms()
+        due = self.core.next_tick_ms()
+        if due is not None and due <= now_ms:
+            self._perform(self.core.step(Tick(), now_ms))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Connect):
+                self._open(effect)
+            elif isinstance(effect, Send):
+                one = self._sockets.get(effect.connection)
+                if one is not None:
+                    one.unsent += effect.data
+                    self._write(one)
+            elif isinstance(effect, Close):
+                gone = self._sockets.get(effect.connection)
+                if gone is not None:
+                    self._drop(gone)
+            elif effect.call.id:
+                self._finished[effect.call.id] = effect
+
+    def _open(self, effect: Connect) -> None:
+        host, port = effect.endpoint
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            why = f"{host} is not a known host ({getattr(error, 'strerror', None) or error})"
+            self._perform(self.core.step(Lost(effect.connection, why), _now_ms()))
+            return
+        one = _Socket(effect.connection, list(found))
+        self._sockets[effect.connection] = one
+        self._try_next(one, "no address")
+
+    def _try_next(self, one: _Socket, why: str) -> None:
+        """Connect to the next address; lost when none is left."""
+        while one.addresses:
+            family, kind, protocol, _, address = one.addresses.pop(0)
+            try:
+                one.socket = socket.socket(family, kind, protocol)
+                one.socket.setblocking(False)
+                one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with contextlib.suppress(BlockingIOError):
+                    one.socket.connect(address)
+            except OSError as error:
+                why = _reason(error)
+                if one.socket is not None:
+                    one.socket.close()
+                    one.socket = None
+                continue
+            self._selector.register(one.socket, selectors.EVENT_WRITE, one)
+            return
+        self._gone(one, why)
+
+    def _finish_connecting(self, one: _Socket) -> None:
+        assert one.socket is not None
+        code = one.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._selector.unregister(one.socket)
+            one.socket.close()
+            one.socket = None
+            self._try_next(one, _reason(OSError(code, "")))
+            return
+        one.connecting = False
+        self._selector.modify(one.socket, selectors.EVENT_READ, one)
+        self._perform(self.core.step(Connected(one.number), _now_ms()))
+
+    def _write(self, one: _Socket) -> None:
+        if one.socket is None or one.connecting:
+            return
+        try:
+            while one.unsent:
+                sent = one.socket.send(memoryview(one.unsent)[:_READ_BYTES])
+                del one.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._gone(one, _reason(error))
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if one.unsent else 0)
+        self._selector.modify(one.socket, events, one)
+
+    def _read(self, one: _Socket) -> None:
+        assert one.socket is not None
+        try:
+            data = one.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._gone(one, _reason(error))
+            return
+        if not data:
+            self._gone(one, "the other side closed the connection")
+            return
+        self._perform(self.core.step(Received(one.number, data), _now_ms()))
+
+    def _gone(self, one: _Socket, why: str) -> None:
+        self._drop(one)
+        self._perform(self.core.step(Lost(one.number, why), _now_ms()))
+
+    def _drop(self, one: _Socket) -> None:
+        self._sockets.pop(one.number, None)
+        if one.socket is not None:
+            self._selector.unregister(one.socket)
+            one.socket.close()
+            one.socket = None
+
+
+def result_of(finished: Finished) -> Any:
+    """The response, or the error raised."""
+    if finished.error is not None:
+        raise finished.error
+    return finished.response
+
+
+def first_failure(finished: Sequence[Finished]) -> KeptError | None:
+    """The first error of several calls."""
+    return next((f.error for f in finished if f.error is not None), None)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _reason(error: OSError) -> str:
+    """``connection refused`` rather than ``[Errno 111] Connection refused``."""
+    import os
+
+    text = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,271 @@
+"""Topics and settings: operations without I/O.
+
+An operation is a generator that yields lists of calls, is sent their responses, and returns its
+result; a shell drives it (:meth:`kept.client.blocking.Client.run`) and throws in any error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+from kept.client.calls import Anywhere, Call, Route, ToController, ToNode
+from kept.client.failures import failure
+from kept.client.view import ClusterView, TopicView
+from kept.storage.errors import KeptError, NotLeaderOrFollower
+
+_T = TypeVar("_T")
+Operation = Generator[list[Call], list[Any], _T]
+"""Yields calls, is sent responses, returns a result."""
+
+METADATA: Final = 3
+CREATE_TOPICS: Final = 19
+DELETE_TOPICS: Final = 20
+DELETE_RECORDS: Final = 21
+DESCRIBE_CONFIGS: Final = 32
+DESCRIBE_LOG_DIRS: Final = 35
+CREATE_PARTITIONS: Final = 37
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+
+TOPIC: Final = 2
+BROKER: Final = 4
+_SET: Final = 0
+_DELETE: Final = 1
+SOURCES: Final = {
+    0: "unknown",
+    1: "topic",
+    2: "broker (dynamic)",
+    3: "brokers (dynamic)",
+    4: "broker file",
+    5: "default",
+    6: "logger",
+    7: "client metrics",
+    8: "group",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to be created; -1 means the broker's default."""
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+class ConfigEntry(NamedTuple):
+    """One setting as DescribeConfigs tells it."""
+
+    name: str
+    value: str | None
+    source: str
+    read_only: bool
+    sensitive: bool
+    documentation: str | None
+
+
+def first_error(results: Iterable[Any], what: Callable[[Any], str]) -> KeptError | None:
+    """The first error among results that carry an error code and perhaps a message."""
+    for one in results:
+        error = failure(int(one.error_code), what(one), getattr(one, "error_message", None))
+        if error is not None:
+            return error
+    return None
+
+
+def metadata(
+    view: ClusterView, topics: Sequence[str] | None, create: bool
+) -> Operation[ClusterView]:
+    """Refresh ``view``: these topics, or all of them."""
+    (response,) = yield [metadata_call(topics, create)]
+    view.update(response, None if topics is None else tuple(topics))
+    return view
+
+
+def metadata_call(topics: Sequence[str] | None, create: bool = False) -> Call:
+    """A Metadata request: for all topics when None."""
+
+    def values(version: int) -> Mapping[str, Any]:
+        every = None if version >= 1 else ()
+        asked = every if topics is None else [{"name": n, "topic_id": None} for n in topics]
+        return {"topics": asked, "allow_auto_topic_creation": create}
+
+    return Call(METADATA, values, what="Metadata")
+
+
+def create_topics(
+    view: ClusterView, topics: Sequence[NewTopic], timeout_ms: int, validate_only: bool
+) -> Operation[None]:
+    """Create topics and wait until every partition has a leader."""
+    values = {
+        "topics": [
+            {
+                "name": t.name,
+                "num_partitions": t.partitions,
+                "replication_factor": t.replication_factor,
+                "assignments": (),
+                "configs": [{"name": k, "value": v} for k, v in t.config.items()],
+            }
+            for t in topics
+        ],
+        "timeout": timeout_ms,
+        "validate_only": validate_only,
+    }
+    yield [
+        Call(
+            CREATE_TOPICS,
+            values,
+            ToController(),
+            what=f"CreateTopics of {', '.join(t.name for t in topics)}",
+            timeout_ms=timeout_ms,
+            check=lambda r: first_error(r.topics, lambda t: f"CreateTopics of {t.name}"),
+            repeatable=False,
+        )
+    ]
+    if not validate_only:
+        wanted = {t.name: t.partitions for t in topics}
+        (response,) = yield [await_topics(wanted, timeout_ms)]
+        view.update(response, tuple(wanted))
+
+
+def await_topics(wanted: Mapping[str, int], timeout_ms: int) -> Call:
+    """Metadata, again and again until every topic has its partitions and they have leaders."""
+
+    def check(response: Any) -> KeptError | None:
+        for topic in response.topics:
+            code = int(topic.error_code)
+            missing = code in (0, 3, 5) and (
+                len(topic.partitions) < max(1, wanted.get(str(topic.name), 1))
+                or any(int(p.leader_id) < 0 for p in topic.partitions)
+            )
+            if missing:
+                return NotLeaderOrFollower(f"{topic.name} has no leaders yet")
+            error = failure(code, f"Metadata of {topic.name}")
+            if error is not None:
+                return error
+        return None
+
+    call = metadata_call(tuple(wanted))
+    call.timeout_ms, call.check = timeout_ms, check
+    return call
+
+
+def delete_topics(names: Sequence[str], timeout_ms: int) -> Operation[None]:
+    """Delete topics."""
+    values = {
+        "topics": [{"name": n, "topic_id": None} for n in names],
+        "topic_names": tuple(names),
+        "timeout": timeout_ms,
+    }
+    yield [
+        Call(
+            DELETE_TOPICS,
+            values,
+            ToController(),
+            what=f"DeleteTopics of {', '.join(names)}",
+            timeout_ms=timeout_ms,
+            check=lambda r: first_error(r.responses, lambda t: f"DeleteTopics of {t.name}"),
+            repeatable=False,
+        )
+    ]
+
+
+def create_partitions(view: ClusterView, name: str, count: int, timeout_ms: int) -> Operation[None]:
+    """Raise a topic's number of partitions to ``count``."""
+    values = {
+        "topics": [{"name": name, "count": count, "assignments": None}],
+        "timeout": timeout_ms,
+        "validate_only": False,
+    }
+    what = f"CreatePartitions of {name}"
+    yield [
+        Call(
+            CREATE_PARTITIONS,
+            values,
+            ToController(),
+            what=what,
+            timeout_ms=timeout_ms,
+            check=lambda r: first_error(r.results, lambda _: what),
+            repeatable=False,
+        )
+    ]
+    (response,) = yield [await_topics({name: count}, timeout_ms)]
+    view.update(response, (name,))
+
+
+def alter_configs(
+    kind: int, name: str, set_: Mapping[str, str], delete: Sequence[str], timeout_ms: int
+) -> Operation[None]:
+    """Set and delete single settings of a topic or a broker."""
+    changes: list[Mapping[str, Any]] = [
+        {"name": k, "config_operation": _SET, "value": v} for k, v in set_.items()
+    ]
+    changes += [{"name": k, "config_operation": _DELETE, "value": None} for k in delete]
+    values = {
+        "resources": [{"resource_type": kind, "resource_name": name, "configs": changes}],
+        "validate_only": False,
+    }
+    what = f"AlterConfigs of {name}"
+    yield [
+        Call(
+            INCREMENTAL_ALTER_CONFIGS,
+            values,
+            _config_route(kind, name),
+            what=what,
+            timeout_ms=timeout_ms,
+            check=lambda r: first_error(r.responses, lambda _: what),
+        )
+    ]
+
+
+def describe_configs(kind: int, names: Sequence[str]) -> Operation[dict[str, list[ConfigEntry]]]:
+    """Settings by resource, each in the broker's order."""
+    what = f"DescribeConfigs of {', '.join(names)}"
+    values = {
+        "resources": [
+            {"resource_type": kind, "resource_name": n, "configuration_keys": None} for n in names
+        ],
+        "include_synonyms": False,
+        "include_documentation": False,
+    }
+    (response,) = yield [
+        Call(
+            DESCRIBE_CONFIGS,
+            values,
+            _config_route(kind, names[0]),
+            what=what,
+            check=lambda r: first_error(
+                r.results, lambda x: f"DescribeConfigs of {x.resource_name}"
+            ),
+        )
+    ]
+    return {r.resource_name: [_entry(c) for c in r.configs] for r in response.results}
+
+
+def _entry(config: Any) -> ConfigEntry:
+    source = SOURCES.get(int(getattr(config, "config_source", 0)), "unknown")
+    documentation = getattr(config, "documentation", None)
+    return ConfigEntry(
+        config.name, config.value, source, config.read_only, config.is_sensitive, documentation
+    )
+
+
+def _config_route(kind: int, name: str) -> Route:
+    return ToNode(int(name)) if kind == BROKER and name else Anywhere()
+
+
+def log_sizes(view: ClusterView, topic: TopicView) -> Operation[dict[tuple[int, int], int]]:
+    """(partition, node) -> bytes on disk, from DescribeLogDirs."""
+    nodes = sorted({n for p in topic.partitions.values() for n in p.replicas} & set(view.nodes))
+    asked = {"topics": [{"topic": topic.name, "partitions": tuple(topic.partitions)}]}
+    responses = yield [Call(DESCRIBE_LOG_DIRS, asked, ToNode(node)) for node in nodes]
+    sizes = {}
+    for node, response in zip(nodes, responses, strict=True):
+        for directory in response.results:
+            for found in directory.topics:
+                for p in found.partitions:
+                    if not p.is_future_key:
+                        sizes[int(p.partition_index), node] = int(p.partition_size)
+    return sizes

@@ -2,8 +2,9 @@
 
 Rule 36: the leader is the first live member of the ISR in replica order; outside of the ISR only
 where unclean election is allowed, and then the partition stays marked until its leader has
-published a base generation (rule 19). Rule 35: ISR changes are compare-and-set on the partition epoch. A new
-leader means a new leader epoch, a new record a new partition epoch (``PartitionChangeBuilder``).
+published a base generation (rule 19). Rule 35: ISR changes are compare-and-set on the partition
+epoch. A new leader means a new leader epoch, a new record a new partition epoch
+(``PartitionChangeBuilder``).
 """
 
 from __future__ import annotations

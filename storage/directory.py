@@ -1,0 +1,254 @@
+"""One entry of ``log.dirs``: who may use it, which logs it holds, how far each was durable.
+
+Opening takes the lock for life, checks whose directory it is (``meta.properties``), reads the mark of a
+clean stop and removes it durably before any log is opened: a power cut can not bring it back. Closing
+writes checkpoints first and the mark last.
+
+A disk error takes the directory offline: ``offline`` says why, and no file of it is written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from kept.storage import checkpoints, layout
+from kept.storage.disk import Disk, Lock
+from kept.storage.errors import DamagedData, DirectoryRefused, MachineError
+from kept.storage.log import Log
+from kept.storage.swap import SwapPlan
+from kept.storage.types import LogConfig, TopicPartition
+
+META_VERSION: Final = "1"
+OWNER: Final = "kept"
+"""Property of meta.properties that tells our directories from Apache Kafka's."""
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint(Enum):
+    """The checkpoints of a directory; the value is the file's name."""
+
+    RECOVERY_POINTS = layout.RECOVERY_POINTS
+    HIGH_WATERMARKS = layout.HIGH_WATERMARKS
+    LOG_STARTS = layout.LOG_STARTS
+    CLEANER = layout.CLEANER_OFFSETS
+
+
+class FoundLog(NamedTuple):
+    """A log's directory on disk. ``topic_id`` is None when partition.metadata is missing or damaged."""
+
+    directory_name: str
+    topic_partition: TopicPartition
+    topic_id: uuid.UUID | None
+    is_delete: bool
+
+
+class LogDirectory:
+    """An open data directory; see the module."""
+
+    def __init__(self, path: str, disk: Disk, lock: Lock) -> None:
+        self.path = path
+        self.disk = disk
+        self._lock = lock
+        self.cluster_id = ""
+        self.node_id = -1
+        self.directory_id = uuid.UUID(int=0)
+        self.was_clean = False
+        self.broker_epoch = -1
+        self.offline: str | None = None
+        self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
+        self._deleted: list[tuple[int, str]] = []
+
+    @classmethod
+    def open(
+        cls, path: str, disk: Disk, *, cluster_id: str, node_id: int,
+        new_directory_id: uuid.UUID, now_ms: int,
+    ) -> LogDirectory:  # fmt: skip
+        """Lock and read a directory, created when absent.
+
+        ``new_directory_id`` becomes its id if it has none. Raises DirectoryInUse, DirectoryRefused (another
+        node's or cluster's, or Apache Kafka's), DamagedData for meta.properties, MachineError.
+        """
+        path = path.rstrip("/") or "/"
+        if not disk.exists(path):
+            disk.mkdir(path)
+            disk.fsync_dir(path.rpartition("/")[0] or ".")
+        lock = disk.lock(f"{path}/{layout.LOCK}")
+        directory = cls(path, disk, lock)
+        try:
+            directory._read_meta(cluster_id, node_id, new_directory_id)
+            directory._read_state()
+        except BaseException:
+            lock.release()
+            raise
+        return directory
+
+    def _file(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def _read_meta(self, cluster_id: str, node_id: int, new_directory_id: uuid.UUID) -> None:
+        path = self._file(layout.META_PROPERTIES)
+        found = checkpoints.read_properties(self.disk, path)
+        self.cluster_id, self.node_id, self.directory_id = cluster_id, node_id, new_directory_id
+        if found is None:
+            if any(entry.topic_partition for entry in self.scan()):
+                raise DirectoryRefused(f"{self.path} holds logs but no {layout.META_PROPERTIES}")
+            properties = {
+                "version": META_VERSION, "cluster.id": cluster_id, "node.id": str(node_id),
+                "directory.id": layout.encode_uuid(new_directory_id), "kept": "1",
+            }  # fmt: skip
+            checkpoints.write_properties(self.disk, path, properties)
+            return
+        if found.get("version") != META_VERSION:
+            raise DirectoryRefused(
+                f"{path} has version {found.get('version')!r}; this version reads {META_VERSION}"
+            )
+        if OWNER not in found:
+            raise DirectoryRefused(
+                f"{self.path} is Apache Kafka's data directory; a kept node needs one of its own"
+            )
+        for name, wanted in (("cluster.id", cluster_id), ("node.id", str(node_id))):
+            if found.get(name) != wanted:
+                raise DirectoryRefused(
+                    f"{self.path} belongs to {name} {found.get(name)!r}, not to {wanted!r}"
+                )
+        try:
+            self.directory_id = layout.decode_uuid(found.get("directory.id", ""))
+        except ValueError as error:
+            raise DamagedData(path, -1, -1, f"directory.id: {error}") from error
+
+    def _read_state(self) -> None:
+        mark = self._file(layout.CLEAN_SHUTDOWN)
+        epoch = checkpoints.read_clean_shutdown(self.disk, mark)
+        self.was_clean = epoch is not None
+        self.broker_epoch = -1 if epoch is None else epoch
+        for kind in Checkpoint:
+            path = self._file(kind.value)
+            try:
+                self.checkpoints[kind] = checkpoints.read_offsets(self.disk, path)
+            except DamagedData as error:
+                logger.warning("%s: taken as empty, logs are scanned", error)
+                self.checkpoints[kind] = {}
+                self.was_clean = False
+        if epoch is not None:
+            self.disk.unlink(mark)
+            self.disk.fsync_dir(self.path)
+
+    @property
+    def recovery_points(self) -> dict[TopicPartition, int]:
+        """Offsets below which each log is durable, as read at open."""
+        return self.checkpoints[Checkpoint.RECOVERY_POINTS]
+
+    @property
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        """High watermarks, as read at open."""
+        return self.checkpoints[Checkpoint.HIGH_WATERMARKS]
+
+    @property
+    def log_starts(self) -> dict[TopicPartition, int]:
+        """Log starts above the first segment's base, as read at open."""
+        return self.checkpoints[Checkpoint.LOG_STARTS]
+
+    @property
+    def cleaner(self) -> dict[TopicPartition, int]:
+        """First dirty offsets, as read at open (for Kafka's tools)."""
+        return self.checkpoints[Checkpoint.CLEANER]
+
+    def scan(self) -> list[FoundLog]:
+        """The logs that are there. Names that are no log's are ignored with a log line."""
+        found = []
+        for name in self.disk.listdir(self.path):
+            if name in layout.IGNORED_NAMES or not self.disk.stat(self._file(name)).is_directory:
+                continue
+            parsed = layout.parse_directory_name(name)
+            if parsed is None or parsed.state not in ("", layout.DELETE_DIRECTORY):
+                logger.warning("%s/%s: left alone, it is not a log", self.path, name)
+                continue
+            path = f"{self.path}/{name}/{layout.PARTITION_METADATA}"
+            try:
+                topic_id = checkpoints.read_partition_metadata(self.disk, path)
+            except DamagedData as error:
+                logger.warning("%s", error)
+                topic_id = None
+            found.append(FoundLog(name, parsed.topic_partition, topic_id, bool(parsed.state)))
+        return found
+
+    def log_path(self, tp: TopicPartition) -> str:
+        """Directory of a log."""
+        return self._file(layout.directory_name(tp))
+
+    def open_log(
+        self, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig, *, now_ms: int,
+        unfinished_swap: SwapPlan | None = None, producer_id_expiration_ms: int = 86_400_000,
+    ) -> Log:  # fmt: skip
+        """Open a log of :meth:`scan` with what the checkpoints say about it; may run in any thread."""
+        return Log.open(
+            self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+            log_start_offset=self.log_starts.get(tp, 0),
+            recovery_point=self.recovery_points.get(tp, 0), clean=self.was_clean,
+            unfinished_swap=unfinished_swap, producer_id_expiration_ms=producer_id_expiration_ms,
+        )  # fmt: skip
+
+    def create_log(
+        self, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig, *, now_ms: int,
+        producer_id_expiration_ms: int = 86_400_000,
+    ) -> Log:  # fmt: skip
+        """Create an empty log; its id is durable when this returns. What an old log of that name
+        left in the checkpoints is forgotten.
+        """
+        for known in self.checkpoints.values():
+            known.pop(tp, None)
+        return Log.open(
+            self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+            producer_id_expiration_ms=producer_id_expiration_ms,
+        )  # fmt: skip
+
+    def mark_deleted(self, log: Log, unique: uuid.UUID, now_ms: int) -> None:
+        """The topic is deleted: the directory is renamed ``...-delete`` and goes with :meth:`purge`."""
+        name = layout.deleted_directory_name(log.topic_partition, unique)
+        for segment in log.segments:
+            segment.file  # noqa: B018 (open it under its old name: readers may hold it)
+        self.disk.rename(log.directory, self._file(name))
+        self.disk.fsync_dir(self.path)
+        log.directory = self._file(name)
+        self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
+
+    def purge(self, now_ms: int) -> int:
+        """Remove deleted logs whose ``file.delete.delay.ms`` is over; returns how many."""
+        due = [path for at, path in self._deleted if at <= now_ms]
+        self._deleted = [(at, path) for at, path in self._deleted if at > now_ms]
+        for path in due:
+            self.disk.remove_tree(path)
+        return len(due)
+
+    def purge_found(self) -> int:
+        """Finish deletions that a stop interrupted; returns how many."""
+        found = [entry for entry in self.scan() if entry.is_delete]
+        for entry in found:
+            self.disk.remove_tree(self._file(entry.directory_name))
+        return len(found)
+
+    def write_checkpoints(self, kind: Checkpoint, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace one of the checkpoints durably; blocks."""
+        checkpoints.write_offsets(self.disk, self._file(kind.value), offsets)
+
+    def fail(self, error: MachineError) -> None:
+        """Take the directory offline; the first reason is kept."""
+        if self.offline is None:
+            self.offline = str(error)
+            logger.error("log directory %s is offline: %s", self.path, error)
+
+    def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
+        """Release the directory. ``clean``: all logs were closed and the checkpoints written; the mark
+        is left, last of all. A directory that is offline is never marked clean.
+        """
+        try:
+            if clean and self.offline is None:
+                mark = self._file(layout.CLEAN_SHUTDOWN)
+                checkpoints.write_clean_shutdown(self.disk, mark, broker_epoch)
+        finally:
+            self._lock.release()

@@ -1,0 +1,446 @@
+"""The only user of the operating system's file calls.
+
+The simulator (``kept.testing.simulated_disk``) and the fault tests replace this one class. Every
+``OSError`` becomes :class:`MachineError` with the path and the call; ``FileNotFoundError`` and, for
+exclusive creation, ``FileExistsError`` stay what they are, because callers decide by them.
+
+Durability: data is durable after :meth:`Disk.fsync` of the file, a created, renamed or removed name
+only after :meth:`Disk.fsync_dir` of its directory. A failed fsync must never be tried again: the
+kernel has marked the pages clean.
+
+Fail points are named places in the code (``append.write``, ``swap.renamed``...). Tests arm them with
+``disk.fail_points[name] = action``; a real process arms them with the environment variable
+``KEPT_FAIL_POINT=name[=kill|eio|enospc][:N]``, several separated by commas (N: at the N-th time).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from kept.storage.errors import DirectoryInUse, MachineError
+
+Bytes = bytes | bytearray | memoryview
+"""A contiguous buffer of bytes."""
+
+IOV_LIMIT: Final = 1024
+"""Buffers in one call of writev (IOV_MAX on Linux)."""
+
+ENV_FAIL_POINT: Final = "KEPT_FAIL_POINT"
+
+CAPABILITIES: Final[dict[str, bool]] = {
+    "sendfile": hasattr(os, "sendfile"),
+    "pwritev": hasattr(os, "pwritev"),
+    "preadv_nowait": hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT"),
+    "fadvise": hasattr(os, "posix_fadvise"),
+    "fdatasync": hasattr(os, "fdatasync"),
+}
+"""Calls that only some systems have; the code asks here and nowhere else."""
+
+_LOCKED: dict[tuple[int, int], str] = {}
+"""Files this process holds a lock on: POSIX locks do not exclude their own process."""
+
+
+class File:
+    """An open file. Its descriptor closes when the last reference drops, so that a slice handed to
+    a reader stays readable after the file was deleted.
+    """
+
+    __slots__ = ("__weakref__", "fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __del__(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __repr__(self) -> str:
+        return f"File({self.path!r})"
+
+
+class FileSlice(NamedTuple):
+    """Bytes of a file: what ``sendfile`` sends. It owns a reference to the open file."""
+
+    file: File
+    position: int
+    size_bytes: int
+
+
+class FileStat(NamedTuple):
+    """What is known of a name in a directory."""
+
+    size_bytes: int
+    mtime_ms: int
+    is_directory: bool
+
+
+class Lock:
+    """A lock on a file, kept until :meth:`release` or the end of the process."""
+
+    __slots__ = ("_fd", "_key", "path")
+
+    def __init__(self, fd: int, key: tuple[int, int], path: str) -> None:
+        self._fd = fd
+        self._key = key
+        self.path = path
+
+    def release(self) -> None:
+        """Give the lock up; calling it again does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _LOCKED.pop(self._key, None)
+            os.close(fd)
+
+
+def _failing(path: str, operation: str, error: OSError) -> OSError | MachineError:
+    if isinstance(error, FileNotFoundError):
+        return error
+    return MachineError(path, operation, error)
+
+
+class Disk:
+    """The operating system's files. Holds no state but the fail points."""
+
+    def __init__(self, environ: dict[str, str] | None = None) -> None:
+        self.fail_points: dict[str, Callable[[], None]] = {}
+        armed = (os.environ if environ is None else environ).get(ENV_FAIL_POINT, "")
+        for spec in filter(None, armed.split(",")):
+            name, action = parse_fail_point(spec)
+            self.fail_points[name] = action
+
+    def reach(self, name: str) -> None:
+        """The code is at the fail point ``name``: run what is armed there."""
+        if self.fail_points:
+            action = self.fail_points.get(name)
+            if action is not None:
+                try:
+                    action()
+                except OSError as error:
+                    raise MachineError(name, "fail point", error) from error
+
+    # Opening.
+
+    def _open(self, path: str, flags: int) -> File:
+        try:
+            return File(os.open(path, flags | os.O_CLOEXEC, 0o644), path)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise _failing(path, "open", error) from error
+
+    def open_append(self, path: str) -> File:
+        """Open for reading and writing, created when absent."""
+        return self._open(path, os.O_RDWR | os.O_CREAT)
+
+    def open_new(self, path: str) -> File:
+        """Create for reading and writing; ``FileExistsError`` when the name is taken."""
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def open_read(self, path: str) -> File:
+        """Open for reading."""
+        return self._open(path, os.O_RDONLY)
+
+    # Reading.
+
+    def pread(self, file: File, position: int, size: int) -> bytes:
+        """Read up to ``size`` bytes; fewer only at the end of the file."""
+        try:
+            data = os.pread(file.fd, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            read = len(data)
+            while read < size:
+                data = os.pread(file.fd, size - read, position + read)
+                if not data:
+                    break
+                parts.append(data)
+                read += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            raise MachineError(file.path, "read", error) from error
+
+    def preadv_nowait(self, file: File, position: int, size: int) -> bytes | None:
+        """Read what the page cache holds; None when the read would block or nobody can tell."""
+        if not CAPABILITIES["preadv_nowait"]:
+            return None
+        buffer = bytearray(size)
+        try:
+            read = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return None
+            raise MachineError(file.path, "read", error) from error
+        return bytes(buffer[:read])
+
+    def resident(self, file: File, position: int, size: int) -> bool:
+        """Probe whether ``sendfile`` of a range would block: its first and last page are cached."""
+        if size <= 0:
+            return True
+        first = self.preadv_nowait(file, position, 1)
+        return first is not None and self.preadv_nowait(file, position + size - 1, 1) is not None
+
+    def read(self, path: str) -> bytes:
+        """The whole content of a small file."""
+        file = self.open_read(path)
+        return self.pread(file, 0, self.size(file))
+
+    def sendfile(self, socket_fd: int, file: File, position: int, size: int) -> int:
+        """Send bytes of a file to a socket; returns how many it took.
+
+        ``BlockingIOError`` and ``ConnectionError`` are the socket's and pass through.
+        """
+        try:
+            return os.sendfile(socket_fd, file.fd, position, size)
+        except (BlockingIOError, ConnectionError):
+            raise
+        except OSError as error:
+            raise MachineError(file.path, "sendfile", error) from error
+
+    # Writing.
+
+    def writev(self, file: File, buffers: Sequence[Bytes], position: int) -> int:
+        """Write all buffers one after another at ``position``; returns the bytes written.
+
+        On an error part of them may be in the file: the caller cuts it back.
+        """
+        try:
+            if len(buffers) == 1:
+                size = len(buffers[0])
+                written = os.pwrite(file.fd, buffers[0], position)
+            else:
+                size = sum(map(len, buffers))
+                written = 0
+                if len(buffers) <= IOV_LIMIT and CAPABILITIES["pwritev"]:
+                    written = os.pwritev(file.fd, buffers, position)
+            if written != size:
+                self._write_rest(file, buffers, position, written)
+            return size
+        except OSError as error:
+            raise MachineError(file.path, "write", error) from error
+
+    def _write_rest(
+        self, file: File, buffers: Sequence[Bytes], position: int, written: int
+    ) -> None:
+        for buffer in buffers:
+            size = len(buffer)
+            if written >= size:
+                written -= size
+            else:
+                view = memoryview(buffer)[written:]
+                position_in_file = position + written
+                while view:
+                    count = os.pwrite(file.fd, view, position_in_file)
+                    position_in_file += count
+                    view = view[count:]
+                written = 0
+            position += size
+
+    def write_file(self, path: str, data: Bytes) -> None:
+        """Create or overwrite a file; neither atomic nor durable."""
+        file = self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        if len(data):
+            self.writev(file, [data], 0)
+
+    def write_atomic(self, path: str, data: Bytes) -> None:
+        """Replace a file durably: ``.tmp``, fsync, rename, fsync of the directory."""
+        temporary = path + ".tmp"
+        file = self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        if len(data):
+            self.writev(file, [data], 0)
+        self.fsync(file)
+        self.reach("atomic.written")
+        self.rename(temporary, path)
+        self.fsync_dir(path.rpartition("/")[0] or ".")
+
+    def truncate(self, file: File, size: int) -> None:
+        """Cut (or extend) a file."""
+        try:
+            os.ftruncate(file.fd, size)
+        except OSError as error:
+            raise MachineError(file.path, "truncate", error) from error
+
+    # Durability.
+
+    def fsync(self, file: File) -> None:
+        """Make content and metadata durable."""
+        try:
+            os.fsync(file.fd)
+        except OSError as error:
+            raise MachineError(file.path, "fsync", error) from error
+
+    def fdatasync(self, file: File) -> None:
+        """Make content and size durable."""
+        try:
+            (os.fdatasync if CAPABILITIES["fdatasync"] else os.fsync)(file.fd)
+        except OSError as error:
+            raise MachineError(file.path, "fdatasync", error) from error
+
+    def fsync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        directory = self._open(path, os.O_RDONLY)
+        self.fsync(directory)
+
+    def drop_cache(self, file: File, position: int, size: int) -> None:
+        """Tell the kernel that these pages are not needed again (advice only)."""
+        if CAPABILITIES["fadvise"]:
+            try:
+                os.posix_fadvise(file.fd, position, size, os.POSIX_FADV_DONTNEED)
+            except OSError as error:
+                raise MachineError(file.path, "fadvise", error) from error
+
+    # Names.
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename, replacing the target."""
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            raise _failing(source, "rename", error) from error
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; one that is not there is no error."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise MachineError(path, "unlink", error) from error
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a directory, sorted."""
+        try:
+            return sorted(os.listdir(path))
+        except OSError as error:
+            raise _failing(path, "listdir", error) from error
+
+    def mkdir(self, path: str) -> None:
+        """Create a directory with its parents; one that exists is no error."""
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise MachineError(path, "mkdir", error) from error
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with everything in it; one that is not there is no error."""
+        try:
+            names = self.listdir(path)
+        except FileNotFoundError:
+            return
+        for name in names:
+            inner = f"{path}/{name}"
+            if self.stat(inner).is_directory:
+                self.remove_tree(inner)
+            else:
+                self.unlink(inner)
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            raise MachineError(path, "rmdir", error) from error
+
+    def stat(self, path: str) -> FileStat:
+        """Size, modification time and kind of a name; ``FileNotFoundError`` when absent."""
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise _failing(path, "stat", error) from error
+        is_directory = (found.st_mode & 0o170000) == 0o040000
+        return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, is_directory)
+
+    def exists(self, path: str) -> bool:
+        """Whether the name is there."""
+        try:
+            self.stat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, file: File) -> int:
+        """Size of an open file."""
+        try:
+            return os.fstat(file.fd).st_size
+        except OSError as error:
+            raise MachineError(file.path, "fstat", error) from error
+
+    def set_mtime(self, path: str, mtime_ms: int) -> None:
+        """Set a file's modification time (the cleaner keeps that of the last source)."""
+        try:
+            os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
+        except OSError as error:
+            raise _failing(path, "utime", error) from error
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes that a process without privileges may still write there."""
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise _failing(path, "statvfs", error) from error
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> Lock:
+        """Take the exclusive POSIX lock of a file, as Apache Kafka does (``flock`` would not exclude it).
+
+        Raises DirectoryInUse when another process, or this one, holds it. The file is opened once
+        and stays open: closing any descriptor of it would lose the lock.
+        """
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise MachineError(path, "lock", error) from error
+        else:
+            if (found.st_dev, found.st_ino) in _LOCKED:
+                raise DirectoryInUse(f"{path} is held by this process already")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                raise
+        except (BlockingIOError, PermissionError) as error:
+            if error.errno == errno.EACCES and not os.access(path, os.W_OK):
+                raise MachineError(path, "lock", error) from error
+            raise DirectoryInUse(
+                f"{path} is locked by another process: is a node (or Apache Kafka) running on it?"
+            ) from error
+        except OSError as error:
+            raise MachineError(path, "lock", error) from error
+        found = os.fstat(fd)
+        key = (found.st_dev, found.st_ino)
+        _LOCKED[key] = path
+        return Lock(fd, key, path)
+
+
+def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:
+    """``name[=kill|eio|enospc][:N]`` as (name, action); the action acts at its N-th call."""
+    name, _, rest = spec.partition("=")
+    count_text = rest
+    if not rest:
+        name, _, count_text = name.partition(":")
+        kind = "kill"
+    else:
+        kind, _, count_text = rest.partition(":")
+    remaining = int(count_text) if count_text else 1
+    errors: dict[str, Any] = {"eio": errno.EIO, "enospc": errno.ENOSPC}
+    if kind != "kill" and kind not in errors:
+        raise ValueError(f"{ENV_FAIL_POINT}: {spec!r}: expected kill, eio or enospc, not {kind!r}")
+
+    def act() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if remaining > 0:
+            return
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(errors[kind], os.strerror(errors[kind]))
+
+    return name, act

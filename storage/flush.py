@@ -1,0 +1,44 @@
+"""Tickets for durability: made on the loop, run in a thread, settled on the loop.
+
+A ticket holds what was written when it was made. Running it fsyncs that; the log's recovery point
+moves when it is settled, never before. A failed fsync is not tried again (the kernel has marked the
+pages clean): the ticket raises MachineError and the log directory goes offline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kept.storage.disk import Disk, File
+from kept.storage.segment import Segment
+
+
+class FlushTicket:
+    """Durability of a log up to ``end_offset``: :meth:`run` in any thread, then :meth:`done`."""
+
+    __slots__ = ("_active", "_disk", "_settle", "directory", "end_offset", "segments")
+
+    def __init__(
+        self, disk: Disk, directory: str, end_offset: int, segments: list[Segment],
+        active: File | None, settle: Callable[[FlushTicket], None],
+    ) -> None:  # fmt: skip
+        self._disk = disk
+        self.directory = directory
+        self.end_offset = end_offset
+        self.segments = segments
+        self._active = active
+        self._settle = settle
+
+    def run(self) -> None:
+        """Fsync; blocks. Raises MachineError."""
+        for segment in self.segments:
+            segment.fsync()
+        if self.segments:
+            self._disk.fsync_dir(self.directory)
+        if self._active is not None:
+            self._disk.fdatasync(self._active)
+        self._disk.reach("flush.synced")
+
+    def done(self) -> None:
+        """On the loop, after :meth:`run` returned: the recovery point moves."""
+        self._settle(self)

@@ -1,0 +1,127 @@
+"""Every file name of a data directory, in one place.
+
+A data directory is Apache Kafka's ``log.dirs`` entry::
+
+    <dir>/meta.properties  .lock  .kafka_cleanshutdown
+          recovery-point-offset-checkpoint  replication-offset-checkpoint
+          log-start-offset-checkpoint  cleaner-offset-checkpoint
+          <topic>-<partition>/          one log
+              %020d.log .index .timeindex .txnindex .snapshot
+              leader-epoch-checkpoint  partition.metadata
+              manifest-<epoch>-<generation>        ours (compaction)
+          <topic>-<partition>.<32 hex>-delete/    a deleted log, to be removed
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import uuid
+from typing import Final, NamedTuple
+
+from kept.storage.types import TopicPartition
+
+META_PROPERTIES: Final = "meta.properties"
+LOCK: Final = ".lock"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
+
+LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+MANIFEST_PREFIX: Final = "manifest-"
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TXN_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+"""Files of one segment; a producer snapshot belongs to the log, not to the segment."""
+
+DELETED: Final = ".deleted"
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+TEMPORARY: Final = ".tmp"
+
+DELETE_DIRECTORY: Final = "-delete"
+FUTURE_DIRECTORY: Final = "-future"
+STRAY_DIRECTORY: Final = "-stray"
+IGNORED_NAMES: Final = frozenset({"lost+found"})
+NAME_BYTES: Final = 255
+"""Longest name of a directory entry."""
+
+_SEGMENT_FILE = re.compile(
+    r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.deleted|\.cleaned|\.swap)?"
+)
+_DIRECTORY = re.compile(r"(.+)-(\d+)")
+_DELETED_DIRECTORY = re.compile(r"(.+)-(\d+)\.[0-9a-f]{32}(-delete|-stray|-future)")
+
+
+class SegmentFile(NamedTuple):
+    """A parsed file name: ``base_offset`` (a snapshot's: its end offset), kind and state suffix."""
+
+    base_offset: int
+    kind: str
+    state: str
+
+
+class LogDirectoryName(NamedTuple):
+    """A parsed name of a log's directory; ``state`` is "" or the suffix after the unique part."""
+
+    topic_partition: TopicPartition
+    state: str
+
+
+def segment_file(directory: str, base_offset: int, kind: str, state: str = "") -> str:
+    """Path of a segment's file, such as ``.../00000000000000000000.log``."""
+    return f"{directory}/{base_offset:020d}{kind}{state}"
+
+
+def parse_segment_file(name: str) -> SegmentFile | None:
+    """What a file name in a log's directory says; None for a file that is no segment's."""
+    match = _SEGMENT_FILE.fullmatch(name)
+    if match is None:
+        return None
+    return SegmentFile(int(match[1]), match[2], match[3] or "")
+
+
+def directory_name(tp: TopicPartition) -> str:
+    """Name of a log's directory."""
+    return f"{tp.topic}-{tp.partition}"
+
+
+def deleted_directory_name(tp: TopicPartition, unique: uuid.UUID) -> str:
+    """Name that a deleted log's directory gets; the topic is cut where the name gets too long."""
+    suffix = f"-{tp.partition}.{unique.hex}{DELETE_DIRECTORY}"
+    return tp.topic[: NAME_BYTES - len(suffix)] + suffix
+
+
+def parse_directory_name(name: str) -> LogDirectoryName | None:
+    """The partition of a directory; None when the name is not one of a log."""
+    match = _DELETED_DIRECTORY.fullmatch(name)
+    if match is not None:
+        return LogDirectoryName(TopicPartition(match[1], int(match[2])), match[3])
+    match = _DIRECTORY.fullmatch(name)
+    if match is None:
+        return None
+    return LogDirectoryName(TopicPartition(match[1], int(match[2])), "")
+
+
+def manifest_file(directory: str, epoch: int, generation: int) -> str:
+    """Path of a manifest in a log's directory."""
+    return f"{directory}/{MANIFEST_PREFIX}{epoch}-{generation}"
+
+
+def encode_uuid(value: uuid.UUID) -> str:
+    """Kafka's text of an id: 22 characters of url-safe base64."""
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def decode_uuid(text: str) -> uuid.UUID:
+    """The id of a Kafka text; ValueError when it is none."""
+    if len(text) != 22:
+        raise ValueError(f"{text!r} is not an id: 22 characters of url-safe base64 expected")
+    return uuid.UUID(bytes=base64.b64decode(text + "==", altchars=b"-_", validate=True))

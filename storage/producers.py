@@ -1,0 +1,232 @@
+"""What a log knows of its producers: sequences, epochs, open transactions.
+
+Rules are Apache Kafka's (``ProducerStateManager``, ``ProducerAppendInfo``):
+
+- a batch of the producer's current epoch whose first and last sequence equal one of its last five is a
+  duplicate and is answered with the offsets it got;
+- an older epoch is refused (INVALID_PRODUCER_EPOCH); a newer one starts at sequence 0;
+- within an epoch sequences follow one another and wrap after 2^31 - 1; a producer without state here
+  (expired, or its records are gone) may start anywhere (KIP-360);
+- a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last batch.
+
+State is rebuilt from a snapshot and the batches above it, so it never decides what is in the log.
+Transactions are understood, for logs that Apache Kafka wrote: the first unstable offset and the index
+of aborted transactions follow from the markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kept.storage.errors import InvalidProducerEpoch, InvariantViolation, OutOfOrderSequenceNumber
+from kept.storage.types import MAX_INT32, NO_LEADER_EPOCH, NO_OFFSET, NO_SEQUENCE
+
+BATCHES_KEPT: Final = 5
+"""Batches a producer may have in flight, so as many are remembered (Kafka's limit)."""
+
+
+class ProducerBatch(NamedTuple):
+    """A batch that may come again: where its sequence ends and where it was put."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_sequence(self) -> int:
+        """Wraps at 2^31."""
+        return (self.last_sequence - self.offset_delta) & MAX_INT32
+
+    @property
+    def first_offset(self) -> int:
+        """Base offset of the batch."""
+        return self.last_offset - self.offset_delta
+
+
+class ProducerState:
+    """One producer. ``batches`` ascends and holds at most five; all are of ``epoch``."""
+
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "txn_first_offset")
+
+    def __init__(self, epoch: int, last_timestamp: int) -> None:
+        self.epoch = epoch
+        self.batches: list[ProducerBatch] = []
+        self.last_timestamp = last_timestamp
+        self.coordinator_epoch = NO_LEADER_EPOCH
+        self.txn_first_offset: int | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record; -1 when there is none in this epoch."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record; -1 when there is none."""
+        return self.batches[-1].last_offset if self.batches else NO_OFFSET
+
+
+class CompletedTxn(NamedTuple):
+    """A transaction that a marker ended; ``last_offset`` is the marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+
+
+class ProducerStates:
+    """All producers of a log, by producer id. ``end_offset``: the state covers all below it."""
+
+    __slots__ = ("_open", "_states", "end_offset", "expiration_ms")
+
+    def __init__(self, expiration_ms: int) -> None:
+        self.expiration_ms = expiration_ms
+        self.end_offset = 0
+        self._states: dict[int, ProducerState] = {}
+        self._open: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._states
+
+    def get(self, producer_id: int) -> ProducerState | None:
+        """A producer's state; None when it is not known."""
+        return self._states.get(producer_id)
+
+    def items(self) -> Iterator[tuple[int, ProducerState]]:
+        """(producer id, state) of all."""
+        return iter(self._states.items())
+
+    def check(
+        self, producer_id: int, epoch: int, first_sequence: int, record_count: int
+    ) -> ProducerBatch | None:
+        """Whether a batch from a client may be appended; a duplicate's first writing if it is one.
+
+        Raises InvalidProducerEpoch and OutOfOrderSequenceNumber.
+        """
+        state = self._states.get(producer_id)
+        if state is None:
+            return None
+        if epoch != state.epoch:
+            if epoch < state.epoch:
+                raise InvalidProducerEpoch(
+                    f"producer {producer_id} has epoch {state.epoch}, the batch {epoch}"
+                )
+            if first_sequence != 0:
+                raise OutOfOrderSequenceNumber(
+                    f"producer {producer_id} begins epoch {epoch} with sequence "
+                    f"{first_sequence}; expected 0"
+                )
+            return None
+        batches = state.batches
+        if not batches:
+            return None
+        last = batches[-1].last_sequence
+        if first_sequence == (last + 1) & MAX_INT32:
+            return None
+        last_sequence = (first_sequence + record_count - 1) & MAX_INT32
+        for batch in reversed(batches):
+            if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
+                return batch
+        raise OutOfOrderSequenceNumber(
+            f"producer {producer_id} epoch {epoch}: sequence {first_sequence} after {last}; "
+            f"expected {(last + 1) & MAX_INT32}"
+        )
+
+    def update(
+        self, producer_id: int, epoch: int, first_sequence: int, offset_delta: int,
+        last_offset: int, timestamp: int, is_transactional: bool = False,
+    ) -> None:  # fmt: skip
+        """A data batch of a producer is in the log."""
+        state = self._states.get(producer_id)
+        if state is None:
+            state = self._states[producer_id] = ProducerState(epoch, timestamp)
+        elif epoch != state.epoch:
+            state.epoch = epoch
+            state.batches.clear()
+        batches = state.batches
+        batches.append(
+            ProducerBatch(
+                (first_sequence + offset_delta) & MAX_INT32, last_offset, offset_delta, timestamp
+            )
+        )
+        if len(batches) > BATCHES_KEPT:
+            del batches[0]
+        state.last_timestamp = timestamp
+        if is_transactional and state.txn_first_offset is None:
+            state.txn_first_offset = self._open[producer_id] = last_offset - offset_delta
+
+    def update_marker(
+        self, producer_id: int, epoch: int, offset: int, timestamp: int,
+        coordinator_epoch: int, aborted: bool,
+    ) -> CompletedTxn | None:  # fmt: skip
+        """A transaction marker is in the log; the transaction it ended, if it had data here."""
+        state = self._states.get(producer_id)
+        if state is None:
+            state = self._states[producer_id] = ProducerState(epoch, timestamp)
+        elif epoch != state.epoch:
+            state.epoch = epoch
+            state.batches.clear()
+        state.coordinator_epoch = coordinator_epoch
+        state.last_timestamp = timestamp
+        first, state.txn_first_offset = state.txn_first_offset, None
+        self._open.pop(producer_id, None)
+        if first is None:
+            return None
+        return CompletedTxn(producer_id, first, offset, aborted)
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """First offset of the oldest open transaction."""
+        return min(self._open.values()) if self._open else None
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers that were silent for too long; returns how many."""
+        horizon = now_ms - self.expiration_ms
+        gone = [
+            producer_id
+            for producer_id, state in self._states.items()
+            if state.last_timestamp <= horizon and state.txn_first_offset is None
+        ]
+        for producer_id in gone:
+            del self._states[producer_id]
+        return len(gone)
+
+    def clear(self, end_offset: int) -> None:
+        """Forget everything; the state now covers all below ``end_offset``."""
+        self._states.clear()
+        self._open.clear()
+        self.end_offset = end_offset
+
+    def put(self, producer_id: int, state: ProducerState) -> None:
+        """Take a producer over from a snapshot."""
+        self._states[producer_id] = state
+        if state.txn_first_offset is not None:
+            self._open[producer_id] = state.txn_first_offset
+
+    def truncate_from_start(self, log_start_offset: int) -> None:
+        """The log now starts there: transactions open below it are no longer readable."""
+        for producer_id, first in list(self._open.items()):
+            if first < log_start_offset:
+                state = self._states[producer_id]
+                if state.last_offset < log_start_offset:
+                    state.txn_first_offset = None
+                    del self._open[producer_id]
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation."""
+        for producer_id, state in self._states.items():
+            last = NO_OFFSET
+            for batch in state.batches:
+                if batch.last_offset <= last:
+                    raise InvariantViolation(f"producer {producer_id}: batches do not ascend")
+                last = batch.last_offset
+            if len(state.batches) > BATCHES_KEPT:
+                raise InvariantViolation(f"producer {producer_id}: too many batches kept")
+            if (state.txn_first_offset is None) == (producer_id in self._open):
+                raise InvariantViolation(f"producer {producer_id}: open transactions disagree")

@@ -1,0 +1,293 @@
+"""One segment: a ``.log`` file with its offset, time and transaction index.
+
+A segment knows no policy. The log appends through its public fields (the hot path, see
+``kept.storage.log``); closed segments are immutable until they are replaced or deleted. Their indexes
+and open files come when first asked for.
+
+Positions are bytes in the file, ends are exclusive, ``size_bytes`` is what is written (not staged).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from struct import Struct
+from typing import Final
+
+from kept.storage import layout, txn_index
+from kept.storage.disk import Disk, File
+from kept.storage.errors import DamagedData
+from kept.storage.offset_index import OffsetIndex
+from kept.storage.time_index import TimeIndex
+from kept.storage.txn_index import AbortedTxn
+from kept.storage.types import NO_TIMESTAMP
+
+_PREFIX: Final = Struct(">qi4xb4x2xi8xq")
+"""base offset, batch length, magic, last offset delta, max timestamp; of a header's first 43 bytes."""
+_HEADER_BYTES: Final = 61
+_LENGTH_END: Final = 12
+_MAGIC: Final = 2
+WALK_BYTES: Final = 8192
+"""Read at once by :meth:`Segment.walk` for a look-up: two index intervals by default."""
+SCAN_BYTES: Final = 1 << 20
+"""Read at once when all of a segment is looked at."""
+
+logger = logging.getLogger(__name__)
+
+Batch = tuple[int, int, int, int, int]
+"""(position, size in bytes, base offset, last offset, max timestamp) of a batch in a segment."""
+
+
+class Segment:
+    """A segment of a log; see the module. ``next_offset`` is the end of its last batch."""
+
+    __slots__ = (
+        "_aborted", "_disk", "_file", "aborted_dirty", "base_offset", "bytes_since_index",
+        "created_ms", "directory", "first_append_ms", "flushed", "index", "index_interval_bytes",
+        "max_timestamp", "max_timestamp_offset", "mtime_ms", "next_offset", "size_bytes",
+        "time_index", "_first_timestamp",
+    )  # fmt: skip
+
+    def __init__(
+        self, disk: Disk, directory: str, base_offset: int, *, size_bytes: int, mtime_ms: int,
+        index_interval_bytes: int = 4096, loaded: bool = False, state: str = "",
+    ) -> None:  # fmt: skip
+        self._disk = disk
+        self.directory = directory
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size_bytes = size_bytes
+        self.mtime_ms = mtime_ms
+        self.created_ms = mtime_ms
+        self.first_append_ms: int | None = mtime_ms if size_bytes else None
+        self.index_interval_bytes = index_interval_bytes
+        self.index = OffsetIndex(disk, self.path(layout.INDEX, state), base_offset, loaded=loaded)
+        self.time_index = TimeIndex(
+            disk, self.path(layout.TIME_INDEX, state), base_offset, loaded=loaded
+        )
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset
+        self.bytes_since_index = 0
+        self.flushed = False
+        self._first_timestamp: int | None = None
+        self._file: File | None = None
+        self._aborted: list[AbortedTxn] | None = None
+        self.aborted_dirty = False
+
+    def __repr__(self) -> str:
+        return f"Segment({self.base_offset}..{self.next_offset}, {self.size_bytes} bytes)"
+
+    def path(self, kind: str, state: str = "") -> str:
+        """Path of one of its files."""
+        return layout.segment_file(self.directory, self.base_offset, kind, state)
+
+    @property
+    def file(self) -> File:
+        """The open ``.log``."""
+        if self._file is None:
+            self._file = self._disk.open_append(self.path(layout.LOG))
+        return self._file
+
+    @file.setter
+    def file(self, file: File) -> None:
+        self._file = file
+
+    @property
+    def largest_timestamp(self) -> int:
+        """Largest timestamp of its records; the file's modification time when they have none."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self.mtime_ms
+
+    @property
+    def first_timestamp(self) -> int:
+        """Max timestamp of the first batch (Kafka's basis for rolling by age); -1 when empty."""
+        if self._first_timestamp is None:
+            for batch in self.walk(0, self.size_bytes):
+                self._first_timestamp = batch[4]
+                return batch[4]
+            return NO_TIMESTAMP
+        return self._first_timestamp
+
+    @first_timestamp.setter
+    def first_timestamp(self, timestamp: int | None) -> None:
+        self._first_timestamp = timestamp
+
+    # Looking at batches.
+
+    def walk(self, position: int, end: int, chunk_bytes: int = WALK_BYTES) -> Iterator[Batch]:
+        """The batches whose start is in ``position..end``, from their headers only.
+
+        ``position`` must be the start of a batch. Raises DamagedData where a header is impossible
+        or a batch is cut off by the end of the file.
+        """
+        file, disk, limit = self.file, self._disk, self.size_bytes
+        chunk, start = b"", position
+        while position < end:
+            at = position - start
+            if at + _HEADER_BYTES > len(chunk):
+                chunk = disk.pread(file, position, min(chunk_bytes, limit - position))
+                start, at = position, 0
+                if len(chunk) < _HEADER_BYTES:
+                    raise DamagedData(file.path, position, -1, "no room for a batch header")
+            base, length, magic, delta, timestamp = _PREFIX.unpack_from(chunk, at)
+            size = length + _LENGTH_END
+            if magic != _MAGIC:
+                raise DamagedData(file.path, position, base, f"batch of magic {magic}, not 2")
+            if size < _HEADER_BYTES or position + size > limit or delta < 0:
+                raise DamagedData(
+                    file.path, position, base, f"batch of {size} bytes in a log of {limit}"
+                )
+            yield position, size, base, base + delta, timestamp
+            position += size
+
+    def locate(self, offset: int, end: int | None = None) -> Batch | None:
+        """The first batch whose last offset is >= ``offset``; None when there is none.
+
+        An index entry that does not lead to the batch it names has the index rebuilt (rule 23).
+        """
+        limit = self.size_bytes if end is None else end
+        self.load_index()
+        entry = self.index.floor_entry(offset)
+        if entry is None:
+            position = 0
+        else:
+            last_offset, position = entry
+            try:
+                batch = next(self.walk(position, limit), None)
+                honest = batch is None or batch[3] == last_offset
+            except DamagedData:
+                honest = False
+            if not honest:
+                self.rebuild_indexes("an entry does not lead to its batch")
+                position = self.index.floor(offset)
+        for batch in self.walk(position, limit):
+            if batch[3] >= offset:
+                return batch
+        return None
+
+    # Indexes.
+
+    def load_index(self) -> None:
+        """Have the entries of the offset index in memory, rebuilt when the file is no good."""
+        if not self.index.loaded:
+            try:
+                self.index.load()
+            except (FileNotFoundError, DamagedData) as error:
+                self.rebuild_indexes(str(error))
+
+    def load_time_index(self) -> None:
+        """Have the entries of the time index in memory, rebuilt when the file is no good."""
+        if not self.time_index.loaded:
+            try:
+                self.time_index.load()
+            except (FileNotFoundError, DamagedData) as error:
+                self.rebuild_indexes(str(error))
+
+    def rebuild_indexes(self, why: str, *, save: bool = True) -> None:
+        """Make both indexes anew from the batches' headers, with a log line."""
+        logger.warning("%s: rebuilding the indexes: %s", self.path(layout.LOG), why)
+        self.reset_indexes()
+        for batch in self.walk(0, self.size_bytes, SCAN_BYTES):
+            self.note(batch)
+        if save:
+            self.close_indexes()
+
+    def reset_indexes(self) -> None:
+        """Forget everything that follows from the batches; :meth:`note` builds it up again."""
+        self.index.unload()
+        self.time_index.unload()
+        self.index.loaded = self.time_index.loaded = True
+        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+        self.bytes_since_index = 0
+        self.next_offset = self.base_offset
+        self._first_timestamp = None
+
+    def note(self, batch: Batch) -> None:
+        """A batch is the segment's next one: Kafka's entry rules (FACTS: ``LogSegment.append``)."""
+        position, size, _, last_offset, timestamp = batch
+        if self._first_timestamp is None:
+            self._first_timestamp = timestamp
+        if timestamp > self.max_timestamp:
+            self.max_timestamp, self.max_timestamp_offset = timestamp, last_offset
+        if self.bytes_since_index > self.index_interval_bytes:
+            self.index.offsets.append(last_offset - self.base_offset)
+            self.index.positions.append(position)
+            self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+            self.bytes_since_index = 0
+        self.bytes_since_index += size
+        self.next_offset = last_offset + 1
+
+    def close_indexes(self) -> None:
+        """Write the indexes as they are left on disk: the time index ends with the maximum."""
+        self.load_time_index()
+        self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+        self.index.save()
+        self._disk.reach("index.saved")
+        self.time_index.save()
+        self.save_aborted()
+
+    def open_closed(self) -> None:
+        """Check the indexes of a segment that was not written since a clean close (rule 23).
+
+        Takes the largest timestamp from the time index. Raises DamagedData or FileNotFoundError
+        where they must be rebuilt.
+        """
+        self.index.check(self.size_bytes)
+        self.max_timestamp, self.max_timestamp_offset = self.time_index.check()
+        if self.max_timestamp < 0 and self.size_bytes:
+            for batch in self.walk(0, 1):
+                if batch[4] >= 0:
+                    raise DamagedData(self.time_index.path, 0, self.base_offset, "no entry")
+
+    # Aborted transactions.
+
+    @property
+    def aborted(self) -> list[AbortedTxn]:
+        """Aborted transactions whose markers are here. Raises DamagedData."""
+        if self._aborted is None:
+            path = self.path(layout.TXN_INDEX)
+            data = b""
+            with suppress(FileNotFoundError):
+                data = self._disk.read(path)
+            self._aborted = txn_index.decode(path, data, self.base_offset)
+        return self._aborted
+
+    def reset_aborted(self, entries: list[AbortedTxn]) -> None:
+        """Replace the aborted transactions; :meth:`save_aborted` writes them."""
+        self._aborted = entries
+        self.aborted_dirty = True
+
+    def note_aborted(self, entry: AbortedTxn) -> None:
+        """A marker here aborted a transaction; known ones are not added again."""
+        entries = self.aborted
+        if not entries or entries[-1].last_offset < entry.last_offset:
+            entries.append(entry)
+            self.aborted_dirty = True
+
+    def save_aborted(self) -> None:
+        """Write the transaction index when it changed; without entries there is no file."""
+        if self.aborted_dirty:
+            if self.aborted:
+                self._disk.write_file(self.path(layout.TXN_INDEX), txn_index.encode(self.aborted))
+            else:
+                self._disk.unlink(self.path(layout.TXN_INDEX))
+            self.aborted_dirty = False
+
+    # Durability and removal.
+
+    def fsync(self) -> None:
+        """Make the log and what is on disk of its indexes durable; any thread, blocks."""
+        self._disk.fsync(self.file)
+        for kind in (layout.INDEX, layout.TIME_INDEX, layout.TXN_INDEX):
+            with suppress(FileNotFoundError):
+                self._disk.fsync(self._disk.open_read(self.path(kind)))
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of the ``.log``."""
+        return self._disk.pread(self.file, position, min(size, self.size_bytes - position))
+
+    def rename(self, old_state: str, new_state: str) -> None:
+        """Change the state suffix of all its files, the ``.log`` first."""
+        for kind in layout.SEGMENT_SUFFIXES:
+            with suppress(FileNotFoundError):
+                self._disk.rename(self.path(kind, old_state), self.path(kind, new_state))

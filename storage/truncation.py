@@ -1,0 +1,93 @@
+"""Cutting a log at its end (rules 19, 27, 28) and bringing all that follows from the batches along."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kept.storage import layout, recovery
+from kept.storage.disk import Disk
+from kept.storage.errors import OffsetOutOfRange
+from kept.storage.segment import SCAN_BYTES, Segment
+
+if TYPE_CHECKING:
+    from kept.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+
+def unlink_segments(disk: Disk, segments: Sequence[Segment]) -> None:
+    """Remove the files of segments; open ones stay readable for who holds them."""
+    for segment in segments:
+        for kind in layout.SEGMENT_SUFFIXES:
+            disk.unlink(segment.path(kind))
+
+
+def truncate_to(log: Log, offset: int, now_ms: int) -> None:
+    """See :meth:`Log.truncate_to`. Raises OffsetOutOfRange below zero."""
+    if offset < 0:
+        raise OffsetOutOfRange(f"{log}: cannot truncate to {offset}")
+    log.write()
+    if offset >= log.log_end_offset:
+        return
+    if offset < log.segments.bases[0]:
+        start_at(log, offset, now_ms)
+        return
+    logger.info("%s: truncating to %d", log, offset)
+    gone = [s for s in log.segments if s.base_offset > offset]
+    remaining = log.segments[: len(log.segments) - len(gone)]
+    active = remaining[-1]
+    log.segments.remove(gone)
+    for segment in reversed(gone):
+        unlink_segments(log.disk, [segment])
+    batch = active.locate(offset)
+    if batch is not None:
+        log.disk.truncate(active.file, batch[0])
+        active.size_bytes = batch[0]
+    log.disk.fsync(active.file)
+    reopen(active)
+    end_offset = active.next_offset
+    log.recovery_point = min(log.recovery_point, end_offset)
+    log.log_start_offset = min(log.log_start_offset, end_offset)
+    log.reset_active(end_offset)
+    log.leader_epochs.truncate_from_end(end_offset)
+    log.leader_epochs.save()
+    rewind(log)
+    log.disk.fsync_dir(log.directory)
+
+
+def reopen(segment: Segment) -> None:
+    """Derive everything from the batches again: a closed segment becomes active, or an active one was cut: its index files are stale."""
+    segment.reset_indexes()
+    for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
+        segment.note(batch)
+    segment.flushed = False
+    segment.reset_aborted([e for e in segment.aborted if e.last_offset < segment.next_offset])
+    segment.save_aborted()
+
+
+def rewind(log: Log) -> None:
+    """Rebuild the producer state from what the segments hold; snapshots above the end go."""
+    recovery.load_producers(
+        log.disk, log.directory, log.segments, log.producers, log.log_end_offset
+    )
+
+
+def start_at(log: Log, offset: int, now_ms: int) -> None:
+    """See :meth:`Log.truncate_fully_and_start_at`."""
+    logger.info("%s: emptied, it starts at %d", log, offset)
+    gone = list(log.segments)
+    log.segments.remove(gone)
+    for segment in reversed(gone):
+        unlink_segments(log.disk, [segment])
+    recovery.remove_snapshots(
+        log.disk, log.directory, recovery.snapshot_offsets(log.disk, log.directory)
+    )
+    log.segments.create(offset, log.config.index_interval_bytes, now_ms)
+    log.log_start_offset = log.recovery_point = offset
+    log.reset_active(offset)
+    log.leader_epochs.clear()
+    log.leader_epochs.save()
+    log.producers.clear(offset)
+    log.disk.fsync_dir(log.directory)

@@ -119,6 +119,8 @@ class Setting:
             return None
         try:
             value = _convert(self.kind, text.strip())
+            if isinstance(value, tuple):
+                value = tuple(dict.fromkeys(value))
             self._check_range(value)
             if self.check is not None:
                 self.check(value)
@@ -153,10 +155,14 @@ class Setting:
                 near = nearest(wrong[0], self.choices)
                 hint = f" (did you mean {near}?)" if near else ""
                 raise ValueError(f"String must be one of: {', '.join(self.choices)}{hint}")
-        if self.kind is Kind.LIST and len(set(value)) != len(value):
-            raise ValueError("Configuration '" + self.name + "' values must not be duplicated.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             if value in self.also:
+                return
+            if self.also and self.low is not None and self.high is not None:
+                if not self.low <= value <= self.high:
+                    low, high = _plain(self.low), _plain(self.high)
+                    other = " or ".join(map(str, self.also))
+                    raise ValueError(f"Value must be between {low} and {high} or equal to {other}")
                 return
             if self.low is not None and value < self.low:
                 raise ValueError(f"Value must be at least {_plain(self.low)}{self._range_hint()}")

@@ -1,0 +1,200 @@
+"""DescribeCluster, DescribeTopicPartitions, DescribeAcls, ListPartitionReassignments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.protocol import Values
+from kept.cluster.controller import INTERNAL_TOPICS
+from kept.cluster.image import Image, TopicImage
+from kept.cluster.records import PartitionRecord
+from kept.node.error_codes import code_for
+from kept.storage.errors import (
+    InvalidRequest,
+    SecurityDisabled,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from kept.node.api import RequestContext
+    from kept.node.server import Node
+
+NO_OPERATIONS: Final = -(2**31)
+"""Authorized operations that were not asked for."""
+
+CLUSTER_OPERATIONS: Final = 8096
+"""All operations on a cluster, as Kafka answers without an authorizer."""
+
+TOPIC_OPERATIONS: Final = 3576
+"""All operations on a topic, as Kafka answers without an authorizer."""
+
+BROKER_ENDPOINT: Final = 1
+CONTROLLER_ENDPOINT: Final = 2
+MISMATCHED_ENDPOINT_TYPE: Final = 114
+UNSUPPORTED_ENDPOINT_TYPE: Final = 115
+LEADER_NOT_AVAILABLE: Final = 5
+
+
+def describe_cluster(ctx: RequestContext, request: Any) -> Values:
+    """DescribeCluster v0-2: brokers as seen on the listener that the request came in on."""
+    endpoint_type = getattr(request, "endpoint_type", BROKER_ENDPOINT)
+    if endpoint_type != BROKER_ENDPOINT:
+        return _wrong_endpoint(endpoint_type)
+    node = ctx.node
+    fenced_too = getattr(request, "include_fenced_brokers", False)
+    asked = request.include_cluster_authorized_operations
+    return {
+        "error_code": 0,
+        "error_message": None,
+        "endpoint_type": BROKER_ENDPOINT,
+        "cluster_id": node.cluster_id,
+        "controller_id": node.node_id,
+        "brokers": _brokers(node, ctx.listener_name, fenced_too),
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
+    }
+
+
+def _wrong_endpoint(endpoint_type: int) -> Values:
+    if endpoint_type == CONTROLLER_ENDPOINT:
+        code = MISMATCHED_ENDPOINT_TYPE
+        message = (
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of "
+            "type CONTROLLER"
+        )
+    else:
+        code, message = UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {endpoint_type}"
+    return {
+        "error_code": code,
+        "error_message": message,
+        "endpoint_type": BROKER_ENDPOINT,
+        "cluster_id": "",
+        "controller_id": -1,
+        "brokers": (),
+        "cluster_authorized_operations": NO_OPERATIONS,
+    }
+
+
+def _brokers(node: Node, listener_name: str, fenced_too: bool) -> list[Values]:
+    found: list[Values] = []
+    for broker_id, broker in sorted(node.image.brokers.items()):
+        if broker.fenced and not fenced_too:
+            continue
+        if broker_id == node.node_id:
+            host, port = node.endpoints(listener_name)
+        else:
+            endpoint = broker.endpoint(listener_name)
+            if endpoint is None:
+                continue
+            host, port = endpoint.host, endpoint.port
+        found.append(
+            {
+                "broker_id": broker_id,
+                "host": host,
+                "port": port,
+                "rack": broker.rack,
+                "is_fenced": broker.fenced,
+            }
+        )
+    return found
+
+
+def describe_topic_partitions(ctx: RequestContext, request: Any) -> Values:
+    """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
+    node, cursor = ctx.node, request.cursor
+    image = node.image
+    names = sorted({topic.name for topic in request.topics} or image.topics)
+    if cursor is not None:
+        if cursor.partition_index < 0 or (request.topics and cursor.topic_name > max(names)):
+            return _cursor_refused(request)
+        names = [name for name in names if name >= cursor.topic_name]
+    limit = request.response_partition_limit
+    most = node.config.max_request_partition_size_limit
+    left = max(1, min(limit, most))
+    topics: list[Values] = []
+    for name in names:
+        if not left:
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        topic = image.topics.get(name)
+        if topic is None:
+            if cursor is None or request.topics:
+                topics.append(_unknown_topic(name))
+            continue
+        begins = cursor is not None and name == cursor.topic_name
+        first = cursor.partition_index if begins and cursor is not None else 0
+        page = topic.partitions[first : first + left]
+        topics.append(_topic(image, topic, page))
+        left -= len(page)
+        if first + len(page) < len(topic.partitions):
+            following = {"topic_name": name, "partition_index": first + len(page)}
+            return {"topics": topics, "next_cursor": following}
+    return {"topics": topics, "next_cursor": None}
+
+
+def _cursor_refused(request: Any) -> Values:
+    code = code_for(InvalidRequest("cursor"))
+    return {
+        "topics": [
+            {
+                **_unknown_topic(topic.name),
+                "error_code": code,
+                "topic_authorized_operations": NO_OPERATIONS,
+            }
+            for topic in request.topics
+        ],
+        "next_cursor": None,
+    }
+
+
+def _unknown_topic(name: str) -> dict[str, Any]:
+    return {
+        "error_code": code_for(UnknownTopicOrPartition(name)),
+        "name": name,
+        "topic_id": None,
+        "is_internal": False,
+        "partitions": (),
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _topic(image: Image, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Values:
+    return {
+        "error_code": 0,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.name in INTERNAL_TOPICS,
+        "partitions": [_partition(image, record) for record in page],
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _partition(image: Image, record: PartitionRecord) -> Values:
+    offline = [
+        broker_id
+        for broker_id in record.replicas
+        if broker_id not in image.brokers or image.brokers[broker_id].fenced
+    ]
+    return {
+        "error_code": 0 if record.leader >= 0 else LEADER_NOT_AVAILABLE,
+        "partition_index": record.partition,
+        "leader_id": record.leader,
+        "leader_epoch": record.leader_epoch,
+        "replica_nodes": record.replicas,
+        "isr_nodes": record.isr,
+        "eligible_leader_replicas": (),
+        "last_known_elr": (),
+        "offline_replicas": offline,
+    }
+
+
+def describe_acls(_ctx: RequestContext, _request: Any) -> Values:
+    """DescribeAcls v1-3: there is no authorizer."""
+    return {
+        "error_code": code_for(SecurityDisabled("acls")),
+        "error_message": "No Authorizer is configured on the broker",
+        "resources": (),
+    }
+
+
+def list_partition_reassignments(_ctx: RequestContext, _request: Any) -> Values:
+    """ListPartitionReassignments v0: in a cluster of one nothing can be moving."""
+    return {"error_code": 0, "error_message": None, "topics": ()}

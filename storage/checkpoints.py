@@ -2,8 +2,8 @@
 
 Checkpoint: ``0\\n<count>\\n`` and one line per entry, ``topic partition offset`` for a directory's
 checkpoints, ``epoch start_offset`` for leader epochs. Written through ``.tmp``, fsync, rename and
-fsync of the directory. A 0-byte file is valid and empty (a crash of Kafka leaves one); anything else
-that does not parse is :class:`DamagedData` and the caller decides what to do without it.
+fsync of the directory. A 0-byte file is valid and empty (a crash of Kafka leaves one); anything
+else that does not parse is :class:`DamagedData` and the caller decides what to do without it.
 """
 
 from __future__ import annotations

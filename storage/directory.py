@@ -1,8 +1,8 @@
 """One entry of ``log.dirs``: who may use it, which logs it holds, how far each was durable.
 
-Opening takes the lock for life, checks whose directory it is (``meta.properties``), reads the mark of a
-clean stop and removes it durably before any log is opened: a power cut can not bring it back. Closing
-writes checkpoints first and the mark last.
+Opening takes the lock for life, checks whose directory it is (``meta.properties``), reads the mark
+of a clean stop and removes it durably before any log is opened: a power cut can not bring it back.
+Closing writes checkpoints first and the mark last.
 
 A disk error takes the directory offline: ``offline`` says why, and no file of it is written again.
 """
@@ -39,7 +39,9 @@ class Checkpoint(Enum):
 
 
 class FoundLog(NamedTuple):
-    """A log's directory on disk. ``topic_id`` is None when partition.metadata is missing or damaged."""
+    """A log's directory on disk. ``topic_id`` is None when partition.metadata is missing or
+    damaged.
+    """
 
     directory_name: str
     topic_partition: TopicPartition
@@ -66,12 +68,13 @@ class LogDirectory:
     @classmethod
     def open(
         cls, path: str, disk: Disk, *, cluster_id: str, node_id: int,
-        new_directory_id: uuid.UUID, now_ms: int,
+        new_directory_id: uuid.UUID, now_ms: int,  # noqa: ARG003 (the seam's)
     ) -> LogDirectory:  # fmt: skip
         """Lock and read a directory, created when absent.
 
-        ``new_directory_id`` becomes its id if it has none. Raises DirectoryInUse, DirectoryRefused (another
-        node's or cluster's, or Apache Kafka's), DamagedData for meta.properties, MachineError.
+        ``new_directory_id`` becomes its id if it has none. Raises DirectoryInUse, DirectoryRefused
+        (another node's or cluster's, or Apache Kafka's), DamagedData for meta.properties,
+        MachineError.
         """
         path = path.rstrip("/") or "/"
         if not disk.exists(path):
@@ -185,7 +188,7 @@ class LogDirectory:
         self, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig, *, now_ms: int,
         unfinished_swap: SwapPlan | None = None, producer_id_expiration_ms: int = 86_400_000,
     ) -> Log:  # fmt: skip
-        """Open a log of :meth:`scan` with what the checkpoints say about it; may run in any thread."""
+        """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
         return Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
             log_start_offset=self.log_starts.get(tp, 0),
@@ -208,7 +211,9 @@ class LogDirectory:
         )  # fmt: skip
 
     def mark_deleted(self, log: Log, unique: uuid.UUID, now_ms: int) -> None:
-        """The topic is deleted: the directory is renamed ``...-delete`` and goes with :meth:`purge`."""
+        """The topic is deleted: the directory is renamed ``...-delete`` and goes with
+        :meth:`purge`.
+        """
         name = layout.deleted_directory_name(log.topic_partition, unique)
         for segment in log.segments:
             segment.file  # noqa: B018 (open it under its old name: readers may hold it)
@@ -243,8 +248,8 @@ class LogDirectory:
             logger.error("log directory %s is offline: %s", self.path, error)
 
     def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
-        """Release the directory. ``clean``: all logs were closed and the checkpoints written; the mark
-        is left, last of all. A directory that is offline is never marked clean.
+        """Release the directory. ``clean``: all logs were closed and the checkpoints written; the
+        mark is left, last of all. A directory that is offline is never marked clean.
         """
         try:
             if clean and self.offline is None:

@@ -8,8 +8,8 @@ Durability: data is durable after :meth:`Disk.fsync` of the file, a created, ren
 only after :meth:`Disk.fsync_dir` of its directory. A failed fsync must never be tried again: the
 kernel has marked the pages clean.
 
-Fail points are named places in the code (``append.write``, ``swap.renamed``...). Tests arm them with
-``disk.fail_points[name] = action``; a real process arms them with the environment variable
+Fail points are named places in the code (``append.write``, ``swap.renamed``...). Tests arm them
+with ``disk.fail_points[name] = action``; a real process arms them with the environment variable
 ``KEPT_FAIL_POINT=name[=kill|eio|enospc][:N]``, several separated by commas (N: at the N-th time).
 """
 
@@ -385,7 +385,8 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> Lock:
-        """Take the exclusive POSIX lock of a file, as Apache Kafka does (``flock`` would not exclude it).
+        """Take the exclusive POSIX lock of a file, as Apache Kafka does (``flock`` would not
+        exclude it).
 
         Raises DirectoryInUse when another process, or this one, holds it. The file is opened once
         and stays open: closing any descriptor of it would lose the lock.

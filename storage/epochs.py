@@ -3,8 +3,8 @@
 Entries are (epoch, start offset), both strictly ascending. They answer up to which offset two logs
 agree: the end of an epoch is the start of the next higher one, of the latest one the log end.
 
-The cache changes in memory at once and on disk by :meth:`LeaderEpochCache.save`, which blocks (fsync);
-``dirty`` tells that it is due. Rule 24: an epoch is durable before the first append in it.
+The cache changes in memory at once and on disk by :meth:`LeaderEpochCache.save`, which blocks
+(fsync); ``dirty`` tells that it is due. Rule 24: an epoch is durable before the first append in it.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class LeaderEpochCache:
     def end_offset_for(self, epoch: int) -> tuple[int, int] | None:
         """Where an epoch ends here: (largest known epoch <= ``epoch``, its end), rule 25.
 
-        The latest epoch ends at the log end offset. An epoch below the first known one is answered with
-        itself and the first start; one above the latest, or any in an empty cache, with None.
+        The latest epoch ends at the log end offset. An epoch below the first known one is answered
+        with itself and the first start; one above the latest, or any in an empty cache, with None.
         """
         epochs = self._epochs
         if not epochs or epoch < 0 or epoch > epochs[-1]:

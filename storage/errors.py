@@ -10,8 +10,8 @@
 :class:`InvariantViolation`   our own bug
 ============================  ====================================================================
 
-Leaf classes carry Kafka's name for the condition, so that ``kept.node.error_codes`` maps them one to
-one. A message names the input and says what would be right.
+Leaf classes carry Kafka's name for the condition, so that ``kept.node.error_codes`` maps them one
+to one. A message names the input and says what would be right.
 """
 
 from __future__ import annotations
@@ -289,6 +289,6 @@ class DirectoryInUse(KeptError):
 
 
 class DirectoryRefused(KeptError):
-    """A data directory that is not ours to open: another cluster's, another node's, newer, or Apache
-    Kafka's without ``--adopt``.
+    """A data directory that is not ours to open: another cluster's, another node's, newer, or
+    Apache Kafka's without ``--adopt``.
     """

@@ -18,7 +18,7 @@ class FlushTicket:
 
     __slots__ = ("_active", "_disk", "_settle", "directory", "end_offset", "segments")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self, disk: Disk, directory: str, end_offset: int, segments: list[Segment],
         active: File | None, settle: Callable[[FlushTicket], None],
     ) -> None:  # fmt: skip

@@ -3,13 +3,16 @@
 What holds, always:
 
 - ``log_start_offset <= recovery_point <= written_end_offset <= log_end_offset``;
-- an append is staged (:meth:`Log.append`) and then written with all others (:meth:`Log.write`) by one
-  ``writev``; readers see what is written;
-- a write that fails is cut back to what was whole before it, so the log stays a sequence of whole batches;
-- the log moves in one thread; only :class:`FlushTicket.run` and ``LeaderEpochCache.save`` run elsewhere.
+- an append is staged (:meth:`Log.append`) and then written with all others (:meth:`Log.write`) by
+  one ``writev``; readers see what is written;
+- a write that fails is cut back to what was whole before it, so the log stays a sequence of whole
+  batches;
+- the log moves in one thread; only :class:`FlushTicket.run` and ``LeaderEpochCache.save`` run
+  elsewhere.
 
-The append path does no work per record and creates no object beyond its answer (:class:`AppendInfo`);
-index entries go to arrays in memory that are written when a segment is rolled or the log is closed.
+The append path does no work per record and creates no object beyond its answer
+(:class:`AppendInfo`); index entries go to arrays in memory that are written when a segment is
+rolled or the log is closed.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class AppendInfo(NamedTuple):
 class Log:
     """One partition's log; see the module."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self, directory: str, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig,
         disk: Disk, recovered: recovery.Recovered, now_ms: int,
     ) -> None:  # fmt: skip
@@ -82,7 +85,7 @@ class Log:
         self.recovery_point = recovered.recovery_point
         self.failed: MachineError | None = None
         self.waiting_deletes: list[tuple[int, list[str]]] = []
-        self.last_flush_ms = now_ms
+        self.last_flush_ms = self.last_seen_ms = now_ms
         self._active = self.segments.active
         self._staged: list[Bytes] = []
         self._staged_bytes = 0
@@ -100,9 +103,9 @@ class Log:
     ) -> Log:  # fmt: skip
         """Open a log, recovering what a crash left; create it when there is none.
 
-        ``clean``: its directory was closed cleanly. ``unfinished_swap``: the plan of a swap that may
-        have been interrupted. Without ``topic_id`` that of ``partition.metadata`` is taken. Raises
-        DamagedData when that file is damaged or names another topic id, MachineError.
+        ``clean``: its directory was closed cleanly. ``unfinished_swap``: the plan of a swap that
+        may have been interrupted. Without ``topic_id`` that of ``partition.metadata`` is taken.
+        Raises DamagedData when that file is damaged or names another topic id, MachineError.
         """
         if not disk.exists(directory):
             disk.mkdir(directory)
@@ -213,7 +216,7 @@ class Log:
             )  # fmt: skip
         return AppendInfo(base, last, append_time, self.log_start_offset, False)
 
-    def _stage(
+    def _stage(  # noqa: PLR0917
         self, active: Segment, data: Bytes, size: int, position: int, base: int, last: int,
         timestamp: int, now_ms: int,
     ) -> None:  # fmt: skip
@@ -257,12 +260,12 @@ class Log:
         self.leader_epochs.save()
         self._epoch = leader_epoch
 
-    def append_as_follower(self, batches: Bytes, now_ms: int) -> AppendInfo | None:
+    def append_as_follower(self, batches: Bytes, now_ms: int | None = None) -> AppendInfo | None:
         """Append whole batches that have their offsets and epochs; gaps are fine, overlaps refused.
 
-        Every CRC is checked first and nothing is appended when one is wrong. One exception of rule 31:
-        an empty log whose start lies inside the first batch restarts at that batch's base. Raises
-        CorruptMessage, OffsetOutOfRange for an overlap. Staged like :meth:`append`.
+        Every CRC is checked first and nothing is appended when one is wrong. One exception of rule
+        31: an empty log whose start lies inside the first batch restarts at that batch's base.
+        Raises CorruptMessage, OffsetOutOfRange for an overlap. Staged like :meth:`append`.
         """
         if self.failed is not None:
             raise KafkaStorageError(str(self.failed))
@@ -284,9 +287,10 @@ class Log:
             position += header.size_bytes
         if not found:
             return None
+        now_ms = self.last_seen_ms if now_ms is None else now_ms
         first = found[0][1].base_offset
         if first < self.log_end_offset:
-            self.truncate_fully_and_start_at(first, now_ms)
+            self.truncate_fully_and_start_at(first)
         for at, header in found:
             size, last = header.size_bytes, header.last_offset
             if header.partition_leader_epoch > self._epoch:
@@ -343,10 +347,11 @@ class Log:
         self.failed = None
 
     def roll(self, now_ms: int, base_offset: int | None = None) -> None:
-        """Close the active segment and begin one at the log end; nothing happens to an empty one."""
+        """Close the active segment and begin one at the log end; an empty one stays."""
         self.write()
         active = self._active
         base = self.log_end_offset if base_offset is None else base_offset
+        self.last_seen_ms = now_ms
         if not active.size_bytes:
             if base <= active.base_offset:
                 return
@@ -364,7 +369,9 @@ class Log:
         self.disk.reach("roll.created")
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll a non-empty active segment whose first append is too long ago (rule 3: idle logs too)."""
+        """Roll a non-empty active segment whose first append is too long ago (rule 3: idle logs
+        too).
+        """
         active = self._active
         first = active.first_append_ms
         if not active.size_bytes or first is None or now_ms - first <= self.roll_age_ms:
@@ -379,9 +386,9 @@ class Log:
     ) -> FileSlice | None:
         """Whole batches from the one that holds ``offset`` (or the next), all below ``end_offset``.
 
-        At most ``max_bytes``, but one batch whatever its size if ``at_least_one``; they may be fewer
-        than would fit. None: nothing there. Raises OffsetOutOfRange below the log start or above
-        the log end, DamagedData, MachineError.
+        At most ``max_bytes``, but one batch whatever its size if ``at_least_one``; they may be
+        fewer than would fit. None: nothing there. Raises OffsetOutOfRange below the log start or
+        above the log end, DamagedData, MachineError.
         """
         written = self.written_end_offset
         if end_offset >= written:
@@ -424,7 +431,7 @@ class Log:
 
     # Start and end.
 
-    def advance_log_start(self, offset: int, now_ms: int) -> None:
+    def advance_log_start(self, offset: int, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
         """Records below ``offset`` are gone (DeleteRecords, retention); it never goes back.
 
         Segments wholly below it leave with :meth:`delete_old_segments`.
@@ -442,21 +449,22 @@ class Log:
         """Retention: (base offset, reason) of the segments that went, oldest first.
 
         By time and size if the topic's policy says so, and always what lies below the log start;
-        never anything at or above the high watermark. The log start moves (rule 43: leaders only call
-        this with a policy).
+        never anything at or above the high watermark. The log start moves (rule 43: leaders only
+        call this with a policy).
         """
         return retention.apply(self, now_ms, high_watermark)
 
-    def truncate_to(self, offset: int, now_ms: int) -> None:
+    def truncate_to(self, offset: int) -> None:
         """Cut the log: batches with records at or above ``offset`` go (rules 19, 27).
 
-        The log end becomes that of the last batch left; epochs, producers and recovery point follow.
+        The log end becomes that of the last batch left; epochs, producers and recovery point
+        follow.
         """
-        truncation.truncate_to(self, offset, now_ms)
+        truncation.truncate_to(self, offset)
 
-    def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
+    def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the empty log starts and ends at ``offset`` (rule 28)."""
-        truncation.start_at(self, offset, now_ms)
+        truncation.start_at(self, offset)
 
     def reset_active(self, end_offset: int) -> None:
         """The segments changed under the log (truncation): the last one is active from now on."""
@@ -470,7 +478,7 @@ class Log:
     # Durability.
 
     def flush_ticket(self, up_to: int | None = None) -> FlushTicket | None:
-        """A ticket for what is written and not yet durable (below ``up_to``); None when nothing is."""
+        """A ticket for what is written and not durable (below ``up_to``); None for nothing."""
         end = self.written_end_offset
         if up_to is not None and up_to <= self.recovery_point:
             return None
@@ -534,8 +542,8 @@ class Log:
                 self.disk.unlink(path)
         return sum(len(paths) for _, paths in due)
 
-    def close(self, now_ms: int) -> None:
-        """Flush, write snapshot and indexes: the log is clean afterwards. Do not use it any more."""
+    def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
+        """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""
         self.write()
         self.delete_expired(MAX_INT64)
         self._active.close_indexes()

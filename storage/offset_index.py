@@ -1,9 +1,10 @@
 """``.index``: from an offset to the position of a batch in its segment.
 
-Entry: big-endian int32 (LAST offset of the batch - base offset), int32 (position of the batch's START).
-Offsets and positions ascend strictly; the first batch of a segment has no entry. The active segment's
-entries live in memory only and are written when it is rolled or the log is closed: a segment that
-was not, is scanned at the next start anyway. Closed segments read theirs at the first look-up.
+Entry: big-endian int32 (LAST offset of the batch - base offset), int32 (position of the batch's
+START). Offsets and positions ascend strictly; the first batch of a segment has no entry. The active
+segment's entries live in memory only and are written when it is rolled or the log is closed: a
+segment that was not, is scanned at the next start anyway. Closed segments read theirs at the first
+look-up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import Final
 
 from kept.storage.disk import Disk
@@ -44,7 +46,7 @@ def encode_entries(offsets: array[int], positions: array[int]) -> bytes:
 
 def ascends(values: array[int]) -> bool:
     """Strictly ascending."""
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in pairwise(values))
 
 
 class OffsetIndex:

@@ -2,16 +2,17 @@
 
 Rules are Apache Kafka's (``ProducerStateManager``, ``ProducerAppendInfo``):
 
-- a batch of the producer's current epoch whose first and last sequence equal one of its last five is a
-  duplicate and is answered with the offsets it got;
+- a batch of the producer's current epoch whose first and last sequence equal one of its last five
+  is a duplicate and is answered with the offsets it got;
 - an older epoch is refused (INVALID_PRODUCER_EPOCH); a newer one starts at sequence 0;
-- within an epoch sequences follow one another and wrap after 2^31 - 1; a producer without state here
-  (expired, or its records are gone) may start anywhere (KIP-360);
-- a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last batch.
+- within an epoch sequences follow one another and wrap after 2^31 - 1; a producer without state
+  here (expired, or its records are gone) may start anywhere (KIP-360);
+- a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last
+  batch.
 
 State is rebuilt from a snapshot and the batches above it, so it never decides what is in the log.
-Transactions are understood, for logs that Apache Kafka wrote: the first unstable offset and the index
-of aborted transactions follow from the markers.
+Transactions are understood, for logs that Apache Kafka wrote: the first unstable offset and the
+index of aborted transactions follow from the markers.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class ProducerStates:
             f"expected {(last + 1) & MAX_INT32}"
         )
 
-    def update(
+    def update(  # noqa: PLR0917
         self, producer_id: int, epoch: int, first_sequence: int, offset_delta: int,
         last_offset: int, timestamp: int, is_transactional: bool = False,
     ) -> None:  # fmt: skip
@@ -161,7 +162,7 @@ class ProducerStates:
         if is_transactional and state.txn_first_offset is None:
             state.txn_first_offset = self._open[producer_id] = last_offset - offset_delta
 
-    def update_marker(
+    def update_marker(  # noqa: PLR0917
         self, producer_id: int, epoch: int, offset: int, timestamp: int,
         coordinator_epoch: int, aborted: bool,
     ) -> CompletedTxn | None:  # fmt: skip

@@ -1,7 +1,8 @@
 """Finding things in a log: slices of whole batches, offsets by timestamp, the largest timestamp.
 
-No locks: everything runs on the thread that appends, on immutable segments and on the written part of
-the active one. A read inside a gap answers the batch that contains the offset, or the next one (rule 32).
+No locks: everything runs on the thread that appends, on immutable segments and on the written part
+of the active one. A read inside a gap answers the batch that contains the offset, or the next one
+(rule 32).
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def end_position(segment: Segment, end_offset: int) -> int:
 
 
 def whole_batches(segment: Segment, start: Batch, limit: int, max_bytes: int) -> int:
-    """End of as many whole batches from ``start`` as fit ``max_bytes``; ``start``'s position if none.
+    """End of as many whole batches from ``start`` as fit ``max_bytes``; ``start``'s position if
+    none.
 
-    Cut at an index entry, so up to an index interval less than would fit; exact where that is nothing.
+    Cut at an index entry, so up to an index interval less than would fit; exact where that is
+    nothing.
     """
     position = start[0]
     wanted = position + max_bytes
@@ -55,7 +58,7 @@ def whole_batches(segment: Segment, start: Batch, limit: int, max_bytes: int) ->
 def read_slice(
     segments: Segments, offset: int, max_bytes: int, end_offset: int, at_least_one: bool
 ) -> FileSlice | None:
-    """Whole batches from the one that holds ``offset``, all below ``end_offset``, of one segment."""
+    """Whole batches from the one with ``offset``, all below ``end_offset``, of one segment."""
     index = segments.floor(offset)
     while index < len(segments):
         if segments.bases[index] >= end_offset:
@@ -136,7 +139,9 @@ def _record(
 
 
 def aborted_transactions(segments: Segments, start: int, end: int) -> list[AbortedTxn]:
-    """Aborted transactions that overlap ``start..end`` (for read_committed), as Kafka collects them."""
+    """Aborted transactions that overlap ``start..end`` (for read_committed), as Kafka collects
+    them.
+    """
     found = []
     for index in range(segments.floor(start), len(segments)):
         for entry in segments[index].aborted:

@@ -1,10 +1,11 @@
-"""Opening the files of a log: what a crash left is brought to a prefix of what was written (rule 22).
+"""Opening the files of a log: what a crash left is brought to a prefix of what was written (rule
+22).
 
-With the clean mark of its directory a log is opened from the sizes and last index entries of its files.
-Without it, segments are scanned batch by batch (framing and CRC) from the one that holds the recovery
-point; the log is cut at the first bad batch, later segments go, indexes are made anew. Indexes are
-never trusted over the log (rule 23). Then the epoch cache is cut at the log end and the log start,
-and producer state is rebuilt from the newest good snapshot and the batches above it.
+With the clean mark of its directory a log is opened from the sizes and last index entries of its
+files. Without it, segments are scanned batch by batch (framing and CRC) from the one that holds the
+recovery point; the log is cut at the first bad batch, later segments go, indexes are made anew.
+Indexes are never trusted over the log (rule 23). Then the epoch cache is cut at the log end and the
+log start, and producer state is rebuilt from the newest good snapshot and the batches above it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def replace(log: Log, plan: SwapPlan, now_ms: int) -> None:
-    """See :meth:`Log.replace_segments`. Raises InvariantViolation when the plan does not fit the log."""
+    """See :meth:`Log.replace_segments`. Raises InvariantViolation when the plan does not fit the
+    log.
+    """
     by_base = {s.base_offset: s for s in log.segments[:-1]}
     _check(log, plan, by_base)
     interval = log.config.index_interval_bytes

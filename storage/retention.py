@@ -1,8 +1,8 @@
 """Retention: which of the oldest segments go (rule 43), and taking them away.
 
-Segments go from the oldest on, each for the first reason that holds; the first one with none ends it.
-A segment is never touched while the high watermark is inside or below it. When even the active segment
-is due by time, it is rolled first, so that an idle topic empties.
+Segments go from the oldest on, each for the first reason that holds; the first one with none ends
+it. A segment is never touched while the high watermark is inside or below it. When even the active
+segment is due by time, it is rolled first, so that an idle topic empties.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One segment: a ``.log`` file with its offset, time and transaction index.
 
 A segment knows no policy. The log appends through its public fields (the hot path, see
-``kept.storage.log``); closed segments are immutable until they are replaced or deleted. Their indexes
-and open files come when first asked for.
+``kept.storage.log``); closed segments are immutable until they are replaced or deleted. Their
+indexes and open files come when first asked for.
 
 Positions are bytes in the file, ends are exclusive, ``size_bytes`` is what is written (not staged).
 """
@@ -24,7 +24,8 @@ from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import NO_TIMESTAMP
 
 _PREFIX: Final = Struct(">qi4xb4x2xi8xq")
-"""base offset, batch length, magic, last offset delta, max timestamp; of a header's first 43 bytes."""
+"""base offset, batch length, magic, last offset delta, max timestamp; of a header's first 43 bytes.
+"""
 _HEADER_BYTES: Final = 61
 _LENGTH_END: Final = 12
 _MAGIC: Final = 2
@@ -43,10 +44,25 @@ class Segment:
     """A segment of a log; see the module. ``next_offset`` is the end of its last batch."""
 
     __slots__ = (
-        "_aborted", "_disk", "_file", "aborted_dirty", "base_offset", "bytes_since_index",
-        "created_ms", "directory", "first_append_ms", "flushed", "index", "index_interval_bytes",
-        "max_timestamp", "max_timestamp_offset", "mtime_ms", "next_offset", "size_bytes",
-        "time_index", "_first_timestamp",
+        "_aborted",
+        "_disk",
+        "_file",
+        "_first_timestamp",
+        "aborted_dirty",
+        "base_offset",
+        "bytes_since_index",
+        "created_ms",
+        "directory",
+        "first_append_ms",
+        "flushed",
+        "index",
+        "index_interval_bytes",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "mtime_ms",
+        "next_offset",
+        "size_bytes",
+        "time_index",
     )  # fmt: skip
 
     def __init__(

@@ -1,9 +1,9 @@
 """``<end offset>.snapshot``: producer state, Apache Kafka's binary format.
 
-int16 version 1, uint32 CRC-32C over everything after it, int32 count, then 46 bytes a producer: id int64,
-epoch int16, last sequence int32, last offset int64, offset delta int32, timestamp int64, coordinator epoch
-int32, first offset of the open transaction int64 (-1: none). One batch a producer: after a restart the
-batches of the active segment are read again to know five.
+int16 version 1, uint32 CRC-32C over everything after it, int32 count, then 46 bytes a producer: id
+int64, epoch int16, last sequence int32, last offset int64, offset delta int32, timestamp int64,
+coordinator epoch int32, first offset of the open transaction int64 (-1: none). One batch a
+producer: after a restart the batches of the active segment are read again to know five.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def encode(states: ProducerStates) -> bytes:
         entries.append(
             _ENTRY.pack(
                 producer_id, state.epoch, state.last_sequence, state.last_offset, delta,
-                state.last_timestamp, state.coordinator_epoch, NO_OFFSET if first is None else first,
+                state.last_timestamp, state.coordinator_epoch,
+                NO_OFFSET if first is None else first,
             )
         )  # fmt: skip
     body = b"".join([len(entries).to_bytes(4, "big"), *entries])

@@ -1,17 +1,18 @@
-"""Replacing segments by cleaned ones so that reads are right at every moment and after a crash (rule 11).
+"""Replacing segments by cleaned ones so that reads are right at every moment and after a crash
+(rule 11).
 
-The cleaner writes ``<base>.log.cleaned`` (and, if it wants, the indexes) and fsyncs them. Then, for one
-plan, ascending by group:
+The cleaner writes ``<base>.log.cleaned`` (and, if it wants, the indexes) and fsyncs them. Then, for
+one plan, ascending by group:
 
 1. every output becomes ``.swap``, in descending order of offset; the directory is fsynced;
 2. group by group: the inputs become ``.deleted``, the outputs lose their suffix;
 3. the directory is fsynced; the ``.deleted`` files go after ``file.delete.delay.ms``.
 
-On start: ``.deleted`` files go; every ``.swap`` whose base is >= the lowest ``.cleaned`` goes, for step 1
-did not end; ``.cleaned`` go; the remaining ``.swap`` are completed. Which inputs they replace says the plan
-on disk; without one (a data directory of Apache Kafka) it is what Kafka does, from the ``.swap``'s last
-offset. This stands on file systems that keep the order of renames within a directory, as journaling
-ones do.
+On start: ``.deleted`` files go; every ``.swap`` whose base is >= the lowest ``.cleaned`` goes, for
+step 1 did not end; ``.cleaned`` go; the remaining ``.swap`` are completed. Which inputs they
+replace says the plan on disk; without one (a data directory of Apache Kafka) it is what Kafka does,
+from the ``.swap``'s last offset. This stands on file systems that keep the order of renames within
+a directory, as journaling ones do.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> None:
         disk.unlink(f"{directory}/{name}")
     if swaps:
         logger.warning("%s: completing the swap of segments %s", directory, sorted(swaps))
-        _complete(disk, directory, _groups(disk, directory, plan, swaps), swaps)
+        _complete(disk, directory, _groups(disk, directory, plan, swaps))
     disk.fsync_dir(directory)
 
 
@@ -128,7 +129,7 @@ def _next_offset(disk: Disk, directory: str, base: int) -> int:
     return end
 
 
-def _complete(disk: Disk, directory: str, groups: list[SwapGroup], swaps: set[int]) -> None:
+def _complete(disk: Disk, directory: str, groups: list[SwapGroup]) -> None:
     for group in groups:
         waiting = {
             base

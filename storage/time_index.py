@@ -1,9 +1,9 @@
 """``.timeindex``: from a timestamp to an offset in its segment.
 
-Entry: big-endian int64 (largest timestamp so far), int32 (last offset of the batch that first reached
-it - base offset). Timestamps ascend strictly. An entry is added with each one of the offset index, if
-the timestamp is larger than the last entry's; when the segment is rolled or closed one more holds
-the segment's maximum, and reopening takes it from there.
+Entry: big-endian int64 (largest timestamp so far), int32 (last offset of the batch that first
+reached it - base offset). Timestamps ascend strictly. An entry is added with each one of the offset
+index, if the timestamp is larger than the last entry's; when the segment is rolled or closed one
+more holds the segment's maximum, and reopening takes it from there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from struct import Struct
 from typing import Final
 
@@ -49,7 +50,9 @@ def encode_entries(timestamps: array[int], offsets: array[int]) -> bytes:
 
 
 class TimeIndex:
-    """The time index of one segment; ``timestamps`` and ``offsets`` are its entries while ``loaded``."""
+    """The time index of one segment; ``timestamps`` and ``offsets`` are its entries while
+    ``loaded``.
+    """
 
     __slots__ = ("_disk", "base_offset", "loaded", "offsets", "path", "timestamps")
 
@@ -89,9 +92,7 @@ class TimeIndex:
             return
         data = self._disk.read(self.path)
         timestamps, offsets = decode_entries(data)
-        if len(data) % ENTRY_BYTES or any(
-            a >= b for a, b in zip(timestamps, timestamps[1:], strict=False)
-        ):
+        if len(data) % ENTRY_BYTES or any(a >= b for a, b in pairwise(timestamps)):
             raise DamagedData(self.path, 0, self.base_offset, "entries do not ascend")
         self.timestamps, self.offsets, self.loaded = timestamps, offsets, True
 
@@ -110,7 +111,8 @@ class TimeIndex:
             self.offsets.append(offset - self.base_offset)
 
     def floor_offset(self, timestamp: int) -> int:
-        """Offset of the last entry whose timestamp is below ``timestamp``; the base if there is none.
+        """Offset of the last entry whose timestamp is below ``timestamp``; the base if there is
+        none.
 
         No batch before that offset reaches ``timestamp``.
         """

@@ -1,4 +1,4 @@
-"""Cutting a log at its end (rules 19, 27, 28) and bringing all that follows from the batches along."""
+"""Cutting a log at its end (rules 19, 27, 28), and all that follows from the batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unlink_segments(disk: Disk, segments: Sequence[Segment]) -> None:
             disk.unlink(segment.path(kind))
 
 
-def truncate_to(log: Log, offset: int, now_ms: int) -> None:
+def truncate_to(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_to`. Raises OffsetOutOfRange below zero."""
     if offset < 0:
         raise OffsetOutOfRange(f"{log}: cannot truncate to {offset}")
@@ -32,7 +32,7 @@ def truncate_to(log: Log, offset: int, now_ms: int) -> None:
     if offset >= log.log_end_offset:
         return
     if offset < log.segments.bases[0]:
-        start_at(log, offset, now_ms)
+        start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
     gone = [s for s in log.segments if s.base_offset > offset]
@@ -58,7 +58,9 @@ def truncate_to(log: Log, offset: int, now_ms: int) -> None:
 
 
 def reopen(segment: Segment) -> None:
-    """Derive everything from the batches again: a closed segment becomes active, or an active one was cut: its index files are stale."""
+    """Derive everything from the batches again: a closed segment becomes active, or an active one
+    was cut: its index files are stale.
+    """
     segment.reset_indexes()
     for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
         segment.note(batch)
@@ -74,7 +76,7 @@ def rewind(log: Log) -> None:
     )
 
 
-def start_at(log: Log, offset: int, now_ms: int) -> None:
+def start_at(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_fully_and_start_at`."""
     logger.info("%s: emptied, it starts at %d", log, offset)
     gone = list(log.segments)
@@ -84,7 +86,7 @@ def start_at(log: Log, offset: int, now_ms: int) -> None:
     recovery.remove_snapshots(
         log.disk, log.directory, recovery.snapshot_offsets(log.disk, log.directory)
     )
-    log.segments.create(offset, log.config.index_interval_bytes, now_ms)
+    log.segments.create(offset, log.config.index_interval_bytes, log.last_seen_ms)
     log.log_start_offset = log.recovery_point = offset
     log.reset_active(offset)
     log.leader_epochs.clear()

@@ -1,8 +1,8 @@
 """``.txnindex``: aborted transactions of a segment, Apache Kafka's format.
 
-Entry of 34 bytes: int16 version 0, then int64 producer id, first offset, last offset (of the marker), and the
-last stable offset at that time. The file exists from the first abort on. An entry is in the segment
-that holds the marker.
+Entry of 34 bytes: int16 version 0, then int64 producer id, first offset, last offset (of the
+marker), and the last stable offset at that time. The file exists from the first abort on. An entry
+is in the segment that holds the marker.
 """
 
 from __future__ import annotations

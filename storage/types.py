@@ -7,7 +7,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple, NewType
 
 Offset = NewType("Offset", int)
-"""Position of a record in its partition, from 0. Compaction leaves gaps; offsets are never counts."""
+"""Position of a record in its partition, from 0. Compaction leaves gaps; offsets are never counts.
+"""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Term of office of a partition's leader, from 0."""
@@ -60,8 +61,9 @@ class IsolationLevel(IntEnum):
 class LogConfig:
     """A topic's settings as its logs use them: Kafka's names with dots as underscores.
 
-    Built from a topic's settings by ``kept.cluster.settings``; the defaults are Kafka's. -1 means no
-    limit for the retention fields. ``raw`` keeps settings that only other parts use, by full name.
+    Built from a topic's settings by ``kept.cluster.settings``; the defaults are Kafka's. -1 means
+    no limit for the retention fields. ``raw`` keeps settings that only other parts use, by full
+    name.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})

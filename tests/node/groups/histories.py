@@ -3,7 +3,7 @@
 A command is a line that starts at the margin; what the core does about it follows, indented by two
 spaces. ``#`` begins a comment. Appends commit at once unless ``hold appends`` was said; then
 ``commit append``, ``reject append ERROR`` and ``time out append ERROR`` end the oldest one.
-KEPT_REWRITE_HISTORIES=1 writes the effects anew into the file, to be read before they are committed.
+KEPT_REWRITE_HISTORIES=1 writes the effects anew into the file; read them before you commit them.
 """
 
 from __future__ import annotations
@@ -278,8 +278,9 @@ class History:
         for m in group.members:
             static = f" static {m.group_instance_id}" if m.group_instance_id else ""
             self.lines.append(
-                f"  {m.member}{static} of {m.client_id} at {m.client_host}: " f"{len(m.metadata)}
-                bytes of metadata, assigned {m.assignment.decode() or 'nothing'}"
+                f"  {m.member}{static} of {m.client_id} at {m.client_host}: "
+                f"{len(m.metadata)} bytes of metadata, "
+                f"assigned {m.assignment.decode() or 'nothing'}"
             )
 
     def do_restart(self, _: Words) -> None:

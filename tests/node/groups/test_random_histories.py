@@ -101,7 +101,7 @@ class Simulation:
     def event(self) -> ev.Event:
         choose = self.random.choice
         group = choose(GROUPS)
-        member, instance = choose(self.ids[group][-6:] + [""]), choose(INSTANCES)
+        member, instance = choose([*self.ids[group][-6:], ""]), choose(INSTANCES)
         present = self.core.groups.get(group)
         generation = choose((-1, 1, present.generation if present else 2))
         if present and present.members and self.random.random() < 0.6:

@@ -1,0 +1,225 @@
+"""One partition on this node: its log, its leader core, and everybody who waits for it.
+
+This is what handlers, the group coordinator, retention and the cleaner use; nobody uses ``Log``
+around it. The shell adds to the log: who may read and write and how far (epochs, HW, LSO; rules 25,
+26, 38), who is told when something moves, and what a broken disk means (the partition is offline,
+with a reason, and every call raises KafkaStorageError).
+
+One thread; calls do not block but for the log's own file I/O. Callbacks are called within the call
+that moved the offset, after the state is consistent; they must not raise.
+"""
+
+from __future__ import annotations
+
+from kept.replication.leader import WaitEnded
+from kept.replication.offsets import diverging_epoch, list_offset
+from kept.replication.replica import EpochTicket, Replica
+from kept.replication.views import CommitCallback, ListedOffset, PartitionFetch
+from kept.storage.errors import (
+    KafkaStorageError,
+    MachineError,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+)
+from kept.storage.log import AppendInfo
+from kept.storage.records import CheckedBatch
+from kept.storage.types import MAX_INT32, IsolationLevel
+
+__all__ = ["AppendInfo", "EpochTicket", "ListedOffset", "Partition", "PartitionFetch"]
+
+
+class Partition(Replica):
+    """A partition as handlers use it; see the module."""
+
+    # Writing.
+
+    def append(self, checked: CheckedBatch, now_ms: int, acks: int = 1) -> AppendInfo:
+        """Stage a checked batch; readable, and in HW, after :meth:`write`.
+
+        Raises NotLeaderOrFollower, KafkaStorageError, NotEnoughReplicas (``acks`` -1 below the
+        minimum ISR), OutOfOrderSequenceNumber, InvalidProducerEpoch; then nothing was staged.
+        """
+        core = self.core
+        if not self._appendable:
+            self._check_leader()
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: leader epoch {core.leader_epoch} is not durable yet"
+            )
+        if acks == -1 and core.below_min_isr:
+            raise NotEnoughReplicas(
+                f"{self.topic_partition}: the ISR {core.isr} is below the minimum of "
+                f"{core.effective_min_isr}"
+            )
+        try:
+            return self.log.append(checked, core.leader_epoch, now_ms)
+        except MachineError as error:
+            self._failed(error)
+
+    def write(self) -> None:
+        """Write what is staged; HW moves, and those who wait for it are told.
+
+        Raises KafkaStorageError when the disk failed: nothing that was staged is in the log then,
+        the partition is offline.
+        """
+        try:
+            self.log.write()
+        except MachineError as error:
+            self._failed(error)
+        if self._leading:
+            effects = self.core.appended(self.log.written_end_offset)
+            if effects:
+                self._perform(effects)
+            if self._waiters:
+                self._wake()
+
+    def when_committed(self, end_offset: int, callback: CommitCallback) -> None:
+        """Call back once HW >= ``end_offset``: at once when it is, else when it moves there.
+
+        With an error: NotEnoughReplicasAfterAppend (committed, but by too few), NotLeaderOrFollower
+        or KafkaStorageError (nobody knows).
+        """
+        core = self.core
+        if core.alone and core.high_watermark >= end_offset:
+            callback(None)
+        elif self.offline is not None:
+            callback(KafkaStorageError(f"{self.topic_partition}: {self.offline}"))
+        else:
+            self._perform(core.commit_awaited(callback, end_offset))
+
+    def forget_commit(self, callback: CommitCallback) -> None:
+        """The waiter gave up (its request timed out): it is not called any more."""
+        self._perform(self.core.step(WaitEnded(callback)))
+
+    # Reading.
+
+    def fetch(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+        replica_id: int = -1,
+        at_least_one: bool = True,
+        now_ms: int = 0,
+    ) -> PartitionFetch:
+        """Whole batches from ``offset`` on: for consumers below HW (LSO), for replicas below LEO.
+
+        Nothing there is an empty answer; ``now_ms`` matters for replicas only, whose progress it
+        notes. Raises OffsetOutOfRange, FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower,
+        KafkaStorageError, DamagedData.
+        """
+        if not self._leading:
+            self._check_leader()
+        core = self.core
+        if current_leader_epoch not in (-1, core.leader_epoch):
+            self._check_epoch(current_leader_epoch)
+        log = self.log
+        start = log.log_start_offset
+        if last_fetched_epoch != -1:
+            diverging = diverging_epoch(log, last_fetched_epoch, offset)
+            if diverging is not None:
+                stable = self.last_stable_offset
+                return PartitionFetch(None, core.high_watermark, stable, start, None, diverging)
+        if offset < start:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is below the log start {start}"
+            )
+        aborted = None
+        if replica_id >= 0:
+            end = log.written_end_offset
+        else:
+            end = core.high_watermark
+            if isolation:
+                end = self.last_stable_offset
+                aborted = self.aborted_transactions(offset, end)
+        try:
+            found = log.read(offset, max_bytes, end, at_least_one=at_least_one)
+        except MachineError as error:
+            self._failed(error)
+        if replica_id >= 0:
+            self._follower_fetched(replica_id, offset, now_ms)
+        committed = core.high_watermark
+        unstable = log.first_unstable_offset
+        stable = committed if unstable is None else min(unstable, committed)
+        return PartitionFetch(found, committed, stable, start, aborted, None)
+
+    def _follower_fetched(self, replica_id: int, offset: int, now_ms: int) -> None:
+        before = self.core.high_watermark
+        self._perform(self.core.fetched(replica_id, offset, now_ms))
+        if self.core.high_watermark != before:
+            self._wake()
+
+    def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions that overlap ``start..end``."""
+        return [(txn[0], txn[1]) for txn in self.log.aborted_transactions(start, end)]
+
+    def read_batches(self, offset: int, max_bytes: int) -> bytes:
+        """Committed batches from ``offset`` on as bytes: for the node's own readers. At least one.
+
+        Does not ask for leadership. Raises OffsetOutOfRange, KafkaStorageError, DamagedData.
+        """
+        self._check_online()
+        try:
+            return self.log.read_batches(offset, max_bytes, self.core.high_watermark)
+        except MachineError as error:
+            self._failed(error)
+
+    def readable_bytes(
+        self, offset: int, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> int:
+        """Bytes that a consumer could fetch from ``offset``, within one segment: for ``min_bytes``.
+
+        0 for an offset out of range, so that the fetch that follows says so.
+        """
+        end = self.last_stable_offset if isolation else self.core.high_watermark
+        if self._leading and self.log.log_start_offset <= offset < end:
+            try:
+                found = self.log.read(offset, MAX_INT32, end)
+            except MachineError as error:
+                self._failed(error)
+            return 0 if found is None else found.size_bytes
+        return 0
+
+    def list_offset(
+        self,
+        timestamp: int,
+        isolation: IsolationLevel | None = IsolationLevel.READ_UNCOMMITTED,
+        current_leader_epoch: int = -1,
+    ) -> ListedOffset:
+        """ListOffsets; ``isolation`` None: a replica asks, who sees up to LEO.
+
+        Raises OffsetNotAvailable (rule 38), and as :meth:`fetch` does.
+        """
+        self._check_leader()
+        self._check_epoch(current_leader_epoch)
+        core = self.core
+        late = None
+        if isolation is None:
+            fetchable = self.log.written_end_offset
+        else:
+            fetchable = self.last_stable_offset if isolation else core.high_watermark
+            if core.high_watermark < core.epoch_start_offset:
+                late = (
+                    f"{self.topic_partition}: the high watermark {core.high_watermark} has not "
+                    f"reached the start {core.epoch_start_offset} of leader epoch "
+                    f"{core.leader_epoch}"
+                )
+        try:
+            return list_offset(
+                self.log,
+                timestamp,
+                fetchable=fetchable,
+                leader_epoch=core.leader_epoch,
+                late=late,
+            )
+        except MachineError as error:
+            self._failed(error)
+
+    def end_offset_for_epoch(self, current_leader_epoch: int, leader_epoch: int) -> tuple[int, int]:
+        """Where an epoch ends: (largest epoch <= ``leader_epoch``, its end); (-1, -1) undefined."""
+        self._check_leader()
+        self._check_epoch(current_leader_epoch)
+        return self.log.leader_epochs.end_offset_for(leader_epoch) or (-1, -1)

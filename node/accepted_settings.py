@@ -174,7 +174,7 @@ ACCEPTED: Final = (
         ("producer.purgatory.purge.interval.requests", "int", "1000", ""),
         ("delete.records.purgatory.purge.interval.requests", "int", "1", ""),
         ("log.dir.failure.timeout.ms", "long", "30000", "1:"),
-        ("cordoned.log.dirs", "list", "", " dynamic"),
+        ("cordoned.log.dirs", "list", "", ""),
         ("early.start.listeners", "list", None, ""),
         ("max.connection.creation.rate", "int", "2147483647", "0: dynamic"),
         ("max.connections.per.ip.overrides", "string", "", " dynamic"),

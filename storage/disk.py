@@ -340,6 +340,10 @@ class Disk:
                 self.remove_tree(inner)
             else:
                 self.unlink(inner)
+        self.rmdir(path)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty directory."""
         try:
             os.rmdir(path)
         except OSError as error:

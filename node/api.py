@@ -1,0 +1,187 @@
+"""Which Kafka APIs this node serves, in which versions, and who answers them.
+
+A handler is a function ``handle(ctx, request)`` of a module under ``kept.node.handlers``, named as the
+API in snake case; ``request`` is kio's typed object. It returns the response as plain values
+(:data:`kept.client.protocol.Values`), a future or coroutine of that, or None for no response.
+Modules are imported at the first request, so that an idle node stays small. Produce and Fetch have a
+codec of their own (``kept.node.hot``) and are dispatched by the connection.
+
+What is advertised works (SEMANTICS rule 39): an API whose module is absent is not advertised, and a
+golden test compares versions with Apache Kafka 4.3's answer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kept.node import error_codes
+from kept.node.hot.wire import read_uvarint, skip_tags, uvarint
+
+if TYPE_CHECKING:
+    from kept.node.connection import Connection
+    from kept.node.server import Node
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+API_VERSIONS: Final = 18
+
+SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""What KIP-511 allows as a client's software name and version."""
+
+Answer = Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None
+Handler = Callable[["RequestContext", Any], Answer]
+
+
+class Api(NamedTuple):
+    """One API: versions are inclusive; ``refused_below`` versions are advertised but not served."""
+
+    key: int
+    name: str
+    min_version: int
+    max_version: int
+    module: str
+    flexible_from: int
+    refused_below: int = 0
+
+    @property
+    def function(self) -> str:
+        """Name of the handler in its module."""
+        return self.name
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Who asks for what. ``connection`` is None in tests."""
+
+    node: Node
+    connection: Connection | None
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    listener_name: str
+    client_host: str = ""
+
+
+NEVER: Final = 32767
+"""``flexible_from`` of an API without flexible versions."""
+
+APIS: Final = (
+    # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
+    Api(0, "produce", 0, 13, "produce", 9, refused_below=3),
+    Api(1, "fetch", 4, 18, "fetch", 12),
+    Api(2, "list_offsets", 1, 11, "offsets", 6),
+    Api(3, "metadata", 0, 13, "metadata", 9),
+    Api(8, "offset_commit", 2, 10, "groups_offsets", 8),
+    Api(9, "offset_fetch", 1, 10, "groups_offsets", 6),
+    Api(10, "find_coordinator", 0, 6, "groups_membership", 3),
+    Api(11, "join_group", 0, 9, "groups_membership", 6),
+    Api(12, "heartbeat", 0, 4, "groups_membership", 4),
+    Api(13, "leave_group", 0, 5, "groups_membership", 4),
+    Api(14, "sync_group", 0, 5, "groups_membership", 4),
+    Api(15, "describe_groups", 0, 6, "groups_admin", 5),
+    Api(16, "list_groups", 0, 5, "groups_admin", 3),
+    Api(18, "api_versions", 0, 4, "api_versions", 3),
+    Api(19, "create_topics", 2, 7, "topics", 5),
+    Api(20, "delete_topics", 1, 6, "topics", 4),
+    Api(21, "delete_records", 0, 2, "topics", 2),
+    Api(22, "init_producer_id", 0, 5, "producer_ids", 2),
+    Api(23, "offset_for_leader_epoch", 2, 4, "offsets", 4),
+    Api(29, "describe_acls", 1, 3, "cluster", 2),
+    Api(32, "describe_configs", 1, 4, "configs", 4),
+    Api(33, "alter_configs", 0, 2, "configs", 2),
+    Api(35, "describe_log_dirs", 1, 5, "logdirs", 2),
+    Api(37, "create_partitions", 0, 3, "topics", 2),
+    Api(42, "delete_groups", 0, 2, "groups_admin", 2),
+    Api(44, "incremental_alter_configs", 0, 1, "configs", 1),
+    Api(46, "list_partition_reassignments", 0, 0, "cluster", 0),
+    Api(47, "offset_delete", 0, 0, "groups_offsets", NEVER),
+    Api(60, "describe_cluster", 0, 2, "cluster", 0),
+    Api(75, "describe_topic_partitions", 0, 0, "cluster", 0),
+)
+
+_PACKAGE: Final = "kept.node.handlers."
+
+
+@cache
+def _exists(module: str) -> bool:
+    return importlib.util.find_spec(_PACKAGE + module) is not None
+
+
+@cache
+def served() -> dict[int, Api]:
+    """The APIs of this node by key: those whose module is there."""
+    return {api.key: api for api in APIS if _exists(api.module)}
+
+
+@cache
+def handler(key: int) -> Handler:
+    """The function that answers an API; imports its module."""
+    api = served()[key]
+    function: Handler = getattr(import_module(_PACKAGE + api.module), api.function)
+    return function
+
+
+def preload() -> None:
+    """Import what almost every client asks for in its first second; takes ~0.3 s, in a thread."""
+    from kio.static.constants import EntityType
+
+    from kept.client import protocol
+
+    for key in (3, 2, 22, 10, 11, 14, 12, 8, 9):
+        api = served().get(key)
+        if api is None:
+            continue
+        handler(key)
+        for version in {api.max_version, min(api.max_version, api.flexible_from)}:
+            protocol.message_type(key, version, EntityType.request)
+            protocol.message_type(key, version, EntityType.response)
+
+
+def _api_versions_body(version: int, error_code: int) -> bytes:
+    """ApiVersionsResponse. Features are absent: none of Kafka's finalized ones is served (rule 39)."""
+    flexible = version >= 3
+    apis = served().values()
+    out = bytearray(error_code.to_bytes(2, "big"))
+    out += uvarint(len(apis) + 1) if flexible else len(apis).to_bytes(4, "big")
+    for api in apis:
+        for value in (api.key, api.min_version, api.max_version):
+            out += value.to_bytes(2, "big")
+        if flexible:
+            out += b"\0"
+    if version >= 1:
+        out += bytes(4)
+    if flexible:
+        out += b"\0"
+    return bytes(out)
+
+
+def answer_api_versions(version: int, body: memoryview) -> bytes:
+    """The answer to ApiVersions, in the version asked for.
+
+    An unknown version gets a v0 answer with UNSUPPORTED_VERSION (KIP-511), from which the client
+    learns what to ask; an illegal software name or version gets INVALID_REQUEST.
+    """
+    api = served()[API_VERSIONS]
+    if not api.min_version <= version <= api.max_version:
+        return _api_versions_body(0, error_codes.UNSUPPORTED_VERSION)
+    if version >= 3:
+        position = 0
+        for _ in range(2):
+            size, position = read_uvarint(body, position)
+            if not SOFTWARE_NAME.fullmatch(body[position : position + max(size - 1, 0)]):
+                return _api_versions_body(version, error_codes.INVALID_REQUEST)
+            position += size - 1
+        skip_tags(body, position)
+    return _answer(version)
+
+
+@cache
+def _answer(version: int) -> bytes:
+    return _api_versions_body(version, error_codes.NONE)

@@ -1,0 +1,436 @@
+"""One client's connection: frames in, responses out, in request order.
+
+Bytes are parsed where they arrive: a request's batches are appended straight from the connection's
+buffer, one ``writev`` per partition and one write of all responses per readiness event. Responses leave in
+request order whatever finishes first (SEMANTICS rule 41): each request that answers takes its place
+in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule 44).
+
+Limits: a frame may be ``socket.request.max.bytes``; beyond :data:`MAX_REPLIES` unanswered requests or
+:data:`MAX_UNSENT_BYTES` of responses the connection is not read; large frames and unsent responses draw
+on the node's :class:`Budget`. Anything that is not a request closes the connection with one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node import api, error_codes
+from kept.node.hot.wire import skip_tags
+from kept.node.logging import log
+from kept.node.sender import Segment, Sender
+from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from kept.node.handlers.fetch import PendingFetch
+    from kept.node.handlers.produce import Produced
+    from kept.node.listener import Listener
+    from kept.replication.partition import Partition
+
+BASE_BUFFER_BYTES: Final = 16 * 1024
+"""What an idle connection holds."""
+READ_BUFFER_BYTES: Final = 256 * 1024
+"""What a busy one reads into at once: enough for one call of ``recv`` to drain the socket."""
+EXACT_FRAME_BYTES: Final = 64 * 1024
+"""From this size on a read stops at the end of the frame, so that the next one is not moved."""
+MAX_REPLIES: Final = 1000
+"""Unanswered requests of one connection; librdkafka pipelines a million, and each costs memory."""
+MAX_UNSENT_BYTES: Final = 16 * 1024 * 1024
+"""Response bytes that the peer has not taken."""
+MIN_FRAME_BYTES: Final = 8
+"""API key, version, correlation id: nothing shorter is a request."""
+
+_SIZE: Final = struct.Struct(">i").unpack_from
+_HEADER: Final = struct.Struct(">hhih").unpack_from
+
+
+class Reply:
+    """A response's place in the order; ``segments`` is None until it is made."""
+
+    __slots__ = ("segments",)
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol of one accepted socket."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.node = listener.node
+        self.transport: Any = None
+        self.peer = "?"
+        self.software = ""
+        self.last_active = 0.0
+        self.dirty: dict[Partition, None] = {}
+        """Partitions with batches of this readiness event, staged and not yet written."""
+        self.unwritten: list[Produced] = []
+        self.parked: set[PendingFetch] = set()
+        self._buffer = bytearray(BASE_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._reserved_bytes = 0
+        """What this connection's request buffer has drawn on the node's budget."""
+        self._fresh = True
+        self._blocked = False
+        self._reading = True
+        self._in_event = False
+        self._replies: deque[Reply] = deque()
+        self._sender: Sender | None = None
+
+    # Life.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accepted: settle limits and the socket's options."""
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "?"
+        sock = transport.get_extra_info("socket")
+        if not self.listener.admit(self):
+            self.transport = None
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.last_active = self.node.loop.time()
+        self._sender = Sender(self.node, sock.fileno(), self._sent, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer is gone, or we closed: give everything back."""
+        if self.transport is None:
+            return
+        self.transport = None
+        self._replies.clear()
+        for pending in tuple(self.parked):
+            pending.cancel()
+        self.parked.clear()
+        if self._sender is not None:
+            self._sender.close()
+        self._release_reserved()
+        self.listener.leave(self)
+
+    def eof_received(self) -> bool:
+        """The peer sends no more: close, as Kafka does."""
+        return False
+
+    @property
+    def host(self) -> str:
+        """The peer's address without its port."""
+        return self.peer.rpartition(":")[0]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing asked, nothing owed."""
+        return not self._replies and not self._blocked and not (self._sender and self._sender.busy)
+
+    def abort(self, why: str = "", **fields: Any) -> None:
+        """Close at once, with one line when there is a reason to tell."""
+        if why:
+            log.warning(why, peer=self.peer, listener=self.listener.name, **fields)
+        if self.transport is not None:
+            self._blocked = True
+            self.transport.abort()
+
+    # Reading.
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go (asyncio.BufferedProtocol)."""
+        have = self._end - self._start
+        capacity = len(self._buffer)
+        if have >= 4:
+            need = _SIZE(self._buffer, self._start)[0] + 4
+            if need > capacity - self._start and need <= capacity:
+                self._compact()
+            if EXACT_FRAME_BYTES < need <= capacity - self._start and need > have:
+                return self._view[self._end : self._start + need]
+        if capacity - self._end < 1024:
+            self._compact()
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` arrived: serve every whole frame."""
+        full = self._end + nbytes == len(self._buffer)
+        self._end += nbytes
+        if self._fresh and self._end >= 4:
+            self._fresh = False
+            take_over = self.listener.takeovers.get(bytes(self._view[:4]))
+            if take_over is not None:
+                self._hand_over(take_over)
+                return
+        self.process()
+        if full and len(self._buffer) < READ_BUFFER_BYTES and not self._blocked:
+            self._resize(READ_BUFFER_BYTES)
+
+    def _hand_over(self, take_over: Any) -> None:
+        """Another protocol speaks here: it takes the transport and the bytes read so far."""
+        transport, self.transport = self.transport, None
+        if self._sender is not None:
+            self._sender.close()
+        self.listener.hand_over(self, transport)
+        take_over(self.node, transport, bytes(self._view[: self._end]))
+
+    def process(self) -> None:
+        """Serve the whole frames in the buffer, then write what they appended and answered."""
+        if self._in_event:
+            return
+        self._in_event = True
+        self.last_active = self.node.loop.time()
+        try:
+            while not self._blocked:
+                start = self._start
+                have = self._end - start
+                if have < 4:
+                    break
+                (size,) = _SIZE(self._buffer, start)
+                if not MIN_FRAME_BYTES <= size <= self.listener.max_frame_bytes:
+                    self.abort("not a Kafka request: frame size out of range", size=size)
+                    break
+                if have < size + 4:
+                    if size + 4 > len(self._buffer):
+                        self._grow(size + 4)
+                    break
+                self._start = start + 4 + size
+                self._serve(start + 4, start + 4 + size)
+        finally:
+            self._in_event = False
+        self._finish_event()
+
+    def _finish_event(self) -> None:
+        if self.dirty or self.unwritten:
+            self.node.write_dirty(self)
+        self._send_ready()
+        if self._start == self._end and not self._blocked:
+            self._start = self._end = 0
+            if self._reserved_bytes:
+                self._release_reserved()
+        self._regulate()
+
+    def _serve(self, start: int, stop: int) -> None:
+        """One frame: ``buffer[start:stop]`` without its length."""
+        buffer = self._buffer
+        try:
+            key, version, correlation_id, client = _HEADER(buffer, start)
+            position = start + 10
+            client_start = position
+            if client > 0:
+                position += client
+                if position > stop:
+                    raise CorruptMessage("the client id ends outside the request")
+            served = self.listener.apis.get(key)
+            if served is None:
+                raise UnsupportedVersion(f"API {key} is not served")
+            if not served.min_version <= version <= served.max_version:
+                if key != api.API_VERSIONS:
+                    raise UnsupportedVersion(f"{served.name} v{version} is not served")
+            elif version < served.refused_below:
+                raise UnsupportedVersion(f"{served.name} v{version} has no reader any more")
+            frame = self._view[:stop]
+            if version >= served.flexible_from:
+                position = skip_tags(frame, position) if buffer[position] else position + 1
+            if key == api.PRODUCE:
+                self.listener.produce(self, version, correlation_id, frame, position)
+            elif key == api.FETCH:
+                self.listener.fetch(self, version, correlation_id, frame, position)
+            elif key == api.API_VERSIONS:
+                body = api.answer_api_versions(version, frame[position:])
+                self.reply([struct.pack(">ii", len(body) + 4, correlation_id) + body])
+            else:
+                name = bytes(buffer[client_start:position]) if client >= 0 else None
+                text = None if name is None else name[:client].decode("utf-8", "replace")
+                self._dispatch(served, version, correlation_id, text, frame, position)
+        except (CorruptMessage, UnsupportedVersion, InvalidRequest) as error:
+            self.abort("not a request that is served here", error=str(error))
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            self.abort("not a Kafka request", error=repr(error))
+
+    def _dispatch(
+        self,
+        served: api.Api,
+        version: int,
+        correlation_id: int,
+        client_id: str | None,
+        frame: memoryview,
+        position: int,
+    ) -> None:
+        """An API of kio's codec: decode, call its handler, answer now or when its future is done."""
+        from kept.client import protocol
+
+        request = protocol.decode_request(served.key, version, frame, position)
+        context = api.RequestContext(
+            self.node,
+            self,
+            served.key,
+            version,
+            correlation_id,
+            client_id,
+            self.listener.name,
+            self.host,
+        )
+        try:
+            answer = api.handler(served.key)(context, request)
+        except (KeptError, Exception) as error:  # noqa: BLE001 - the one place that reports our bugs
+            self._fail(served, version, error)
+            return
+        if answer is None:
+            return
+        if isinstance(answer, dict):
+            self.reply([protocol.encode_response(served.key, version, correlation_id, answer)])
+            return
+        reply = self.expect()
+        future: Any = asyncio.ensure_future(answer, loop=self.node.loop)  # type: ignore[arg-type]
+
+        def done(finished: Any) -> None:
+            if self.transport is None:
+                if not finished.cancelled():
+                    finished.exception()
+                return
+            error = finished.exception()
+            if error is not None:
+                self._fail(served, version, error)
+                return
+            values = finished.result()
+            if values is None:
+                self._replies.remove(reply)
+                self._send_ready()
+                return
+            try:
+                data = protocol.encode_response(served.key, version, correlation_id, values)
+            except (KeptError, Exception) as encoding:  # noqa: BLE001
+                self._fail(served, version, encoding)
+                return
+            self.complete(reply, [data])
+
+        future.add_done_callback(done)
+
+    def _fail(self, served: api.Api, version: int, error: BaseException) -> None:
+        """A handler let an error out: a bug of ours, unless it is one of our own kinds."""
+        if error_codes.code_for(error) == error_codes.UNKNOWN_SERVER_ERROR:
+            log.exception("handler failed", error, api=served.name, version=version, peer=self.peer)
+            self.abort()
+        else:
+            self.abort("request refused", api=served.name, version=version, error=str(error))
+
+    # The buffer.
+
+    def _compact(self) -> None:
+        have = self._end - self._start
+        if self._start and have:
+            self._view[:have] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, have
+
+    def _resize(self, size: int) -> None:
+        have = self._end - self._start
+        buffer = bytearray(size)
+        buffer[:have] = self._view[self._start : self._end]
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+        self._start, self._end = 0, have
+
+    def _grow(self, need: int) -> None:
+        """Room for a frame of ``need`` bytes: reserved whole, allocated as its bytes come in."""
+        if need > READ_BUFFER_BYTES and self._reserved_bytes < need:
+            if not self.node.budget.take(need - self._reserved_bytes):
+                self._block()
+                self.node.budget.wait(self.unblock)
+                return
+            self._reserved_bytes = need
+        have = self._end - self._start
+        self._resize(max(READ_BUFFER_BYTES, min(need, max(4 * have, 2 * 1024 * 1024))))
+
+    def _release_reserved(self) -> None:
+        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        if reserved:
+            self.node.budget.give(reserved)
+
+    def shrink(self) -> None:
+        """Give a large buffer back; the idle timer calls this."""
+        if len(self._buffer) > BASE_BUFFER_BYTES and self._start == self._end and self.idle:
+            self._resize(BASE_BUFFER_BYTES)
+
+    # Back-pressure.
+
+    def _block(self) -> None:
+        """Serve no further frame until :meth:`unblock`."""
+        self._blocked = True
+        self._regulate()
+
+    def block(self) -> None:
+        """A batch of this connection is in a thread: its later requests wait (rule 41)."""
+        self._block()
+
+    def unblock(self) -> None:
+        """Go on after :meth:`block`."""
+        if self.transport is None:
+            return
+        self._blocked = False
+        self.process()
+
+    def _regulate(self) -> None:
+        """Read or do not read, by what is owed."""
+        if self.transport is None or self._sender is None:
+            return
+        wanted = not (
+            self._blocked
+            or len(self._replies) >= MAX_REPLIES
+            or self._sender.unsent_bytes >= MAX_UNSENT_BYTES
+        )
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    # Answering.
+
+    def reply(self, segments: list[Segment]) -> None:
+        """Answer the request being served, now."""
+        if self._replies or not self._in_event:
+            reply = Reply()
+            self._replies.append(reply)
+            self.complete(reply, segments)
+        else:
+            self._sender.stage(segments)  # type: ignore[union-attr]
+
+    def expect(self) -> Reply:
+        """Keep the place of a response that is made later."""
+        reply = Reply()
+        self._replies.append(reply)
+        return reply
+
+    def complete(self, reply: Reply, segments: list[Segment]) -> None:
+        """A response is made; it leaves once all before it have left."""
+        reply.segments = segments
+        if not self._in_event and self.transport is not None:
+            self._send_ready()
+            self._regulate()
+
+    def _send_ready(self) -> None:
+        replies = self._replies
+        sender = self._sender
+        if sender is None or self.transport is None:
+            return
+        while replies and (segments := replies[0].segments) is not None:
+            replies.popleft()
+            sender.stage(segments)
+        sender.push()
+
+    def _sent(self) -> None:
+        """The peer took bytes that had to wait."""
+        self.last_active = self.node.loop.time()
+        self._regulate()
+
+
+def raise_file_limit() -> int:
+    """Raise RLIMIT_NOFILE to its hard limit; returns it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else os.sysconf("SC_OPEN_MAX")

@@ -1,0 +1,122 @@
+"""kept's errors as Kafka's error codes: the one place where they meet.
+
+A class that is not listed takes the code of its nearest listed base, so that a new leaf class is never
+answered with nothing. Names and numbers: https://kafka.apache.org/protocol#protocol_error_codes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from kept.storage import errors
+
+NONE: Final = 0
+UNKNOWN_SERVER_ERROR: Final = -1
+OFFSET_OUT_OF_RANGE: Final = 1
+CORRUPT_MESSAGE: Final = 2
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+LEADER_NOT_AVAILABLE: Final = 5
+NOT_LEADER_OR_FOLLOWER: Final = 6
+REQUEST_TIMED_OUT: Final = 7
+MESSAGE_TOO_LARGE: Final = 10
+INVALID_TOPIC_EXCEPTION: Final = 17
+NOT_ENOUGH_REPLICAS: Final = 19
+INVALID_REQUIRED_ACKS: Final = 21
+INVALID_TIMESTAMP: Final = 32
+UNSUPPORTED_VERSION: Final = 35
+INVALID_REQUEST: Final = 42
+KAFKA_STORAGE_ERROR: Final = 56
+FETCH_SESSION_ID_NOT_FOUND: Final = 70
+INVALID_FETCH_SESSION_EPOCH: Final = 71
+FENCED_LEADER_EPOCH: Final = 74
+UNKNOWN_TOPIC_ID: Final = 100
+FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
+
+_NAMES: Final[dict[str, int]] = {
+    "KeptError": UNKNOWN_SERVER_ERROR,
+    "PeerError": INVALID_REQUEST,
+    "RetriableError": NOT_LEADER_OR_FOLLOWER,
+    "DamagedData": KAFKA_STORAGE_ERROR,
+    "MachineError": KAFKA_STORAGE_ERROR,
+    "CorruptMessage": CORRUPT_MESSAGE,
+    "InvalidRecord": 87,
+    "InvalidTimestamp": INVALID_TIMESTAMP,
+    "UnsupportedCompressionType": 76,
+    "MessageTooLarge": MESSAGE_TOO_LARGE,
+    "InvalidProducerEpoch": 47,
+    "OutOfOrderSequenceNumber": 45,
+    "UnknownProducerId": 59,
+    "InvalidTxnState": 48,
+    "OffsetOutOfRange": OFFSET_OUT_OF_RANGE,
+    "OffsetNotAvailable": 78,
+    "NotLeaderOrFollower": NOT_LEADER_OR_FOLLOWER,
+    "FencedLeaderEpoch": FENCED_LEADER_EPOCH,
+    "UnknownLeaderEpoch": 75,
+    "UnknownTopicOrPartition": UNKNOWN_TOPIC_OR_PARTITION,
+    "UnknownTopicId": UNKNOWN_TOPIC_ID,
+    "InconsistentTopicId": 103,
+    "KafkaStorageError": KAFKA_STORAGE_ERROR,
+    "NotEnoughReplicas": NOT_ENOUGH_REPLICAS,
+    "NotEnoughReplicasAfterAppend": 20,
+    "RequestTimedOut": REQUEST_TIMED_OUT,
+    "ReplicaNotAvailable": 9,
+    "InvalidRequest": INVALID_REQUEST,
+    "InvalidTopicException": INVALID_TOPIC_EXCEPTION,
+    "TopicAlreadyExists": 36,
+    "InvalidPartitions": 37,
+    "InvalidReplicationFactor": 38,
+    "InvalidReplicaAssignment": 39,
+    "InvalidConfig": 40,
+    "PolicyViolation": 44,
+    "TopicDeletionDisabled": 73,
+    "UnsupportedVersion": UNSUPPORTED_VERSION,
+    "SecurityDisabled": 54,
+    "CoordinatorNotAvailable": 15,
+    "CoordinatorLoadInProgress": 14,
+    "NotCoordinator": 16,
+    "InvalidGroupId": 24,
+    "GroupIdNotFound": 69,
+    "NonEmptyGroup": 68,
+    "GroupSubscribedToTopic": 86,
+    "UnknownMemberId": 25,
+    "IllegalGeneration": 22,
+    "InconsistentGroupProtocol": 23,
+    "InvalidSessionTimeout": 26,
+    "RebalanceInProgress": 27,
+    "MemberIdRequired": 79,
+    "GroupMaxSizeReached": 81,
+    "FencedInstanceId": 82,
+    "OffsetMetadataTooLarge": 12,
+    "ResourceNotFound": 91,
+    "DuplicateResource": 92,
+    "ReassignmentInProgress": 60,
+    "NoReassignmentInProgress": 85,
+    "ElectionNotNeeded": 84,
+    "PreferredLeaderNotAvailable": 80,
+    "EligibleLeadersNotAvailable": 83,
+    "UnsupportedForMessageFormat": 43,
+    "StaleBrokerEpoch": 77,
+    "BrokerIdNotRegistered": 102,
+}
+
+
+@cache
+def _class_code(kind: type[BaseException]) -> int:
+    for base in kind.__mro__:
+        code = _NAMES.get(base.__name__)
+        if code is not None and issubclass(base, errors.KeptError):
+            return code
+    return UNKNOWN_SERVER_ERROR
+
+
+def code_for(error: BaseException) -> int:
+    """Kafka's error code for an error; -1 (UNKNOWN_SERVER_ERROR) for one that is not kept's own."""
+    return _class_code(type(error))
+
+
+def message_for(error: BaseException) -> str:
+    """What to tell the peer: an error's own words, and only a general line for our own bugs."""
+    if isinstance(error, errors.KeptError) and not isinstance(error, errors.InvariantViolation):
+        return str(error)
+    return "internal error; the node's log has the details"

@@ -1,0 +1,242 @@
+"""Fetch: records from the partitions' leaders, now, or as soon as enough are there.
+
+A request reads at once; with less than ``min_bytes`` and no error it is parked until enough became readable or
+``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files until the sender
+takes them (rule 44). Sessions: ``kept.node.fetch_sessions``. Reads follow rules 25, 26, 32 and 38, which
+``Partition.fetch`` decides; consumers of an incremental session get only partitions with news.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node import error_codes
+from kept.node.fetch_sessions import CachedPartition, Key, Session
+from kept.node.handlers.produce import find
+from kept.node.hot import fetch as codec
+from kept.node.logging import log
+from kept.storage.errors import KeptError, UnknownTopicId
+from kept.storage.types import IsolationLevel
+
+if TYPE_CHECKING:
+    from kept.node.connection import Connection, Reply
+    from kept.replication.partition import Partition
+
+MAX_BYTES: Final = 57_671_680
+"""Kafka's fetch.max.bytes: the most that one response carries, whatever is asked."""
+
+Results = list[tuple[bytes, list[codec.PartitionData]]]
+
+
+class PendingFetch:
+    """One request, from its first reading to its answer."""
+
+    __slots__ = (
+        "_connection",
+        "_correlation_id",
+        "_deadline",
+        "_isolation",
+        "_reply",
+        "_request",
+        "_session",
+        "_timer",
+        "_version",
+        "_wanted",
+        "_watched",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        request: codec.FetchRequest,
+        session: Session | None,
+    ) -> None:
+        self._connection = connection
+        self._version = version
+        self._correlation_id = correlation_id
+        self._request = request
+        self._session = session
+        self._isolation = IsolationLevel(request.isolation_level)
+        self._reply: Reply | None = None
+        self._timer: Any = None
+        self._watched: list[Partition] = []
+        self._wanted: list[tuple[Key, codec.FetchPartition]]
+        if session is not None:
+            self._wanted = [(key, cached.request) for key, cached in session.partitions.items()]
+        else:
+            self._wanted = [
+                ((name, wanted.partition), wanted)
+                for name, partitions in request.topics
+                for wanted in partitions
+            ]
+
+    def start(self) -> None:
+        """Answer now, or park."""
+        results, size, urgent = self._read()
+        request = self._request
+        if urgent or size >= request.min_bytes or request.max_wait_ms <= 0 or not self._wanted:
+            self._connection.reply(self._encode(results))
+            return
+        self._reply = self._connection.expect()
+        for partition in self._partitions():
+            partition.add_waiter(self._wake)
+            self._watched.append(partition)
+        loop = self._connection.node.loop
+        self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
+        self._connection.parked.add(self)
+
+    def _partitions(self) -> list[Partition]:
+        found = []
+        for (name, index), _ in self._wanted:
+            try:
+                found.append(find(self._connection, name, index, self._version).partition)
+            except KeptError:
+                continue
+        return found
+
+    def _wake(self) -> None:
+        """A partition moved: enough now?"""
+        if self._reply is None:
+            return
+        readable = 0
+        for (name, index), wanted in self._wanted:
+            try:
+                hosted = find(self._connection, name, index, self._version)
+                readable += min(
+                    hosted.partition.readable_bytes(wanted.fetch_offset, self._isolation),
+                    max(wanted.max_bytes, 1),
+                )
+            except KeptError:
+                self._finish()
+                return
+            if readable >= self._request.min_bytes:
+                self._finish()
+                return
+
+    def _finish(self) -> None:
+        reply = self._reply
+        if reply is None:
+            return
+        self.cancel()
+        connection = self._connection
+        connection.parked.discard(self)
+        if connection.transport is not None:
+            results, _, _ = self._read()
+            connection.complete(reply, self._encode(results))
+
+    def cancel(self) -> None:
+        """The connection is gone, or the answer is made: watch nothing."""
+        self._reply = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for partition in self._watched:
+            partition.remove_waiter(self._wake)
+        self._watched.clear()
+
+    def _read(self) -> tuple[list[tuple[Key, codec.PartitionData]], int, bool]:
+        """(data of each partition, bytes of records, whether to answer at once)."""
+        left = min(self._request.max_bytes, MAX_BYTES)
+        size = 0
+        urgent = False
+        results = []
+        for key, wanted in self._wanted:
+            try:
+                data = self._read_one(key, wanted, left, size == 0)
+            except KeptError as error:
+                data = self._failure(key, error)
+            if data.records is not None:
+                got = data.records.size_bytes  # type: ignore[union-attr]
+                size += got
+                left -= got
+            urgent = urgent or data.error_code != 0 or data.diverging is not None
+            results.append((key, data))
+        return results, size, urgent
+
+    def _read_one(
+        self, key: Key, wanted: codec.FetchPartition, left: int, first: bool
+    ) -> codec.PartitionData:
+        partition = find(self._connection, key[0], key[1], self._version).partition
+        found = partition.fetch(
+            wanted.fetch_offset,
+            max(min(wanted.max_bytes, left), 0),
+            isolation=self._isolation,
+            current_leader_epoch=wanted.current_leader_epoch,
+            last_fetched_epoch=wanted.last_fetched_epoch,
+            replica_id=self._request.replica_id,
+            at_least_one=first,
+            now_ms=self._connection.node.now_ms() if self._request.replica_id >= 0 else 0,
+        )
+        return codec.PartitionData(
+            wanted.partition,
+            0,
+            found.high_watermark,
+            found.last_stable_offset,
+            found.log_start_offset,
+            found.aborted,
+            found.slice,
+            found.diverging,
+        )
+
+    def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
+        code = error_codes.code_for(error)
+        if code == error_codes.UNKNOWN_SERVER_ERROR:
+            log.exception("fetch failed", error, partition=key[1])
+        elif self._session is not None and isinstance(error, UnknownTopicId):
+            # A topic of this session was deleted: the consumer makes a new one.
+            code = error_codes.UNKNOWN_TOPIC_ID
+        return codec.PartitionData(key[1], code)
+
+    def _encode(self, results: list[tuple[Key, codec.PartitionData]]) -> list[codec.Segment]:
+        session = self._session
+        session_id = 0
+        if session is not None:
+            session_id = session.id
+            if self._request.session_epoch != 0:
+                results = _news(session, results)
+            else:
+                for key, data in results:
+                    cached = session.partitions.get(key)
+                    if cached is not None:
+                        cached.has_news(data)
+        grouped: Results = []
+        for (name, _), data in results:
+            if grouped and grouped[-1][0] == name:
+                grouped[-1][1].append(data)
+            else:
+                grouped.append((name, [data]))
+        return codec.encode(self._version, self._correlation_id, 0, session_id, grouped)
+
+
+def _news(
+    session: Session, results: list[tuple[Key, codec.PartitionData]]
+) -> list[tuple[Key, codec.PartitionData]]:
+    """What an incremental response carries; partitions with records move to the end of the next."""
+    news = []
+    for key, data in results:
+        cached: CachedPartition | None = session.partitions.get(key)
+        if cached is None:
+            continue
+        if cached.has_news(data):
+            news.append((key, data))
+            if data.records is not None:
+                session.partitions.move_to_end(key)
+    return news
+
+
+def handle(
+    connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
+) -> None:
+    """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
+    request = codec.parse(frame, position, version)
+    node = connection.node
+    session = None
+    if version >= codec.SESSIONS:
+        uses_ids = version >= codec.TOPIC_IDS
+        error, session = node.fetch_sessions.open(request, uses_ids, node.now_ms())
+        if error:
+            connection.reply(codec.encode(version, correlation_id, error, 0, []))
+            return
+    PendingFetch(connection, version, correlation_id, request, session).start()

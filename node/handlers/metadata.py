@@ -1,0 +1,146 @@
+"""Metadata: brokers, topics, leaders. Creates a topic that is asked for, where configured so.
+
+Answers what the image says, with the endpoints of the listener that the request came in on (rule 42); any
+live broker is named as controller, and ``cluster_id`` is never null.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.cluster.controller import INTERNAL_TOPICS
+from kept.node import error_codes
+from kept.storage.errors import KeptError, TopicAlreadyExists
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image, TopicImage
+    from kept.node.api import Answer, RequestContext
+
+NO_ID: Final = uuid.UUID(int=0)
+
+
+def metadata(ctx: RequestContext, request: Any) -> Answer:
+    """The cluster as this node knows it."""
+    node = ctx.node
+    names: list[str] = []
+    unknown_ids: list[uuid.UUID] = []
+    wanted = request.topics
+    if wanted is None or (ctx.api_version == 0 and not wanted):
+        names = sorted(node.image.topics)
+    else:
+        for topic in wanted:
+            topic_id = getattr(topic, "topic_id", None)
+            if topic.name is None and topic_id is not None and topic_id != NO_ID:
+                found = node.image.topics_by_id.get(topic_id)
+                if found is None:
+                    unknown_ids.append(topic_id)
+                else:
+                    names.append(found.name)
+            elif topic.name is not None:
+                names.append(topic.name)
+    missing = [name for name in dict.fromkeys(names) if name not in node.image.topics]
+    allowed = getattr(request, "allow_auto_topic_creation", True)
+    if missing and allowed and (node.config.auto_create_topics_enable):
+        return _create_and_answer(ctx, list(dict.fromkeys(names)), missing, unknown_ids)
+    return _answer(ctx, list(dict.fromkeys(names)), {}, unknown_ids)
+
+
+async def _create_and_answer(
+    ctx: RequestContext, names: list[str], missing: list[str], unknown_ids: list[uuid.UUID]
+) -> dict[str, Any]:
+    refused: dict[str, int] = {}
+    for name in missing:
+        try:
+            if name in INTERNAL_TOPICS:
+                await ctx.node.create_internal_topic(name)
+            else:
+                await ctx.node.create_topic(name)
+        except TopicAlreadyExists:
+            continue
+        except KeptError as error:
+            refused[name] = error_codes.code_for(error)
+    return _answer(ctx, names, refused, unknown_ids)
+
+
+def _answer(
+    ctx: RequestContext, names: list[str], refused: dict[str, int], unknown_ids: list[uuid.UUID]
+) -> dict[str, Any]:
+    node = ctx.node
+    image = node.image
+    topics: list[dict[str, Any]] = []
+    for name in names:
+        found = image.topics.get(name)
+        if found is not None:
+            topics.append(_topic(ctx, image, found))
+        else:
+            code = refused.get(name, _missing_code(name))
+            topics.append({"error_code": code, "name": name, "topic_id": NO_ID, "partitions": ()})
+    topics += [
+        {
+            "error_code": error_codes.UNKNOWN_TOPIC_ID,
+            "name": None if ctx.api_version >= 12 else "",
+            "topic_id": topic_id,
+            "partitions": (),
+        }
+        for topic_id in unknown_ids
+    ]
+    brokers = []
+    for broker_id in sorted(image.brokers):
+        broker = image.brokers[broker_id]
+        address = node.broker_endpoint(broker_id, ctx.listener_name)
+        if address is not None and not broker.fenced:
+            brokers.append(
+                {
+                    "node_id": broker_id,
+                    "host": address[0],
+                    "port": address[1],
+                    "rack": broker.rack,
+                }
+            )
+    return {
+        "brokers": brokers,
+        "cluster_id": node.cluster_id,
+        "controller_id": node.node_id,
+        "topics": topics,
+        "error_code": 0,
+    }
+
+
+def _missing_code(name: str) -> int:
+    from kept.cluster.controller import check_topic_name
+
+    try:
+        check_topic_name(name)
+    except KeptError as error:
+        return error_codes.code_for(error)
+    return error_codes.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> dict[str, Any]:
+    partitions = []
+    for number, record in enumerate(topic.partitions):
+        offline = tuple(
+            replica
+            for replica in record.replicas
+            if replica not in image.brokers or ctx.node.is_offline(topic.name, number, replica)
+        )
+        leader = record.leader if record.leader not in offline else -1
+        partitions.append(
+            {
+                "error_code": 0 if leader >= 0 else error_codes.LEADER_NOT_AVAILABLE,
+                "partition_index": number,
+                "leader_id": leader,
+                "leader_epoch": record.leader_epoch,
+                "replica_nodes": record.replicas,
+                "isr_nodes": record.isr,
+                "offline_replicas": offline,
+            }
+        )
+    return {
+        "error_code": 0,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.name in INTERNAL_TOPICS,
+        "partitions": partitions,
+    }

@@ -1,0 +1,378 @@
+"""The partitions on this node's disks: opened at start, then created, changed and deleted with the image.
+
+The image alone says what should be here. Opening and creating logs blocks, so it runs in the threads of their
+directory; the tables that requests look into change on the loop, after. A new partition goes to
+the directory with the fewest. A directory that fails goes offline with all its partitions (rule 12); the node
+ends when none is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kept.cluster.records import PartitionRecord, ResourceType
+from kept.cluster.settings import log_config
+from kept.node.logging import log
+from kept.node.pool import Callback, FlushPool
+from kept.replication.partition import Partition
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    UnknownTopicOrPartition,
+)
+from kept.storage.records import CheckRules
+from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Delta, Image, TopicImage
+    from kept.node.server import Node
+    from kept.storage.directory import LogDirectory
+    from kept.storage.log import Log
+
+
+class HostedDirectory:
+    """One of ``log.dirs`` with its threads. ``offline`` is the reason once it failed."""
+
+    def __init__(self, directory: LogDirectory, pool: FlushPool, name: str) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.name = name
+        self.offline: str | None = None
+        self.count = 0
+
+
+class HostedPartition:
+    """A partition that this node leads, with what requests need beside it."""
+
+    __slots__ = ("directory", "flush_pool", "partition", "rules", "sync")
+
+    def __init__(self, partition: Partition, directory: HostedDirectory) -> None:
+        self.partition = partition
+        self.directory = directory
+        self.rules = CheckRules()
+        self.sync = False
+        """``flush.messages`` is set: an acknowledgement waits for the fsync."""
+
+    def flush(self, end_offset: int, callback: Callback) -> None:
+        """Call back when everything below ``end_offset`` is durable."""
+        log_ = self.partition.log
+        if end_offset <= log_.recovery_point:
+            callback(None)
+        else:
+            self.directory.pool.flush(log_, callback)
+
+
+class HostedTopic:
+    """A topic's partitions on this node, by number."""
+
+    __slots__ = ("name", "offline", "partitions", "topic_id")
+
+    def __init__(self, name: str, topic_id: uuid.UUID) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions: dict[int, HostedPartition] = {}
+        self.offline: dict[int, str] = {}
+
+    def absent(self, index: int) -> KeptError:
+        """Why a partition is not served."""
+        if index in self.offline:
+            return KafkaStorageError(f"{self.name}-{index}: {self.offline[index]}")
+        return UnknownTopicOrPartition(f"{self.name} has no partition {index}")
+
+
+@dataclass(slots=True)
+class _Opening:
+    """A log to open or create."""
+
+    tp: TopicPartition
+    topic_id: uuid.UUID
+    record: PartitionRecord
+    config: LogConfig
+    directory: HostedDirectory
+    exists: bool
+
+
+class Hosting:
+    """What this node hosts, for requests, timers and the cleaner."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.by_name: dict[bytes, HostedTopic] = {}
+        self.by_id: dict[bytes, HostedTopic] = {}
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.hosted: dict[TopicPartition, HostedPartition] = {}
+        self.directories: list[HostedDirectory] = []
+        self._defaults: dict[str, str] = {}
+        self._electing: set[asyncio.Future[Any]] = set()
+
+    # Settings.
+
+    def config_for(self, image: Image, topic: str) -> LogConfig:
+        """A topic's settings over the broker's defaults."""
+        return log_config(image.config(ResourceType.TOPIC, topic), self._defaults)
+
+    def _rules(self, config: LogConfig) -> CheckRules:
+        return CheckRules(
+            compacted=config.compact,
+            max_batch_bytes=config.max_message_bytes,
+            max_inflated_bytes=self._node.config.inflated_max_bytes,
+            timestamp_type=config.message_timestamp_type,
+            timestamp_before_max_ms=config.message_timestamp_before_max_ms,
+            timestamp_after_max_ms=config.message_timestamp_after_max_ms,
+            compression_type=config.compression_type,
+        )
+
+    def _configure(self, hosted: HostedPartition, config: LogConfig) -> None:
+        hosted.partition.update_config(config)
+        hosted.rules = self._rules(config)
+        hosted.sync = config.flush_messages < MAX_INT64
+
+    def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
+        """Settings of ``topics`` (None: of all, a broker default changed) are in force from now on."""
+        self._defaults = self._node.config.topic_defaults()
+        for name in [topic.name for topic in self.by_name.values()] if topics is None else topics:
+            topic = self.by_name.get(name.encode())
+            if topic is None:
+                continue
+            config = self.config_for(image, name)
+            for hosted in topic.partitions.values():
+                self._configure(hosted, config)
+
+    # Start.
+
+    async def start(self, image: Image) -> None:
+        """Open what the image says is here; logs of topics that are gone are deleted."""
+        self._defaults = self._node.config.topic_defaults()
+        found: dict[TopicPartition, tuple[HostedDirectory, uuid.UUID | None]] = {}
+        for directory in self.directories:
+            for entry in directory.directory.scan():
+                _, tp, topic_id, is_delete = entry
+                if not is_delete:
+                    found[tp] = (directory, topic_id)
+        openings = []
+        for topic in image.topics.values():
+            self._register(topic)
+            config = self.config_for(image, topic.name)
+            for record in topic.partitions:
+                if self._node.node_id not in record.replicas:
+                    continue
+                tp = TopicPartition(topic.name, record.partition)
+                directory, topic_id = found.get(tp, (None, None))
+                if directory is not None and topic_id in (None, topic.topic_id):
+                    found.pop(tp)
+                    exists = True
+                else:
+                    directory, exists = self._emptiest(), False
+                directory.count += 1
+                openings.append(_Opening(tp, topic.topic_id, record, config, directory, exists))
+        for tp, (directory, _) in found.items():
+            await self._delete_stray(directory, tp)
+        await self._open_all(openings)
+
+    async def _delete_stray(self, directory: HostedDirectory, tp: TopicPartition) -> None:
+        log.info("log of a deleted topic", topic=tp.topic, partition=tp.partition)
+        stray = await directory.pool.run(
+            lambda: directory.directory.open_log(tp, None, LogConfig(), now_ms=self._node.now_ms())
+        )
+        directory.directory.mark_deleted(stray, uuid.uuid4(), self._node.now_ms())
+
+    def _register(self, topic: TopicImage) -> HostedTopic:
+        hosted = HostedTopic(topic.name, topic.topic_id)
+        self.by_name[topic.name.encode()] = hosted
+        self.by_id[topic.topic_id.bytes] = hosted
+        return hosted
+
+    def _emptiest(self) -> HostedDirectory:
+        online = [one for one in self.directories if one.offline is None]
+        if not online:
+            raise KafkaStorageError("every log directory is offline")
+        return min(online, key=lambda one: one.count)
+
+    async def _open_all(self, openings: list[_Opening]) -> None:
+        jobs = [opening.directory.pool.run(self._open, opening) for opening in openings]
+        for opening, outcome in zip(
+            openings, await asyncio.gather(*jobs, return_exceptions=True), strict=True
+        ):
+            if isinstance(outcome, BaseException):
+                self._failed_to_open(opening, outcome)
+            else:
+                self._lead(opening, outcome)
+        await self._elected()
+
+    def _open(self, opening: _Opening) -> Log:
+        """Open or create a log; in a thread."""
+        directory = opening.directory.directory
+        now_ms = self._node.now_ms()
+        expiration_ms = self._node.config.producer_id_expiration_ms
+        if opening.exists:
+            return directory.open_log(
+                opening.tp,
+                opening.topic_id,
+                opening.config,
+                now_ms=now_ms,
+                producer_id_expiration_ms=expiration_ms,
+            )
+        return directory.create_log(
+            opening.tp,
+            opening.topic_id,
+            opening.config,
+            now_ms=now_ms,
+            producer_id_expiration_ms=expiration_ms,
+        )
+
+    def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
+        topic = self.by_name[opening.tp.topic.encode()]
+        topic.offline[opening.tp.partition] = str(error)
+        if isinstance(error, KeptError):
+            log.error(
+                "partition offline",
+                topic=opening.tp.topic,
+                partition=opening.tp.partition,
+                error=str(error),
+            )
+        else:
+            log.exception("partition offline", error, topic=opening.tp.topic)
+        if isinstance(error, MachineError):
+            self.fail(opening.directory, error)
+
+    def _lead(self, opening: _Opening, log_: Log) -> None:
+        tp = opening.tp
+        high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
+        directory = opening.directory
+        partition = Partition(
+            log_,
+            self._node.node_id,
+            high_watermark=high_watermark,
+            on_machine_error=lambda error: self.fail(directory, error),
+        )
+        hosted = HostedPartition(partition, opening.directory)
+        self._configure(hosted, opening.config)
+        self.partitions[tp] = partition
+        self.hosted[tp] = hosted
+        self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
+        self._become_leader(hosted, opening.record)
+
+    def _become_leader(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+        """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
+        if record.leader != self._node.node_id:
+            return
+        ticket = hosted.partition.become_leader(
+            record.leader_epoch,
+            record.partition_epoch,
+            record.isr,
+            record.replicas,
+            self._node.now_ms(),
+        )
+        if ticket is None:
+            return
+        saving = hosted.directory.pool.run(ticket.run)
+        self._electing.add(saving)
+
+        def saved(finished: asyncio.Future[Any]) -> None:
+            self._electing.discard(saving)
+            error = finished.exception()
+            if error is None:
+                ticket.done()
+            elif isinstance(error, MachineError):
+                self.fail(hosted.directory, error)
+            else:
+                log.exception("leader epoch not saved", error)
+
+        saving.add_done_callback(saved)
+
+    async def _elected(self) -> None:
+        """Wait until the epochs of all partitions are durable."""
+        while self._electing:
+            await asyncio.wait(set(self._electing))
+            await asyncio.sleep(0)
+
+    # Changes.
+
+    async def apply(self, image: Image, delta: Delta) -> None:
+        """Do what an entry of the metadata log asks of this node."""
+        for gone in delta.topics_deleted:
+            await self._delete(gone)
+        topics = [name for kind, name in delta.configs if kind == ResourceType.TOPIC]
+        if len(topics) != len(delta.configs):
+            self.reconfigure(image, None)
+        elif topics:
+            self.reconfigure(image, topics)
+        openings = []
+        for created in delta.topics_created:
+            self._register(created)
+        for change in delta.partitions:
+            tp, record = change.topic_partition, change.after
+            hosted = self.hosted.get(tp)
+            if hosted is not None:
+                self._become_leader(hosted, record)
+            elif self._node.node_id in record.replicas:
+                topic = self.by_name[tp.topic.encode()]
+                if tp.partition in topic.offline:
+                    continue
+                directory = self._emptiest()
+                directory.count += 1
+                config = self.config_for(image, tp.topic)
+                openings.append(
+                    _Opening(tp, topic.topic_id, record, config, directory, exists=False)
+                )
+        if openings:
+            await self._open_all(openings)
+
+    async def _delete(self, gone: TopicImage) -> None:
+        topic = self.by_id.pop(gone.topic_id.bytes, None)
+        if topic is None:
+            return
+        if self.by_name.get(gone.name.encode()) is topic:
+            del self.by_name[gone.name.encode()]
+        for number, hosted in topic.partitions.items():
+            tp = TopicPartition(gone.name, number)
+            self.partitions.pop(tp, None)
+            self.hosted.pop(tp, None)
+            hosted.directory.count -= 1
+            self._node.partition_gone(tp, hosted)
+            hosted.partition.resign()
+            try:
+                await hosted.directory.pool.run(
+                    hosted.directory.directory.mark_deleted,
+                    hosted.partition.log,
+                    uuid.uuid4(),
+                    self._node.now_ms(),
+                )
+            except MachineError as error:
+                self.fail(hosted.directory, error)
+
+    # Failure.
+
+    def directory_of(self, error: MachineError) -> HostedDirectory | None:
+        """The directory whose file an error names."""
+        for one in self.directories:
+            if error.path == one.name or error.path.startswith(one.name.rstrip("/") + "/"):
+                return one
+        return None
+
+    def fail(self, directory: HostedDirectory, error: BaseException) -> None:
+        """Take a log directory offline, with all its partitions."""
+        if directory.offline is not None:
+            return
+        directory.offline = str(error)
+        if isinstance(error, MachineError):
+            directory.directory.fail(error)
+        log.error("log directory offline", path=directory.name, error=str(error))
+        for tp, hosted in list(self.hosted.items()):
+            if hosted.directory is not directory:
+                continue
+            del self.hosted[tp]
+            del self.partitions[tp]
+            topic = self.by_name.get(tp.topic.encode())
+            if topic is not None:
+                topic.partitions.pop(tp.partition, None)
+                topic.offline[tp.partition] = f"its log directory is offline: {error}"
+            self._node.partition_gone(tp, hosted)
+            hosted.partition.mark_offline(str(error))
+        if all(one.offline is not None for one in self.directories):
+            self._node.fatal(f"no log directory is left: {error}")

@@ -1,0 +1,62 @@
+"""Varints and tagged fields (KIP-482) for the hand-written codecs."""
+
+from __future__ import annotations
+
+from kept.storage.errors import CorruptMessage
+
+
+def read_uvarint(data: memoryview, position: int) -> tuple[int, int]:
+    """(value, position after it). IndexError at the end of the data; CorruptMessage over 5 bytes."""
+    value = data[position]
+    position += 1
+    if value < 0x80:
+        return value, position
+    value &= 0x7F
+    shift = 7
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 28:
+            raise CorruptMessage("a varint that does not end")
+
+
+def uvarint(value: int) -> bytes:
+    """An unsigned varint."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def skip_tags(data: memoryview, position: int) -> int:
+    """The position after a section of tagged fields."""
+    count, position = read_uvarint(data, position)
+    for _ in range(count):
+        _, position = read_uvarint(data, position)
+        size, position = read_uvarint(data, position)
+        position += size
+        if position > len(data):
+            raise CorruptMessage("a tagged field ends outside its message")
+    return position
+
+
+def tags(data: memoryview, position: int) -> tuple[list[tuple[int, int, int]], int]:
+    """([(tag, start, end)], position after the section)."""
+    count, position = read_uvarint(data, position)
+    found = []
+    for _ in range(count):
+        tag, position = read_uvarint(data, position)
+        size, position = read_uvarint(data, position)
+        if position + size > len(data):
+            raise CorruptMessage("a tagged field ends outside its message")
+        found.append((tag, position, position + size))
+        position += size
+    return found, position

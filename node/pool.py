@@ -1,0 +1,103 @@
+"""Threads for what blocks: fsync, and single calls that must not hold the loop.
+
+Each log directory has a :class:`FlushPool` of ``kept.fsync.threads``; flushes of one log run one after
+another, and a request that comes while one runs is served by the next, together with all others that came
+meanwhile. A failed fsync is never tried again: the directory goes offline (FACTS.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.storage.errors import MachineError
+
+if TYPE_CHECKING:
+    from kept.storage.log import Log
+
+CALL_THREADS: Final = 4
+"""For checks of large batches, cold reads and the metadata log."""
+
+Callback = Callable[[BaseException | None], None]
+
+
+class FlushPool:
+    """Flushes the logs of one directory. ``on_failure`` is told of the first error."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads: int,
+        name: str,
+        on_failure: Callable[[MachineError], None],
+        observe: Callable[[float], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"fsync-{name}")
+        self._on_failure = on_failure
+        self._observe = observe
+        self._running: dict[Log, list[Callback]] = {}
+        """Logs being flushed, with those who wait for that flush."""
+        self._next: dict[Log, list[Callback]] = {}
+        """Those who wait for the flush after it."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no flush runs."""
+        return not self._running
+
+    def flush(self, log: Log, callback: Callback | None = None) -> None:
+        """Make what ``log`` has written so far durable; call back on the loop."""
+        waiting = [callback] if callback is not None else []
+        if log in self._running:
+            self._next.setdefault(log, []).extend(waiting)
+            return
+        ticket = log.flush_ticket()
+        if ticket is None:
+            for one in waiting:
+                one(None)
+            return
+        self._running[log] = waiting
+        started = self._loop.time()
+        future = self._loop.run_in_executor(self._executor, ticket.run)
+
+        def settled(finished: asyncio.Future[Any]) -> None:
+            callbacks = self._running.pop(log)
+            error = finished.exception()
+            if error is None:
+                ticket.done()
+                if self._observe is not None:
+                    self._observe(self._loop.time() - started)
+            elif isinstance(error, MachineError):
+                self._on_failure(error)
+            else:
+                self._loop.call_exception_handler(
+                    {"message": "flush failed", "exception": error}  # a bug of ours
+                )
+            for one in callbacks:
+                one(error)
+            later = self._next.pop(log, None)
+            if later is not None and error is None:
+                self._flush_again(log, later)
+            elif later is not None:
+                for one in later:
+                    one(error)
+
+        future.add_done_callback(settled)
+
+    def _flush_again(self, log: Log, callbacks: list[Callback]) -> None:
+        def all_of_them(error: BaseException | None) -> None:
+            for one in callbacks:
+                one(error)
+
+        self.flush(log, all_of_them)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Any other blocking call on this directory, in its threads."""
+        return self._loop.run_in_executor(self._executor, function, *args)
+
+    def close(self) -> None:
+        """Wait for what runs; take nothing more."""
+        self._executor.shutdown(wait=True)

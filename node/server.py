@@ -1,0 +1,462 @@
+"""The node: joins listeners, partitions, metadata, groups and the cleaner in one process.
+
+One thread runs the network and the logs; what blocks (fsync, the metadata log, checks of large batches, cold
+reads) runs in pools; cleaning in worker processes. The node acts on the image only (rule 35): a proposal is
+durable first, then applied here, then its future is done. Start: take the addresses, lock the
+directories, replay the metadata, open the logs, lead, accept, print the ready line. Stop (TERM, INT):
+the reverse; checkpoints before the mark of a clean stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import kept
+from kept.cluster import controller
+from kept.cluster.quorum import Quorum
+from kept.cluster.records import ClusterRecord, Endpoint, MetadataRecord, ResourceType
+from kept.cluster.settings import validate_topic
+from kept.node import api, timers
+from kept.node.budget import Budget
+from kept.node.connection import raise_file_limit
+from kept.node.fetch_sessions import FetchSessions
+from kept.node.handlers.producer_ids import ProducerIds
+from kept.node.hosting import HostedDirectory, HostedPartition, Hosting
+from kept.node.listener import Listener
+from kept.node.logging import bridge, log
+from kept.node.pool import CALL_THREADS, FlushPool
+from kept.storage.directory import Checkpoint, LogDirectory
+from kept.storage.disk import Disk
+from kept.storage.errors import (
+    KeptError,
+    MachineError,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from kept.storage.layout import encode_uuid
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Delta, Image
+    from kept.node.config import NodeConfig
+    from kept.node.connection import Connection
+    from kept.replication.partition import Partition
+
+Change = Sequence[MetadataRecord] | Callable[["Image"], Sequence[MetadataRecord]]
+"""Records, or how to decide on them: called with the image that they will follow."""
+
+STOP_TIMEOUT_S: Final = 20.0
+GC_THRESHOLDS: Final = (5_000, 20, 1_000)
+"""Rare collections: the hot path makes no cycles, and a full one costs milliseconds."""
+METADATA_LOCK: Final = ".lock"
+
+
+class Node:
+    """One node. ``start`` and ``stop`` are called on its loop, in this order, once."""
+
+    def __init__(self, config: NodeConfig, disk: Disk | None = None) -> None:
+        self.config = config
+        self.disk = disk or Disk()
+        self.loop = asyncio.get_running_loop()
+        self.node_id: int = config.node_id
+        self.cluster_id = ""
+        self.broker_epoch = -1
+        self.quorum: Quorum
+        self.budget = Budget(config.inflight_max_bytes)
+        self.hosting = Hosting(self)
+        self.listeners = [Listener(self, address) for address in config.listeners]
+        self.connection_count = 0
+        self.fetch_sessions = FetchSessions(
+            lambda: int.from_bytes(os.urandom(4), "big") & 0x7FFFFFFF,
+            config.max_incremental_fetch_session_cache_slots,
+        )
+        self.producer_ids = ProducerIds(self)
+        self.groups: Any = None
+        self.cleaner: Any = None
+        self.metrics: Any = None
+        self.ready = False
+        self.reads_in_memory = True
+        """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
+        self.exit_code = 0
+        self.stopped = asyncio.Event()
+        self._pool = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
+        self._proposals = asyncio.Lock()
+        self._timers = timers.Timers(self)
+        self._metadata_lock: Any = None
+        self._last_delta: Delta | None = None
+
+    # What handlers use.
+
+    @property
+    def image(self) -> Image:
+        """The metadata as applied here."""
+        return self.quorum.image
+
+    @property
+    def partitions(self) -> dict[TopicPartition, Partition]:
+        """The partitions that this node hosts."""
+        return self.hosting.partitions
+
+    @property
+    def log_directories(self) -> list[HostedDirectory]:
+        """The entries of ``log.dirs``."""
+        return self.hosting.directories
+
+    def now_ms(self) -> int:
+        """Wall clock."""
+        return int(time.time() * 1000)
+
+    def partition(self, tp: TopicPartition) -> Partition:
+        """A partition that is served here.
+
+        Raises UnknownTopicOrPartition, KafkaStorageError (its directory is offline).
+        """
+        found = self.hosting.partitions.get(tp)
+        if found is not None:
+            return found
+        topic = self.hosting.by_name.get(tp.topic.encode())
+        if topic is not None:
+            raise topic.absent(tp.partition)
+        raise UnknownTopicOrPartition(f"no topic {tp.topic!r}")
+
+    def in_pool(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run something that blocks in a thread."""
+        return self.loop.run_in_executor(self._pool, function, *args)
+
+    def propose(self, change: Change) -> asyncio.Future[int]:
+        """Make records true; done when they are durable, applied, and acted on here.
+
+        ``change`` is the records, or a function from the image to them: proposals queue, and such a
+        function decides when its turn has come, on the image it will change. The future raises what the
+        function raises, and MachineError.
+        """
+        return self.loop.create_task(self._propose(change))
+
+    async def _propose(self, change: Change) -> int:
+        async with self._proposals:
+            records = change(self.image) if callable(change) else change
+            if not records:
+                return self.image.index
+            try:
+                index: int = await self.in_pool(self.quorum.write, records)
+            except MachineError as error:
+                self.fatal(f"the metadata log failed: {error}")
+                raise
+            self.quorum.apply_committed()
+            delta, self._last_delta = self._last_delta, None
+            if delta is not None:
+                await self._act_on(self.image, delta)
+            return index
+
+    def _heard(self, _: Image, delta: Delta) -> None:
+        self._last_delta = delta
+
+    async def _act_on(self, image: Image, delta: Delta) -> None:
+        if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
+            self._reload_broker_settings()
+        await self.hosting.apply(image, delta)
+        if self.groups is not None:
+            self.groups.metadata_changed(image, delta)
+
+    def _reload_broker_settings(self) -> None:
+        own = self.image.config(ResourceType.BROKER, str(self.node_id))
+        default = self.image.config(ResourceType.BROKER, "")
+        if own or default or self.config.dynamic_own or self.config.dynamic_default:
+            self.config = self.config.with_dynamic(own, default)
+            self.budget.limit_bytes = self.config.inflight_max_bytes
+
+    def new_id(self) -> uuid.UUID:
+        """A random id whose text does not begin with a dash, as Kafka's."""
+        while True:
+            found = uuid.uuid4()
+            if not encode_uuid(found).startswith("-"):
+                return found
+
+    async def create_topic(self, name: str, **fields: Any) -> None:
+        """Create a topic with the node's defaults; fields are those of ``CreateTopic``."""
+
+        def decide(image: Image) -> list[MetadataRecord]:
+            request = controller.CreateTopic(name, self.new_id(), **fields)
+            return controller.create_topic(image, request, self.topic_defaults, self._validate)
+
+        await self.propose(decide)
+
+    @property
+    def topic_defaults(self) -> controller.TopicDefaults:
+        """``num.partitions`` and ``default.replication.factor``."""
+        return controller.TopicDefaults(
+            self.config.num_partitions, self.config.default_replication_factor
+        )
+
+    def _validate(self, configs: Any) -> None:
+        validate_topic(configs, self.config.topic_defaults())
+
+    async def _create_internal(self, name: str) -> None:
+        if name in self.image.topics:
+            return
+        brokers = sum(1 for broker in self.image.brokers.values() if broker.active)
+        try:
+            await self.create_topic(
+                name,
+                num_partitions=self.config.offsets_topic_num_partitions,
+                replication_factor=min(self.config.offsets_topic_replication_factor, brokers),
+                configs={
+                    "cleanup.policy": "compact",
+                    "compression.type": "producer",
+                    "segment.bytes": str(self.config.offsets_topic_segment_bytes),
+                },
+            )
+        except TopicAlreadyExists:
+            return
+
+    def create_internal_topic(self, name: str) -> asyncio.Future[None]:
+        """Create an internal topic unless it exists; done when its partitions are served."""
+        return self.loop.create_task(self._create_internal(name))
+
+    def endpoints(self, listener_name: str) -> tuple[str, int]:
+        """Where clients of a listener reach this node."""
+        for listener, advertised in zip(
+            self.listeners, self.config.advertised_listeners, strict=False
+        ):
+            if listener.name == listener_name:
+                return advertised.host, advertised.port or listener.port
+        return self.endpoints(self.listeners[0].name)
+
+    def broker_endpoint(self, broker_id: int, listener_name: str) -> tuple[str, int] | None:
+        """Where clients of a listener reach any broker; None when it is not known there."""
+        if broker_id == self.node_id:
+            return self.endpoints(listener_name)
+        broker = self.image.brokers.get(broker_id)
+        endpoint = None if broker is None else broker.endpoint(listener_name)
+        return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def is_offline(self, topic: str, partition: int, replica: int) -> bool:
+        """Whether a replica's directory failed."""
+        if replica != self.node_id:
+            return False
+        hosted = self.hosting.by_name.get(topic.encode())
+        return hosted is not None and partition in hosted.offline
+
+    def write_dirty(self, connection: Connection) -> None:
+        """End of a readiness event: write what was staged, then let answers go on their way."""
+        failed: dict[Partition, KeptError] = {}
+        dirty, connection.dirty = connection.dirty, {}
+        for partition in dirty:
+            try:
+                partition.write()
+            except KeptError as error:
+                failed[partition] = error
+        unwritten, connection.unwritten = connection.unwritten, []
+        for produced in unwritten:
+            produced.written(failed)
+
+    def machine_failed(self, error: MachineError) -> None:
+        """A file call failed: its log directory goes offline."""
+        directory = self.hosting.directory_of(error)
+        if directory is not None:
+            self.hosting.fail(directory, error)
+        else:
+            log.error("disk error", path=error.path, error=str(error))
+
+    def partition_gone(self, tp: TopicPartition, hosted: HostedPartition) -> None:
+        """A partition was deleted or its directory failed: tell who works on it."""
+        if self.cleaner is not None:
+            self.cleaner.forget(tp)
+        if self.groups is not None:
+            self.groups.partition_gone(tp)
+
+    def fatal(self, why: str) -> None:
+        """Nothing can be served any more: end with exit code 1."""
+        log.error("node stops", reason=why)
+        self.exit_code = 1
+        self.stopped.set()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Open everything and accept clients. Raises KeptError; nothing is left locked then."""
+        try:
+            for listener in self.listeners:
+                listener.bind()
+            self._open_metadata()
+            self._open_directories()
+            self._register()
+            await self.hosting.start(self.image)
+            self.quorum.subscribe(self._heard)
+            self._start_parts()
+            for listener in self.listeners:
+                await listener.start()
+            self._timers.start()
+            self.ready = True
+        except BaseException:
+            for listener in self.listeners:
+                listener.stop_accepting()
+            self._release()
+            raise
+
+    def _open_metadata(self) -> None:
+        path = self.config.metadata_log_dir
+        self.disk.mkdir(path)
+        self._metadata_lock = self.disk.lock(f"{path}/{METADATA_LOCK}")
+        self.quorum = Quorum.open(path, self.disk, node_id=self.node_id)
+        if self.image.cluster_id is None:
+            self.quorum.propose([ClusterRecord(encode_uuid(self.new_id()))])
+        assert self.image.cluster_id is not None
+        self.cluster_id = self.image.cluster_id
+        self._reload_broker_settings()
+
+    def _open_directories(self) -> None:
+        self.reads_in_memory = False
+        for path in self.config.log_dirs:
+            directory = LogDirectory.open(
+                path,
+                self.disk,
+                cluster_id=self.cluster_id,
+                node_id=self.node_id,
+                new_directory_id=self.new_id(),
+                now_ms=self.now_ms(),
+            )
+            hosted = HostedDirectory(directory, self._flush_pool(len(self.log_directories)), path)
+            self.hosting.directories.append(hosted)
+            probe = self.disk.open_read(f"{path}/meta.properties")
+            if self.disk.preadv_nowait(probe, 0, 1) is None:
+                self.reads_in_memory = True
+            self._in_thread(directory.purge_found)
+
+    def _in_thread(self, function: Callable[[], Any]) -> None:
+        def done(finished: asyncio.Future[Any]) -> None:
+            error = finished.exception()
+            if isinstance(error, MachineError):
+                self.machine_failed(error)
+            elif error is not None:
+                log.exception("background job failed", error)
+
+        self.in_pool(function).add_done_callback(done)
+
+    def _flush_pool(self, number: int) -> FlushPool:
+        def failed(error: MachineError) -> None:
+            self.hosting.fail(self.log_directories[number], error)
+
+        def observe(seconds: float) -> None:
+            if self.metrics is not None:
+                self.metrics.fsync(seconds)
+
+        return FlushPool(self.loop, self.config.fsync_threads, str(number), failed, observe)
+
+    def _register(self) -> None:
+        endpoints = tuple(
+            Endpoint(listener.name, listener.address.protocol, *self.endpoints(listener.name))
+            for listener in self.listeners
+        )
+        registration = controller.Registration(
+            self.node_id, uuid.uuid4(), endpoints, self.config.broker_rack
+        )
+        records = controller.register_broker(self.image, registration, fenced=False)
+        self.quorum.propose(records)
+        self.broker_epoch = self.image.brokers[self.node_id].broker_epoch
+
+    def _start_parts(self) -> None:
+        """Groups, cleaner and metrics."""
+        from kept.node import parts
+
+        parts.start(self)
+
+    async def stop(self) -> None:
+        """Stop cleanly; what is acknowledged is durable when this returns."""
+        self.ready = False
+        self._timers.stop()
+        for listener in self.listeners:
+            listener.stop_accepting()
+        if self.cleaner is not None:
+            await self.cleaner.stop()
+        if self.groups is not None:
+            await self.groups.stop()
+        async with self._proposals:
+            for listener in self.listeners:
+                listener.close_connections()
+            for directory in self.log_directories:
+                await self._close_directory(directory)
+        self._release()
+
+    async def _close_directory(self, directory: HostedDirectory) -> None:
+        """Flush and close its logs, write its checkpoints, leave the mark."""
+        mine = [h for h in self.hosting.hosted.values() if h.directory is directory]
+        clean = directory.offline is None
+        if clean:
+            closing = [directory.pool.run(h.partition.log.close, self.now_ms()) for h in mine]
+            for outcome in await asyncio.gather(*closing, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    clean = False
+                    log.error("log not closed", path=directory.name, error=str(outcome))
+        try:
+            if clean:
+                for kind, value in (
+                    (Checkpoint.HIGH_WATERMARKS, timers.high_watermark),
+                    (Checkpoint.RECOVERY_POINTS, timers.recovery_point),
+                    (Checkpoint.LOG_STARTS, timers.log_start),
+                ):
+                    offsets = timers.collect(self, directory, value)
+                    directory.directory.write_checkpoints(kind, offsets)
+            directory.directory.close(clean=clean, broker_epoch=self.broker_epoch)
+        except MachineError as error:
+            log.error("directory not closed cleanly", path=directory.name, error=str(error))
+
+    def _release(self) -> None:
+        for directory in self.log_directories:
+            directory.pool.close()
+            directory.directory.close(clean=False)
+        if self._metadata_lock is not None:
+            self._metadata_lock.release()
+            self._metadata_lock = None
+        self._pool.shutdown(wait=True)
+
+    def ready_line(self) -> str:
+        """What ``kept serve`` prints when clients may come."""
+        host, port = self.endpoints(self.listeners[0].name)
+        where = f"{host}:{port}"
+        dirs = self.config.log_dirs
+        data = ",".join(dirs)
+        if len(dirs) == 1 and dirs[0].endswith("/log"):
+            parent = dirs[0].removesuffix("/log")
+            if self.config.metadata_log_dir == f"{parent}/meta":
+                data = parent
+        return f"kept {kept.__version__} node {self.node_id} ready on {where}, data in {data}"
+
+
+async def serve(config: NodeConfig) -> int:
+    """Run a node until TERM or INT; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    node = Node(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.stopped.set)
+    raise_file_limit()
+    await node.start()
+    print(node.ready_line(), flush=True)
+    warm = loop.run_in_executor(None, api.preload)
+    await warm
+    gc.collect()
+    gc.freeze()
+    await node.stopped.wait()
+    log.info("stopping")
+    await node.stop()
+    return node.exit_code
+
+
+def run(config: NodeConfig) -> None:
+    """The whole of ``kept serve``. Raises KeptError when the node can't start; exits otherwise."""
+    import uvloop
+
+    log.configure(as_json=config.log_format == "json", level=config.log_level)
+    bridge()
+    gc.set_threshold(*GC_THRESHOLDS)
+    code = uvloop.run(serve(config))
+    if code:
+        raise SystemExit(code)

@@ -1,0 +1,126 @@
+"""The hand-written Produce codec against kio, every version."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.static.constants import EntityType
+
+from kept.client import protocol
+from kept.node.hot import produce as codec
+from kept.storage.errors import CorruptMessage
+
+VERSIONS = range(codec.MIN_VERSION, codec.MAX_VERSION + 1)
+TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+
+
+def request_body(
+    version, *, topics=(("orders", ((0, b"abc"), (3, b"x" * 300))),), txn=None, acks=1
+):
+    cls = protocol.message_type(0, version, EntityType.request)
+    data = [
+        {
+            "name": name,
+            "topic_id": TOPIC_ID,
+            "partition_data": [{"index": i, "records": r} for i, r in partitions],
+        }
+        for name, partitions in topics
+    ]
+    values = {"transactional_id": txn, "acks": acks, "timeout": 1500, "topic_data": data}
+    return protocol.encode(protocol.build(cls, values))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_parses_what_kio_writes(version):
+    body = b"head" + request_body(version, txn="tx", acks=-1)
+    request = codec.parse(memoryview(body), 4, version)
+    assert (request.transactional_id, request.acks, request.timeout_ms) == (b"tx", -1, 1500)
+    ((name, partitions),) = request.topics
+    assert name == (TOPIC_ID.bytes if version >= 13 else b"orders")
+    found = [(p.index, body[p.start : p.end]) for p in partitions]
+    assert found == [(0, b"abc"), (3, b"x" * 300)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_null_records_and_no_transaction(version):
+    body = request_body(version, topics=(("t", ((7, None),)),))
+    request = codec.parse(memoryview(body), 0, version)
+    assert request.transactional_id is None
+    assert request.topics[0][1] == [codec.PartitionData(7, -1, -1)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_cut_and_every_tail_is_refused(version):
+    body = request_body(version)
+    for end in range(len(body)):
+        with pytest.raises(CorruptMessage):
+            codec.parse(memoryview(body)[:end], 0, version)
+    with pytest.raises(CorruptMessage):
+        codec.parse(memoryview(body + b"\0"), 0, version)
+
+
+@given(st.binary(max_size=200), st.sampled_from(list(VERSIONS)))
+def test_any_bytes_parse_or_are_refused(data, version):
+    try:
+        request = codec.parse(memoryview(data), 0, version)
+    except CorruptMessage:
+        return
+    for _, partitions in request.topics:
+        for part in partitions:
+            assert part.start == -1 or 0 <= part.start <= part.end <= len(data)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_response_is_what_kio_reads(version):
+    results = [
+        codec.PartitionResult(0, 0, 42, 1_700_000_000_123, 7),
+        codec.PartitionResult(1, 87, record_errors=((2, "no key"), (5, "late")), error_message="é"),
+    ]
+    name = TOPIC_ID.bytes if version >= 13 else b"orders"
+    frame = codec.encode(version, 99, [(name, results), (name, results[:1])])
+    (size,) = struct.unpack_from(">i", frame)
+    assert size == len(frame) - 4
+    correlation_id, response = protocol.decode_response(0, version, frame[4:])
+    assert correlation_id == 99
+    topic = response.responses[0]
+    assert (topic.topic_id == TOPIC_ID) if version >= 13 else (topic.name == "orders")
+    good, bad = topic.partition_responses
+    assert (good.index, int(good.error_code), good.base_offset) == (0, 0, 42)
+    assert round(good.log_append_time.timestamp() * 1000) == 1_700_000_000_123
+    assert (bad.index, int(bad.error_code), bad.base_offset) == (1, 87, -1)
+    assert bad.log_append_time is None
+    if version >= 5:
+        assert (good.log_start_offset, bad.log_start_offset) == (7, -1)
+    if version >= 8:
+        errors = [(e.batch_index, e.batch_index_error_message) for e in bad.record_errors]
+        assert (errors, bad.error_message) == ([(2, "no key"), (5, "late")], "é")
+        assert (good.record_errors, good.error_message) == ((), None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_response_bytes_are_kio_s_bytes(version):
+    values = {
+        "responses": [
+            {
+                "name": "orders",
+                "topic_id": TOPIC_ID,
+                "partition_responses": [
+                    {
+                        "index": 4,
+                        "error_code": 0,
+                        "base_offset": 5,
+                        "log_append_time": -1,
+                        "log_start_offset": 2,
+                        "record_errors": (),
+                    }
+                ],
+            }
+        ]
+    }
+    name = TOPIC_ID.bytes if version >= 13 else b"orders"
+    ours = codec.encode(version, 1, [(name, [codec.PartitionResult(4, 0, 5, -1, 2)])])
+    assert ours == protocol.encode_response(0, version, 1, values)

@@ -85,7 +85,6 @@ ACCEPTED: Final = (
         ("replica.fetch.backoff.ms", "int", "1000", "0:"),
         ("replica.fetch.max.bytes", "int", "1048576", "0:"),
         ("replica.fetch.response.max.bytes", "int", "10485760", "0:"),
-        ("replica.lag.time.max.ms", "long", "30000", ""),
         ("replica.socket.receive.buffer.bytes", "int", "65536", ""),
         ("replica.socket.timeout.ms", "int", "30000", ""),
         ("replica.selector.class", "string", None, ""),

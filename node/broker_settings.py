@@ -168,6 +168,10 @@ _LOG: Final = (
         "replica.high.watermark.checkpoint.interval.ms", _LONG, "5000",
         "How often high watermarks are written.", low=1,
     ),
+    _at_start(
+        "replica.lag.time.max.ms", _LONG, "30000",
+        "A replica that has not caught up for so long leaves the ISR.", low=1,
+    ),
     Setting(
         "producer.id.expiration.ms", _INT, "86400000",
         "How long an idle producer's sequence numbers are remembered.", low=1,

@@ -105,6 +105,7 @@ class NodeConfig:
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_start_offset_checkpoint_interval_ms: int
     replica_high_watermark_checkpoint_interval_ms: int
+    replica_lag_time_max_ms: int
     producer_id_expiration_ms: int
     fsync_threads: int
 

@@ -68,9 +68,9 @@ class Replica:
     """See the module. One thread; what the machine does wrong takes it offline.
 
     ``high_watermark``: what the checkpoint says; ``applied_end``: b of the manifest applied or
-    being applied (rule 12). ``on_machine_error`` hears once of an error that takes the partition offline,
-    so that the node takes the whole directory offline; ``on_effect`` gets the core's effects that
-    go to the controller and the other replicas.
+    being applied (rule 12). ``on_machine_error`` hears once of an error that takes the partition
+    offline, so that the node takes the whole directory offline; ``on_effect`` gets the core's
+    effects that go to the controller and the other replicas.
     """
 
     def __init__(

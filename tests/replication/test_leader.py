@@ -1,0 +1,211 @@
+"""LeaderCore by scripted histories: ``histories/*.txt`` read as prose.
+
+A line at the margin is an event; the indented lines under it are the effects, in order. After each
+event the core's invariants are checked. ``KEPT_REWRITE=1`` writes the effects that come out into the
+files, to be read before they are committed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kept.replication import leader as core
+from kept.replication.leader import LeaderCore
+from kept.storage.errors import InvariantViolation, NotLeaderOrFollower
+
+HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
+
+
+def members(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def identity(text: str):
+    return None if text == "none" else text
+
+
+def parse(line: str):
+    name, *words = line.split()
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    plain = [word for word in words if "=" not in word]
+    at = int(given.get("at", 0))
+    match name:
+        case "elected":
+            return core.Elected(
+                int(given["epoch"]),
+                int(given["version"]),
+                members(given["replicas"]),
+                members(given["isr"]),
+                int(given["leo"]),
+                int(given["hw"]),
+                at,
+            )
+        case "appended":
+            return core.Appended(int(plain[0]))
+        case "fetched":
+            return core.Fetched(int(given["by"]), int(plain[0]), at)
+        case "decided":
+            return core.IsrDecided(
+                int(given["version"]), members(given["replicas"]), members(given["isr"])
+            )
+        case "refused":
+            return core.IsrRefused(int(given["version"]))
+        case "tick":
+            return core.Ticked(at)
+        case "await":
+            return core.CommitAwaited(plain[0], int(plain[1]))
+        case "forget":
+            return core.WaitEnded(plain[0])
+        case "min-isr":
+            return core.MinIsrChanged(int(plain[0]))
+        case "eligible":
+            return core.BrokersChanged(frozenset(members(plain[0])))
+        case "offer":
+            return core.ManifestOffered(identity(plain[0]), at, "applied" in plain)
+        case "holds":
+            return core.ManifestHeld(int(given["by"]), identity(plain[0]))
+        case "applies":
+            return core.ManifestApplied(int(given["by"]), identity(plain[0]))
+        case "resigned":
+            return core.Resigned()
+    raise AssertionError(f"unknown event: {line}")
+
+
+def show(effect) -> str:
+    match effect:
+        case core.HighWatermarkMoved(offset):
+            return f"high watermark {offset}"
+        case core.Acknowledge(token, None):
+            return f"acknowledge {token}"
+        case core.Acknowledge(token, error):
+            return f"tell {token}: {error.__name__}"
+        case core.ProposeIsr(isr, _, version):
+            return f"propose isr {','.join(map(str, isr))} at version {version}"
+        case core.ManifestPublished(name):
+            return f"published {name}"
+    raise AssertionError(f"unknown effect: {effect}")
+
+
+def run(text: str) -> str:
+    """The history with the effects that really come out."""
+    leader = LeaderCore(node_id=0, lag_time_max_ms=30_000)
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("    "):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            lines += [f"    {show(effect)}" for effect in leader.step(parse(line))]
+            leader.check_invariants()
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+def test_history(path: Path) -> None:
+    text = path.read_text()
+    happened = run(text)
+    if os.environ.get("KEPT_REWRITE"):
+        path.write_text(happened)
+    assert happened == text
+
+
+def lone(leo: int = 0) -> LeaderCore:
+    leader = LeaderCore(node_id=0)
+    leader.elected(core.Elected(1, 0, (0,), (0,), leo, 0, 0))
+    return leader
+
+
+def test_a_follower_that_is_no_replica_is_refused() -> None:
+    with pytest.raises(NotLeaderOrFollower, match="broker 7"):
+        lone().fetched(7, 0, 0)
+
+
+def test_an_older_leader_epoch_is_a_bug() -> None:
+    with pytest.raises(InvariantViolation, match="leader epoch 0 after 1"):
+        lone().elected(core.Elected(0, 0, (0,), (0,), 0, 0, 0))
+
+
+def test_invariants_name_what_is_broken() -> None:
+    leader = lone(3)
+    leader.high_watermark = 4
+    with pytest.raises(InvariantViolation, match="HW above LEO"):
+        leader.check_invariants()
+
+
+def test_wait_order_is_by_offset_then_arrival() -> None:
+    leader = LeaderCore(node_id=0)
+    leader.elected(core.Elected(1, 0, (0, 1), (0, 1), 0, 0, 0))
+    leader.appended(10)
+    for token, end in (("late", 9), ("early", 3), ("second", 3), ("middle", 5)):
+        assert leader.commit_awaited(token, end) == ()
+    leader.check_invariants()
+    told = [effect.token for effect in leader.fetched(1, 10, 1)]
+    assert told == ["early", "second", "middle", "late"]
+
+
+EVENTS = st.one_of(
+    st.builds(lambda n: ("append", n), st.integers(0, 5)),
+    st.builds(lambda r, back, dt: ("fetch", r, back, dt), st.integers(1, 2), st.integers(0, 6), st.integers(0, 20_000)),
+    st.builds(lambda ok: ("controller", ok), st.booleans()),
+    st.builds(lambda dt: ("tick", dt), st.integers(0, 40_000)),
+    st.builds(lambda who: ("eligible", who), st.frozensets(st.integers(1, 2))),
+    st.builds(lambda n: ("min-isr", n), st.integers(1, 3)),
+    st.builds(lambda n: ("await", n), st.integers(0, 8)),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=60))
+def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
+    """HW never goes back, and every member of confirmed and proposed ISR has what is below it."""
+    leader = LeaderCore(node_id=0)
+    leader.step(core.Elected(1, 0, (0, 1, 2), (0, 1), 0, 0, 0))
+    has = {0: 0, 1: 0, 2: 0}
+    proposals: list[core.ProposeIsr] = []
+    waiting: dict[str, int] = {}
+    now = 0
+    for number, event in enumerate(events):
+        before = leader.high_watermark
+        match event:
+            case ("append", count):
+                has[0] += count
+                effects = leader.step(core.Appended(has[0]))
+            case ("fetch", replica, back, dt):
+                now += dt
+                has[replica] = max(has[replica], has[0] - back)
+                effects = leader.step(core.Fetched(replica, has[replica], now))
+            case ("controller", accepts):
+                if not proposals:
+                    continue
+                last = proposals.pop()
+                if accepts:
+                    version = leader.partition_epoch + 1
+                    effects = leader.step(core.IsrDecided(version, (0, 1, 2), last.isr))
+                else:
+                    effects = leader.step(core.IsrRefused(last.partition_epoch))
+            case ("tick", dt):
+                now += dt
+                effects = leader.step(core.Ticked(now))
+            case ("eligible", who):
+                effects = leader.step(core.BrokersChanged(who))
+            case ("min-isr", least):
+                effects = leader.step(core.MinIsrChanged(least))
+            case ("await", ahead):
+                waiting[f"w{number}"] = leader.high_watermark + ahead
+                effects = leader.step(core.CommitAwaited(f"w{number}", waiting[f"w{number}"]))
+        leader.check_invariants()
+        assert leader.high_watermark >= before
+        if leader.high_watermark > before:
+            assert all(has[member] >= leader.high_watermark for member in leader.maximal_isr)
+        for effect in effects:
+            if isinstance(effect, core.ProposeIsr):
+                assert not proposals, "one proposal at a time"
+                proposals.append(effect)
+            elif isinstance(effect, core.Acknowledge):
+                assert waiting.pop(effect.token) <= leader.high_watermark
+    assert all(end > leader.high_watermark for end in waiting.values())

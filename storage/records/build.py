@@ -72,7 +72,7 @@ def build_batch(
         base_timestamp = delete_horizon_ms
     area = bytearray()
     for (timestamp, key, value, headers), offset in zip(fields, offsets, strict=True):
-        append_record(area, (timestamp - base_timestamp, key, value, headers), offset - base_offset)
+        append_record(area, (wrap64(timestamp - base_timestamp), key, value, headers), offset - base_offset)
     header = BatchHeader(
         base_offset=base_offset,
         batch_length=0,
@@ -134,6 +134,11 @@ def rewritten(
     header.attributes |= codec | (TIMESTAMP_TYPE_BIT if timestamp_type else 0)
     header.max_timestamp = max_timestamp
     return seal(header, body)
+
+
+def wrap64(number: int) -> int:
+    """As 64-bit arithmetic would have it, Java's and C's."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def append_record(area: bytearray, fields: RecordFields, offset_delta: int) -> None:

@@ -32,7 +32,9 @@ XERIAL_HEADER: Final = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 XERIAL_MAGIC_BYTES: Final = 8
 XERIAL_BLOCK_BYTES: Final = 32 * 1024
 """Block size of Java's SnappyOutputStream."""
-LZ4_BLOCK_INDEPENDENT_BIT: Final = 0x20
+LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+LZ4_INDEPENDENT_BIT: Final = 0x20
+"""In the flags, the byte after the magic."""
 _INT32: Final = struct.Struct(">i")
 
 
@@ -182,6 +184,10 @@ def _lz4_compress(data: Buffer, level: int) -> bytes:
 def _lz4_decompress(data: Buffer, limit: int) -> bytes:
     import lz4.frame
 
+    if len(data) <= len(LZ4_MAGIC) or data[: len(LZ4_MAGIC)] != LZ4_MAGIC:
+        raise _damaged("lz4", "no frame")
+    if not data[len(LZ4_MAGIC)] & LZ4_INDEPENDENT_BIT:
+        raise _damaged("lz4", "its blocks are linked, which Java's clients cannot read")
     inflater = lz4.frame.LZ4FrameDecompressor()
     try:
         inflated = cast(bytes, inflater.decompress(data, _guess(data, limit)))
@@ -238,7 +244,9 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes:
     import zstandard
 
     try:
-        size = zstandard.get_frame_parameters(data).content_size
+        frame = zstandard.get_frame_parameters(data)
+        size = frame.content_size
+        header_bytes = zstandard.frame_header_size(data)
     except zstandard.ZstdError as error:
         raise _damaged("zstd", error) from None
     inflater = _zstd().inflater
@@ -251,6 +259,10 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes:
                 pass  # perhaps only too small a guess: the whole limit decides
     elif size > limit:
         raise _too_large(limit)
+    elif size == 0:  # the library looks no further; nothing but one empty block may follow
+        if len(data) != header_bytes + 3 + (4 if frame.has_checksum else 0):
+            raise _trailing("zstd")
+        return b""
     try:
         inflated = inflater.decompress(data, max_output_size=limit, allow_extra_data=False)
     except zstandard.ZstdError as error:

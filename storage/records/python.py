@@ -26,7 +26,7 @@ from typing import Final
 from crc32c import crc32c as _crc32c
 
 from kept.storage.errors import CorruptMessage, InvalidRecord, MessageTooLarge
-from kept.storage.records.build import read_varint, rewritten
+from kept.storage.records.build import read_varint, rewritten, wrap64
 from kept.storage.records.codecs import decompress
 from kept.storage.records.columns import (
     DEFAULT_INFLATE_LIMIT,
@@ -219,7 +219,7 @@ def _check_records(area: Buffer, header: BatchHeader, rules: CheckRules, now_ms:
             faults.append((index, bad.fault, 0))
             break
         position = record.end
-        timestamp = _wrap(header.base_timestamp + record.timestamp_delta)
+        timestamp = wrap64(header.base_timestamp + record.timestamp_delta)
         max_timestamp = max(max_timestamp, timestamp)
         if record.offset_delta != index:
             faults.append((index, Fault.OFFSET_DELTA, 0))
@@ -235,11 +235,6 @@ def _check_records(area: Buffer, header: BatchHeader, rules: CheckRules, now_ms:
     if faults:
         raise refusal(faults, earliest, latest)
     return max_timestamp
-
-
-def _wrap(number: int) -> int:
-    """As 64-bit arithmetic would have it, Java's and C's."""
-    return (number + 2**63) % 2**64 - 2**63
 
 
 @dataclass(slots=True)
@@ -339,10 +334,10 @@ def scan(
                 raise refusal([(index, bad.fault, 0)], 0, 0) from None
             position = record.end
             row = (
-                _wrap(header.base_offset + record.offset_delta),
+                wrap64(header.base_offset + record.offset_delta),
                 header.max_timestamp
                 if appended
-                else _wrap(header.base_timestamp + record.timestamp_delta),
+                else wrap64(header.base_timestamp + record.timestamp_delta),
                 record.key_start,
                 record.value_start,
                 record.headers_start,

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import contextlib
+import gzip
+import struct
+import tracemalloc
+import zlib
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kept.storage.errors import InvalidRecord
+from kept.storage.records import compress, decompress
+from kept.storage.records.codecs import XERIAL_HEADER
+from kept.storage.types import Codec
+
+COMPRESSING = [codec for codec in Codec if codec]
+LIMIT = 1 << 20
+TEXT = b"The quick brown fox jumps over the lazy dog. " * 50
+
+
+@given(st.binary(max_size=5_000), st.sampled_from(list(Codec)), st.integers(1, 50))
+def test_round_trip(data: bytes, codec: Codec, times: int) -> None:
+    assert decompress(codec, compress(codec, data * times), len(data) * times) == data * times
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_is_read(codec: Codec, kind: type) -> None:
+    packed = compress(codec, kind(TEXT))
+    assert decompress(codec, kind(packed), LIMIT) == TEXT
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_limit_is_exact(codec: Codec) -> None:
+    packed = compress(codec, TEXT)
+    assert decompress(codec, packed, len(TEXT)) == TEXT
+    for limit in (len(TEXT) - 1, len(TEXT) // 2, 1, 0):
+        with pytest.raises(InvalidRecord):
+            decompress(codec, packed, limit)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+@pytest.mark.parametrize("tail", [b"\x00", b"garbage", b"stream"])
+def test_what_follows_the_stream_is_refused(codec: Codec, tail: bytes) -> None:
+    packed = compress(codec, TEXT)
+    if tail == b"stream":
+        tail = compress(codec, b"a second one")
+    with pytest.raises(InvalidRecord):
+        decompress(codec, packed + tail, LIMIT)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_an_unfinished_stream_is_refused(codec: Codec) -> None:
+    packed = compress(codec, TEXT)
+    for cut in range(len(packed)):
+        if codec == Codec.SNAPPY and cut == len(XERIAL_HEADER):
+            continue  # no block at all is what nothing compresses to
+        with pytest.raises(InvalidRecord):
+            decompress(codec, packed[:cut], LIMIT)
+
+
+@given(st.binary(max_size=300), st.sampled_from(COMPRESSING))
+def test_garbage_is_refused_or_bounded(data: bytes, codec: Codec) -> None:
+    with contextlib.suppress(InvalidRecord):
+        assert len(decompress(codec, data, 1_000)) <= 1_000
+
+
+@given(st.data(), st.sampled_from(COMPRESSING))
+def test_damaged_streams_are_refused_or_bounded(data: st.DataObject, codec: Codec) -> None:
+    packed = bytearray(compress(codec, TEXT))
+    for _ in range(data.draw(st.integers(1, 3))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(InvalidRecord):
+        assert len(decompress(codec, packed, 4_000)) <= 4_000
+
+
+def bomb(codec: Codec, size_bytes: int) -> bytes:
+    """Zeros in few bytes; their size is not announced where the format lets one leave it out."""
+    zeros = bytes(1 << 20)
+    if codec == Codec.GZIP:
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        return b"".join(packer.compress(zeros) for _ in range(size_bytes >> 20)) + packer.flush()
+    if codec == Codec.LZ4:
+        with lz4.frame.LZ4FrameCompressor(block_linked=False) as frame:
+            parts = [frame.begin(), *(frame.compress(zeros) for _ in range(size_bytes >> 20))]
+            return b"".join([*parts, frame.flush()])
+    if codec == Codec.ZSTD:
+        stream = zstandard.ZstdCompressor().compressobj()
+        return b"".join(stream.compress(zeros) for _ in range(size_bytes >> 20)) + stream.flush()
+    block = bytes(cramjam.snappy.compress_raw(zeros))
+    return XERIAL_HEADER + (struct.pack(">i", len(block)) + block) * (size_bytes >> 20)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_a_bomb_is_refused_within_the_limit(codec: Codec) -> None:
+    packed = bomb(codec, 512 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRecord, match="limit"):
+            decompress(codec, packed, 8 << 20)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+def test_snappy_that_lies_about_its_size() -> None:
+    block = bytearray(cramjam.snappy.compress_raw(b"abcdef"))
+    for claim in (b"\xff\xff\xff\xff\x0f", b"\x07", b"\x05"):
+        with pytest.raises(InvalidRecord):
+            decompress(Codec.SNAPPY, claim + block[1:], LIMIT)
+
+
+def test_snappy_in_one_raw_block() -> None:
+    assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), LIMIT) == TEXT
+
+
+def test_snappy_is_written_in_blocks_of_32_kib() -> None:
+    packed = compress(Codec.SNAPPY, bytes(100_000))
+    assert packed.startswith(XERIAL_HEADER)
+    position, sizes = len(XERIAL_HEADER), []
+    while position < len(packed):
+        (size,) = struct.unpack_from(">i", packed, position)
+        position += 4
+        sizes.append(cramjam.snappy.decompress_raw_len(packed[position : position + size]))
+        position += size
+    assert sizes == [32_768, 32_768, 32_768, 1_696]
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31 - 1])
+def test_snappy_blocks_of_impossible_size(size: int) -> None:
+    with pytest.raises(InvalidRecord, match="block"):
+        decompress(Codec.SNAPPY, XERIAL_HEADER + struct.pack(">i", size) + b"abc", LIMIT)
+
+
+def test_lz4_blocks_are_independent_for_java() -> None:
+    packed = compress(Codec.LZ4, TEXT * 100)
+    assert packed[4] & 0x20
+
+
+def test_lz4_with_linked_blocks_is_refused_because_java_cannot_read_it() -> None:
+    with pytest.raises(InvalidRecord, match="linked"):
+        decompress(Codec.LZ4, lz4.frame.compress(TEXT * 100, block_linked=True), LIMIT)
+
+
+def test_gzip_with_a_name_and_a_comment_is_read() -> None:
+    packed = gzip.compress(TEXT)
+    named = packed[:3] + b"\x08" + packed[4:10] + b"name.txt\x00" + packed[10:]
+    assert decompress(Codec.GZIP, named, LIMIT) == TEXT
+
+
+def test_zstd_that_announces_its_size_and_lies() -> None:
+    packed = zstandard.ZstdCompressor().compress(bytes(100_000))
+    with pytest.raises(InvalidRecord, match="limit"):
+        decompress(Codec.ZSTD, packed, 50_000)
+
+
+def test_zstd_without_a_size_may_need_the_whole_limit() -> None:
+    stream = zstandard.ZstdCompressor().compressobj()
+    packed = stream.compress(bytes(4 << 20)) + stream.flush()
+    assert zstandard.get_frame_parameters(packed).content_size == zstandard.CONTENTSIZE_UNKNOWN
+    assert decompress(Codec.ZSTD, packed, 4 << 20) == bytes(4 << 20)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_levels(codec: Codec) -> None:
+    for level in (1, 9):
+        assert decompress(codec, compress(codec, TEXT, level), LIMIT) == TEXT

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
 from kept.cluster.controller import INTERNAL_TOPICS
-from kept.cluster.image import Image, TopicImage
+from kept.cluster.image import TopicImage
 from kept.cluster.records import PartitionRecord
 from kept.node.error_codes import code_for
 from kept.storage.errors import (
@@ -79,13 +79,10 @@ def _brokers(node: Node, listener_name: str, fenced_too: bool) -> list[Values]:
     for broker_id, broker in sorted(node.image.brokers.items()):
         if broker.fenced and not fenced_too:
             continue
-        if broker_id == node.node_id:
-            host, port = node.endpoints(listener_name)
-        else:
-            endpoint = broker.endpoint(listener_name)
-            if endpoint is None:
-                continue
-            host, port = endpoint.host, endpoint.port
+        endpoint = node.broker_endpoint(broker_id, listener_name)
+        if endpoint is None:
+            continue
+        host, port = endpoint
         found.append(
             {
                 "broker_id": broker_id,
@@ -122,7 +119,7 @@ def describe_topic_partitions(ctx: RequestContext, request: Any) -> Values:
         begins = cursor is not None and name == cursor.topic_name
         first = cursor.partition_index if begins and cursor is not None else 0
         page = topic.partitions[first : first + left]
-        topics.append(_topic(image, topic, page))
+        topics.append(_topic(node, topic, page))
         left -= len(page)
         if first + len(page) < len(topic.partitions):
             following = {"topic_name": name, "partition_index": first + len(page)}
@@ -156,22 +153,25 @@ def _unknown_topic(name: str) -> dict[str, Any]:
     }
 
 
-def _topic(image: Image, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Values:
+def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Values:
     return {
         "error_code": 0,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": [_partition(image, record) for record in page],
+        "partitions": [_partition(node, topic.name, record) for record in page],
         "topic_authorized_operations": TOPIC_OPERATIONS,
     }
 
 
-def _partition(image: Image, record: PartitionRecord) -> Values:
+def _partition(node: Node, topic: str, record: PartitionRecord) -> Values:
+    image = node.image
     offline = [
         broker_id
         for broker_id in record.replicas
-        if broker_id not in image.brokers or image.brokers[broker_id].fenced
+        if broker_id not in image.brokers
+        or image.brokers[broker_id].fenced
+        or node.is_offline(topic, record.partition, broker_id)
     ]
     return {
         "error_code": 0 if record.leader >= 0 else LEADER_NOT_AVAILABLE,

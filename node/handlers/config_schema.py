@@ -42,7 +42,7 @@ def check_topic(node: Node, values: Mapping[str, str]) -> None:
     validate_topic(values, node.config.topic_defaults(), strategies)
 
 
-def check_broker(node: Node, name: str, values: Mapping[str, str]) -> None:
+def check_broker(node: Node, image: Image, name: str, values: Mapping[str, str]) -> None:
     """Raises InvalidRequest when a broker (``name``: its id, "" = all) may not have these.
 
     Kafka answers a broker's wrong setting with INVALID_REQUEST, a topic's with INVALID_CONFIG. It
@@ -53,7 +53,6 @@ def check_broker(node: Node, name: str, values: Mapping[str, str]) -> None:
     fixed = sorted(key for key in values if not BROKER_SETTINGS[key].dynamic)
     if fixed:
         raise InvalidRequest(f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
-    image = node.image
     own = values if name else image.config(ResourceType.BROKER, str(node.node_id))
     default = image.config(ResourceType.BROKER, "") if name else values
     try:
@@ -62,14 +61,14 @@ def check_broker(node: Node, name: str, values: Mapping[str, str]) -> None:
         raise InvalidRequest(str(error)) from error
 
 
-def schema(node: Node) -> ConfigSchema:
-    """The controller's view of what settings are legal."""
+def schema(node: Node, image: Image) -> ConfigSchema:
+    """The controller's view of what settings are legal beside those of the image."""
 
     def validate(resource_type: int, name: str, values: Mapping[str, str]) -> None:
         if resource_type == ResourceType.TOPIC:
             check_topic(node, values)
         else:
-            check_broker(node, name, values)
+            check_broker(node, image, name, values)
 
     def is_list(resource_type: int, name: str) -> bool:
         settings = TOPIC_SETTINGS if resource_type == ResourceType.TOPIC else BROKER_SETTINGS

@@ -123,10 +123,12 @@ async def alter_configs(ctx: RequestContext, request: Any) -> Values:
     node = ctx.node
 
     def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
-        _check_settings(node, resource)
+        _check_settings(node, image, resource)
         values = {entry.name: entry.value for entry in resource.configs}
         name = resource.resource_name
-        return controller.alter_configs(image, resource.resource_type, name, values, schema(node))
+        return controller.alter_configs(
+            image, resource.resource_type, name, values, schema(node, image)
+        )
 
     return {"responses": await _alter(node, request, decision)}
 
@@ -136,14 +138,14 @@ async def incremental_alter_configs(ctx: RequestContext, request: Any) -> Values
     node = ctx.node
 
     def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
-        _check_settings(node, resource, AlterOp.DELETE)
+        _check_settings(node, image, resource, AlterOp.DELETE)
         changes = [
             AlterConfig(entry.name, _operation(entry.config_operation), entry.value)
             for entry in resource.configs
         ]
         name = resource.resource_name
         return controller.incremental_alter_configs(
-            image, resource.resource_type, name, changes, schema(node)
+            image, resource.resource_type, name, changes, schema(node, image)
         )
 
     return {"responses": await _alter(node, request, decision)}
@@ -156,13 +158,15 @@ def _operation(number: int) -> AlterOp:
         raise InvalidRequest(f"Unknown config operation {number}") from None
 
 
-def _check_settings(node: Node, resource: Any, nullable: AlterOp | None = None) -> None:
+def _check_settings(
+    node: Node, image: Image, resource: Any, nullable: AlterOp | None = None
+) -> None:
     """What comes before any decision: the resource exists, no setting twice, no null value."""
     resource_type, name = resource.resource_type, resource.resource_name
     if resource_type == ResourceType.TOPIC:
         if not name:
             raise InvalidRequest("Default topic resources are not allowed.")
-        if name not in node.image.topics:
+        if name not in image.topics:
             raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
     elif resource_type == ResourceType.BROKER:
         if name:
@@ -193,7 +197,9 @@ async def _alter(node: Node, request: Any, decision: Decision) -> list[Values]:
             try:
                 if counts[key] > 1:
                     raise InvalidRequest("Each resource must appear at most once.")
-                records.extend(decision(image, resource))
+                more = decision(image, resource)
+                image, _ = image.apply(more)
+                records.extend(more)
             except KeptError as error:
                 answer |= {"error_code": code_for(error), "error_message": message_for(error)}
             else:

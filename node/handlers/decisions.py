@@ -1,24 +1,21 @@
-"""One decision at a time: from the image that it is made on to the entry that makes it true.
+"""Decide on the newest image and make it true: for handlers that change metadata.
 
-The metadata log takes records that fit its newest image; two decisions on the same image could
-contradict each other. So whoever changes metadata decides in :func:`decide`.
+Two decisions on the same image could contradict each other, so a decision is a function that the
+node calls when its turn has come (``Node.propose``).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, TypeVar
+
+from kept.cluster.image import Image
+from kept.cluster.records import MetadataRecord
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
-    from kept.cluster.records import MetadataRecord
     from kept.node.server import Node
 
 T = TypeVar("T")
-
-_LOCKS: Final[WeakKeyDictionary[Node, asyncio.Lock]] = WeakKeyDictionary()
 
 
 async def decide(node: Node, decision: Callable[[Image], tuple[T, Sequence[MetadataRecord]]]) -> T:
@@ -27,8 +24,12 @@ async def decide(node: Node, decision: Callable[[Image], tuple[T, Sequence[Metad
     ``decision`` returns (answer, records); without records nothing is written. Its errors pass
     through, as do those of the disk.
     """
-    async with _LOCKS.setdefault(node, asyncio.Lock()):
-        answer, records = decision(node.image)
-        if records:
-            await node.propose(list(records))
-    return answer
+    answers: list[T] = []
+
+    def change(image: Image) -> Sequence[MetadataRecord]:
+        answer, records = decision(image)
+        answers.append(answer)
+        return records
+
+    await node.propose(change)
+    return answers[0]

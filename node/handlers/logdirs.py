@@ -26,7 +26,7 @@ async def describe_log_dirs(ctx: RequestContext, request: Any) -> Values:
     node = ctx.node
     wanted = _wanted(request.topics)
     by_directory = _partitions(node, wanted)
-    paths = [os.path.abspath(directory.path) for directory in node.log_directories]
+    paths = [os.path.abspath(directory.name) for directory in node.log_directories]
     spaces = await node.in_pool(lambda: [_space(path) for path in paths])
     results = []
     for directory, path, (total, usable) in zip(node.log_directories, paths, spaces, strict=True):

@@ -30,7 +30,6 @@ from kept.storage.errors import (
     InvalidRequest,
     InvalidTopicException,
     KeptError,
-    OffsetOutOfRange,
     PolicyViolation,
     TopicDeletionDisabled,
     UnknownTopicId,
@@ -41,9 +40,6 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
     from kept.node.server import Node
-
-LATEST: Final = -1
-"""The offset in DeleteRecords that means the high watermark."""
 
 _DUPLICATE: Final = "Duplicate topic name."
 
@@ -309,16 +305,4 @@ def _delete_records(node: Node, topic: str, entry: Any) -> Values:
 def _raise_log_start(node: Node, topic: str, number: int, offset: int) -> int:
     if topic in INTERNAL_TOPICS:
         raise InvalidTopicException(f"Cannot delete records of internal topic {topic}")
-    partition = node.partition(TopicPartition(topic, number))
-    config = partition.log.config
-    if config.compact and not config.delete:
-        raise PolicyViolation(
-            f"Records of {topic} cannot be deleted: cleanup.policy is compact without delete"
-        )
-    if offset == LATEST:
-        offset = partition.high_watermark
-    if offset < 0 or offset > partition.high_watermark:
-        raise OffsetOutOfRange(
-            f"offset {offset} of {topic}-{number} is not in 0..{partition.high_watermark}"
-        )
-    return partition.delete_records(offset)
+    return node.partition(TopicPartition(topic, number)).delete_records(offset, node.now_ms())

@@ -72,7 +72,9 @@ def build_batch(
         base_timestamp = delete_horizon_ms
     area = bytearray()
     for (timestamp, key, value, headers), offset in zip(fields, offsets, strict=True):
-        append_record(area, (wrap64(timestamp - base_timestamp), key, value, headers), offset - base_offset)
+        append_record(
+            area, (wrap64(timestamp - base_timestamp), key, value, headers), offset - base_offset
+        )
     header = BatchHeader(
         base_offset=base_offset,
         batch_length=0,

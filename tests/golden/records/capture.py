@@ -2,7 +2,7 @@
 
 BOOTSTRAP is an Apache Kafka 4.3 of one node with an empty LOG_DIR and log.cleaner.backoff.ms=300,
 KAFKA_LIBS the directory of its jars. Every producer writes the same 100 records (``record``) to
-topics of one partition; the segments are copied here, ``compacted`` after the cleaner has been there.
+topics of one partition; the segments are copied here, ``compacted`` once the cleaner has been.
 """
 
 from __future__ import annotations

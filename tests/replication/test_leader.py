@@ -1,8 +1,8 @@
 """LeaderCore by scripted histories: ``histories/*.txt`` read as prose.
 
 A line at the margin is an event; the indented lines under it are the effects, in order. After each
-event the core's invariants are checked. ``KEPT_REWRITE=1`` writes the effects that come out into the
-files, to be read before they are committed.
+event the core's invariants are checked. ``KEPT_REWRITE=1`` writes the effects that come out into
+the files, to be read before they are committed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_wait_order_is_by_offset_then_arrival() -> None:
 
 EVENTS = st.one_of(
     st.builds(lambda n: ("append", n), st.integers(0, 5)),
-    st.builds(lambda r, back, dt: ("fetch", r, back, dt), st.integers(1, 2), st.integers(0, 6), st.integers(0, 20_000)),
+    st.tuples(st.just("fetch"), st.integers(1, 2), st.integers(0, 6), st.integers(0, 20_000)),
     st.builds(lambda ok: ("controller", ok), st.booleans()),
     st.builds(lambda dt: ("tick", dt), st.integers(0, 40_000)),
     st.builds(lambda who: ("eligible", who), st.frozensets(st.integers(1, 2))),

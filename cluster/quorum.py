@@ -30,6 +30,7 @@ from kept.cluster.wal import (
     Entry,
     HardState,
     WriteAheadLog,
+    make_directory,
     read_hard_state,
     write_hard_state,
 )
@@ -92,7 +93,7 @@ class Quorum:
         Blocks. Raises DamagedData (path, position), DirectoryRefused for what a newer kept wrote,
         MachineError. The caller holds the lock of the node's directories.
         """
-        disk.mkdir(directory)
+        make_directory(disk, directory)
         state = read_hard_state(disk, directory)
         image, term, snapshot_bytes = load_snapshot(disk, directory)
         wal = WriteAheadLog.open(directory, disk)

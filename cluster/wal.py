@@ -103,6 +103,16 @@ def write_hard_state(disk: Disk, directory: str, state: HardState) -> None:
     disk.write_atomic(f"{directory}/{HARD_STATE_NAME}", with_crc(body))
 
 
+def make_directory(disk: Disk, path: str) -> None:
+    """Make a directory and its parents, durably."""
+    parent = path.rstrip("/").rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    if not disk.exists(path):
+        if parent not in ("/", "."):
+            make_directory(disk, parent)
+        disk.mkdir(path)
+    disk.fsync_dir(parent)
+
+
 def with_crc(body: bytes) -> bytes:
     """``body`` and its CRC32C."""
     return body + _LENGTH.pack(crc32c(body))
@@ -150,7 +160,7 @@ class WriteAheadLog:
         try:
             data = disk.read(path)
         except FileNotFoundError:
-            disk.mkdir(directory)
+            make_directory(disk, directory)
             disk.write_atomic(path, _header(0, 0))
             data = disk.read(path)
         check_magic(path, data, _WAL_MAGIC, _VERSION)
@@ -178,7 +188,7 @@ class WriteAheadLog:
         if self.size_bytes < len(data):
             self._refuse_damage(data)
             self._disk.truncate(self._file, self.size_bytes)
-            self._disk.fsync(self._file)
+        self._disk.fsync(self._file)  # a killed process may have left more than it had synced
         self._durable = self.size_bytes
 
     def _note(self, position: int, term: int) -> None:

@@ -71,7 +71,9 @@ def measure_start(bench: Bench, broker: Broker) -> None:
 def create(broker: Broker, topic: str, **config: str) -> None:
     """A topic of one partition."""
     with Client(broker.bootstrap) as client:
-        client.create_topic(topic, 1, config={k.replace("_", "."): v for k, v in config.items()})
+        client.create_topic(
+            topic, partitions=1, config={k.replace("_", "."): v for k, v in config.items()}
+        )
 
 
 def measure_produce(bench: Bench, broker: Broker) -> None:

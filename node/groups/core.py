@@ -2,7 +2,9 @@
 
 :meth:`GroupCore.step` takes an event and gives effects; :meth:`GroupCore.tick` fires the timers
 that are due; :attr:`GroupCore.next_deadline_ms` says when to call it next. No clock, I/O,
-randomness or ``async`` in here.
+randomness or ``async`` in here. ``now_ms`` everywhere is a clock that never jumps, so that no
+session ends because somebody set the time; what goes into records is the wall clock, which the
+shell keeps as :attr:`GroupCore.wall_offset_ms`.
 
 Duties of the shell, in this order: carry out effects as they come; an :class:`~.events.Append` that
 fails is followed at once by AppendRejected, before any other event; appends commit in their order.
@@ -81,6 +83,7 @@ class GroupCore:
 
     def __init__(self, settings: ev.GroupSettings) -> None:
         self.settings = settings
+        self.wall_offset_ms = 0
         self.groups: dict[str, Group] = {}
         self.appended = OffsetStore()
         self.committed = OffsetStore()
@@ -232,6 +235,10 @@ class GroupCore:
         )
 
     # Services for the parts of the core.
+
+    def wall_ms(self, now_ms: int) -> int:
+        """The wall clock at ``now_ms``."""
+        return now_ms + self.wall_offset_ms
 
     def answer(self, request: int, result: Any) -> None:
         """Emit an answer."""

@@ -279,11 +279,11 @@ class Group:
 
     # Moves.
 
-    def transition_to(self, state: GroupState, now_ms: int) -> None:
+    def transition_to(self, state: GroupState, wall_ms: int) -> None:
         """Change the state."""
         if self.state not in VALID_PREVIOUS_STATES[state]:
             raise InvariantViolation(f"group {self.group_id}: {self.state} cannot become {state}")
-        self.previous_state, self.state, self.state_timestamp = self.state, state, now_ms
+        self.previous_state, self.state, self.state_timestamp = self.state, state, wall_ms
 
     def add(self, member: Member) -> None:
         """Let a member in. The first one is the leader and decides the protocol type."""
@@ -334,12 +334,12 @@ class Group:
             self.leader = new.member_id
         return True
 
-    def init_next_generation(self, now_ms: int) -> None:
+    def init_next_generation(self, wall_ms: int) -> None:
         """Begin a generation with those who are here; nobody: the group is empty."""
         self.generation = (self.generation + 1) & 0x7FFFFFFF
         self.protocol = self.select_protocol() if self.members else None
         self.subscribed_topics = self.compute_subscribed_topics()
-        self.transition_to(COMPLETING_REBALANCE if self.members else EMPTY, now_ms)
+        self.transition_to(COMPLETING_REBALANCE if self.members else EMPTY, wall_ms)
         self.pending_sync.clear()
 
     def check_invariants(self) -> None:

@@ -64,7 +64,7 @@ class Membership:
             self._refuse_join(event, ErrorCode.unknown_member_id)
             return
         is_new_group = group is None
-        group = group or Group(event.group, state_timestamp=event.now_ms)
+        group = group or Group(event.group, state_timestamp=core.wall_ms(event.now_ms))
         if not self._accepts(group, event.member):
             group.remove(event.member)
             self._refuse_join(event, ErrorCode.group_max_size_reached, UNKNOWN_MEMBER_ID)
@@ -240,7 +240,10 @@ class Membership:
             group.replace_static_member(instance, new_id, before.member_id)
             self._timers.cancel(_session_key(group, new_id))
             self.heard_of(group, member, now_ms)
-        elif event.supports_skipping_assignment:
+            return
+        # Its session may have ended while the append took its time; then nobody watched any more.
+        self.heard_of(group, member, now_ms)
+        if event.supports_skipping_assignment:
             leads = group.is_leader(new_id)
             self._answer_join(member, self._joined(group, member, skip_assignment=leads))
         else:
@@ -280,7 +283,7 @@ class Membership:
             remaining = max(group.rebalance_timeout_ms - delay, 0)
             timer = JoinDeadline(group.group_id, True, delay, remaining)
             self._timers.set(_join_key(group), now_ms + delay, timer)
-        group.transition_to(PREPARING_REBALANCE, now_ms)
+        group.transition_to(PREPARING_REBALANCE, self._core.wall_ms(now_ms))
         self._core.note(group.group_id, f"rebalances, generation {group.generation}: {why}")
         if first:
             return
@@ -301,7 +304,7 @@ class Membership:
             # Only static members are left, and none has come back: their sessions decide.
             self._schedule_join(group, now_ms)
             return
-        group.init_next_generation(now_ms)
+        group.init_next_generation(self._core.wall_ms(now_ms))
         if group.state is EMPTY:
             self._core.note(group.group_id, f"is empty, generation {group.generation}")
             self._core.append_silently([group.to_record()])
@@ -397,7 +400,7 @@ class Membership:
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
         self._propagate(group, NO_ERROR, now_ms)
-        group.transition_to(STABLE, now_ms)
+        group.transition_to(STABLE, self._core.wall_ms(now_ms))
 
     def _reset_assignments(self, group: Group, error: ErrorCode, now_ms: int) -> None:
         for member in group.members.values():

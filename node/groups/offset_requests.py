@@ -94,7 +94,8 @@ class OffsetRequests:
         self, event: ev.CommitOffsets, topic: ev.CommitTopic, records: list[GroupRecord]
     ) -> tuple[tuple[int, ErrorCode], ...]:
         limit = self._core.settings.offset_metadata_max_bytes
-        expires = -1 if event.retention_ms == -1 else event.now_ms + event.retention_ms
+        wall_ms = self._core.wall_ms(event.now_ms)
+        expires = -1 if event.retention_ms == -1 else wall_ms + event.retention_ms
         results = []
         for p in topic.partitions:
             metadata = p.metadata or ""
@@ -102,7 +103,7 @@ class OffsetRequests:
                 results.append((p.partition, ErrorCode.offset_metadata_too_large))
                 continue
             value = OffsetCommitValue(
-                p.offset, metadata, event.now_ms, max(p.leader_epoch, -1), expires, topic.topic_id
+                p.offset, metadata, wall_ms, max(p.leader_epoch, -1), expires, topic.topic_id
             )
             records.append(
                 GroupRecord(OffsetCommitKey(event.group, topic.name, p.partition), value)
@@ -215,7 +216,7 @@ class OffsetRequests:
             subscribed = group.is_subscribed_to(topic)
             for partition, stored in partitions.items():
                 key = OffsetCommitKey(group.group_id, topic, partition)
-                expired = is_expired(group, stored, now_ms, retention_ms)
+                expired = is_expired(group, stored, core.wall_ms(now_ms), retention_ms)
                 if expired and not subscribed and not core.transactions.holds(key):
                     records.append(GroupRecord(key, None))
                 else:

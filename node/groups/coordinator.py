@@ -1,0 +1,173 @@
+"""The shell of the group coordinator: one :class:`Shard` per partition of ``__consumer_offsets``.
+
+A shard is loaded when this node leads its partition: the log is read, in slices so that the node
+goes on serving, and meanwhile its groups answer COORDINATOR_LOAD_IN_PROGRESS. Then events go in as
+requests come, records are appended with acks=all, all those of one turn of the loop with one
+write, and answers leave when the high watermark passes them (and the fsync, where
+``flush.messages`` asks for it). When the partition goes, so does the shard, and whoever waits is
+told NOT_COORDINATOR.
+
+Source: Kafka's ``GroupCoordinatorService`` and ``CoordinatorRuntime``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from kept.node.groups import events as ev
+from kept.node.groups.records import GROUP_METADATA_TOPIC, partition_for
+from kept.node.groups.shard import Shard
+from kept.node.logging import log
+from kept.storage.errors import (
+    CoordinatorLoadInProgress,
+    NotCoordinator,
+)
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Delta, Image
+    from kept.node.server import Node
+
+MakeEvent = Callable[[int, int], ev.Event]
+"""Makes an event from (now_ms, request)."""
+
+
+class Coordinator:
+    """The group coordinator of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._shards: dict[int, Shard] = {}
+
+    # What the node calls.
+
+    def start(self) -> None:
+        """Load the partitions that this node leads."""
+        self._follow(self._node.image)
+
+    async def stop(self) -> None:
+        """Write what is staged, send everybody away."""
+        for shard in list(self._shards.values()):
+            shard.unload()
+        self._shards.clear()
+        await asyncio.sleep(0)
+
+    def metadata_changed(self, image: Image, delta: Delta) -> None:
+        """Load and unload with leadership; forget the offsets of topics that are gone."""
+        touched = any(p.topic_partition.topic == GROUP_METADATA_TOPIC for p in delta.partitions)
+        gone = [(t.name, t.topic_id) for t in delta.topics_deleted]
+        if touched or any(name == GROUP_METADATA_TOPIC for name, _ in gone):
+            self._follow(image)
+        if gone:
+            for shard in self._shards.values():
+                shard.topics_deleted(gone)
+
+    def partition_gone(self, tp: TopicPartition) -> None:
+        """A partition was deleted or its directory failed."""
+        if tp.topic == GROUP_METADATA_TOPIC:
+            self._drop(tp.partition)
+
+    def _follow(self, image: Image) -> None:
+        topic = image.topics.get(GROUP_METADATA_TOPIC)
+        records = () if topic is None else topic.partitions
+        mine = {r.partition: r for r in records if r.leader == self._node.node_id}
+        for number in list(self._shards):
+            epoch = self._shards[number].leader_epoch
+            if number not in mine or mine[number].leader_epoch != epoch:
+                self._drop(number)
+        for number, record in mine.items():
+            hosted = self._node.hosting.hosted.get(TopicPartition(GROUP_METADATA_TOPIC, number))
+            if hosted is None or number in self._shards:
+                continue
+            shard = Shard(self._node, number, hosted, record.leader_epoch, self.settings())
+            self._shards[number] = shard
+            shard.load()
+
+    def _drop(self, number: int) -> None:
+        shard = self._shards.pop(number, None)
+        if shard is not None:
+            shard.unload()
+
+    def settings(self) -> ev.GroupSettings:
+        """The node's settings for groups."""
+        config: Any = self._node.config
+        return ev.GroupSettings(
+            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+            group_max_size=config.group_max_size,
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            offsets_retention_minutes=config.offsets_retention_minutes,
+            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        )
+
+    # What handlers call.
+
+    def shard(self, group: str) -> Shard:
+        """The shard of a group. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        number = self.partition_of(group)
+        shard = None if number is None else self._shards.get(number)
+        if shard is None:
+            raise NotCoordinator(f"this node does not coordinate group {group!r}")
+        if shard.failed is not None:
+            raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number}: {shard.failed}")
+        if not shard.is_active:
+            raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
+        return shard
+
+    def submit(self, group: str, make_event: MakeEvent) -> asyncio.Future[Any]:
+        """Give an event to a group's core; the future is the result.
+
+        Raises NotCoordinator, CoordinatorLoadInProgress.
+        """
+        return self.shard(group).submit(make_event)
+
+    def partition_of(self, group: str) -> int | None:
+        """The partition that a group lives in; None while there is no ``__consumer_offsets``."""
+        topic = self._node.image.topics.get(GROUP_METADATA_TOPIC)
+        if topic is None or not topic.partitions:
+            return None
+        return partition_for(group, len(topic.partitions))
+
+    def leader_of(self, group: str) -> int | None:
+        """The broker that coordinates a group; None while there is none."""
+        number = self.partition_of(group)
+        if number is None:
+            return None
+        record = self._node.image.partition(GROUP_METADATA_TOPIC, number)
+        return None if record is None or record.leader < 0 else record.leader
+
+    def list_groups(self, states: tuple[str, ...], types: tuple[str, ...]) -> list[ev.ListedGroup]:
+        """Groups that this node coordinates. Raises CoordinatorLoadInProgress."""
+        found = []
+        for shard in self._active_shards():
+            found += shard.core.list_groups(states, types)
+        return found
+
+    def describe(self, group: str) -> ev.DescribedGroup:
+        """A group in full. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        return self.shard(group).core.describe(group)
+
+    def committed(self) -> Iterator[tuple[str, str, int, int]]:
+        """(group, topic, partition, offset) of every committed offset here: for metrics."""
+        for shard in self._shards.values():
+            if shard.is_active:
+                for key, stored in shard.core.committed:
+                    yield key.group, key.topic, key.partition, stored.value.offset
+
+    def _active_shards(self) -> Iterator[Shard]:
+        for number, shard in self._shards.items():
+            if shard.failed is not None:
+                log.warning("groups of a partition are missing", partition=number, why=shard.failed)
+            elif not shard.is_active:
+                raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
+            else:
+                yield shard
+
+    @staticmethod
+    def new_uuid() -> str:
+        """Fresh text for a member id."""
+        return str(uuid.uuid4())

@@ -1,0 +1,71 @@
+"""What the handlers of group APIs share: from a request to its group's core, and back.
+
+A handler gives its event and says how a result and how a refusal look in its API; the answer is
+made at once where the core has answered at once, else when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from kept.node.groups.shard import group_error
+from kept.storage.errors import KeptError
+
+if TYPE_CHECKING:
+    from kept.node.api import RequestContext
+    from kept.node.groups.coordinator import Coordinator, MakeEvent
+
+Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]
+
+
+def coordinator(ctx: RequestContext) -> Coordinator:
+    """The node's group coordinator."""
+    found: Coordinator = ctx.node.groups
+    return found
+
+
+def ask(
+    ctx: RequestContext,
+    group: str,
+    make_event: MakeEvent,
+    answer: Callable[[Any], dict[str, Any]],
+    refuse: Callable[[ErrorCode], dict[str, Any]],
+    *,
+    needs_name: bool = True,
+) -> Answer:
+    """Give an event to a group's core and answer with its result.
+
+    ``needs_name``: the empty group id is refused. It is legal where Kafka knows it from old times:
+    commits, fetches, descriptions.
+    """
+    if needs_name and not group:
+        return refuse(ErrorCode.invalid_group_id)
+    try:
+        result = coordinator(ctx).submit(group, make_event)
+    except KeptError as error:
+        return refuse(group_error(error))
+    return then(ctx, result, answer)
+
+
+def then(
+    ctx: RequestContext, result: asyncio.Future[Any], convert: Callable[[Any], dict[str, Any]]
+) -> Answer:
+    """What ``convert`` makes of a future's result: now, or when it is there."""
+    if result.done():
+        return convert(result.result())
+    answer: asyncio.Future[dict[str, Any]] = ctx.node.loop.create_future()
+
+    def done(finished: asyncio.Future[Any]) -> None:
+        if answer.done():
+            return
+        if finished.cancelled():
+            answer.cancel()
+        else:
+            answer.set_result(convert(finished.result()))
+
+    result.add_done_callback(done)
+    return answer

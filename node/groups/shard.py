@@ -1,0 +1,316 @@
+"""One partition of ``__consumer_offsets`` at work: carries out what its core wants.
+
+Appends of one turn of the loop are staged as they come and written together at its end; then each
+is told to the core when it is committed. A batch that cannot be staged is rejected at once; one
+that is not committed within ``offsets.commit.timeout.ms`` is told to whoever waits, and may still
+come. If the write itself fails, the log directory goes offline and takes this shard with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from kept.node.error_codes import code_for
+from kept.node.groups import events as ev
+from kept.node.groups.core import GroupCore
+from kept.node.groups.loading import load
+from kept.node.groups.records import GROUP_METADATA_TOPIC, GroupRecord
+from kept.node.logging import log
+from kept.storage.errors import KeptError, RequestTimedOut
+from kept.storage.records import build_batch, check
+from kept.storage.types import Codec
+
+if TYPE_CHECKING:
+    import uuid
+
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+
+PART_BYTES: Final = 256 * 1024
+"""Size of the batches over which tombstones are spread that need not be in one."""
+RECORD_OVERHEAD_BYTES: Final = 32
+"""More than a record's framing takes."""
+
+_TRANSLATED: Final = {
+    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas_after_append: ErrorCode.coordinator_not_available,
+    ErrorCode.request_timed_out: ErrorCode.coordinator_not_available,
+    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
+    ErrorCode.kafka_storage_error: ErrorCode.not_coordinator,
+    ErrorCode.message_too_large: ErrorCode.unknown_server_error,
+    ErrorCode.invalid_record: ErrorCode.unknown_server_error,
+}
+"""What a failed append means to the clients of a group, who know nothing of its log."""
+
+
+def group_error(error: BaseException) -> ErrorCode:
+    """The code that a group's client gets for a failed append."""
+    code = ErrorCode(code_for(error))
+    return _TRANSLATED.get(code, code)
+
+
+class Shard:
+    """A core with its log, its timers, and those who wait. ``failed`` says why it could not
+    load."""
+
+    def __init__(
+        self,
+        node: Node,
+        number: int,
+        hosted: HostedPartition,
+        leader_epoch: int,
+        settings: ev.GroupSettings,
+    ) -> None:
+        self._node = node
+        self._number = number
+        self._hosted = hosted
+        self.leader_epoch = leader_epoch
+        self.core = GroupCore(settings)
+        self.is_active = False
+        self.failed: str | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._last_request = 0
+        self._staged: list[tuple[int, int]] = []
+        """(append, its end offset) since the last write."""
+        self._write_scheduled = False
+        self._uncommitted: dict[int, asyncio.TimerHandle] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline_ms: int | None = None
+        self._unloaded = False
+
+    # Loading.
+
+    def load(self) -> None:
+        """Begin to read the log; an empty one is read at once."""
+        partition = self._hosted.partition
+        if partition.log_start_offset == partition.log_end_offset:
+            self._loaded(0, self._now_ms())
+            return
+        self._loading = self._node.loop.create_task(self._load())
+
+    async def _load(self) -> None:
+        started = self._now_ms()
+        partition = self._hosted.partition
+        try:
+            await self._committed(partition.log_end_offset)
+            count = await load(partition, self.core)
+        except KeptError as error:
+            self.failed = str(error)
+            log.error("groups not loaded", partition=self._number, error=str(error))
+            return
+        if not self._unloaded:
+            self._loaded(count, started)
+
+    async def _committed(self, end_offset: int) -> None:
+        """What the last leader acknowledged is committed here once our own epoch is."""
+        done = self._node.loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if not done.done():
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+
+        self._hosted.partition.when_committed(end_offset, settle)
+        await done
+
+    def _loaded(self, count: int, started_ms: int) -> None:
+        now_ms = self._now_ms()
+        self.is_active = True
+        self._sync_clock(now_ms)
+        self._perform(self.core.loaded(now_ms))
+        if count:
+            log.info(
+                "groups loaded",
+                partition=self._number,
+                records=count,
+                groups=len(self.core.groups),
+                ms=now_ms - started_ms,
+            )
+
+    def unload(self) -> None:
+        """Another node's turn, or the end: write what is staged, send everybody away."""
+        if not self._unloaded:
+            self._write()
+        if not self._unloaded:
+            self._send_away()
+
+    def _send_away(self) -> None:
+        self._unloaded, self.is_active = True, False
+        if self._loading is not None:
+            self._loading.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for handle in self._uncommitted.values():
+            handle.cancel()
+        self._uncommitted.clear()
+        for effect in self.core.unload():
+            if isinstance(effect, ev.Answer):
+                self._answer(effect)
+
+    # Events.
+
+    def submit(self, make_event: Callable[[int, int], ev.Event]) -> asyncio.Future[Any]:
+        """Step an event for a request; the future is its result."""
+        self._last_request += 1
+        future: asyncio.Future[Any] = self._node.loop.create_future()
+        self._requests[self._last_request] = future
+        now_ms = self._now_ms()
+        self._sync_clock(now_ms)
+        self._perform(self.core.step(make_event(now_ms, self._last_request)))
+        return future
+
+    def topics_deleted(self, topics: Iterable[tuple[str, uuid.UUID]]) -> None:
+        """Forget the offsets of topics that are gone."""
+        if self.is_active:
+            self._step(lambda now_ms: ev.TopicsDeleted(now_ms, tuple(topics)))
+
+    def _step(self, make_event: Callable[[int], ev.Event]) -> None:
+        if self._unloaded:
+            return
+        now_ms = self._now_ms()
+        self._sync_clock(now_ms)
+        self._perform(self.core.step(make_event(now_ms)))
+
+    def _now_ms(self) -> int:
+        return int(self._node.loop.time() * 1000)
+
+    def _sync_clock(self, now_ms: int) -> None:
+        self.core.wall_offset_ms = self._node.now_ms() - now_ms
+
+    # Effects.
+
+    def _perform(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ev.Answer):
+                self._answer(effect)
+            elif isinstance(effect, ev.Append):
+                self._append(effect)
+            else:
+                log.info("group", group=effect.group, what=effect.text)
+        self._schedule_tick()
+
+    def _answer(self, effect: ev.Answer) -> None:
+        future = self._requests.pop(effect.request, None)
+        if future is not None and not future.done():
+            future.set_result(effect.result)
+
+    def _append(self, effect: ev.Append) -> None:
+        """Stage an append; a refusal goes to the core before anything else does."""
+        partition, rules = self._hosted.partition, self._hosted.rules
+        wall_ms = self._node.now_ms()
+        end_offset = 0
+        try:
+            for part in _parts(effect):
+                records = [(wall_ms, key, value, ()) for key, value in part]
+                batch = build_batch(records, codec=self._codec)
+                info = partition.append(check(batch, rules, wall_ms), wall_ms, acks=-1)
+                end_offset = info.last_offset + 1
+        except KeptError as error:
+            code = group_error(error)
+            log.warning("group records not appended", partition=self._number, error=str(error))
+            self._step(lambda now_ms: ev.AppendRejected(now_ms, effect.append, code))
+            return
+        self._staged.append((effect.append, end_offset))
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._node.loop.call_soon(self._write)
+
+    @property
+    def _codec(self) -> Codec:
+        return Codec(int(getattr(self._node.config, "offsets_topic_compression_codec", 0)))
+
+    def _write(self) -> None:
+        """Write what was staged in this turn, and wait for it to be committed."""
+        self._write_scheduled = False
+        staged, self._staged = self._staged, []
+        if not staged or self._unloaded:
+            return
+        try:
+            self._hosted.partition.write()
+        except KeptError as error:
+            # The partition is offline now, and told us so or will: nothing of this can be undone.
+            log.error("group records not written", partition=self._number, error=str(error))
+            self.failed = str(error)
+            self.unload()
+            return
+        for append, end_offset in staged:
+            self._wait_for_commit(append, end_offset)
+
+    def _wait_for_commit(self, append: int, end_offset: int) -> None:
+        waits = 2 if self._hosted.sync else 1
+
+        def one_done(error: BaseException | None) -> None:
+            nonlocal waits
+            waits -= 1
+            if error is not None:
+                self._timed_out(append, error)
+            if waits == 0:
+                self._append_committed(append)
+
+        if self._hosted.partition.high_watermark < end_offset or self._hosted.sync:
+            timeout_s = self._node.config.offsets_commit_timeout_ms / 1000
+            late = RequestTimedOut(f"{GROUP_METADATA_TOPIC}-{self._number}: not committed in time")
+            self._uncommitted[append] = self._node.loop.call_later(
+                timeout_s, self._timed_out, append, late
+            )
+        self._hosted.partition.when_committed(end_offset, one_done)
+        if self._hosted.sync:
+            self._hosted.flush(end_offset, one_done)
+
+    def _timed_out(self, append: int, error: BaseException) -> None:
+        code = group_error(error)
+        self._step(lambda now_ms: ev.AppendTimedOut(now_ms, append, code))
+
+    def _append_committed(self, append: int) -> None:
+        timer = self._uncommitted.pop(append, None)
+        if timer is not None:
+            timer.cancel()
+        self._step(lambda now_ms: ev.AppendCommitted(now_ms, append))
+
+    # Timers.
+
+    def _schedule_tick(self) -> None:
+        """Have the loop call when the core's next timer is due; an earlier call does no harm."""
+        deadline_ms = self.core.next_deadline_ms
+        if deadline_ms is None or self._unloaded:
+            return
+        if self._timer_deadline_ms is not None and self._timer_deadline_ms <= deadline_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_deadline_ms = deadline_ms
+        self._timer = self._node.loop.call_at(deadline_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_deadline_ms = None, None
+        if self._unloaded:
+            return
+        now_ms = self._now_ms()
+        self._sync_clock(now_ms)
+        self._perform(self.core.tick(now_ms))
+
+
+def _parts(effect: ev.Append) -> Iterable[list[tuple[bytes, bytes | None]]]:
+    """The records of each batch to append: all in one, or spread over several."""
+    part: list[tuple[bytes, bytes | None]] = []
+    size = 0
+    for record in effect.records:
+        key, value = _encoded(record)
+        if part and not effect.atomic and size > PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((key, value))
+        size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+    yield part
+
+
+def _encoded(record: GroupRecord) -> tuple[bytes, bytes | None]:
+    return record.encode()

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node import api, error_codes
 from kept.node.hot.wire import skip_tags
 from kept.node.logging import log
-from kept.node.sender import Segment, Sender
+from kept.node.reply import Reply, Segment
+from kept.node.sender import Sender
 from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.node.handlers.fetch import PendingFetch
-    from kept.node.handlers.produce import Produced
+    from kept.node.handlers.produce import Produced, ProducedOne
     from kept.node.listener import Listener
     from kept.replication.partition import Partition
 
@@ -48,15 +49,6 @@ _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
 
 
-class Reply:
-    """A response's place in the order; ``segments`` is None until it is made."""
-
-    __slots__ = ("segments",)
-
-    def __init__(self) -> None:
-        self.segments: list[Segment] | None = None
-
-
 class Connection(asyncio.BufferedProtocol):
     """The protocol of one accepted socket."""
 
@@ -69,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = 0.0
         self.dirty: dict[Partition, None] = {}
         """Partitions with batches of this readiness event, staged and not yet written."""
-        self.unwritten: list[Produced] = []
+        self.unwritten: list[Produced | ProducedOne] = []
         self.parked: set[PendingFetch] = set()
         self._buffer = bytearray(BASE_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -196,13 +188,13 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 self._start = start + 4 + size
                 self._serve(start + 4, start + 4 + size)
+            if self.unwritten or self.dirty:
+                self.node.write_dirty(self)
         finally:
             self._in_event = False
         self._finish_event()
 
     def _finish_event(self) -> None:
-        if self.dirty or self.unwritten:
-            self.node.write_dirty(self)
         self._send_ready()
         if self._start == self._end and not self._blocked:
             self._start = self._end = 0
@@ -396,6 +388,10 @@ class Connection(asyncio.BufferedProtocol):
             self.complete(reply, segments)
         else:
             self._sender.stage(segments)  # type: ignore[union-attr]
+
+    def expect_as(self, reply: Reply) -> None:
+        """Like :meth:`expect`, with a place that the caller made."""
+        self._replies.append(reply)
 
     def expect(self) -> Reply:
         """Keep the place of a response that is made later."""

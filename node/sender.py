@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.logging import log
+from kept.node.reply import Segment
 from kept.storage.disk import FileSlice
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
     from kept.node.server import Node
-
-Segment = bytes | FileSlice
 
 SENDFILE_BYTES: Final = 64 * 1024
 """Below this a copy is cheaper than the calls that ``sendfile`` needs."""

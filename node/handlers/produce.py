@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node import error_codes
 from kept.node.hot import produce as codec
 from kept.node.logging import log
+from kept.node.reply import Reply
 from kept.storage.errors import (
     InvalidRecord,
     InvalidTxnState,
@@ -24,7 +25,7 @@ from kept.storage.errors import (
 from kept.storage.records import check
 
 if TYPE_CHECKING:
-    from kept.node.connection import Connection, Reply
+    from kept.node.connection import Connection
     from kept.node.hosting import HostedPartition
     from kept.replication.partition import Partition
     from kept.storage.log import AppendInfo
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 IN_THREAD_BYTES: Final = 256 * 1024
 """Compressed batches above this are checked in a thread: inflating 1 MiB holds the loop for ms."""
 ACKS: Final = (-1, 0, 1)
+LONGEST_SHORT_NAME: Final = 126
+"""Topic names whose length is one byte as a varint: what the short encoder writes."""
 _CODEC_BYTE: Final = 22
 """Where in a batch the low byte of its attributes is."""
 
@@ -53,7 +56,13 @@ class Produced:
     )
 
     def __init__(
-        self, connection: Connection, version: int, correlation_id: int, acks: int, timeout_ms: int
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        acks: int,
+        timeout_ms: int,
+        reply: Reply | None = None,
     ) -> None:
         self._connection = connection
         self._version = version
@@ -65,7 +74,9 @@ class Produced:
         """(partition, its end offset after the append, topic's place, result's place)"""
         self._waits = 0
         self._timer: Any = None
-        self._reply: Reply | None = connection.expect() if acks != 0 else None
+        self._reply = reply
+        if reply is None and acks != 0:
+            self._reply = connection.expect()
 
     def topic(self, name: bytes) -> list[codec.PartitionResult]:
         """Begin the results of a topic."""
@@ -151,6 +162,68 @@ class Produced:
                     return
 
 
+class ProducedOne(Reply):
+    """One request of one partition, the common case: its own place in the order of responses.
+
+    Anything but a plain success goes on as a :class:`Produced`.
+    """
+
+    __slots__ = ("_connection", "_correlation_id", "_hosted", "_info", "_request", "_version")
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        request: codec.ProduceRequest,
+        hosted: HostedPartition,
+        info: AppendInfo,
+    ) -> None:
+        self.segments = None
+        self._connection = connection
+        self._version = version
+        self._correlation_id = correlation_id
+        self._request = request
+        self._hosted = hosted
+        self._info = info
+
+    def written(self, failed: dict[Partition, KeptError]) -> None:
+        """As :meth:`Produced.written`."""
+        hosted = self._hosted
+        info = self._info
+        request = self._request
+        name, (data,) = request.topics[0]
+        if (
+            hosted.sync
+            or failed
+            or request.acks == 0
+            or len(name) > LONGEST_SHORT_NAME
+            or (request.acks == -1 and hosted.partition.high_watermark <= info.last_offset)
+        ):
+            general = Produced(
+                self._connection,
+                self._version,
+                self._correlation_id,
+                request.acks,
+                request.timeout_ms,
+                self if request.acks else None,
+            )
+            general.topic(name)
+            general.appended(hosted, data.index, info)
+            general.written(failed)
+            return
+        frame = codec.encode_one(
+            self._version,
+            self._correlation_id,
+            name,
+            data.index,
+            info.base_offset,
+            info.log_append_time,
+            info.log_start_offset,
+        )
+        self._connection.complete(self, [frame])
+
+
 def failure(index: int, error: BaseException) -> codec.PartitionResult:
     """The result of a batch that was refused."""
     code = error_codes.code_for(error)
@@ -167,6 +240,14 @@ def handle(
 ) -> None:
     """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
     request = codec.parse(frame, position, version)
+    topics = request.topics
+    if len(topics) == 1 and len(topics[0][1]) == 1 and request.transactional_id is None:
+        name, (data,) = topics[0]
+        size = data.end - data.start
+        plain = size <= IN_THREAD_BYTES or not frame[data.start + _CODEC_BYTE] & 7
+        if plain and data.start >= 0 and request.acks in ACKS:
+            _handle_one(connection, version, correlation_id, frame, request)
+            return
     produced = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
     if request.acks not in ACKS or request.transactional_id is not None:
         _refuse(produced, request)
@@ -187,6 +268,36 @@ def handle(
                 _append(connection, produced, hosted, data.index, checked, now_ms)
             except KeptError as error:
                 results.append(failure(data.index, error))
+    connection.unwritten.append(produced)
+
+
+def _handle_one(
+    connection: Connection,
+    version: int,
+    correlation_id: int,
+    frame: memoryview,
+    request: codec.ProduceRequest,
+) -> None:
+    """A request of one plain batch."""
+    name, (data,) = request.topics[0]
+    node = connection.node
+    now_ms = node.now_ms()
+    try:
+        hosted = find(connection, name, data.index, version)
+        checked = check(frame[data.start : data.end], hosted.rules, now_ms)
+        if checked.is_transactional:
+            raise InvalidTxnState("this node has no transaction coordinator")
+        partition = hosted.partition
+        info = partition.append(checked, now_ms, request.acks)
+    except KeptError as error:
+        failed = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
+        failed.topic(name).append(failure(data.index, error))
+        connection.unwritten.append(failed)
+        return
+    connection.dirty[partition] = None
+    produced = ProducedOne(connection, version, correlation_id, request, hosted, info)
+    if request.acks:
+        connection.expect_as(produced)
     connection.unwritten.append(produced)
 
 

@@ -12,8 +12,16 @@ from kio.static.constants import EntityType
 
 from kept.client import protocol
 from kept.node.hot import produce as codec
+from kept.node.hot import python
 from kept.storage.errors import CorruptMessage
 
+try:
+    from kept.node.hot import _codec
+except ImportError:
+    KERNELS = [python]
+else:
+    KERNELS = [python, _codec]
+KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.KERNEL)
 VERSIONS = range(codec.MIN_VERSION, codec.MAX_VERSION + 1)
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
@@ -34,10 +42,11 @@ def request_body(
     return protocol.encode(protocol.build(cls, values))
 
 
+@KERNEL
 @pytest.mark.parametrize("version", VERSIONS)
-def test_parses_what_kio_writes(version):
+def test_parses_what_kio_writes(kernel, version):
     body = b"head" + request_body(version, txn="tx", acks=-1)
-    request = codec.parse(memoryview(body), 4, version)
+    request = kernel.parse(memoryview(body), 4, version)
     assert (request.transactional_id, request.acks, request.timeout_ms) == (b"tx", -1, 1500)
     ((name, partitions),) = request.topics
     assert name == (TOPIC_ID.bytes if version >= 13 else b"orders")
@@ -45,31 +54,37 @@ def test_parses_what_kio_writes(version):
     assert found == [(0, b"abc"), (3, b"x" * 300)]
 
 
+@KERNEL
 @pytest.mark.parametrize("version", VERSIONS)
-def test_null_records_and_no_transaction(version):
+def test_null_records_and_no_transaction(kernel, version):
     body = request_body(version, topics=(("t", ((7, None),)),))
-    request = codec.parse(memoryview(body), 0, version)
+    request = kernel.parse(memoryview(body), 0, version)
     assert request.transactional_id is None
     assert request.topics[0][1] == [codec.PartitionData(7, -1, -1)]
 
 
+@KERNEL
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_cut_and_every_tail_is_refused(version):
+def test_every_cut_and_every_tail_is_refused(kernel, version):
     body = request_body(version)
     for end in range(len(body)):
         with pytest.raises(CorruptMessage):
-            codec.parse(memoryview(body)[:end], 0, version)
+            kernel.parse(memoryview(body)[:end], 0, version)
     with pytest.raises(CorruptMessage):
-        codec.parse(memoryview(body + b"\0"), 0, version)
+        kernel.parse(memoryview(body + b"\0"), 0, version)
 
 
 @given(st.binary(max_size=200), st.sampled_from(list(VERSIONS)))
-def test_any_bytes_parse_or_are_refused(data, version):
-    try:
-        request = codec.parse(memoryview(data), 0, version)
-    except CorruptMessage:
-        return
-    for _, partitions in request.topics:
+def test_any_bytes_parse_or_are_refused_by_both_alike(data, version):
+    found = []
+    for kernel in KERNELS:
+        try:
+            request = kernel.parse(memoryview(data), 0, version)
+        except CorruptMessage:
+            request = None
+        found.append(request)
+    assert all(request == found[0] for request in found)
+    for _, partitions in found[0].topics if found[0] is not None else ():
         for part in partitions:
             assert part.start == -1 or 0 <= part.start <= part.end <= len(data)
 
@@ -124,3 +139,14 @@ def test_response_bytes_are_kio_s_bytes(version):
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
     ours = codec.encode(version, 1, [(name, [codec.PartitionResult(4, 0, 5, -1, 2)])])
     assert ours == protocol.encode_response(0, version, 1, values)
+
+
+@KERNEL
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ["t", "n" * 126])
+def test_one_partition_has_the_same_bytes(kernel, version, name):
+    encoded = TOPIC_ID.bytes if version >= 13 else name.encode()
+    full = codec.encode(
+        version, 7, [(encoded, [codec.PartitionResult(3, 0, 1 << 40, 1 << 41, 17)])]
+    )
+    assert kernel.encode_one(version, 7, encoded, 3, 1 << 40, 1 << 41, 17) == full

@@ -1,0 +1,223 @@
+"""Produce requests (v3-13) parsed in place, and their responses written by hand.
+
+A batch is handed on as (start, end) in the connection's buffer; no byte of it is copied. Layout:
+ProduceRequest.json and ProduceResponse.json of Apache Kafka 4.3; flexible from v9, topic ids from v13.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from kept.node.hot.wire import read_uvarint, skip_tags, uvarint
+from kept.storage.errors import CorruptMessage
+
+FLEXIBLE: Final = 9
+TOPIC_IDS: Final = 13
+MIN_VERSION: Final = 3
+MAX_VERSION: Final = 13
+
+_H: Final = struct.Struct(">h").unpack_from
+_I: Final = struct.Struct(">i").unpack_from
+_ACKS: Final = struct.Struct(">hi").unpack_from
+_INDEX: Final = struct.Struct(">ii").unpack_from
+_PARTITION: Final = struct.Struct(">ihqqq").pack
+"""index, error_code, base_offset, log_append_time, log_start_offset"""
+
+
+class PartitionData(NamedTuple):
+    """One partition's batch: ``buffer[start:end]``; start is -1 where records are null."""
+
+    index: int
+    start: int
+    end: int
+
+
+class ProduceRequest(NamedTuple):
+    """A parsed request. ``topics`` pairs the name's UTF-8 (v13: the id's 16 bytes) with partitions."""
+
+    transactional_id: bytes | None
+    acks: int
+    timeout_ms: int
+    topics: list[tuple[bytes, list[PartitionData]]]
+
+
+class PartitionResult(NamedTuple):
+    """What became of one partition's batch."""
+
+    index: int
+    error_code: int
+    base_offset: int = -1
+    log_append_time: int = -1
+    log_start_offset: int = -1
+    record_errors: tuple[tuple[int, str], ...] = ()
+    error_message: str | None = None
+
+
+def parse(buffer: memoryview, position: int, version: int) -> ProduceRequest:
+    """The request whose body starts at ``position`` and ends with the buffer.
+
+    Raises CorruptMessage for anything that is not exactly one request.
+    """
+    try:
+        if version >= FLEXIBLE:
+            return _parse_flexible(buffer, position, version)
+        return _parse_plain(buffer, position)
+    except (struct.error, IndexError) as error:
+        raise CorruptMessage(f"Produce v{version} ends early") from error
+
+
+def _parse_plain(buffer: memoryview, position: int) -> ProduceRequest:
+    end = len(buffer)
+    (size,) = _H(buffer, position)
+    position += 2
+    transactional_id = None
+    if size >= 0:
+        transactional_id = bytes(buffer[position : position + size])
+        position += size
+    elif size < -1:
+        raise CorruptMessage("a string of negative length")
+    acks, timeout_ms = _ACKS(buffer, position)
+    (count,) = _I(buffer, position + 6)
+    position += 10
+    topics = []
+    for _ in range(_counted(count, end - position)):
+        (size,) = _H(buffer, position)
+        if size < 0:
+            raise CorruptMessage("a topic without a name")
+        position += 2
+        name = bytes(buffer[position : position + size])
+        (count,) = _I(buffer, position + size)
+        position += size + 4
+        partitions = []
+        for _ in range(_counted(count, end - position)):
+            index, size = _INDEX(buffer, position)
+            position += 8
+            if size < 0:
+                partitions.append(PartitionData(index, -1, -1))
+                continue
+            if size > end - position:
+                raise CorruptMessage(f"a batch of {size} bytes where {end - position} are left")
+            partitions.append(PartitionData(index, position, position + size))
+            position += size
+        topics.append((name, partitions))
+    if position != end:
+        raise CorruptMessage(f"{end - position} bytes after a Produce request")
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _parse_flexible(buffer: memoryview, position: int, version: int) -> ProduceRequest:
+    end = len(buffer)
+    size, position = read_uvarint(buffer, position)
+    transactional_id = None
+    if size:
+        transactional_id = bytes(buffer[position : position + size - 1])
+        position += size - 1
+    acks, timeout_ms = _ACKS(buffer, position)
+    count, position = read_uvarint(buffer, position + 6)
+    topics = []
+    for _ in range(_counted(count - 1, end - position)):
+        if version >= TOPIC_IDS:
+            size = 16
+        else:
+            size, position = read_uvarint(buffer, position)
+            size -= 1
+            if size < 0:
+                raise CorruptMessage("a topic without a name")
+        name = bytes(buffer[position : position + size])
+        count, position = read_uvarint(buffer, position + size)
+        partitions = []
+        for _ in range(_counted(count - 1, end - position)):
+            (index,) = _I(buffer, position)
+            size, position = read_uvarint(buffer, position + 4)
+            start = position
+            position += size - 1 if size else 0
+            if position > end:
+                raise CorruptMessage(f"a batch of {size - 1} bytes where {end - start} are left")
+            data = PartitionData(index, start, position) if size else PartitionData(index, -1, -1)
+            partitions.append(data)
+            position = position + 1 if not buffer[position] else skip_tags(buffer, position)
+        position = position + 1 if not buffer[position] else skip_tags(buffer, position)
+        topics.append((name, partitions))
+    position = skip_tags(buffer, position)
+    if position != end:
+        raise CorruptMessage(f"{end - position} bytes after a Produce request")
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _counted(count: int, left: int) -> int:
+    """An array's count, which can't be more than the bytes that are left."""
+    if count < 0 or count > left:
+        raise CorruptMessage(f"an array of {count} where {left} bytes are left")
+    return count
+
+
+def encode(
+    version: int, correlation_id: int, topics: list[tuple[bytes, list[PartitionResult]]]
+) -> bytes:
+    """A whole response frame."""
+    out: list[bytes] = []
+    flexible = version >= FLEXIBLE
+    out.append(uvarint(len(topics) + 1) if flexible else struct.pack(">i", len(topics)))
+    for name, results in topics:
+        if version >= TOPIC_IDS:
+            out.append(name)
+        elif flexible:
+            out.append(uvarint(len(name) + 1) + name)
+        else:
+            out.append(struct.pack(">h", len(name)) + name)
+        out.append(uvarint(len(results) + 1) if flexible else struct.pack(">i", len(results)))
+        for result in results:
+            fixed = _PARTITION(*result[:5])
+            out.append(fixed if version >= 5 else fixed[:22])
+            if version >= 8:
+                if result.record_errors or result.error_message is not None:
+                    out.append(_errors(result, flexible))
+                else:
+                    out.append(b"\x01\x00" if flexible else b"\0\0\0\0\xff\xff")
+            if flexible:
+                out.append(b"\0")
+        if flexible:
+            out.append(b"\0")
+    out.append(b"\0\0\0\0\0" if flexible else b"\0\0\0\0")
+    body = b"".join(out)
+    if flexible:
+        return struct.pack(">iib", len(body) + 5, correlation_id, 0) + body
+    return struct.pack(">ii", len(body) + 4, correlation_id) + body
+
+
+def _errors(result: PartitionResult, flexible: bool) -> bytes:
+    """record_errors and error_message."""
+    out = bytearray()
+    count = len(result.record_errors)
+    out += uvarint(count + 1) if flexible else struct.pack(">i", count)
+    for index, message in result.record_errors:
+        out += struct.pack(">i", index) + _string(message, flexible)
+        if flexible:
+            out += b"\0"
+    out += _string(result.error_message, flexible)
+    return bytes(out)
+
+
+def _string(text: str | None, flexible: bool) -> bytes:
+    if text is None:
+        return b"\0" if flexible else b"\xff\xff"
+    data = text.encode()[:32767]
+    return (uvarint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data
+
+
+def encode_one(
+    version: int,
+    correlation_id: int,
+    name: bytes,
+    index: int,
+    base_offset: int,
+    log_append_time: int,
+    log_start_offset: int,
+) -> bytes:
+    """The frame of a response with one partition and no error."""
+    result = PartitionResult(index, 0, base_offset, log_append_time, log_start_offset)
+    return encode(version, correlation_id, [(name, [result])])
+
+
+KERNEL: Final = "python"

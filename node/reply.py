@@ -1,0 +1,17 @@
+"""A response's place in its connection's order (SEMANTICS rule 41)."""
+
+from __future__ import annotations
+
+from kept.storage.disk import FileSlice
+
+Segment = bytes | FileSlice
+"""What a response consists of: bytes, and slices of log files."""
+
+
+class Reply:
+    """One place; ``segments`` is None until the response is made."""
+
+    __slots__ = ("segments",)
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] | None = None

@@ -1,0 +1,213 @@
+"""Putting a finished pass into place, and finding out after a crash how far that came (rules 11 to
+13).
+
+:func:`apply` does, in this order, each step durable before the next:
+
+1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
+2. ``Log.replace_segments`` swaps the segments of the manifest's plan;
+3. the mark ``manifest-applied`` names the identity; older manifests go.
+
+Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
+high watermark must have been raised to ``end_offset`` and checkpointed: that is the caller's.
+
+:func:`load_state` reads it back. A manifest newer than the mark is one whose swap may not have
+ended:
+
+- ``.cleaned`` files are left: not all outputs had become ``.swap``; start-up undoes such a swap,
+  so the manifest goes first;
+- otherwise the swap was complete or will be completed by ``Log.open`` from the plan: it counts as
+  applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kept.compaction import journal, manifest
+from kept.compaction.manifest import Identity, Manifest
+from kept.compaction.pass_ import Result, discard
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData, InvariantViolation
+from kept.storage.swap import SwapPlan
+
+if TYPE_CHECKING:
+    from kept.storage.log import Log
+
+MARK: Final = "manifest-applied"
+"""Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""
+DEFAULT_HISTORY_BYTES: Final = 16 << 20
+"""kept.compaction.history.bytes: the removal journal of one partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionState:
+    """What compaction has come to in one log.
+
+    ``clean_to`` and ``end_offset`` are of the applied manifest (0 without one); ``horizons`` has
+    the smallest delete horizon by segment. ``unfinished`` is to be given to ``Log.open``.
+    """
+
+    applied: Identity | None = None
+    clean_to: int = 0
+    end_offset: int = 0
+    horizons: dict[int, int] = field(default_factory=dict)
+    last_ms: int = -1
+    unfinished: SwapPlan | None = None
+
+
+def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionState:
+    """The state once a manifest is applied."""
+    horizons = {
+        segment.base_offset: next_ms
+        for segment in found.segments
+        if (next_ms := segment.next_horizon_ms(found.now_ms)) is not None
+    }
+    return CompactionState(
+        found.identity, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished
+    )
+
+
+def apply(
+    log: Log,
+    result: Result,
+    expected: Identity | None,
+    now_ms: int,
+    *,
+    history_bytes: int = DEFAULT_HISTORY_BYTES,
+) -> CompactionState:
+    """Put the files of a pass into place; returns the new state.
+
+    ``expected`` is the identity that was applied when the pass began: if it is not any more the
+    pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
+    the log's directory is to go offline: the next start completes or undoes the swap.
+    """
+    directory, disk = log.directory, log.disk
+    if read_mark(directory, disk) != expected:
+        discard(directory, disk)
+        raise InvariantViolation(f"{directory}: another generation was applied meanwhile")
+    removals = f"{directory}/{journal.file_name(result.identity)}"
+    path = layout.manifest_file(directory, *result.identity)
+    found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
+    check_fits(log, found, plan)
+    disk.rename(removals + layout.TEMPORARY, removals)
+    disk.rename(path + layout.TEMPORARY, path)
+    disk.fsync_dir(directory)
+    disk.reach("compaction.manifest")
+    if plan.groups:
+        log.replace_segments(plan, now_ms)
+    disk.reach("compaction.swapped")
+    write_mark(directory, disk, found.identity)
+    disk.reach("compaction.marked")
+    _remove_older(directory, disk, found.identity)
+    journal.trim(directory, disk, history_bytes)
+    return state_of(found)
+
+
+def check_fits(log: Log, found: Manifest, plan: SwapPlan) -> None:
+    """The segments that the plan replaces must be there, and closed. Raises InvariantViolation."""
+    bases = {segment.base_offset for segment in log.segments}
+    wanted = {base for group in plan.groups for base in group.input_bases}
+    if not wanted <= bases or log.active_segment.base_offset in wanted:
+        raise InvariantViolation(
+            f"{log.directory}: generation {found.identity} replaces segments that are gone: "
+            f"{sorted(wanted - bases)}"
+        )
+    if found.end_offset > log.log_end_offset:
+        raise InvariantViolation(
+            f"{log.directory}: generation {found.identity} ends above the log's end"
+        )
+
+
+def read_mark(directory: str, disk: Disk) -> Identity | None:
+    """The identity that this replica has applied; None for none."""
+    path = f"{directory}/{MARK}"
+    try:
+        text = disk.read(path).decode("ascii", "replace").split()
+    except FileNotFoundError:
+        return None
+    if len(text) != 2 or not all(part.isdigit() for part in text):
+        raise DamagedData(path, 0, -1, "not an epoch and a generation")
+    return Identity(int(text[0]), int(text[1]))
+
+
+def write_mark(directory: str, disk: Disk, identity: Identity) -> None:
+    """Make the mark durable."""
+    disk.write_atomic(f"{directory}/{MARK}", f"{identity.epoch} {identity.generation}\n".encode())
+
+
+def clear(directory: str, disk: Disk) -> None:
+    """Forget what was applied (truncation below the applied end, rule 19): the next pass cleans
+    from the log's start.
+    """
+    disk.unlink(f"{directory}/{MARK}")
+    for identity in manifests(directory, disk):
+        disk.unlink(layout.manifest_file(directory, *identity))
+    discard(directory, disk)
+    disk.fsync_dir(directory)
+
+
+def manifests(directory: str, disk: Disk) -> list[Identity]:
+    """The manifests in a directory."""
+    found = []
+    for name in disk.listdir(directory):
+        epoch, dash, generation = name.removeprefix(layout.MANIFEST_PREFIX).partition("-")
+        named = name.startswith(layout.MANIFEST_PREFIX) and dash
+        if named and epoch.isdigit() and generation.isdigit():
+            found.append(Identity(int(epoch), int(generation)))
+    return found
+
+
+def _remove_older(directory: str, disk: Disk, current: Identity) -> None:
+    for identity in manifests(directory, disk):
+        if identity != current:
+            disk.unlink(layout.manifest_file(directory, *identity))
+
+
+def load_state(directory: str, disk: Disk) -> CompactionState:
+    """The state of a log that is about to be opened; see the module.
+
+    Raises DamagedData when the manifest is damaged, DirectoryRefused when it is a newer kept's.
+    """
+    try:
+        names = disk.listdir(directory)
+    except FileNotFoundError:
+        return CompactionState()
+    applied = read_mark(directory, disk)
+    states = {p.state for name in names if (p := layout.parse_segment_file(name))}
+    pending = [identity for identity in manifests(directory, disk) if identity != applied]
+    newest = _newest(pending, applied)
+    if newest is not None and layout.CLEANED in states:
+        disk.unlink(f"{directory}/{journal.file_name(newest)}")
+        disk.unlink(layout.manifest_file(directory, *newest))
+        disk.fsync_dir(directory)
+        newest = None
+    if newest is not None:
+        path = layout.manifest_file(directory, *newest)
+        found, plan = manifest.decode(path, disk.read(path))
+        return state_of(found, plan if layout.SWAP in states else None)
+    if applied is None:
+        return CompactionState()
+    path = layout.manifest_file(directory, *applied)
+    try:
+        found, _ = manifest.decode(path, disk.read(path))
+    except FileNotFoundError:
+        return CompactionState()
+    return state_of(found)
+
+
+def settle(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
+    """After ``Log.open`` has completed a swap: make the mark say so."""
+    if state.applied is not None and read_mark(directory, disk) != state.applied:
+        write_mark(directory, disk, state.applied)
+        _remove_older(directory, disk, state.applied)
+    return CompactionState(
+        state.applied, state.clean_to, state.end_offset, state.horizons, state.last_ms
+    )
+
+
+def _newest(pending: list[Identity], applied: Identity | None) -> Identity | None:
+    """The manifest whose swap may not have ended: generations of one log ascend here."""
+    after = [i for i in pending if applied is None or i.generation > applied.generation]
+    return max(after, key=lambda identity: identity.generation, default=None)

@@ -1,0 +1,112 @@
+"""A whole pass in this process: survey, build, and the files that the node will put into place.
+
+The worker process runs this, and so do tests and the simulator. All that it leaves are new files
+in the partition's directory: ``<base>.*.cleaned``, and as ``.tmp`` the manifest and the record of
+what was removed. Only the node renames (``kept.compaction.apply``); :func:`discard` removes them
+instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kept.compaction import journal, manifest
+from kept.compaction.build import build
+from kept.compaction.build import discard as discard_outputs
+from kept.compaction.facts import Progress, quiet
+from kept.compaction.job import Job
+from kept.compaction.manifest import Identity, Manifest
+from kept.compaction.survey import survey
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a pass did, in numbers. ``bytes_before`` and ``bytes_after`` are of the segments it
+    rewrote.
+    """
+
+    identity: Identity
+    clean_to: int
+    end_offset: int
+    records_before: int
+    records_removed: int
+    bytes_before: int
+    bytes_after: int
+    segments_before: int
+    segments_after: int
+    scans: int
+    keys: int
+    map_bytes: int
+    removed: dict[str, int]
+
+
+def read_manifest(directory: str, identity: Identity, disk: Disk) -> Manifest:
+    """A manifest from its file. Raises DamagedData, FileNotFoundError, DirectoryRefused."""
+    path = layout.manifest_file(directory, *identity)
+    return manifest.decode(path, disk.read(path))[0]
+
+
+def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
+    """Do the job; see the module. On an error the files are left for :func:`discard`.
+
+    Raises DamagedData, MachineError, NoSpace and ConfigurationError.
+    """
+    previous = None
+    if job.previous is not None:
+        try:
+            previous = read_manifest(job.directory, job.previous, disk)
+        except (FileNotFoundError, DamagedData):
+            if job.horizons_only:
+                raise
+    found = survey(job, disk, progress, previous)
+    disk.reach("compaction.surveyed")
+    built = build(
+        found.manifest, found.groups, job.directory, job.config, disk,
+        chunk_bytes=job.chunk_bytes, progress=progress,
+    )  # fmt: skip
+    disk.reach("compaction.built")
+    removed = journal.removals(found)
+    _write(disk, f"{job.directory}/{journal.file_name(job.identity)}", journal.encode(removed))
+    path = layout.manifest_file(job.directory, *job.identity)
+    _write(disk, path, manifest.encode(built.manifest, built.plan))
+    disk.fsync_dir(job.directory)
+    disk.reach("compaction.written")
+    rewritten = {base for group in built.plan.groups for base in group.input_bases}
+    return Result(
+        identity=job.identity,
+        clean_to=built.manifest.clean_to,
+        end_offset=built.manifest.end_offset,
+        records_before=sum(facts.records for facts in found.facts),
+        records_removed=sum(removed.counts().values()),
+        bytes_before=sum(s.size_bytes for s in job.sources if s.base_offset in rewritten),
+        bytes_after=built.bytes_written,
+        segments_before=len(job.sources),
+        segments_after=len(built.manifest.segments),
+        scans=found.scans,
+        keys=found.keys,
+        map_bytes=found.map_bytes,
+        removed=removed.counts(),
+    )
+
+
+def _write(disk: Disk, path: str, content: bytes) -> None:
+    file = disk.open_new(path + layout.TEMPORARY)
+    disk.writev(file, [content], 0)
+    disk.fsync(file)
+
+
+def discard(directory: str, disk: Disk) -> int:
+    """Remove what a pass left that is not going to be applied; returns how many files went.
+
+    Call it before a pass too: its files are created exclusively.
+    """
+    gone = discard_outputs(directory, disk)
+    for name in disk.listdir(directory):
+        ours = name.startswith((layout.MANIFEST_PREFIX, journal.PREFIX))
+        if ours and name.endswith(layout.TEMPORARY):
+            disk.unlink(f"{directory}/{name}")
+            gone += 1
+    return gone

@@ -1,0 +1,114 @@
+"""The process of one pass: ``python -m kept.compaction.worker``.
+
+The node starts it with ``exec`` (never fork: a forked child would hold the node's sockets), in a
+session of its own, and writes the job as one line to its stdin. The worker writes lines of JSON to
+stdout::
+
+    {"progress": bytes read and written so far, "total": bytes of the segments}
+    {"result": {...}}                      the pass is done; see ``kept.compaction.pass_.Result``
+    {"error": "...", "kind": "MachineError"}   it failed
+
+It stops when its stdin ends (the node is gone, or has changed its mind) and is killed with its
+parent; Ctrl-C is the node's business. It is niced, and sleeps where
+``log.cleaner.io.max.bytes.per.second`` asks for it. It only creates files, exclusively, so an
+orphan cannot touch a directory in use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any, Final, TextIO
+
+from kept.compaction import job as jobs
+from kept.compaction.pass_ import Result, run_pass
+from kept.storage.disk import Disk
+from kept.storage.errors import KeptError
+
+NICENESS: Final = 10
+"""Produce and fetch come first."""
+PROGRESS_INTERVAL_S: Final = 0.25
+COMMAND: Final = (sys.executable, "-m", "kept.compaction.worker")
+"""How the node starts it."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Throttle:
+    """Reports progress and keeps to a rate."""
+
+    def __init__(self, out: TextIO, total_bytes: int, max_bytes_per_second: float) -> None:
+        self._out, self._total, self._rate = out, total_bytes, max_bytes_per_second
+        self._started = self._said = time.monotonic()
+        self._done = 0
+
+    def __call__(self, size_bytes: int) -> None:
+        """So many more bytes."""
+        self._done += size_bytes
+        now = time.monotonic()
+        ahead = self._done / self._rate - (now - self._started)
+        if ahead > 0:
+            time.sleep(ahead)
+        if now - self._said >= PROGRESS_INTERVAL_S:
+            self._said = now
+            say(self._out, {"progress": self._done, "total": self._total})
+
+
+def say(out: TextIO, message: dict[str, Any]) -> None:
+    """One line of JSON."""
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+def result_from(message: dict[str, Any]) -> Result:
+    """The result in a message of a worker."""
+    from kept.compaction.manifest import Identity
+
+    fields = dict(message["result"])
+    fields["identity"] = Identity(*fields["identity"])
+    return Result(**fields)
+
+
+def _exit_when_stdin_ends() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(3)
+
+
+def _die_with_parent() -> None:
+    """The kernel kills us when the node dies (Linux); elsewhere the end of stdin does."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    """Run the job on stdin; the exit code is 0 when its result was written."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    os.nice(NICENESS)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 3
+    job = jobs.decode(line.decode())
+    threading.Thread(target=_exit_when_stdin_ends, daemon=True).start()
+    out = sys.stdout
+    passes = 2 * job.source_bytes
+    throttle = Throttle(out, passes, job.max_bytes_per_second)
+    try:
+        result = run_pass(job, Disk(), throttle)
+    except (KeptError, OSError, MemoryError) as error:
+        say(out, {"error": str(error), "kind": type(error).__name__})
+        return 1
+    say(out, {"result": asdict(result)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

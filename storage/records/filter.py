@@ -1,0 +1,347 @@
+"""Copying a segment's batches with the records that survive (rules 6 to 8), in plain Python;
+``_filter.pyx`` is the same in C.
+
+A :class:`SegmentFilter` is given, per source segment, the offsets that survive, the batches that
+stay although they are empty, and the delete horizons of batches. It decides nothing: the same input
+gives the same batches on every replica.
+
+- All records survive and the horizon stays: the batch is copied as it is.
+- Otherwise base offset, last offset, leader epoch, producer fields, codec, timestamp type and the
+  transactional and control bits stay; the record count shrinks; maxTimestamp is that of what stays
+  (LogAppendTime keeps it).
+- A new horizon goes where baseTimestamp was, with bit 0x40; the timestamp deltas are encoded again.
+- A batch kept empty is a bare header: codec none, baseTimestamp -1, its old maxTimestamp, no
+  horizon.
+
+The filter also makes the offset and time index of its output and collects *canonical headers*: the
+header that a batch would have uncompressed, with the CRC over its inflated records. Their hash is a
+digest that does not depend on the version of a codec.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from kept.storage.records.build import append_varint, read_varint
+from kept.storage.records.codecs import compress, decompress
+from kept.storage.records.header import (
+    CODEC_MASK,
+    CRC_START,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+    Buffer,
+    read_header,
+)
+
+if TYPE_CHECKING:
+    from array import array
+
+    from kept.storage.types import Codec
+
+DONE: Final = 0
+COMPRESSED: Final = 1
+FULL: Final = 2
+DAMAGED: Final = 3
+"""Why :meth:`SegmentFilter.feed` stopped: out of whole batches; at a compressed batch with
+survivors, which the caller inflates; the output has reached a limit; the batch is not one."""
+
+_INDEX: Final = struct.Struct(">ii")
+_TIME_INDEX: Final = struct.Struct(">qi")
+_MAX_RELATIVE: Final = 0x7FFFFFFF
+
+
+class PythonSegmentFilter:
+    """See the module. ``limit_bytes`` and ``index_limit_bytes`` bound one output."""
+
+    def __init__(self, *, interval_bytes: int, limit_bytes: int, index_limit_bytes: int) -> None:
+        self._interval = interval_bytes
+        self._limit = limit_bytes
+        self._index_limit = index_limit_bytes
+        self.next_base = -1
+        self.stop = DONE
+        self.fault: str | None = None
+
+    def open_output(self, base_offset: int) -> None:
+        """Begin an output segment."""
+        self.output_base = base_offset
+        self._out, self._digest = bytearray(), bytearray()
+        self._index, self._time_index = bytearray(), bytearray()
+        self.position = self.batches = self.records = 0
+        self._since_index = 0
+        self.max_timestamp = self.max_timestamp_offset = self.last_offset = -1
+        self._last_time_entry = -1
+
+    def open_source(
+        self,
+        base_offset: int,
+        survivors: array[int],
+        empties: array[int],
+        horizon_firsts: array[int],
+        horizon_values: array[int],
+    ) -> None:
+        """Begin a source segment. All but the values are relative to ``base_offset``, ascending;
+        ``empties`` and ``horizon_firsts`` name batches by their base offset.
+        """
+        self._base = base_offset
+        self._survivors, self._empties = survivors, empties
+        self._horizon_firsts, self._horizon_values = horizon_firsts, horizon_values
+        self._at = (0, 0, 0)
+
+    def mark(self) -> tuple[int, int, int]:
+        """Where in survivors, empties and horizons the filter is; ``back`` returns there."""
+        return self._at
+
+    def back(self, survivor: int, empty: int, horizon: int) -> None:
+        """Return to a mark."""
+        self._at = (survivor, empty, horizon)
+
+    def feed(self, data: Buffer) -> int:
+        """Filter whole batches from the start of ``data``; returns how many bytes, sets
+        ``stop``.
+        """
+        view = memoryview(data)
+        at = 0
+        self.stop = DONE
+        while len(view) - at >= HEADER_BYTES:
+            (length,) = struct.unpack_from(">i", view, at + 8)
+            if view[at + 16] != 2 or length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
+                self.stop, self.fault = DAMAGED, "not a batch header"
+                break
+            if length + LENGTH_PREFIX_BYTES > len(view) - at:
+                break
+            header = read_header(view, at)
+            self.stop = self._batch(header, view[at : at + header.size_bytes])
+            if self.stop != DONE:
+                break
+            at += header.size_bytes
+        return at
+
+    def _batch(self, header: BatchHeader, batch: memoryview) -> int:
+        first = header.base_offset - self._base
+        last = first + header.last_offset_delta
+        if first < 0 or last > _MAX_RELATIVE or header.record_count > header.last_offset_delta + 1:
+            self.fault = "offsets do not fit the segment"
+            return DAMAGED
+        self._pass_by(first)
+        s, e, _ = self._at
+        if s >= len(self._survivors) or self._survivors[s] > last:
+            if e < len(self._empties) and self._empties[e] == first:
+                return self._append(_sealed(_emptied(header), b""), header)
+            return DONE
+        if header.attributes & CODEC_MASK:
+            return COMPRESSED
+        mark = self._at
+        try:
+            changed, head, area = self._copy(header, batch[HEADER_BYTES:])
+        except ValueError as error:
+            self.fault = str(error)
+            return DAMAGED
+        stop = self._append(_sealed(head, area) if changed else bytes(batch), header)
+        if stop == FULL:
+            self._at = mark
+        return stop
+
+    def _append(self, batch: bytes, header: BatchHeader) -> int:
+        if self.add(batch, batch[:HEADER_BYTES]):
+            return DONE
+        self.next_base = header.base_offset
+        return FULL
+
+    def _pass_by(self, first: int) -> None:
+        s, e, h = self._at
+        while s < len(self._survivors) and self._survivors[s] < first:
+            s += 1
+        while e < len(self._empties) and self._empties[e] < first:
+            e += 1
+        while h < len(self._horizon_firsts) and self._horizon_firsts[h] < first:
+            h += 1
+        self._at = (s, e, h)
+
+    def rewrite(self, header: Buffer, area: Buffer) -> tuple[bool, bytes, bytes]:
+        """(changed, header, area) of the compressed batch at which ``feed`` stopped, inflated.
+
+        Length and CRC of the header are not set. The survivors of the batch are used up.
+        """
+        try:
+            changed, head, new_area = self._copy(read_header(header), memoryview(area))
+        except ValueError as error:
+            self.stop, self.fault = DAMAGED, str(error)
+            return False, b"", b""
+        return changed, bytes(_sealed(head, b"")), bytes(new_area)
+
+    def _copy(self, header: BatchHeader, area: memoryview) -> tuple[bool, BatchHeader, Buffer]:
+        first = header.base_offset - self._base
+        s, e, h = self._at
+        count, old_horizon = header.record_count, header.delete_horizon_ms
+        horizon = old_horizon
+        if h < len(self._horizon_firsts) and self._horizon_firsts[h] == first:
+            horizon = self._horizon_values[h]
+        there = self._survivors[s : s + count + 1]
+        last = first + header.last_offset_delta
+        alive = sum(1 for offset in there if offset <= last)
+        if horizon == old_horizon and alive == count > 0:
+            self._at = (s + count, e, h)
+            return False, header, area
+        new_horizon = horizon if horizon != old_horizon else -1
+        return True, *self._pick(header, area, first, new_horizon)
+
+    def _pick(
+        self, header: BatchHeader, area: memoryview, first: int, horizon: int
+    ) -> tuple[BatchHeader, Buffer]:
+        s, e, h = self._at
+        out = bytearray()
+        at, end, kept, largest = 0, len(area), 0, -1
+        while at < end:
+            start = at
+            length, body = _varint(area, at, end, 32)
+            at = body + length
+            if length < 6 or at > end:
+                raise ValueError("a record's length is wrong")
+            delta, rest = _varint(area, body + 1, at, 64)
+            offset_delta, _ = _varint(area, rest, at, 32)
+            while s < len(self._survivors) and self._survivors[s] < first + offset_delta:
+                s += 1
+            if s >= len(self._survivors) or self._survivors[s] != first + offset_delta:
+                continue
+            s += 1
+            kept += 1
+            timestamp = header.base_timestamp + delta
+            largest = max(largest, timestamp)
+            if horizon < 0:
+                out += area[start:at]
+            else:
+                moved = bytearray(area[body : body + 1])
+                append_varint(moved, timestamp - horizon)
+                append_varint(out, len(moved) + at - rest)
+                out += moved
+                out += area[rest:at]
+        self._at = (s, e, h)
+        if horizon >= 0:
+            header.attributes |= DELETE_HORIZON_BIT
+            header.base_timestamp = horizon
+        if not header.attributes & TIMESTAMP_TYPE_BIT:
+            header.max_timestamp = largest
+        header.record_count = kept
+        return header, out
+
+    def add(self, batch: Buffer, canonical: Buffer) -> bool:
+        """Append a whole batch made by the caller; False when the output is full."""
+        header = read_header(batch)
+        size = len(batch)
+        if self.position > 0 and (
+            self.position + size > self._limit
+            or len(self._index) + 8 > self._index_limit
+            or len(self._time_index) + 24 > self._index_limit
+        ):
+            self.next_base = header.base_offset
+            return False
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp = header.max_timestamp
+            self.max_timestamp_offset = header.last_offset
+        if self._since_index > self._interval:
+            self._index += _INDEX.pack(header.last_offset - self.output_base, self.position)
+            if self.max_timestamp > self._last_time_entry:
+                self._time_index += self._time_entry()
+                self._last_time_entry = self.max_timestamp
+            self._since_index = 0
+        self._out += batch
+        self._digest += canonical
+        self._since_index += size
+        self.position += size
+        self.batches += 1
+        self.records += header.record_count
+        self.last_offset = header.last_offset
+        return True
+
+    def _time_entry(self) -> bytes:
+        return _TIME_INDEX.pack(self.max_timestamp, self.max_timestamp_offset - self.output_base)
+
+    def take(self) -> bytes:
+        """The bytes written since the last call."""
+        found, self._out = bytes(self._out), bytearray()
+        return found
+
+    def take_digest(self) -> bytes:
+        """The canonical headers since the last call."""
+        found, self._digest = bytes(self._digest), bytearray()
+        return found
+
+    def index(self) -> bytes:
+        """Content of the offset index."""
+        return bytes(self._index)
+
+    def time_index(self) -> bytes:
+        """Content of the time index, with the segment's maximum last."""
+        last = self._time_entry() if self.max_timestamp > self._last_time_entry else b""
+        return bytes(self._time_index) + last
+
+
+def _varint(data: memoryview, position: int, end: int, bits: int) -> tuple[int, int]:
+    try:
+        return read_varint(data, position, end, bits)
+    except Exception as error:
+        raise ValueError("a record is cut off") from error
+
+
+def _emptied(header: BatchHeader) -> BatchHeader:
+    return BatchHeader(
+        header.base_offset, 0, header.partition_leader_epoch, 2, 0, header.attributes & 0x38,
+        header.last_offset_delta, -1, header.max_timestamp, header.producer_id,
+        header.producer_epoch, header.base_sequence, 0,
+    )  # fmt: skip
+
+
+def _sealed(header: BatchHeader, body: Buffer) -> bytes:
+    from kept.storage.records.build import seal
+
+    return bytes(seal(header, body))
+
+
+def canonical_header(header: Buffer, area: Buffer) -> bytes:
+    """The header as if its records were not compressed: what a digest is made of."""
+    head = bytearray(header[:HEADER_BYTES])
+    struct.pack_into(">i", head, 8, HEADER_BYTES - LENGTH_PREFIX_BYTES + len(area))
+    head[22] &= ~CODEC_MASK & 0xFF
+    head[17:21] = crc32c(area, crc32c(head[CRC_START:])).to_bytes(4, "big")
+    return bytes(head)
+
+
+def compressed_batch(
+    segment_filter: SegmentFilter, batch: Buffer, codec: Codec, inflate_limit: int
+) -> bool:
+    """Filter the compressed batch at which ``feed`` stopped and append it; False when full.
+
+    Raises InvalidRecord when it does not inflate; ``segment_filter.fault`` says what else is wrong.
+    """
+    view = memoryview(batch)
+    area: Buffer = decompress(codec, view[HEADER_BYTES:], inflate_limit)
+    mark = segment_filter.mark()
+    changed, head, new_area = segment_filter.rewrite(view[:HEADER_BYTES], area)
+    if segment_filter.fault is not None:
+        return True
+    if changed:
+        stored = compress(codec, new_area)
+        made = bytearray(head + stored)
+        struct.pack_into(">i", made, 8, len(made) - LENGTH_PREFIX_BYTES)
+        made[17:21] = crc32c(memoryview(made)[CRC_START:]).to_bytes(4, "big")
+        view, area = memoryview(made), new_area
+    if segment_filter.add(view, canonical_header(view, area)):
+        return True
+    segment_filter.back(*mark)
+    return False
+
+
+if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
+    SegmentFilter = PythonSegmentFilter
+else:
+    try:
+        from kept.storage.records._filter import SegmentFilter
+    except ImportError:
+        SegmentFilter = PythonSegmentFilter

@@ -1,17 +1,20 @@
-"""What the tests of logs share: batches, logs on a simulated or a real disk, and a model of both."""
+"""What the tests of logs share: batches, logs on a simulated disk, reading them back."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import uuid
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+
 from kept.storage.disk import Disk
 from kept.storage.log import AppendInfo, Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
-
 from kept.testing.simulated_disk import SimulatedDisk
 
 NOW = 1_700_000_000_000
@@ -30,9 +33,9 @@ def batch(
 ) -> bytearray:  # fmt: skip
     """A batch of ``count`` records; ``mark`` makes its bytes different from others'."""
     rows = [(timestamp + i, b"k%d" % i, b"%08d" % mark + b"v" * size, ()) for i in range(count)]
-    return bytearray(
-        build_batch(rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=sequence)
-    )
+    return bytearray(build_batch(
+        rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=sequence
+    ))  # fmt: skip
 
 
 def append(
@@ -69,12 +72,11 @@ def values(log: Log) -> list[tuple[int, int, bytes | None, bytes | None]]:
     ]
 
 
-def open_log(disk: Disk, directory: str = "/d/t-0", **options: object) -> Log:
+def open_log(disk: Disk, directory: str = "/d/t-0", **options) -> Log:
     """A log with small segments."""
     config = options.pop("config", None) or LogConfig(segment_bytes=2000, index_interval_bytes=200)
-    return Log.open(
-        directory, TP, TOPIC_ID, config, disk, **{"now_ms": NOW, **options}  # type: ignore[arg-type]
-    )  # fmt: skip
+    options.setdefault("now_ms", NOW)
+    return Log.open(directory, TP, TOPIC_ID, config, disk, **options)
 
 
 @pytest.fixture
@@ -87,10 +89,27 @@ def make_log(disk: SimulatedDisk) -> Callable[..., Log]:
     return lambda **options: open_log(disk, **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
     """The functions above, for test modules (they can not be imported from here)."""
     return SimpleNamespace(
         NOW=NOW, TP=TP, TOPIC_ID=TOPIC_ID, RULES=RULES, batch=batch, append=append,
         contents=contents, values=values, open_log=open_log,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def kafka_dist() -> ModuleType:
+    """Apache Kafka's tools. Without Java and Maven skipped, or failed by REQUIRE_ALL=1."""
+    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
+    spec = importlib.util.spec_from_file_location("kafka_dist", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    why = module.missing()
+    if why is None:
+        module.install()
+        return module
+    if os.environ.get("REQUIRE_ALL") == "1":
+        pytest.fail(f"Apache Kafka's tools can not run: {why}")
+    pytest.skip(f"APACHE KAFKA'S TOOLS CAN NOT RUN: {why}; this judge did not speak")

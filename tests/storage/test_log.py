@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+
 from kept.storage import layout
 from kept.storage.errors import (
     CorruptMessage,
@@ -71,7 +72,7 @@ def test_reads_end_below_the_end_offset(kit, make_log) -> None:
     log = make_log()
     for n in range(40):
         kit.append(log, kit.batch(2, mark=n))
-    for end in range(0, 81):
+    for end in range(81):
         last = -1
         offset = 0
         while (found := log.read(offset, 700, end)) is not None:

@@ -1,0 +1,185 @@
+"""Apache Kafka from its published jars: the judge of our files and of our behaviour.
+
+Fetches the jars with Maven, once, into a cache (``KAFKA_DIST_CACHE``, else ``~/.cache/kept/kafka-
+dist``) and runs their classes. Needs Java 17 and Maven. As a script::
+
+    python tests/tools/kafka_dist.py install
+    python tests/tools/kafka_dist.py dump FILE [ARG...]
+    python tests/tools/kafka_dist.py run CLASS [ARG...]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+VERSION = os.environ.get("KAFKA_VERSION", "4.3.0")
+ARTIFACTS = (
+    f"org.apache.kafka:kafka_2.13:{VERSION}",
+    f"org.apache.kafka:kafka-tools:{VERSION}",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+)
+POM = """<project><modelVersion>4.0.0</modelVersion><groupId>local</groupId>
+<artifactId>kafka-dist</artifactId><version>1</version><dependencies>{}</dependencies></project>"""
+DEPENDENCY = (
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+)
+LOGGING = """Configuration:
+  status: "ERROR"
+  Appenders: {Console: {name: STDOUT, PatternLayout: {pattern: "[%d] %p %m (%c)%n"}}}
+  Loggers: {Root: {level: "${sys:kafka.log.level:-WARN}", AppenderRef: [{ref: STDOUT}]}}
+"""
+HEAP = "-Xmx512m"
+STOP_SECONDS = 30
+START_SECONDS = 60
+
+
+def missing() -> str | None:
+    """Why Apache Kafka can not run here; None when it can."""
+    absent = [name for name in ("java", "mvn") if shutil.which(name) is None]
+    return f"not found: {', '.join(absent)}" if absent else None
+
+
+def home() -> Path:
+    """Where the jars are, or will be."""
+    cache = os.environ.get("KAFKA_DIST_CACHE")
+    root = Path(cache) if cache else Path.home() / ".cache" / "kept" / "kafka-dist"
+    return root / VERSION
+
+
+def install() -> Path:
+    """Fetch the jars unless they are there; the directory that holds them."""
+    target = home()
+    if (target / "done").exists():
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    dependencies = "".join(DEPENDENCY.format(*name.split(":")) for name in ARTIFACTS)
+    (target / "pom.xml").write_text(POM.format(dependencies))
+    subprocess.run(
+        ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
+        cwd=target, check=True, stdout=sys.stderr,
+    )  # fmt: skip
+    (target / "log4j2.yaml").write_text(LOGGING)
+    (target / "done").touch()
+    return target
+
+
+def command(class_name: str, *args: str, level: str = "WARN", heap: str = HEAP) -> list[str]:
+    """The java command line for a main class."""
+    target = install()
+    return [
+        "java", heap, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        f"-Dlog4j2.configurationFile={target}/log4j2.yaml", f"-Dkafka.log.level={level}",
+        "-cp", f"{target}/libs/*", class_name, *args,
+    ]  # fmt: skip
+
+
+def run(class_name: str, *args: str, check: bool = True, timeout: float = 120) -> str:
+    """Run a main class; its standard output and error together."""
+    done = subprocess.run(
+        command(class_name, *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise RuntimeError(f"{class_name} {' '.join(args)} failed:\n{done.stdout}")
+    return done.stdout
+
+
+def dump(files: list[Path], *args: str) -> str:
+    """DumpLogSegments over some files; faults appear in its output, they do not fail it."""
+    names = ",".join(str(path) for path in files)
+    return run("org.apache.kafka.tools.DumpLogSegments", "--files", names, *args)
+
+
+class Broker:
+    """One Apache Kafka node (broker and controller) on 127.0.0.1, files in ``directory/data``."""
+
+    def __init__(self, directory: Path, port: int, **properties: object) -> None:
+        self.directory = directory
+        self.data = directory / "data"
+        self.bootstrap = f"127.0.0.1:{port}"
+        self._log = directory / "broker.log"
+        self._config = directory / "server.properties"
+        self._process: subprocess.Popen[bytes] | None = None
+        settings: dict[str, object] = {
+            "process.roles": "broker,controller",
+            "node.id": 0,
+            "controller.quorum.voters": f"0@127.0.0.1:{port + 1}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{port + 1}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": self.data,
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+        }
+        settings |= {name.replace("_", "."): value for name, value in properties.items()}
+        directory.mkdir(parents=True, exist_ok=True)
+        self._config.write_text("".join(f"{n}={v}\n" for n, v in settings.items()))
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if cluster_id.startswith("-"):
+            cluster_id = "A" + cluster_id[1:]
+        run(
+            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._config),
+            "--ignore-formatted",
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command("kafka.Kafka", str(self._config), level="INFO"),
+                stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_SECONDS
+        while "Kafka Server started" not in self._log.read_text():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"Apache Kafka did not start:\n{self._log.read_text()[-4000:]}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Stop it cleanly."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self) -> Broker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def main(argv: list[str]) -> int:
+    """The script; see the module."""
+    if argv[:1] == ["install"]:
+        print(install())
+    elif argv[:1] == ["dump"] and len(argv) > 1:
+        print(dump([Path(argv[1])], *argv[2:]), end="")
+    elif argv[:1] == ["run"] and len(argv) > 1:
+        os.execvp("java", command(*argv[1:]))
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.groups import events as ev
 from kept.node.groups.records import GROUP_METADATA_TOPIC, partition_for
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from kept.cluster.image import Delta, Image
     from kept.node.server import Node
 
+FIND_WAIT_S: Final = 3.0
+"""How long FindCoordinator waits for a partition that is being created or read: clients take
+seconds to come back after a refusal, and this is mostly a matter of milliseconds."""
+
 MakeEvent = Callable[[int, int], ev.Event]
 """Makes an event from (now_ms, request)."""
 
@@ -41,6 +45,7 @@ class Coordinator:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._shards: dict[int, Shard] = {}
+        self._waiting: list[asyncio.Future[None]] = []
 
     # What the node calls.
 
@@ -84,7 +89,8 @@ class Coordinator:
                 continue
             shard = Shard(self._node, number, hosted, record.leader_epoch, self.settings())
             self._shards[number] = shard
-            shard.load()
+            shard.load(self._wake)
+        self._wake()
 
     def _drop(self, number: int) -> None:
         shard = self._shards.pop(number, None)
@@ -111,6 +117,8 @@ class Coordinator:
         number = self.partition_of(group)
         shard = None if number is None else self._shards.get(number)
         if shard is None:
+            if not self._is_settled(group):
+                raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being opened")
             raise NotCoordinator(f"this node does not coordinate group {group!r}")
         if shard.failed is not None:
             raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number}: {shard.failed}")
@@ -139,6 +147,36 @@ class Coordinator:
             return None
         record = self._node.image.partition(GROUP_METADATA_TOPIC, number)
         return None if record is None or record.leader < 0 else record.leader
+
+    async def wait_for(self, group: str) -> None:
+        """Wait until a group that this node is to coordinate is served, but not for long."""
+        loop = self._node.loop
+        deadline = loop.time() + FIND_WAIT_S
+        while not self._is_settled(group):
+            waiting = loop.create_future()
+            self._waiting.append(waiting)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await waiting
+            except TimeoutError:
+                return
+
+    def _is_settled(self, group: str) -> bool:
+        """Whether waiting would change nothing: it is served, or failed, or is another node's."""
+        number = self.partition_of(group)
+        if number is None or self.leader_of(group) != self._node.node_id:
+            return True
+        shard = self._shards.get(number)
+        if shard is not None:
+            return shard.is_active or shard.failed is not None
+        topic = self._node.hosting.by_name.get(GROUP_METADATA_TOPIC.encode())
+        return topic is not None and number in topic.offline
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def list_groups(self, states: tuple[str, ...], types: tuple[str, ...]) -> list[ev.ListedGroup]:
         """Groups that this node coordinates. Raises CoordinatorLoadInProgress."""

@@ -86,13 +86,15 @@ class Shard:
 
     # Loading.
 
-    def load(self) -> None:
-        """Begin to read the log; an empty one is read at once."""
+    def load(self, done: Callable[[], None]) -> None:
+        """Begin to read the log, an empty one at once; ``done`` is called when it is read or
+        failed."""
         partition = self._hosted.partition
         if partition.log_start_offset == partition.log_end_offset:
             self._loaded(0, self._now_ms())
             return
         self._loading = self._node.loop.create_task(self._load())
+        self._loading.add_done_callback(lambda _: done())
 
     async def _load(self) -> None:
         started = self._now_ms()

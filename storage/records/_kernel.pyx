@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The record kernel in Cython. ``python.py`` is its specification; one suite runs over both.
 
-Whatever is rare (a refusal, another codec) is left to the twin's functions, so both kernels refuse in
-the same words. The GIL is released around the records of whole buffers above NOGIL_BYTES: below that
-giving it back costs more than the walk.
+Whatever is rare (a refusal, another codec) is left to the twin's functions, so both kernels refuse
+in the same words. The GIL is released around the records of whole buffers above NOGIL_BYTES: below
+that giving it back costs more than the walk.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -14,14 +14,20 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from storage.records._wire cimport (
+    CODEC_MASK,
     FAULT_NO_KEY,
     FAULT_OFFSET_DELTA,
     FAULT_TIMESTAMP,
     FAULT_TRAILING,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
     RecordSpan,
     be16,
     be32,
     be64,
+    frame_is_right,
+    header_is_right,
     kept_crc32c,
     kept_crc32c_software,
     put_be16,
@@ -44,14 +50,8 @@ from kept.storage.types import Codec
 KERNEL = "cython"
 
 cdef enum:
-    HEADER_BYTES = 61
     MAX_FAULTS = 100
     NOGIL_BYTES = 32768
-    CODEC_MASK = 0x07
-    TIMESTAMP_TYPE_BIT = 0x08
-    TRANSACTIONAL_BIT = 0x10
-    CONTROL_BIT = 0x20
-    HORIZON_BIT = 0x40
     ROW_BYTES = 5 * 8 + 4 * 4
 
 if _MAX_RECORD_ERRORS != MAX_FAULTS:
@@ -118,13 +118,12 @@ cdef class CheckedBatch:
         self.rewritten = rewritten
 
 
-def crc32c(data):
-    """CRC-32C of ``data``."""
+def crc32c(data, uint32_t crc=0):
+    """CRC-32C of ``data``, continuing ``crc``."""
     cdef Py_buffer buf
-    cdef uint32_t crc
     PyObject_GetBuffer(data, &buf, PyBUF_SIMPLE)
     try:
-        crc = kept_crc32c(0, <const unsigned char *>buf.buf, buf.len)
+        crc = kept_crc32c(crc, <const unsigned char *>buf.buf, buf.len)
     finally:
         PyBuffer_Release(&buf)
     return crc
@@ -141,34 +140,6 @@ def crc32c_software(data):
     finally:
         PyBuffer_Release(&buf)
     return crc
-
-
-cdef bint _frame_is_right(const unsigned char *p, Py_ssize_t size, bint check_crc) noexcept nogil:
-    """A whole batch begins at p, of which size bytes are there. Mirrors ``twin.check_replica``."""
-    cdef int64_t length
-    if size < HEADER_BYTES or p[16] != 2:
-        return False
-    length = <int32_t>be32(p + 8)
-    if length < HEADER_BYTES - 12 or length + 12 > size:
-        return False
-    if <int32_t>be32(p + 57) < 0 or <int32_t>be32(p + 23) < 0:
-        return False
-    return not check_crc or kept_crc32c(0, p + 21, length + 12 - 21) == be32(p + 17)
-
-
-cdef bint _header_is_right(const unsigned char *p, Py_ssize_t size) noexcept nogil:
-    """The frame at p is one that a producer may send. Mirrors ``twin.check_header``."""
-    cdef int32_t count = <int32_t>be32(p + 57)
-    cdef int attributes = be16(p + 21)
-    if <int32_t>be32(p + 8) + <int64_t>12 != size:
-        return False
-    if count == 0 or count != <int64_t><int32_t>be32(p + 23) + 1:
-        return False
-    if attributes & (CONTROL_BIT | TIMESTAMP_TYPE_BIT | HORIZON_BIT):
-        return False
-    if attributes & CODEC_MASK > 4:
-        return False
-    return <int64_t>be64(p + 43) == -1 or <int32_t>be32(p + 53) >= 0
 
 
 cdef object _header(const unsigned char *p):
@@ -196,7 +167,7 @@ def check_replica(buf, Py_ssize_t position=0):
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
     try:
         p = <const unsigned char *>view.buf + position
-        if 0 <= position <= view.len and _frame_is_right(p, view.len - position, True):
+        if 0 <= position <= view.len and frame_is_right(p, view.len - position, True):
             return _header(p)
         return twin.check_replica(memoryview(buf), position)
     finally:
@@ -286,9 +257,9 @@ cdef CheckedBatch _check(
         right = False
     elif size >= NOGIL_BYTES:
         with nogil:
-            right = _frame_is_right(p, size, True) and _header_is_right(p, size)
+            right = frame_is_right(p, size, True) and header_is_right(p, size)
     else:
-        right = _frame_is_right(p, size, True) and _header_is_right(p, size)
+        right = frame_is_right(p, size, True) and header_is_right(p, size)
     if not right:
         twin.check_header(batch, max_batch_bytes)
         raise InvariantViolation("the kernels disagree about a batch header")
@@ -367,7 +338,8 @@ cdef object _check_area(
     if end - start >= NOGIL_BYTES:
         with nogil:
             found = _walk(
-                start, end, count, base_timestamp, earliest, latest, compacted, max_timestamp, faults
+                start, end, count, base_timestamp, earliest, latest, compacted,
+                max_timestamp, faults,
             )
     else:
         found = _walk(
@@ -414,8 +386,9 @@ cdef object _recompress(
 def scan(buf, *, inflate_limit=_DEFAULT_INFLATE_LIMIT, bint check_crc=True):
     """The records of the whole batches that ``buf`` consists of, as columns.
 
-    ``inflate_limit`` bounds the inflated size of all batches together. Control batches are included.
-    Raises CorruptMessage when a batch is damaged or cut off, InvalidRecord when its records are.
+    ``inflate_limit`` bounds the inflated size of all batches together. Control batches are
+    included. Raises CorruptMessage when a batch is damaged or cut off, InvalidRecord when its
+    records are.
     """
     cdef Py_buffer view
     cdef Area *areas = NULL
@@ -495,7 +468,7 @@ cdef Py_ssize_t _frames(
     cdef Area *grown
     cdef Area *area
     while position < size:
-        if not _frame_is_right(p + position, size - position, check_crc):
+        if not frame_is_right(p + position, size - position, check_crc):
             return -1
         if be16(p + position + 21) & CODEC_MASK > 4:
             return -1

@@ -1,5 +1,6 @@
 # Big-endian integers, zig-zag varints and CRC-32C, inline, for every kernel:
-#     from kept.storage.records._wire cimport read_varint, ...   (or: from .. cimport by relative path)
+#     from storage.records._wire cimport read_varint32, ...
+# (by the folder's name, not the package's: that compiles in a source archive too, which has no links)
 # No read passes the end that it is given; no function needs the GIL.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
@@ -27,7 +28,7 @@ cdef extern from *:
     static inline void kept_put_be64(unsigned char *p, uint64_t v)
     { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
 
-    /* A zig-zag varint at p. Returns what follows it, NULL when it is not over at end or does not fit. */
+    /* A zig-zag varint at p; returns what follows it, NULL when it is cut off or does not fit. */
     static inline const unsigned char *kept_varint64(
         const unsigned char *p, const unsigned char *end, int64_t *out)
     {
@@ -95,7 +96,7 @@ cdef extern from *:
     void put_be16 "kept_put_be16"(unsigned char *p, uint16_t v) noexcept nogil
     void put_be32 "kept_put_be32"(unsigned char *p, uint32_t v) noexcept nogil
     void put_be64 "kept_put_be64"(unsigned char *p, uint64_t v) noexcept nogil
-    # A zig-zag varint at p; returns what follows it, NULL when it is not over at end or does not fit.
+    # A zig-zag varint at p; returns what follows it, NULL when it is cut off or does not fit.
     const unsigned char *read_varint64 "kept_varint64"(
         const unsigned char *p, const unsigned char *end, int64_t *out) noexcept nogil
     const unsigned char *read_varint32 "kept_varint32"(
@@ -193,3 +194,44 @@ cdef inline int read_record(
         if length > 0:
             p += length
     return 0 if p == end else FAULT_SIZE
+
+
+# One batch. kept.storage.records.header has the layout.
+
+cdef enum:
+    HEADER_BYTES = 61
+    CODEC_MASK = 0x07
+    TIMESTAMP_TYPE_BIT = 0x08
+    TRANSACTIONAL_BIT = 0x10
+    CONTROL_BIT = 0x20
+    HORIZON_BIT = 0x40
+
+
+cdef inline bint frame_is_right(
+    const unsigned char *p, Py_ssize_t size, bint check_crc
+) noexcept nogil:
+    """A whole batch begins at p, of which size bytes are there. Mirrors ``twin.check_replica``."""
+    cdef int64_t length
+    if size < HEADER_BYTES or p[16] != 2:
+        return False
+    length = <int32_t>be32(p + 8)
+    if length < HEADER_BYTES - 12 or length + 12 > size:
+        return False
+    if <int32_t>be32(p + 57) < 0 or <int32_t>be32(p + 23) < 0:
+        return False
+    return not check_crc or kept_crc32c(0, p + 21, length + 12 - 21) == be32(p + 17)
+
+
+cdef inline bint header_is_right(const unsigned char *p, Py_ssize_t size) noexcept nogil:
+    """The frame at p is one that a producer may send. Mirrors ``twin.check_header``."""
+    cdef int32_t count = <int32_t>be32(p + 57)
+    cdef int attributes = be16(p + 21)
+    if <int32_t>be32(p + 8) + <int64_t>12 != size:
+        return False
+    if count == 0 or count != <int64_t><int32_t>be32(p + 23) + 1:
+        return False
+    if attributes & (CONTROL_BIT | TIMESTAMP_TYPE_BIT | HORIZON_BIT):
+        return False
+    if attributes & CODEC_MASK > 4:
+        return False
+    return <int64_t>be64(p + 43) == -1 or <int32_t>be32(p + 53) >= 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from crc32c import crc32c
-
 from kept.storage.errors import CorruptMessage
+from kept.storage.records.checksum import crc32c
 from kept.storage.records.codecs import compress
 from kept.storage.records.columns import Record, RecordColumns
 from kept.storage.records.header import (

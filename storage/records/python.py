@@ -23,10 +23,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from crc32c import crc32c as _crc32c
-
 from kept.storage.errors import CorruptMessage, InvalidRecord, MessageTooLarge
 from kept.storage.records.build import read_varint, rewritten, wrap64
+from kept.storage.records.checksum import package_crc32c
 from kept.storage.records.codecs import decompress
 from kept.storage.records.columns import (
     DEFAULT_INFLATE_LIMIT,
@@ -74,9 +73,9 @@ class _BadRecord(Exception):
         self.fault = fault
 
 
-def crc32c(data: Buffer) -> int:
-    """CRC-32C of ``data``."""
-    return _crc32c(data)
+def crc32c(data: Buffer, crc: int = 0) -> int:
+    """CRC-32C of ``data``, continuing ``crc``."""
+    return package_crc32c(data, crc)
 
 
 def check_replica(buf: Buffer, position: int = 0) -> BatchHeader:
@@ -85,7 +84,7 @@ def check_replica(buf: Buffer, position: int = 0) -> BatchHeader:
     Raises CorruptMessage.
     """
     header = _whole_batch(buf, position)
-    crc = _crc32c(memoryview(buf)[position + CRC_START : position + header.size_bytes])
+    crc = package_crc32c(memoryview(buf)[position + CRC_START : position + header.size_bytes])
     if crc != header.crc:
         raise CorruptMessage(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
     return header

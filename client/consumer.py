@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client import groups
@@ -94,6 +94,11 @@ class Consumer:
 
     def until_end(self) -> Iterator[ConsumedRecord]:
         """Every record up to the end of each partition as it is now."""
+        for batch in self.batches_until_end():
+            yield from batch
+
+    def batches_until_end(self) -> Iterator[list[ConsumedRecord]]:
+        """The same, as they come."""
         self._look_up()
         ends = {
             tp: at.offset
@@ -106,10 +111,8 @@ class Consumer:
                 del self.positions[tp]
             if not self.positions:
                 return
-            for record in self.poll():
-                tp = TopicPartition(record.topic, record.partition)
-                if record.offset < ends[tp]:
-                    yield record
+            batch = self.poll()
+            yield [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
 
     def _look_up(self) -> None:
         asked = {tp: p for tp, p in self.positions.items() if p < 0}
@@ -217,6 +220,13 @@ class GroupConsumer:
             self.generation = -1
             return
         self._committed.update(moved)
+
+    def give_back(self, records: Iterable[ConsumedRecord]) -> None:
+        """Records of the last ``poll`` that were not dealt with: they come again."""
+        for record in records:
+            tp = TopicPartition(record.topic, record.partition)
+            if record.offset < self.consumer.positions.get(tp, -1):
+                self.consumer.positions[tp] = record.offset
 
     def close(self) -> None:
         """Commit and leave the group."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from kept.cli.shell import Failure, examples, pairs
-
-_PORT_SETS = ("listeners",)
-_DATA_DIR_SETS = ("log.dirs", "metadata.log.dir")
+from kept.cli.shell import examples, pairs
 
 
 @click.command(
@@ -49,61 +44,14 @@ def serve(
 
     It prints one line when it is ready. TERM and INT stop it cleanly.
     """
-    overrides = pairs("--set", settings)
-    given = set(overrides) | _already_set(file, port is not None or data_dir is not None)
-    if port is not None:
-        _refuse_both("--port", _PORT_SETS, given)
-        overrides["listeners"] = f"PLAINTEXT://localhost:{port}"
-    if data_dir is not None:
-        _refuse_both("--data-dir", _DATA_DIR_SETS, given)
-        overrides["log.dirs"] = os.path.join(data_dir, "log")
-        overrides["metadata.log.dir"] = os.path.join(data_dir, "meta")
-    if node_id is not None:
-        if overrides.get("node.id", str(node_id)) != str(node_id):
-            raise click.UsageError("--node-id and --set node.id contradict each other")
-        overrides["node.id"] = str(node_id)
     from kept.node.config import NodeConfig
 
-    config = NodeConfig.load(file, overrides)
+    config = NodeConfig.load(
+        file, pairs("--set", settings), port=port, data_dir=data_dir, node_id=node_id
+    )
     if check:
         click.echo(f"settings are right{f' in {file}' if file else ''}")
         return
     from kept.node.server import run
 
     run(config)
-
-
-def _already_set(file: str | None, needed: bool) -> set[str]:
-    """Names that the file and the environment set; read only when a flag could contradict them."""
-    if not needed:
-        return set()
-    names = {
-        name
-        for name in (*_PORT_SETS, *_DATA_DIR_SETS)
-        if "KEPT_" + name.upper().replace(".", "_") in os.environ
-    }
-    if file is not None:
-        import yaml
-
-        try:
-            with open(file, encoding="utf-8") as source:
-                names |= _flat(yaml.safe_load(source))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise Failure(f"{file}: {error}") from error
-    return names
-
-
-def _flat(tree: object, prefix: str = "") -> set[str]:
-    """Dotted names of every leaf of a YAML document."""
-    if not isinstance(tree, dict):
-        return {prefix.rstrip(".")} if prefix else set()
-    names: set[str] = set()
-    for key, value in tree.items():
-        names |= _flat(value, f"{prefix}{key}.")
-    return names
-
-
-def _refuse_both(flag: str, names: tuple[str, ...], given: set[str]) -> None:
-    both = [name for name in names if name in given]
-    if both:
-        raise click.UsageError(f"{flag} and {both[0]} are both given; use one of them")

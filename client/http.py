@@ -1,0 +1,83 @@
+"""kept's own API: JSON over HTTP under ``/api/v1/``, on the port that also speaks Kafka."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from kept.client.view import Endpoint
+from kept.storage.errors import KeptError
+
+TIMEOUT_S: Final = 30.0
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+
+class HttpFailed(KeptError):
+    """The API answered with an error, or is not there; ``status`` is 0 without an answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class JsonApi:
+    """One node's API. A POST carries the header ``X-Kept``, which no web page sends by accident."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+
+    def get(self, path: str, **query: object) -> Any:
+        """``GET /api/v1/path?query``; parameters that are None are left out."""
+        given = {k: str(v) for k, v in query.items() if v is not None}
+        return self._ask("GET", _url(path, given), None)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """``POST /api/v1/path`` with a JSON body."""
+        return self._ask("POST", _url(path, {}), json.dumps(body or {}).encode())
+
+    def _ask(self, method: str, url: str, body: bytes | None) -> Any:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers |= {"Content-Type": "application/json", "X-Kept": "1"}
+        connection = http.client.HTTPConnection(
+            self.endpoint.host, self.endpoint.port, timeout=self.timeout_s
+        )
+        try:
+            connection.request(method, url, body, headers)
+            answer = connection.getresponse()
+            data = answer.read(MAX_ANSWER_BYTES)
+        except TimeoutError as error:
+            why = f"{self.endpoint}: {method} {url}: no answer within {self.timeout_s:.0f} s"
+            raise HttpFailed(why) from error
+        except ConnectionRefusedError as error:
+            raise HttpFailed(f"{self.endpoint}: {method} {url}: connection refused") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise HttpFailed(
+                f"{self.endpoint} does not answer HTTP: this needs a node of kept"
+            ) from error
+        finally:
+            connection.close()
+        return self._judge(method, url, answer.status, data)
+
+    def _judge(self, method: str, url: str, status: int, data: bytes) -> Any:
+        try:
+            value = json.loads(data) if data else None
+        except ValueError as error:
+            raise HttpFailed(
+                f"{self.endpoint}: {method} {url}: status {status} and no JSON; is it kept?", status
+            ) from error
+        if 200 <= status < 300:
+            return value
+        said = value.get("error") if isinstance(value, dict) else None
+        if isinstance(said, dict):
+            said = said.get("message")
+        raise HttpFailed(f"{self.endpoint}: {said or f'{method} {url}: status {status}'}", status)
+
+
+def _url(path: str, query: Mapping[str, str]) -> str:
+    asked = f"?{urlencode(query)}" if query else ""
+    return f"/api/v1/{quote(path)}{asked}"

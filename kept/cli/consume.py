@@ -1,0 +1,247 @@
+"""``kept consume``: records of a topic as lines, as JSON, or as a table of latest values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kept.cli.shell import bootstrap_option, examples
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+    from kept.client.consumer import ConsumedRecord
+
+
+@click.command(
+    epilog=examples(
+        "kept consume users --from-beginning",
+        "kept consume users --table",
+        "kept consume users --partition 0 --offset 42 --max 1 --json",
+        "kept consume users --group readers --from-beginning",
+    )
+)
+@click.argument("topic")
+@click.option("--from-beginning", is_flag=True, help="Not only what comes from now on.")
+@click.option("--offset", type=click.IntRange(0), help="Start there; needs --partition.")
+@click.option("--partition", type=click.IntRange(0), help="Only this one.")
+@click.option("--max", "maximum", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--until-end", is_flag=True, help="Stop at the end as it is now.")
+@click.option("--group", help="As a member of this group, which commits what was printed.")
+@click.option("--value-only", is_flag=True, help="Print values and nothing else.")
+@click.option("--read-committed", is_flag=True, help="Without aborted transactions.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--table", is_flag=True, help="The latest value of every key; reads all and stops.")
+@bootstrap_option
+def consume(
+    *,
+    topic: str,
+    from_beginning: bool,
+    offset: int | None,
+    partition: int | None,
+    maximum: int | None,
+    until_end: bool,
+    group: str | None,
+    value_only: bool,
+    read_committed: bool,
+    as_json: bool,
+    table: bool,
+    bootstrap: str,
+) -> None:
+    """Print the records of TOPIC, from now on, until Ctrl-C."""
+    _refuse(from_beginning and offset is not None, "--from-beginning and --offset")
+    _refuse(
+        group is not None and (offset is not None or partition is not None),
+        "--group and --offset or --partition",
+    )
+    _refuse(group is not None and until_end, "--group and --until-end")
+    _refuse(value_only and as_json, "--value-only and --json")
+    _refuse(
+        table and bool(offset or group or maximum or value_only),
+        "--table and --offset, --group, --max or --value-only",
+    )
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition: offsets count per partition")
+    from kept.client.blocking import Client
+    from kept.client.records import EARLIEST, LATEST, FetchLimits
+    from kept.storage.types import IsolationLevel
+
+    limits = FetchLimits(isolation=IsolationLevel(int(read_committed)))
+    start = EARLIEST if from_beginning or table else LATEST
+    with Client(bootstrap, client_id="kept-cli") as client:
+        if group is not None:
+            batches = _of_group(client, group, topic, start, limits, maximum=maximum)
+        else:
+            where = start if offset is None else offset
+            batches = _of_partitions(
+                client, topic, partition, where, limits, to_end=table or until_end
+            )
+            if maximum is not None:
+                batches = _limited(batches, maximum)
+        if table:
+            _show_table(_flat(batches), as_json)
+        else:
+            _show_lines(batches, as_json, value_only)
+
+
+def _refuse(both: bool, names: str) -> None:
+    if both:
+        raise click.UsageError(f"{names} contradict each other")
+
+
+def _of_partitions(
+    client: Client, topic: str, partition: int | None, start: int, limits: Any, *, to_end: bool
+) -> Iterator[list[ConsumedRecord]]:
+    from kept.cli.output import progress
+    from kept.client.consumer import Consumer
+    from kept.storage.errors import UnknownTopicOrPartition
+    from kept.storage.types import TopicPartition
+
+    known = client.topic(topic)
+    if partition is not None and partition not in known.partitions:
+        count = len(known.partitions)
+        raise UnknownTopicOrPartition(f"topic {topic} has partitions 0 to {count - 1}")
+    numbers = known.partitions if partition is None else (partition,)
+    consumer = Consumer(client, {TopicPartition(topic, p): start for p in numbers}, limits)
+    if not to_end:
+        while True:
+            yield consumer.poll()
+    bounds = client.bounds(topic)
+    total = sum(bounds[p][1] - bounds[p][0] for p in numbers)
+    done = 0
+    with progress(f"reading {topic}", total) as advance:
+        for batch in consumer.batches_until_end():
+            yield batch
+            done += len(batch)
+            advance(done)
+
+
+def _of_group(
+    client: Client, group: str, topic: str, start: int, limits: Any, *, maximum: int | None
+) -> Iterator[list[ConsumedRecord]]:
+    """Batches for a member. Only what the caller came back from is committed."""
+    from kept.client.consumer import GroupConsumer
+
+    client.topic(topic)
+    member = GroupConsumer(client, group, [topic], reset=start, limits=limits)
+    left = maximum
+    batch: list[ConsumedRecord] = []
+    try:
+        while left is None or left > 0:
+            batch = member.poll()
+            if left is not None:
+                member.give_back(batch[left:])
+                batch = batch[:left]
+                left -= len(batch)
+            yield batch
+            batch = []
+    finally:
+        member.give_back(batch)
+        member.close()
+
+
+def _limited(
+    batches: Iterable[list[ConsumedRecord]], maximum: int
+) -> Iterator[list[ConsumedRecord]]:
+    left = maximum
+    for batch in batches:
+        yield batch[:left]
+        left -= len(batch)
+        if left <= 0:
+            return
+
+
+def _flat(batches: Iterable[list[ConsumedRecord]]) -> Iterator[ConsumedRecord]:
+    for batch in batches:
+        yield from batch
+
+
+def _show_lines(batches: Iterable[list[ConsumedRecord]], as_json: bool, value_only: bool) -> None:
+    """Print each record; what has come is out before the next poll."""
+    from kept.cli.output import reader_is_gone
+
+    out = sys.stdout.buffer
+    for batch in batches:
+        for record in batch:
+            out.write(_line(record, as_json, value_only))
+        out.flush()
+        if not batch and reader_is_gone():
+            return
+
+
+def _line(record: ConsumedRecord, as_json: bool, value_only: bool) -> bytes:
+    from kept.cli.output import NO_KEY, TOMBSTONE, json_line, moment, text
+
+    if value_only:
+        return (record.value or b"") + b"\n"
+    if as_json:
+        return json_line(as_object(record)).encode("utf-8", "surrogatepass")
+    key, value = text(record.key, NO_KEY), text(record.value, TOMBSTONE)
+    place = f"{record.partition}:{record.offset}"
+    headers = "".join(f"  {k}={text(v, 'null')}" for k, v in record.headers)
+    return f"{place}  {moment(record.timestamp) or '-'}  {key}  {value}{headers}\n".encode()
+
+
+def as_object(record: ConsumedRecord) -> dict[str, Any]:
+    """A record as ``--json`` prints it."""
+    from kept.cli.output import put_bytes
+
+    out: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+    put_bytes(out, "key", record.key)
+    put_bytes(out, "value", record.value)
+    headers = []
+    for name, value in record.headers:
+        header: dict[str, Any] = {"key": name}
+        put_bytes(header, "value", value)
+        headers.append(header)
+    out["headers"] = headers
+    return out
+
+
+def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
+    from kept.cli.output import json_line, moment, show_table, text, write
+
+    latest: dict[tuple[int, bytes], ConsumedRecord] = {}
+    keyless = 0
+    for record in records:
+        if record.key is None:
+            keyless += 1
+        elif record.value is None:
+            latest.pop((record.partition, record.key), None)
+        else:
+            latest[record.partition, record.key] = record
+    rows = sorted(latest.values(), key=lambda r: (r.key or b"", r.partition))
+    if as_json:
+        for record in rows:
+            write(json_line(as_object(record)))
+    else:
+        show_table(
+            ("key", "value", "partition", "offset", "timestamp"),
+            [
+                (text(r.key, ""), text(r.value, ""), r.partition, r.offset, moment(r.timestamp))
+                for r in rows
+            ],
+        )
+    sys.stdout.flush()
+    _warn(rows, keyless)
+
+
+def _warn(rows: list[ConsumedRecord], keyless: int) -> None:
+    """What makes a table misleading is said on standard error."""
+    if keyless:
+        click.echo(f"kept: {keyless} records without a key are not in the table", err=True)
+    seen: dict[bytes | None, int] = {}
+    twice = [r.key for r in rows if seen.setdefault(r.key, r.partition) != r.partition]
+    if twice:
+        click.echo(
+            f"kept: {len(twice)} keys are in more than one partition, such as {twice[0]!r}: "
+            "their producers choose partitions in different ways",
+            err=True,
+        )

@@ -1,0 +1,213 @@
+"""``kept group``: consumer groups, on kept or on Apache Kafka."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kept.cli.shell import Failure, bootstrap_option, examples, json_option
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+    from kept.storage.types import TopicPartition
+
+
+@click.group(epilog=examples("kept group describe readers"))
+def group() -> None:
+    """List, describe, reset and delete consumer groups."""
+
+
+@group.command("list", epilog=examples("kept group list --json"))
+@json_option
+@bootstrap_option
+def list_groups(*, as_json: bool, bootstrap: str) -> None:
+    """List all groups."""
+    from kept.cli.output import show_json, show_table
+
+    with _client(bootstrap) as client:
+        groups = client.list_groups()
+    if as_json:
+        show_json([g._asdict() for g in groups])
+    else:
+        show_table(
+            ("group", "type", "state"), [(g.group, g.protocol_type, g.state) for g in groups]
+        )
+
+
+@group.command(epilog=examples("kept group describe readers"))
+@click.argument("name", metavar="GROUP")
+@json_option
+@bootstrap_option
+def describe(*, name: str, as_json: bool, bootstrap: str) -> None:
+    """Show members, committed offsets and lag of GROUP."""
+    from kept.cli.output import show_json, show_table, write
+
+    with _client(bootstrap) as client:
+        described = _describe(client, name)
+    if as_json:
+        show_json(described)
+        return
+    write(f"Group: {name}\nState: {described['state']}\n")
+    write(f"Protocol: {described['protocol'] or '-'}\nMembers: {len(described['members'])}\n\n")
+    columns = ("topic", "partition", "committed", "log end", "lag", "member", "host")
+    keys = ("topic", "partition", "committed_offset", "high_watermark", "lag", "member_id", "host")
+    show_table(columns, [[row[k] for k in keys] for row in described["partitions"]])
+
+
+def _describe(client: Client, name: str) -> dict[str, Any]:
+    from kept.client.records import LATEST
+    from kept.storage.errors import GroupIdNotFound
+
+    found = client.describe_group(name)
+    committed = client.committed(name)
+    if found.state == "Dead" and not committed:
+        raise GroupIdNotFound(f"no group {name}; kept group list shows those that exist")
+    owners = {tp: m for m in found.members for tp in m.partitions}
+    tps = sorted({*committed, *owners})
+    known = client.metadata(sorted({tp.topic for tp in tps})).topics if tps else {}
+    there = [tp for tp in tps if tp.topic in known and tp.partition in known[tp.topic].partitions]
+    ends = client.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
+    rows = []
+    for tp in tps:
+        end = ends[tp].offset if tp in ends else None
+        at = committed.get(tp)
+        member = owners.get(tp)
+        rows.append(
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "committed_offset": at,
+                "high_watermark": end,
+                "lag": None if end is None or at is None else end - at,
+                "member_id": None if member is None else member.member_id,
+                "client_id": None if member is None else member.client_id,
+                "host": None if member is None else member.host,
+            }
+        )
+    return {
+        "group": name,
+        "state": found.state,
+        "protocol_type": found.protocol_type,
+        "protocol": found.protocol,
+        "members": [
+            {
+                "member_id": m.member_id,
+                "instance_id": m.instance_id,
+                "client_id": m.client_id,
+                "host": m.host,
+                "partitions": [list(tp) for tp in m.partitions],
+            }
+            for m in found.members
+        ],
+        "partitions": rows,
+    }
+
+
+@group.command(
+    "reset-offsets",
+    epilog=examples(
+        "kept group reset-offsets readers --topic users --to earliest",
+        "kept group reset-offsets readers --topic users --to 2026-01-31T12:00:00Z --dry-run",
+    ),
+)
+@click.argument("name", metavar="GROUP")
+@click.option("--topic", required=True)
+@click.option("--partition", type=click.IntRange(0), help="Only this one.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="earliest|latest|OFFSET|TIMESTAMP",
+    help="A timestamp is ISO 8601; without a zone it is local time.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be committed.")
+@json_option
+@bootstrap_option
+def reset_offsets(
+    *,
+    name: str,
+    topic: str,
+    partition: int | None,
+    to: str,
+    dry_run: bool,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Set the committed offsets of GROUP, which must have no members."""
+    from kept.cli.output import show_json, show_table
+    from kept.storage.types import TopicPartition
+
+    kind, number = _target(to)
+    with _client(bootstrap) as client:
+        partitions = sorted(client.topic(topic).partitions)
+        if partition is not None and partition not in partitions:
+            raise Failure(f"topic {topic} has partitions 0 to {len(partitions) - 1}")
+        chosen = partitions if partition is None else [partition]
+        tps = [TopicPartition(topic, p) for p in chosen]
+        state = client.describe_group(name).state
+        if state not in ("Empty", "Dead"):
+            raise Failure(f"group {name} is {state}: stop its members first")
+        before = client.committed(name, tps)
+        after = _offsets(client, tps, kind, number)
+        if not dry_run:
+            client.commit(name, after)
+    if as_json:
+        show_json(
+            [
+                {"topic": t.topic, "partition": t.partition, "before": before.get(t), "after": o}
+                for t, o in after.items()
+            ]
+        )
+        return
+    rows = [(t.topic, t.partition, before.get(t), o) for t, o in after.items()]
+    show_table(("topic", "partition", "before", "would be" if dry_run else "after"), rows)
+
+
+def _target(to: str) -> tuple[str, int]:
+    """(earliest | latest | offset | timestamp, number)."""
+    if to in ("earliest", "latest"):
+        return to, 0
+    if to.isdigit():
+        return "offset", int(to)
+    try:
+        at = datetime.datetime.fromisoformat(to)
+    except ValueError:
+        raise click.UsageError(
+            f"--to {to!r} is neither earliest, latest, an offset nor a time such as "
+            "2026-01-31T12:00:00Z"
+        ) from None
+    return "timestamp", round(at.timestamp() * 1000)
+
+
+def _offsets(
+    client: Client, tps: list[TopicPartition], kind: str, number: int
+) -> dict[TopicPartition, int]:
+    from kept.client.records import EARLIEST, LATEST
+
+    first = client.list_offsets(dict.fromkeys(tps, EARLIEST))
+    last = client.list_offsets(dict.fromkeys(tps, LATEST))
+    if kind == "timestamp":
+        found = client.list_offsets(dict.fromkeys(tps, number))
+        return {tp: f.offset if f.offset >= 0 else last[tp].offset for tp, f in found.items()}
+    if kind == "offset":
+        return {tp: min(max(number, first[tp].offset), last[tp].offset) for tp in tps}
+    chosen = first if kind == "earliest" else last
+    return {tp: chosen[tp].offset for tp in tps}
+
+
+@group.command(epilog=examples("kept group delete readers"))
+@click.argument("names", metavar="GROUP …", nargs=-1, required=True)
+@bootstrap_option
+def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
+    """Delete groups that have no members, and their offsets."""
+    with _client(bootstrap) as client:
+        for name in names:
+            client.delete_group(name)
+            click.echo(f"deleted group {name}")
+
+
+def _client(bootstrap: str) -> Client:
+    from kept.client.blocking import Client
+
+    return Client(bootstrap, client_id="kept-cli")

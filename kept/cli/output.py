@@ -1,0 +1,163 @@
+"""What commands print: tables for people, JSON for programs, progress on a terminal."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+TOMBSTONE: Final = "(tombstone)"
+NO_KEY: Final = "(no key)"
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def write(text: str) -> None:
+    """Print to standard output in UTF-8, whatever the locale says."""
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+
+
+def reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more; a write would say so too late."""
+    import select
+
+    asked = select.poll()
+    asked.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in asked.poll(0))
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON document."""
+    write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+
+
+def json_line(value: Any) -> str:
+    """One line of JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print aligned columns: numbers to the right, ``-`` for None."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    numeric = [
+        all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) and bool(rows)
+        for i in range(len(columns))
+    ]
+    for line in ([name.upper() for name in columns], *cells):
+        parts = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        write("  ".join(parts).rstrip() + "\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) or "-"
+    return str(value)
+
+
+def size(count: float | None) -> str | None:
+    """A number of bytes for people."""
+    if count is None or count < 0:
+        return None
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return (
+        f"{count:.0f} {_UNITS[unit]}"
+        if unit == 0 or count >= 100
+        else f"{count:.1f} {_UNITS[unit]}"
+    )
+
+
+def moment(timestamp_ms: int | None) -> str | None:
+    """A timestamp in UTC; None where there is none."""
+    if timestamp_ms is None or timestamp_ms < 0:
+        return None
+    try:
+        at = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def text(data: bytes | None, none: str) -> str:
+    """Bytes for people: text where they are UTF-8 without control characters, else escaped."""
+    if data is None:
+        return none
+    try:
+        decoded = data.decode()
+    except UnicodeDecodeError:
+        return repr(data)[2:-1]
+    if decoded.isprintable():
+        return decoded
+    return decoded.encode("unicode_escape").decode() if _has_control(decoded) else decoded
+
+
+def _has_control(decoded: str) -> bool:
+    return any(ord(c) < 32 or ord(c) == 127 for c in decoded)
+
+
+# Records as JSON: what ``consume --json`` writes and ``produce --json`` reads.
+
+
+def put_bytes(into: dict[str, Any], name: str, data: bytes | None) -> None:
+    """Text as ``name``, other bytes as ``name_base64``, none as null."""
+    if data is None:
+        into[name] = None
+        return
+    try:
+        into[name] = data.decode()
+    except UnicodeDecodeError:
+        into[f"{name}_base64"] = base64.b64encode(data).decode()
+
+
+def get_bytes(source: Mapping[str, Any], name: str) -> bytes | None:
+    """The opposite of :func:`put_bytes`; a value that is not text is written as JSON.
+
+    ValueError says what is wrong.
+    """
+    if f"{name}_base64" in source:
+        encoded = source[f"{name}_base64"]
+        if name in source or not isinstance(encoded, str):
+            raise ValueError(f"{name} and {name}_base64 contradict each other")
+        return base64.b64decode(encoded, validate=True)
+    value = source.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar while the block runs, if standard error is a terminal.
+
+    Yields a function that takes how much is done by now.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,207 @@
+"""``kept produce``: lines of standard input become records."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kept.cli.shell import Failure, bootstrap_option, examples
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client, OutRecord
+
+READ_BYTES: Final = 256 * 1024
+"""Lines that arrive together go into one batch a partition; so much is read at once."""
+BATCH_BYTES: Final = 512 * 1024
+"""A batch is closed above this, well below Kafka's limit of 1 MB."""
+_ACKS: Final = {"all": -1, "1": 1, "0": 0}
+_FIELDS: Final = frozenset(
+    {"key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition"}
+    | {"topic", "offset"}
+)
+
+
+@click.command(
+    epilog=examples(
+        "echo 'alice:hello' | kept produce users --key-separator :",
+        "echo 'alice:NULL' | kept produce users --key-separator : --null-marker NULL",
+        "kept consume users --from-beginning --until-end --json | kept produce copy --json",
+    )
+)
+@click.argument("topic")
+@click.option("--key-separator", metavar="S", help="What stands between key and value in a line.")
+@click.option("--null-marker", metavar="S", help="A value that is S makes a tombstone.")
+@click.option("--partition", type=click.IntRange(0), help="For all records.  [default: by key]")
+@click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+    help="Codec of the batches.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as consume --json prints.")
+@bootstrap_option
+def produce(
+    *,
+    topic: str,
+    key_separator: str | None,
+    null_marker: str | None,
+    partition: int | None,
+    acks: str,
+    compression: str,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Write each line of standard input to TOPIC.
+
+    A line is the value; with --key-separator it is key and value. Keys go to the partition that
+    Java's client would choose (murmur2). With --json a line is an object with key, value (or
+    key_base64, value_base64), headers, timestamp and partition; null is a null.
+    """
+    if as_json and (key_separator is not None or null_marker is not None):
+        raise click.UsageError("--json lines have their own keys and nulls")
+    if key_separator == "":
+        raise click.UsageError("--key-separator is empty")
+    from kept.client.blocking import Client
+    from kept.storage.types import Codec
+
+    lines = _Lines(key_separator, null_marker, partition, as_json)
+    with Client(bootstrap, client_id="kept-cli") as client:
+        sink = _Sink(client, topic, _ACKS[acks], Codec[compression.upper()])
+        for batch in lines.batches(0):
+            try:
+                sink.write(batch)
+            except Exception as error:
+                _say_how_far(error, sink.written)
+                raise
+    if sys.stderr.isatty():
+        click.echo(f"{sink.written} records written to {topic}", err=True)
+
+
+def _say_how_far(error: Exception, written: int) -> None:
+    from kept.storage.errors import KeptError
+
+    if written and isinstance(error, KeptError):
+        raise Failure(f"{error} (the {written} records before are written)") from error
+
+
+class _Sink:
+    """Writes batches: idempotent where the other side offers it, so that no retry repeats one."""
+
+    def __init__(self, client: Client, topic: str, acks: int, codec: Any) -> None:
+        self.client = client
+        self.topic = topic
+        self.acks = acks
+        self.codec = codec
+        self.written = 0
+        self._producer: tuple[int, int, dict[int, int]] | None = None
+        self._began = False
+
+    def write(self, batch: list[OutRecord]) -> None:
+        """Write records and wait for the acknowledgement."""
+        if not self._began and self.acks == -1:
+            self._producer = self._init()
+        self._began = True
+        self.client.produce(
+            self.topic,
+            batch,
+            acks=self.acks,
+            codec=self.codec,
+            producer=self._producer,
+            auto_create=True,
+        )
+        self.written += len(batch)
+
+    def _init(self) -> tuple[int, int, dict[int, int]] | None:
+        from kept.storage.errors import UnsupportedVersion
+
+        try:
+            return self.client.init_producer()
+        except UnsupportedVersion:
+            return None
+
+
+class _Lines:
+    """Turns lines into records."""
+
+    def __init__(
+        self, separator: str | None, null: str | None, partition: int | None, as_json: bool
+    ) -> None:
+        self._separator = None if separator is None else separator.encode()
+        self._null = None if null is None else null.encode()
+        self._partition = partition
+        self._as_json = as_json
+        self._number = 0
+
+    def batches(self, fd: int) -> Iterator[list[OutRecord]]:
+        """What has arrived at ``fd``, again and again, in batches of bounded size."""
+        rest = b""
+        while True:
+            chunk = os.read(fd, READ_BYTES)
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop() if chunk else b""
+            if not chunk and lines and not lines[-1]:
+                lines.pop()
+            yield from self._bounded(lines)
+            if not chunk:
+                return
+
+    def _bounded(self, lines: list[bytes]) -> Iterator[list[OutRecord]]:
+        batch: list[OutRecord] = []
+        size = 0
+        for line in lines:
+            self._number += 1
+            if batch and size + len(line) > BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+            size += len(line)
+            batch.append(self._record(line.removesuffix(b"\r")))
+        if batch:
+            yield batch
+
+    def _record(self, line: bytes) -> OutRecord:
+        from kept.client.blocking import OutRecord
+
+        if self._as_json:
+            try:
+                return self._from_json(line)
+            except ValueError as error:
+                raise Failure(f"line {self._number}: {error}") from error
+        key, value = None, line
+        if self._separator is not None:
+            key, found, value = line.partition(self._separator)
+            if not found:
+                text = self._separator.decode()
+                raise Failure(f"line {self._number} has no key separator {text!r}")
+        null = self._null is not None and value == self._null
+        return OutRecord(key, None if null else value, partition=self._partition)
+
+    def _from_json(self, line: bytes) -> OutRecord:
+        from kept.cli.output import get_bytes
+        from kept.client.blocking import OutRecord
+
+        one = json.loads(line)
+        if not isinstance(one, dict):
+            raise ValueError("not a JSON object")
+        unknown = sorted(set(one) - _FIELDS)
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0]!r}")
+        headers = []
+        for header in one.get("headers") or ():
+            if not isinstance(header, dict) or not isinstance(header.get("key"), str):
+                raise ValueError("headers are objects with key and value")
+            headers.append((header["key"], get_bytes(header, "value")))
+        where = one.get("partition") if self._partition is None else self._partition
+        when = one.get("timestamp")
+        for name, number in (("partition", where), ("timestamp", when)):
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                raise ValueError(f"{name} is not a whole number")
+        return OutRecord(
+            get_bytes(one, "key"), get_bytes(one, "value"), tuple(headers), when, where
+        )

@@ -1,0 +1,453 @@
+"""Operations beyond Kafka: where partitions stand, compaction on demand, and what it does and why.
+
+One typed module behind every face (HTTP now). It answers for the partitions that this node leads;
+in a cluster of one these are all. Numbers come from the partitions and the cleaner as they are now;
+long lists are made in slices, so that thousands of partitions delay nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import kept
+from kept.cluster.controller import INTERNAL_TOPICS
+from kept.cluster.records import PartitionRecord, ResourceType
+from kept.node.slices import breathe
+from kept.storage.errors import (
+    InvalidRequest,
+    KeptError,
+    PolicyViolation,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+)
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.image import TopicImage
+    from kept.node.server import Node
+    from kept.replication.partition import Partition
+    from kept.storage.log import Log
+
+MAX_SEGMENTS: Final = 1000
+"""Segments listed of one partition; the oldest are left out beyond, and that is said."""
+
+WAIT_S: Final = 3600.0
+"""How long ``compact now --wait`` waits for one topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStatus:
+    """Where one partition's compaction stands.
+
+    ``state`` is ``idle`` (nothing to do), ``waiting`` (not due yet), ``due``, ``running`` or
+    ``uncleanable`` (failed; ``reason`` says why, ``retry_at_ms`` when it is tried again).
+    ``reason`` is a sentence for people: what is due, or why nothing is. Offsets are half-open
+    bounds: ``first_dirty_offset..first_uncleanable_offset`` is the cleanable range.
+    """
+
+    state: str
+    reason: str
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    clean_bytes: int
+    dirty_bytes: int
+    dirty_ratio: float
+    generation: str | None = None
+    last_compaction_ms: int | None = None
+    retry_at_ms: int | None = None
+
+
+class Compaction(Protocol):
+    """What the cleaner does for this module (``node.cleaner``)."""
+
+    def status(self, tp: TopicPartition) -> CompactionStatus:
+        """Where a compacted partition stands, from numbers at hand: no file is read."""
+
+    def now(self, tp: TopicPartition) -> Awaitable[Mapping[str, Any]]:
+        """Compact as soon as a worker is free, whatever the ratio; done when applied.
+
+        Its result says what the pass did, or why there was nothing to do. Cancelling the wait does
+        not stop the pass.
+        """
+
+    def retry(self, tp: TopicPartition) -> bool:
+        """Forget that an uncleanable partition failed; False when it had not."""
+
+    def explain(self, tp: TopicPartition, key: bytes | None) -> Awaitable[Mapping[str, Any]]:
+        """A dry run: what a pass would do now, and the life of a key."""
+
+    def why_missing(
+        self, tp: TopicPartition, offset: int, key: bytes | None
+    ) -> Awaitable[Mapping[str, Any]]:
+        """Why there is no record at an offset below the high watermark and above the log start."""
+
+
+class Admin:
+    """The operations, on one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # Health.
+
+    def unready(self) -> str | None:
+        """Why clients should not come here now; None when they may."""
+        node = self._node
+        if not node.ready:
+            return "starting or stopping"
+        for directory in node.log_directories:
+            if directory.offline is not None:
+                return f"log directory {directory.name} is offline: {directory.offline}"
+        broker = node.image.brokers.get(node.node_id)
+        if broker is None or broker.fenced:
+            return "fenced by the controller"
+        return None
+
+    # The cluster and its topics.
+
+    async def cluster(self) -> dict[str, Any]:
+        """Brokers, this node's directories, and totals."""
+        node = self._node
+        image = node.image
+        spaces = await node.in_pool(self._spaces)
+        offline = sum(
+            1
+            for topic in image.topics.values()
+            for record in topic.partitions
+            if self._offline(topic.name, record) is not None
+        )
+        return {
+            "cluster_id": node.cluster_id,
+            "version": kept.__version__,
+            "node_id": node.node_id,
+            "controller_id": node.node_id,
+            "metadata_index": image.index,
+            "ready": self.unready() is None,
+            "reason": self.unready(),
+            "brokers": [
+                {
+                    "node_id": broker_id,
+                    "rack": broker.rack,
+                    "fenced": broker.fenced,
+                    "endpoints": [str(self._endpoint(broker_id, e.name)) for e in broker.endpoints],
+                }
+                for broker_id, broker in sorted(image.brokers.items())
+            ],
+            "log_directories": spaces,
+            "topics": len(image.topics),
+            "partitions": sum(len(topic.partitions) for topic in image.topics.values()),
+            "offline_partitions": offline,
+        }
+
+    def _endpoint(self, broker_id: int, listener: str) -> str:
+        found = self._node.broker_endpoint(broker_id, listener)
+        return f"{listener}://?" if found is None else f"{listener}://{found[0]}:{found[1]}"
+
+    def _spaces(self) -> list[dict[str, Any]]:
+        found = []
+        for directory in self._node.log_directories:
+            path = os.path.abspath(directory.name)
+            total = usable = None
+            try:
+                space = os.statvfs(path)
+                total, usable = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+            except OSError:
+                pass  # an offline disk: its reason is in the answer
+            found.append(
+                {
+                    "path": path,
+                    "offline": directory.offline,
+                    "total_bytes": total,
+                    "usable_bytes": usable,
+                }
+            )
+        return found
+
+    async def topics(self) -> dict[str, Any]:
+        """Every topic in a line: ``{"topics": [...]}``."""
+        found = []
+        for number, topic in enumerate(sorted(self._node.image.topics.values(), key=_name)):
+            found.append(self._summary(topic))
+            await breathe(number)
+        return {"topics": found}
+
+    def _summary(self, topic: TopicImage) -> dict[str, Any]:
+        partitions = [
+            self._node.partitions.get(TopicPartition(topic.name, record.partition))
+            for record in topic.partitions
+        ]
+        return {
+            "name": topic.name,
+            "topic_id": str(topic.topic_id),
+            "internal": topic.name in INTERNAL_TOPICS,
+            "partition_count": len(topic.partitions),
+            "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else 0,
+            "size_bytes": sum(p.log.size_bytes for p in partitions if p is not None),
+            "cleanup_policy": next(
+                (sorted(p.log.config.cleanup_policy) for p in partitions if p is not None), []
+            ),
+            "offline_partitions": sum(
+                1 for r in topic.partitions if self._offline(topic.name, r) is not None
+            ),
+        }
+
+    async def topic(self, name: str) -> dict[str, Any]:
+        """One topic: settings in force, and each partition with its segments.
+
+        Raises UnknownTopicOrPartition.
+        """
+        topic = self._topic(name)
+        partitions = []
+        for number, record in enumerate(topic.partitions):
+            partitions.append(self._partition(name, record))
+            await breathe(number)
+        given = self._node.image.config(ResourceType.TOPIC, name)
+        return {
+            **self._summary(topic),
+            "config": dict(given),
+            "broker_defaults": self._node.config.topic_defaults(),
+            "partitions": partitions,
+        }
+
+    def _topic(self, name: str) -> TopicImage:
+        topic = self._node.image.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {name}")
+        return topic
+
+    def _offline(self, topic: str, record: PartitionRecord) -> str | None:
+        """Why a partition is not served; None when it is."""
+        tp = TopicPartition(topic, record.partition)
+        if tp in self._node.partitions:
+            return None
+        try:
+            self._node.partition(tp)
+        except KeptError as error:
+            return str(error)
+        return None
+
+    def _partition(self, topic: str, record: PartitionRecord) -> dict[str, Any]:
+        tp = TopicPartition(topic, record.partition)
+        described: dict[str, Any] = {
+            "partition": record.partition,
+            "leader": record.leader,
+            "leader_epoch": record.leader_epoch,
+            "replicas": list(record.replicas),
+            "isr": list(record.isr),
+            "offline": self._offline(topic, record),
+        }
+        partition = self._node.partitions.get(tp)
+        if partition is None:
+            return described
+        log = partition.log
+        status = self._status(tp, partition)
+        described |= {
+            "log_start_offset": log.log_start_offset,
+            "high_watermark": partition.high_watermark,
+            "last_stable_offset": partition.last_stable_offset,
+            "log_end_offset": log.log_end_offset,
+            "size_bytes": log.size_bytes,
+            "directory": log.directory,
+            "segments": _segments(log, None if status is None else status.first_dirty_offset),
+            "segments_left_out": max(0, len(log.segments) - MAX_SEGMENTS),
+            "compaction": None if status is None else asdict(status),
+        }
+        return described
+
+    # Compaction.
+
+    def _status(self, tp: TopicPartition, partition: Partition) -> CompactionStatus | None:
+        """None for a partition that is not compacted."""
+        log = partition.log
+        if not log.config.compact:
+            return None
+        cleaner: Compaction | None = self._node.cleaner
+        if cleaner is not None:
+            return cleaner.status(tp)
+        start, active = log.log_start_offset, log.active_segment
+        dirty = log.size_bytes - active.size_bytes
+        return CompactionStatus(
+            state="waiting",
+            reason=self._no_cleaner(),
+            first_dirty_offset=start,
+            first_uncleanable_offset=max(start, active.base_offset),
+            clean_bytes=0,
+            dirty_bytes=dirty,
+            dirty_ratio=1.0 if dirty else 0.0,
+        )
+
+    def compaction_status(self, tp: TopicPartition) -> CompactionStatus | None:
+        """Where a partition stands; None when it is not here or not compacted."""
+        partition = self._node.partitions.get(tp)
+        return None if partition is None else self._status(tp, partition)
+
+    async def compaction(self, topic: str | None = None) -> dict[str, Any]:
+        """Where every compacted partition (of a topic) stands: ``{"partitions": [...]}``.
+
+        Raises UnknownTopicOrPartition, PolicyViolation for a topic that is not compacted.
+        """
+        if topic is not None:
+            self._compacted(topic)
+        found: list[dict[str, Any]] = []
+        for number, tp in enumerate(sorted(self._node.partitions)):
+            await breathe(number)
+            partition = self._node.partitions.get(tp)
+            if partition is None or (topic is not None and tp.topic != topic):
+                continue
+            status = self._status(tp, partition)
+            if status is not None:
+                found.append({"topic": tp.topic, "partition": tp.partition, **asdict(status)})
+        return {"partitions": found}
+
+    def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
+        """The partitions here of a compacted topic, or the one asked for."""
+        numbers: Sequence[int] = [r.partition for r in self._topic(topic).partitions]
+        if partition is not None:
+            if partition not in numbers:
+                raise UnknownTopicOrPartition(
+                    f"{topic} has no partition {partition}; it has {len(numbers)}"
+                )
+            numbers = [partition]
+        found = [TopicPartition(topic, number) for number in numbers]
+        for tp in found:
+            if not self._node.partition(tp).log.config.compact:
+                raise PolicyViolation(
+                    f"{topic} is not compacted: its cleanup.policy has no compact"
+                )
+        return found
+
+    def _cleaner(self) -> Compaction:
+        cleaner: Compaction | None = self._node.cleaner
+        if cleaner is None:
+            raise PolicyViolation(self._no_cleaner())
+        return cleaner
+
+    def _no_cleaner(self) -> str:
+        if self._node.config.log_cleaner_enable:
+            return "the cleaner is not running"
+        return "the cleaner is off: log.cleaner.enable is false"
+
+    async def compact_now(self, topic: str, partition: int | None, wait: bool) -> dict[str, Any]:
+        """Compact a topic or partition whatever its dirty ratio; with ``wait`` until it is done.
+
+        Raises UnknownTopicOrPartition, PolicyViolation, RequestTimedOut.
+        """
+        cleaner = self._cleaner()
+        wanted = self._compacted(topic, partition)
+        passes = [asyncio.ensure_future(cleaner.now(tp)) for tp in wanted]
+        if not wait:
+            for one in passes:
+                one.add_done_callback(_look_at)
+            return {"started": [_named(tp) for tp in wanted]}
+        _, late = await asyncio.wait(passes, timeout=WAIT_S)
+        if late:
+            for one in passes:
+                one.add_done_callback(_look_at)
+            raise RequestTimedOut(
+                f"{len(late)} of {len(passes)} partitions are still being compacted"
+            )
+        return {
+            "partitions": [
+                {**_named(tp), **_outcome(one)} for tp, one in zip(wanted, passes, strict=True)
+            ]
+        }
+
+    async def explain(self, topic: str, partition: int | None, key: bytes | None) -> dict[str, Any]:
+        """What a pass would do now, per partition; with ``key`` the life of that key.
+
+        Raises UnknownTopicOrPartition, PolicyViolation.
+        """
+        cleaner = self._cleaner()
+        found = []
+        for tp in self._compacted(topic, partition):
+            found.append({**_named(tp), **await cleaner.explain(tp, key)})
+        return {"partitions": found}
+
+    async def why_missing(
+        self, topic: str, partition: int, offset: int, key: bytes | None
+    ) -> dict[str, Any]:
+        """Why no record is at an offset: ``verdict`` and a sentence.
+
+        Verdicts: ``never-written``, ``above-high-watermark``, ``below-log-start`` here; what the
+        log and the removal journal say (``present``, ``superseded``, ``expired-tombstone``, …) from
+        the cleaner. Raises UnknownTopicOrPartition, PolicyViolation.
+        """
+        tp = TopicPartition(topic, partition)
+        numbers = len(self._topic(topic).partitions)
+        if partition >= numbers:
+            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {numbers}")
+        hosted = self._node.partition(tp)
+        start, end = hosted.log.log_start_offset, hosted.log.log_end_offset
+        answer: dict[str, Any] = {**_named(tp), "offset": offset}
+        if offset >= end:
+            said = f"offset {offset} was never written: the log ends at {end}"
+            return {**answer, "verdict": "never-written", "explanation": said}
+        if offset >= hosted.high_watermark:
+            said = (
+                f"offset {offset} is not committed: the high watermark is {hosted.high_watermark}"
+            )
+            return {**answer, "verdict": "above-high-watermark", "explanation": said}
+        if offset < start:
+            said = f"offset {offset} is below the log start {start}: retention or DeleteRecords"
+            return {**answer, "verdict": "below-log-start", "explanation": said}
+        return {**answer, **await self._cleaner().why_missing(tp, offset, key)}
+
+    async def retry(self, topic: str, partition: int) -> dict[str, Any]:
+        """Try an uncleanable partition again at once.
+
+        Raises UnknownTopicOrPartition, PolicyViolation, InvalidRequest when it is not uncleanable.
+        """
+        (tp,) = self._compacted(topic, partition)
+        if not self._cleaner().retry(tp):
+            raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
+        return {**_named(tp), "retrying": True}
+
+
+def _name(topic: TopicImage) -> str:
+    return topic.name
+
+
+def _named(tp: TopicPartition) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition}
+
+
+def _look_at(finished: asyncio.Future[Any]) -> None:
+    """Take note of an outcome that nobody waits for; the cleaner has logged it."""
+    if not finished.cancelled():
+        finished.exception()
+
+
+def _outcome(finished: asyncio.Future[Mapping[str, Any]]) -> Mapping[str, Any]:
+    error = finished.exception()
+    if error is None:
+        return finished.result()
+    if isinstance(error, KeptError):
+        return {"error": str(error)}
+    raise error
+
+
+def _segments(log: Log, first_dirty: int | None) -> list[dict[str, Any]]:
+    """Segments, oldest first: clean, dirty or active; ``closed`` in a log that is not compacted."""
+    segments: Iterable[Any] = list(log.segments)[-MAX_SEGMENTS:]
+    active = log.active_segment
+    described = []
+    for segment in segments:
+        if segment is active:
+            kind = "active"
+        elif first_dirty is None:
+            kind = "closed"
+        else:
+            kind = "clean" if segment.next_offset <= first_dirty else "dirty"
+        described.append(
+            {
+                "base_offset": segment.base_offset,
+                "next_offset": segment.next_offset,
+                "size_bytes": segment.size_bytes,
+                "kind": kind,
+            }
+        )
+    return described

@@ -1,0 +1,260 @@
+"""``/metrics``: the node's counters and state as Prometheus' text format, rendered in slices.
+
+:func:`families` yields prometheus-client's metric families, or None where others may run, so that
+10,000 partitions delay no request by more than a moment. Per-partition series are made only for
+partitions that need attention (above their dirty target, uncleanable, under-replicated, offline),
+unless ``kept.metrics.partitions=all``. prometheus-client is imported at the first scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import kept
+from kept.node.admin import Admin, CompactionStatus
+from kept.node.metrics import Histogram
+from kept.node.slices import ITEMS_PER_SLICE
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from kept.node.server import Node
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+CHUNK_BYTES: Final = 64 * 1024
+
+
+async def render(node: Node) -> AsyncIterator[bytes]:
+    """The text, in pieces."""
+    out: list[str] = []
+    size = 0
+    for family in families(node):
+        if family is not None:
+            for number, line in enumerate(_lines(family)):
+                out.append(line)
+                size += len(line)
+                if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+                    await asyncio.sleep(0)
+            if size >= CHUNK_BYTES:
+                yield "".join(out).encode()
+                out.clear()
+                size = 0
+        await asyncio.sleep(0)
+    if out:
+        yield "".join(out).encode()
+
+
+def _lines(family: Metric) -> Iterator[str]:
+    name = family.name + ("_total" if family.type == "counter" else "")
+    yield f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n"
+    for sample in family.samples:
+        labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in sample.labels.items())
+        shown = f"{{{labels}}}" if labels else ""
+        yield f"{sample.name}{shown} {_number(sample.value)}\n"
+
+
+def _number(value: float) -> str:
+    number = float(value)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class Collector:
+    """The same for a registry of prometheus-client: ``REGISTRY.register(Collector(node))``."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, whole."""
+        return (family for family in families(self._node) if family is not None)
+
+
+def families(node: Node) -> Iterator[Metric | None]:
+    """Every metric of the node; None is a good moment to let others run."""
+    yield from _process(node)
+    yield from _traffic(node)
+    yield from _compaction(node)
+    yield from _partitions(node)
+    yield from _groups(node)
+
+
+def _gauge(name: str, doc: str, value: float) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(f"kept_{name}", doc, value=value)
+
+
+def _counter(name: str, doc: str, value: float) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(f"kept_{name}", doc, value=value)
+
+
+def _histogram(name: str, doc: str, histogram: Histogram) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    return HistogramMetricFamily(
+        f"kept_{name}", doc, buckets=histogram.buckets(), sum_value=histogram.total
+    )
+
+
+def _process(node: Node) -> Iterator[Metric | None]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    build = GaugeMetricFamily("kept_build_info", "Version of kept.", labels=["version", "kernel"])
+    build.add_metric([kept.__version__, _kernel()], 1)
+    yield build
+    yield _gauge("resident_memory_bytes", "Resident memory of the node.", _resident_bytes())
+    yield _gauge("open_fds", "Open file descriptors.", len(os.listdir("/proc/self/fd")) - 1)
+    yield _gauge("max_fds", "File descriptors that may be open.", _max_fds())
+    yield _gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
+    yield _gauge("connections", "Open connections.", node.connection_count)
+    yield _gauge("inflight_bytes", "Bytes of requests and responses held.", node.budget.used_bytes)
+    yield _gauge("raft_term", "Term of the metadata log.", node.quorum.term)
+    yield _gauge("raft_leader", "Node id of the metadata log's leader.", node.node_id)
+    yield _gauge("raft_commit_lag", "Entries of the metadata log not applied here yet.", 0)
+    yield _gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
+    offline = sum(1 for directory in node.log_directories if directory.offline is not None)
+    yield _gauge("offline_log_directories", "Log directories that failed.", offline)
+
+
+def _kernel() -> str:
+    from kept.storage import records
+
+    return records.KERNEL
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _max_fds() -> int:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _traffic(node: Node) -> Iterator[Metric | None]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    from kept.node import api
+
+    m = node.metrics
+    yield _counter("bytes_in", "Bytes of record batches appended for producers.", m.bytes_in)
+    yield _counter("records_in", "Records appended for producers.", m.records_in)
+    yield _counter("batches_in", "Record batches appended for producers.", m.produced_batches)
+    yield _counter("batches_refused", "Record batches refused.", m.refused_batches)
+    yield _counter("bytes_out", "Bytes of record batches sent to consumers.", m.bytes_out)
+    yield _counter("isr_shrinks", "Replicas that left an ISR.", m.isr_shrinks)
+    yield _counter("isr_expands", "Replicas that entered an ISR.", m.isr_expands)
+    yield _histogram("fsync_seconds", "Time of an fsync.", m.fsync_seconds)
+    served = api.served()
+    latency = HistogramMetricFamily(
+        "kept_request_seconds", "Time from a request's last byte to its answer.", labels=["api"]
+    )
+    for key, histogram in sorted(m.request_seconds.items()):
+        name = served[key].name if key in served else str(key)
+        latency.add_metric([name], histogram.buckets(), sum_value=histogram.total)
+    yield latency
+
+
+def _compaction(node: Node) -> Iterator[Metric | None]:
+    m = node.metrics
+    yield _counter("log_cleaner_compactions", "Compaction passes applied.", m.compactions)
+    yield _counter("log_cleaner_failures", "Compaction passes that failed.", m.failed_compactions)
+    yield _counter("log_cleaner_cleaned_bytes", "Bytes read by compaction.", m.cleaned_bytes)
+    yield _counter("log_cleaner_removed_records", "Records removed.", m.records_removed)
+    yield _histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
+
+
+def _partitions(node: Node) -> Iterator[Metric | None]:
+    """Totals over all partitions, and series for those that need attention."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    labels = ["topic", "partition"]
+    dirty = GaugeMetricFamily(
+        "kept_log_cleaner_dirty_ratio", "Dirty share of the cleanable bytes.", labels=labels
+    )
+    uncleanable = GaugeMetricFamily(
+        "kept_log_cleaner_uncleanable", "1: compaction fails, with the reason.",
+        labels=[*labels, "reason"],
+    )  # fmt: skip
+    size = GaugeMetricFamily("kept_partition_size_bytes", "Bytes on disk.", labels=labels)
+    offline = GaugeMetricFamily("kept_partition_offline", "1: not served.", labels=labels)
+    all_of_them = node.config.metrics_partitions == "all"
+    admin = Admin(node)
+    totals = {"count": 0, "bytes": 0, "offline": 0, "under": 0, "uncleanable": 0}
+    for number, (tp, record) in enumerate(_records(node)):
+        if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+            yield None
+        name = [tp.topic, str(tp.partition)]
+        totals["count"] += 1
+        under = len(record.isr) < len(record.replicas)
+        totals["under"] += under
+        partition = node.partitions.get(tp)
+        if partition is None:
+            totals["offline"] += 1
+            offline.add_metric(name, 1)
+            continue
+        totals["bytes"] += partition.log.size_bytes
+        status = admin.compaction_status(tp)
+        above = status is not None and _needs_attention(status, partition.log.config)
+        if status is not None and (all_of_them or above):
+            dirty.add_metric(name, status.dirty_ratio)
+        if status is not None and status.state == "uncleanable":
+            totals["uncleanable"] += 1
+            uncleanable.add_metric([*name, status.reason], 1)
+        if all_of_them or above or under:
+            size.add_metric(name, partition.log.size_bytes)
+    yield from (dirty, uncleanable, size, offline)
+    yield _gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
+    yield _gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
+    yield _gauge("offline_partitions", "Partitions that are not served.", totals["offline"])
+    yield _gauge("under_replicated_partitions", "Partitions with a short ISR.", totals["under"])
+    yield _gauge(
+        "log_cleaner_uncleanable_partitions", "Partitions that compaction fails on.",
+        totals["uncleanable"],
+    )  # fmt: skip
+
+
+def _needs_attention(status: CompactionStatus, config: Any) -> bool:
+    return status.state == "uncleanable" or status.dirty_ratio > config.min_cleanable_dirty_ratio
+
+
+def _records(node: Node) -> Iterator[tuple[TopicPartition, Any]]:
+    for topic in node.image.topics.values():
+        for record in topic.partitions:
+            if node.node_id in record.replicas:
+                yield TopicPartition(topic.name, record.partition), record
+
+
+def _groups(node: Node) -> Iterator[Metric | None]:
+    """Lag of every group: records between its committed offset and the high watermark."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    if node.groups is None:
+        return
+    lag = GaugeMetricFamily(
+        "kept_group_lag", "Offsets between commit and high watermark, all partitions.",
+        labels=["group", "topic"],
+    )  # fmt: skip
+    sums: dict[tuple[str, str], int] = {}
+    for number, (group, topic, index, offset) in enumerate(list(node.groups.committed())):
+        if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+            yield None
+        partition = node.partitions.get(TopicPartition(topic, index))
+        if partition is not None:
+            behind = max(0, partition.high_watermark - offset)
+            sums[group, topic] = sums.get((group, topic), 0) + behind
+    for key, behind in sorted(sums.items()):
+        lag.add_metric(key, behind)
+    yield lag

@@ -1,0 +1,365 @@
+"""HTTP on the client port: health, metrics and the operations beyond Kafka as JSON.
+
+:func:`take_over` receives a connection whose first four bytes are an HTTP method, with the bytes
+read so far. h11 holds the protocol's state; routes are in ``kept.node.http_routes``. Every answer
+is JSON or plain text with ``nosniff``, so nothing is escaped for HTML. Errors are ``{"error":
+{"status": 404, "message": "…"}}``.
+
+A POST changes something, so it must carry the header ``X-Kept`` (which a web page cannot send
+across sites without being asked first) and a Host that is this node's (:func:`host_is_known`),
+against DNS rebinding. Nothing is authenticated yet.
+
+Limits: ``kept.http.request.max.bytes`` for headers and for the body, ``kept.http.idle.ms`` for a
+whole request to come and for its answer to be taken, ``kept.http.max.connections``. One request at
+a time per connection; while it is served, nothing is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakKeyDictionary, WeakSet
+
+import h11
+
+import kept
+from kept.node.logging import log
+from kept.storage.errors import (
+    InvalidRequest,
+    KeptError,
+    MachineError,
+    PeerError,
+    RetriableError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+
+MAX_QUERY_FIELDS: Final = 32
+"""Parameters of one request; each operation has a handful."""
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+
+_CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """What a route sees. ``query`` holds each parameter's last value, ``body`` the decoded JSON."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HttpResponse:
+    """What a route answers: a JSON value, or text, whole or in chunks that come with pauses."""
+
+    value: Any = None
+    status: int = 200
+    text: str | None = None
+    chunks: AsyncIterator[bytes] | None = None
+    content_type: str = JSON
+    allow: str = ""
+
+
+def failure(status: int, message: str, allow: str = "") -> HttpResponse:
+    """An error as every client gets it."""
+    return HttpResponse({"error": {"status": status, "message": message}}, status, allow=allow)
+
+
+def status_of(error: KeptError) -> int:
+    """The HTTP status of an error of kept."""
+    if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
+        return 404
+    if isinstance(error, PeerError):
+        return 400
+    if isinstance(error, RetriableError | MachineError):
+        return 503
+    return 500
+
+
+def take_over(node: Node, transport: Any, first_bytes: bytes) -> None:
+    """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
+    connections = _CONNECTIONS.setdefault(node, WeakSet())
+    connection = HttpConnection(node, transport)
+    transport.set_protocol(connection)
+    crowded = len(connections) >= node.config.http_max_connections
+    connections.add(connection)
+    connection.begin(first_bytes, crowded)
+    transport.resume_reading()
+
+
+def host_is_known(node: Node, host: str) -> bool:
+    """Whether a Host header names this node: localhost, an address, or one of its listeners'.
+
+    Addresses are safe from DNS rebinding, which needs a name that the attacker owns.
+    """
+    name = (urlsplit(f"//{host}").hostname or "").lower()
+    try:
+        ip_address(name)
+    except ValueError:
+        config = node.config
+        known = {"localhost", *config.http_hosts}
+        known.update(listener.host for listener in config.listeners)
+        known.update(listener.host for listener in config.advertised_listeners)
+        return name in {one.lower() for one in known}
+    return True
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection: read a request, answer it, read the next."""
+
+    def __init__(self, node: Node, transport: Any) -> None:
+        self._node = node
+        self._transport = transport
+        self._limit = node.config.http_request_max_bytes
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
+        self._idle_s = node.config.http_idle_ms / 1000
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._task: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def begin(self, first_bytes: bytes, crowded: bool) -> None:
+        """Handle what was read before; ``crowded``: there are too many connections already."""
+        if crowded:
+            self._refuse(503, "too many HTTP connections; see kept.http.max.connections")
+            return
+        self._watch()
+        self.data_received(first_bytes)
+
+    # Callbacks of the transport.
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        try:
+            self._h11.receive_data(data)
+            self._advance()
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
+
+    def eof_received(self) -> bool:
+        """The peer will send no more; what it asked is still answered."""
+        self.data_received(b"")
+        return self._task is not None
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The connection is gone. What a POST began is finished, though nobody waits for it."""
+        self._unwatch()
+        self._writable.set()
+        if self._task is not None and self._request is not None and self._request.method != b"POST":
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        """The peer does not take the answer."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._writable.set()
+
+    # A request.
+
+    def _advance(self) -> None:
+        while self._task is None and not self._transport.is_closing():
+            event = self._h11.next_event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    self._send(h11.InformationalResponse(status_code=100, headers=[]))
+                return
+            if event is h11.PAUSED:
+                return
+            if isinstance(event, h11.ConnectionClosed):
+                self._transport.close()
+                return
+            if isinstance(event, h11.Request):
+                self._request = event
+                self._body.clear()
+            elif isinstance(event, h11.Data):
+                if len(self._body) + len(event.data) > self._limit:
+                    self._refuse(413, f"the body is larger than {self._limit} bytes")
+                    return
+                self._body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                self._unwatch()
+                self._transport.pause_reading()
+                self._task = self._node.loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        request = self._request
+        assert request is not None
+        response = await self._answer(request)
+        try:
+            await self._respond(request, response)
+        except h11.LocalProtocolError as error:
+            log.exception("http answer failed", error)
+            self._transport.abort()
+            return
+        self._task = None
+        if self._transport.is_closing():
+            return
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            self._transport.close()
+            return
+        self._h11.start_next_cycle()
+        self._watch()
+        self._transport.resume_reading()
+        try:
+            self._advance()
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
+
+    async def _answer(self, request: h11.Request) -> HttpResponse:
+        """The response to a whole request; never raises."""
+        from kept.node.http_routes import route
+
+        try:
+            return await route(self._node, self._parse(request))
+        except KeptError as error:
+            return failure(status_of(error), str(error))
+        except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
+            log.exception("http request failed", error, path=request.target.decode("latin-1"))
+            return failure(500, "internal error; the node's log has the details")
+
+    def _parse(self, request: h11.Request) -> HttpRequest:
+        """Raises InvalidRequest."""
+        method = request.method.decode("ascii")
+        target = urlsplit(request.target.decode("latin-1"))
+        try:
+            query = dict(
+                parse_qsl(
+                    target.query,
+                    keep_blank_values=True,
+                    errors="strict",
+                    max_num_fields=MAX_QUERY_FIELDS,
+                )
+            )
+            path = unquote(target.path, errors="strict")
+        except ValueError as error:
+            raise InvalidRequest(f"the address is not right: {error}") from error
+        parsed = HttpRequest(method, path, query)
+        if method == "POST":
+            headers = {
+                name.decode("ascii"): value.decode("latin-1") for name, value in request.headers
+            }
+            self._check_post(headers)
+            parsed.body = self._json()
+        return parsed
+
+    def _check_post(self, headers: Mapping[str, str]) -> None:
+        if "x-kept" not in headers:
+            raise InvalidRequest("a POST needs the header X-Kept, as in: curl -H 'X-Kept: 1' …")
+        host = headers.get("host", "")
+        if not host_is_known(self._node, host):
+            raise InvalidRequest(
+                f"the Host {host} is not this node's; kept.http.hosts lists further ones"
+            )
+
+    def _json(self) -> Mapping[str, Any]:
+        if not self._body:
+            return {}
+        try:
+            value = json.loads(self._body)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the body is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise InvalidRequest("the body is not a JSON object")
+        return value
+
+    # A response.
+
+    async def _respond(self, request: h11.Request, response: HttpResponse) -> None:
+        head_only = request.method == b"HEAD"
+        if response.chunks is None:
+            if response.text is None:
+                body = json.dumps(response.value, separators=(",", ":")).encode() + b"\n"
+            else:
+                body = response.text.encode()
+            self._send(self._head(response, len(body)))
+            if not head_only:
+                self._send(h11.Data(data=body))
+        else:
+            self._send(self._head(response, None))
+            async for chunk in response.chunks:
+                if head_only or self._transport.is_closing():
+                    break
+                self._send(h11.Data(data=chunk))
+                await self._drained()
+        self._send(h11.EndOfMessage())
+        await self._drained()
+
+    def _head(self, response: HttpResponse, length: int | None, last: bool = False) -> h11.Response:
+        headers = [
+            ("Server", f"kept/{kept.__version__}"),
+            ("Content-Type", response.content_type if response.text is None else TEXT),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cache-Control", "no-store"),
+        ]
+        if response.allow:
+            headers.append(("Allow", response.allow))
+        if last:
+            headers.append(("Connection", "close"))
+        if length is not None:
+            headers.append(("Content-Length", str(length)))
+        reason = HTTPStatus(response.status).phrase
+        return h11.Response(status_code=response.status, headers=headers, reason=reason)
+
+    def _send(self, event: h11.Event) -> None:
+        data = self._h11.send(event)
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def _drained(self) -> None:
+        """Wait until the peer has taken most of the answer; give up when it does not."""
+        if not self._writable.is_set():
+            self._watch()
+            await self._writable.wait()
+            self._unwatch()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is not a request, and close."""
+        self._unwatch()
+        if self._task is None and self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = failure(status, message)
+            body = json.dumps(response.value).encode() + b"\n"
+            self._send(self._head(response, len(body), last=True))
+            self._send(h11.Data(data=body))
+            self._send(h11.EndOfMessage())
+        self._transport.close()
+
+    # Time.
+
+    def _watch(self) -> None:
+        self._unwatch()
+        self._timer = self._node.loop.call_later(self._idle_s, self._timed_out)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _timed_out(self) -> None:
+        if self._task is not None:
+            self._transport.abort()
+        elif self._request_begun:
+            self._refuse(408, "the request did not come in time")
+        else:
+            self._transport.close()
+
+    @property
+    def _request_begun(self) -> bool:
+        return bool(self._h11.trailing_data[0]) or self._h11.their_state is h11.SEND_BODY

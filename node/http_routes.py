@@ -1,0 +1,242 @@
+"""What HTTP answers: which path and method is which operation of ``kept.node.admin``.
+
+======  ============================================  ==============================================
+method  path                                          answers
+======  ============================================  ==============================================
+GET     /                                             this list, as text
+GET     /healthz                                      200 while the process runs
+GET     /readyz                                       200 when clients are served, else 503 and why
+GET     /metrics                                      Prometheus text
+GET     /api/v1/cluster                               brokers, log directories, totals
+GET     /api/v1/topics                                every topic in a line
+GET     /api/v1/topics/NAME                           settings, partitions, segments
+GET     /api/v1/compaction[?topic=T]                  where each compacted partition stands
+GET     /api/v1/compaction/explain?topic=T            what a pass would do now [&partition=P&key=K]
+GET     /api/v1/compaction/why-missing?topic=T&…      where &partition=P&offset=O is [&key=K]
+POST    /api/v1/compaction/now                        {"topic": T, "partition": P, "wait": true}
+POST    /api/v1/compaction/retry                      {"topic": T, "partition": P}
+======  ============================================  ==============================================
+
+A key is text (``key=``) or base64 (``key_base64=``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.admin import Admin
+from kept.node.http import TEXT, HttpRequest, HttpResponse, failure
+from kept.node.slices import breathe
+from kept.storage.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+
+Route = Callable[["Node", HttpRequest], Awaitable[HttpResponse]]
+
+CHUNK_BYTES: Final = 64 * 1024
+"""Large answers are sent in pieces of about this size."""
+
+
+async def route(node: Node, request: HttpRequest) -> HttpResponse:
+    """Answer a request. Raises KeptError for what the operation refuses."""
+    path = request.path.rstrip("/") or "/"
+    methods = _ROUTES.get(path)
+    if methods is None and path.startswith(_TOPICS + "/"):
+        methods = {"GET": _topic}
+    if methods is None:
+        return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
+    handler = methods.get("GET" if request.method == "HEAD" else request.method)
+    if handler is None:
+        allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
+        return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
+    return await handler(node, request)
+
+
+# Parameters.
+
+
+def _only(given: Iterable[str], *known: str) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(
+                f"unknown parameter {name}; there are {', '.join(known) or 'none'}"
+            )
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{name} is missing")
+    return value
+
+
+def _number(given: Mapping[str, Any], name: str, optional: bool = False) -> int | None:
+    value = given.get(name)
+    if value is None and optional:
+        return None
+    if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise InvalidRequest(f"{name} must be a number, 0 or more")
+
+
+def _needed(given: Mapping[str, Any], name: str) -> int:
+    value = _number(given, name)
+    assert value is not None
+    return value
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if value in (True, "true", "1"):
+        return True
+    if value in (False, "false", "0"):
+        return False
+    raise InvalidRequest(f"{name} must be true or false")
+
+
+def _key(given: Mapping[str, str]) -> bytes | None:
+    if "key" in given and "key_base64" in given:
+        raise InvalidRequest("key and key_base64 are both given; use one of them")
+    if "key_base64" in given:
+        try:
+            return base64.b64decode(given["key_base64"], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"key_base64 is not base64: {error}") from error
+    return given["key"].encode() if "key" in given else None
+
+
+# Routes.
+
+
+async def _index(_node: Node, _request: HttpRequest) -> HttpResponse:
+    table = (__doc__ or "").split("======\n", 1)[1].rsplit("======  ====", 1)[0]
+    lines = [line for line in table.splitlines() if not line.startswith("=")]
+    return HttpResponse(text="\n".join(["kept", "", *lines, ""]))
+
+
+async def _healthz(_node: Node, _request: HttpRequest) -> HttpResponse:
+    return HttpResponse(text="ok\n")
+
+
+async def _readyz(node: Node, _request: HttpRequest) -> HttpResponse:
+    reason = Admin(node).unready()
+    if reason is None:
+        return HttpResponse(text="ready\n")
+    return HttpResponse(text=f"not ready: {reason}\n", status=503)
+
+
+async def _metrics(node: Node, _request: HttpRequest) -> HttpResponse:
+    from kept.node.exposition import CONTENT_TYPE, render
+
+    return HttpResponse(chunks=render(node), content_type=CONTENT_TYPE)
+
+
+async def _cluster(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query)
+    return HttpResponse(await Admin(node).cluster())
+
+
+async def _all_topics(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query)
+    return _large(await Admin(node).topics())
+
+
+async def _topic(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query)
+    name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
+    return _large(await Admin(node).topic(name))
+
+
+async def _compaction(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query, "topic")
+    return _large(await Admin(node).compaction(request.query.get("topic")))
+
+
+async def _explain(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition", "key", "key_base64")
+    partition = _number(query, "partition", optional=True)
+    return _large(await Admin(node).explain(_text(query, "topic"), partition, _key(query)))
+
+
+async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition", "offset", "key", "key_base64")
+    topic, partition, offset = (
+        _text(query, "topic"),
+        _needed(query, "partition"),
+        _needed(query, "offset"),
+    )
+    return HttpResponse(await Admin(node).why_missing(topic, partition, offset, _key(query)))
+
+
+async def _now(node: Node, request: HttpRequest) -> HttpResponse:
+    body = request.body
+    _only(body, "topic", "partition", "wait")
+    partition = _number(body, "partition", optional=True)
+    return _large(
+        await Admin(node).compact_now(_text(body, "topic"), partition, _flag(body, "wait"))
+    )
+
+
+async def _retry(node: Node, request: HttpRequest) -> HttpResponse:
+    body = request.body
+    _only(body, "topic", "partition")
+    return HttpResponse(await Admin(node).retry(_text(body, "topic"), _needed(body, "partition")))
+
+
+_TOPICS: Final = "/api/v1/topics"
+
+_ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
+    "/": {"GET": _index},
+    "/healthz": {"GET": _healthz},
+    "/readyz": {"GET": _readyz},
+    "/metrics": {"GET": _metrics},
+    "/api/v1/cluster": {"GET": _cluster},
+    _TOPICS: {"GET": _all_topics},
+    "/api/v1/compaction": {"GET": _compaction},
+    "/api/v1/compaction/explain": {"GET": _explain},
+    "/api/v1/compaction/why-missing": {"GET": _why_missing},
+    "/api/v1/compaction/now": {"POST": _now},
+    "/api/v1/compaction/retry": {"POST": _retry},
+}
+
+
+# Large answers.
+
+
+def _large(value: Mapping[str, Any]) -> HttpResponse:
+    """An object whose lists may be long: encoded and sent in slices."""
+    return HttpResponse(chunks=_encoded(value))
+
+
+async def _encoded(value: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    out = bytearray(b"{")
+    for number, (name, member) in enumerate(value.items()):
+        out += b"," * (number > 0) + json.dumps(name).encode() + b":"
+        if not isinstance(member, list):
+            out += _dumps(member)
+            continue
+        out += b"["
+        for position, item in enumerate(member):
+            out += b"," * (position > 0) + _dumps(item)
+            if len(out) >= CHUNK_BYTES:
+                yield bytes(out)
+                out.clear()
+            await breathe(position)
+        out += b"]"
+    yield bytes(out) + b"}\n"
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+__all__ = ["TEXT", "route"]

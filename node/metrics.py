@@ -1,0 +1,129 @@
+"""Numbers about one node: plain counters on the hot path, read when somebody asks.
+
+:class:`Metrics` is what the node's parts call (``node.metrics.request(…)``): additions to ints, no
+locks, no labels built, since one thread counts. ``kept.node.exposition`` turns it and the node's
+own state into Prometheus' text. Names are in SURFACE (``kept_…``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+
+REQUEST_BUCKETS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    10.0,
+)  # fmt: skip
+"""Upper bounds in seconds; a produce takes 0.1 ms, a waiting fetch half a second."""
+
+FSYNC_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5)
+
+PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
+"""Seconds of a compaction pass."""
+
+
+class Histogram:
+    """Counts of observations up to each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """Number of observations."""
+        return sum(self.counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), as Prometheus wants them; the last is +Inf."""
+        found, so_far = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            so_far += count
+            found.append((bound, float(so_far)))
+        return found
+
+
+class Metrics:
+    """The counters of a node. All methods are called on its loop."""
+
+    __slots__ = (
+        "_node",
+        "bytes_in",
+        "bytes_out",
+        "cleaned_bytes",
+        "cleaner_seconds",
+        "compactions",
+        "failed_compactions",
+        "fsync_seconds",
+        "isr_expands",
+        "isr_shrinks",
+        "produced_batches",
+        "records_in",
+        "records_removed",
+        "refused_batches",
+        "request_seconds",
+    )
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.records_in = 0
+        self.produced_batches = 0
+        self.refused_batches = 0
+        self.isr_shrinks = 0
+        self.isr_expands = 0
+        self.compactions = 0
+        self.failed_compactions = 0
+        self.cleaned_bytes = 0
+        self.records_removed = 0
+        self.cleaner_seconds = Histogram(PASS_BUCKETS)
+        self.fsync_seconds = Histogram(FSYNC_BUCKETS)
+        self.request_seconds: dict[int, Histogram] = {}
+
+    def request(self, api_key: int, seconds: float) -> None:
+        """A request was answered so long after it was read."""
+        histogram = self.request_seconds.get(api_key)
+        if histogram is None:
+            histogram = self.request_seconds[api_key] = Histogram(REQUEST_BUCKETS)
+        histogram.observe(seconds)
+
+    def produced(self, batches: int, records: int, size_bytes: int) -> None:
+        """Batches were appended for producers."""
+        self.produced_batches += batches
+        self.records_in += records
+        self.bytes_in += size_bytes
+
+    def refused(self, batches: int = 1) -> None:
+        """Batches of producers were refused."""
+        self.refused_batches += batches
+
+    def fetched(self, size_bytes: int) -> None:
+        """Bytes of records went out to consumers."""
+        self.bytes_out += size_bytes
+
+    def fsync(self, seconds: float) -> None:
+        """One fsync took so long."""
+        self.fsync_seconds.observe(seconds)
+
+    def compacted(self, seconds: float, cleaned_bytes: int, records_removed: int) -> None:
+        """A compaction pass was applied: bytes read by it, records that it removed."""
+        self.compactions += 1
+        self.cleaned_bytes += cleaned_bytes
+        self.records_removed += records_removed
+        self.cleaner_seconds.observe(seconds)
+
+    def compaction_failed(self) -> None:
+        """A compaction pass failed."""
+        self.failed_compactions += 1

@@ -1,0 +1,424 @@
+"""Partition over a real log: writing, reading, waiting, leadership."""
+
+from __future__ import annotations
+
+import pytest
+
+from kept.replication.leader import BrokersChanged, ProposeIsr
+from kept.replication.partition import Partition
+from kept.storage.disk import Disk
+from kept.storage.errors import (
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    OutOfOrderSequenceNumber,
+    UnknownLeaderEpoch,
+)
+from kept.storage.types import IsolationLevel, LogConfig
+
+COMMITTED = IsolationLevel.READ_COMMITTED
+
+
+def test_what_is_written_is_committed_and_read(tmp_path, tools) -> None:
+    partition = Partition(tools.open_log(Disk(), str(tmp_path / "t-0")), 0)
+    tools.lead(partition)
+    info = tools.produce(partition, 3)
+    assert (info.base_offset, info.last_offset) == (0, 2)
+    tools.produce(partition, 2)
+    fetched = partition.fetch(0, 1 << 20)
+    assert tools.offsets(partition, fetched) == [0, 1, 2, 3, 4]
+    assert fetched[1:] == (5, 5, 0, None, None)
+    partition.check_invariants()
+    partition.close(tools.NOW)
+
+
+def test_staged_batches_are_not_read_before_write(partition, tools) -> None:
+    tools.produce(partition)
+    partition.append(tools.checked(), tools.NOW)
+    assert partition.high_watermark == 1 and partition.log_end_offset == 2
+    assert tools.offsets(partition, partition.fetch(0, 1000)) == [0]
+    partition.write()
+    assert tools.offsets(partition, partition.fetch(0, 1000)) == [0, 1]
+
+
+def test_sequences_are_checked(partition, tools) -> None:
+    first = tools.produce(partition, pid=7, sequence=0)
+    again = tools.produce(partition, pid=7, sequence=0)
+    assert again.duplicate and again.base_offset == first.base_offset
+    with pytest.raises(OutOfOrderSequenceNumber):
+        tools.produce(partition, pid=7, sequence=5)
+    (view,) = partition.producers()
+    assert (view.producer_id, view.producer_epoch, view.last_sequence) == (7, 0, 0)
+    assert (view.coordinator_epoch, view.current_txn_start_offset) == (-1, -1)
+
+
+# Reading, rule 38.
+
+
+def test_offsets_out_of_range(partition, tools) -> None:
+    tools.produce(partition, 5)
+    assert tools.offsets(partition, partition.fetch(5, 1000)) == []
+    for offset in (-1, 6):
+        with pytest.raises(OffsetOutOfRange):
+            partition.fetch(offset, 1000)
+    partition.delete_records(3, tools.NOW)
+    with pytest.raises(OffsetOutOfRange, match="below the log start 3"):
+        partition.fetch(0, 1000)
+    assert tools.offsets(partition, partition.fetch(3, 1000)) == [0, 1, 2, 3, 4], "a whole batch"
+
+
+def test_between_high_watermark_and_log_end_is_empty_without_error(replicated, tools) -> None:
+    tools.produce(replicated, 4)
+    assert (replicated.high_watermark, replicated.log_end_offset) == (0, 4)
+    for offset in (0, 2, 4):
+        fetched = replicated.fetch(offset, 1000)
+        assert fetched.slice is None and fetched.high_watermark == 0
+    assert tools.offsets(replicated, replicated.fetch(0, 1000, replica_id=2)) == [0, 1, 2, 3]
+    with pytest.raises(OffsetOutOfRange):
+        replicated.fetch(5, 1000)
+
+
+def test_read_committed_stops_at_the_last_stable_offset(partition, tools) -> None:
+    tools.produce(partition, 2)
+    producers = partition.log.producers
+    producers.update(9, 0, 0, 1, 3, tools.NOW, True)
+    tools.produce(partition, 2)
+    assert partition.last_stable_offset == 2 and partition.high_watermark == 4
+    stable = partition.fetch(0, 1000, isolation=COMMITTED)
+    assert tools.offsets(partition, stable) == [0, 1]
+    assert stable.aborted == [] and stable.last_stable_offset == 2
+    assert partition.fetch(2, 1000, isolation=COMMITTED).slice is None
+    assert tools.offsets(partition, partition.fetch(0, 1000)) == [0, 1, 2, 3]
+    assert partition.readable_bytes(2, COMMITTED) == 0 < partition.readable_bytes(2)
+
+
+def test_max_bytes_gives_whole_batches_but_one_at_least(partition, tools) -> None:
+    for _ in range(5):
+        tools.produce(partition)
+    size = partition.readable_bytes(4)
+    assert tools.offsets(partition, partition.fetch(0, 1)) == [0]
+    assert partition.fetch(0, 1, at_least_one=False).slice is None
+    assert tools.offsets(partition, partition.fetch(0, size * 2 + 1, at_least_one=False)) == [0, 1]
+
+
+def test_readable_bytes(partition, tools) -> None:
+    assert partition.readable_bytes(0) == 0
+    tools.produce(partition)
+    one = partition.readable_bytes(0)
+    tools.produce(partition)
+    assert (partition.readable_bytes(0), partition.readable_bytes(1)) == (2 * one, one)
+    assert [partition.readable_bytes(offset) for offset in (2, 3, -1)] == [0, 0, 0]
+
+
+def test_the_nodes_own_readers_get_bytes_up_to_the_high_watermark(replicated, tools) -> None:
+    tools.produce(replicated, 2)
+    assert replicated.read_batches(0, 1000) == b""
+    replicated.fetch(2, 1000, replica_id=1)
+    assert len(replicated.read_batches(0, 1000)) == replicated.size_bytes
+    replicated.resign()
+    assert replicated.read_batches(0, 1000), "also where this node does not lead"
+
+
+# Leader epochs, rules 25 and 26.
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p, epoch: p.fetch(0, 1000, current_leader_epoch=epoch),
+        lambda p, epoch: p.list_offset(-1, current_leader_epoch=epoch),
+        lambda p, epoch: p.end_offset_for_epoch(epoch, 3),
+    ],
+    ids=["fetch", "list_offset", "end_offset_for_epoch"],
+)
+def test_the_peers_leader_epoch_is_checked(replicated, call) -> None:
+    with pytest.raises(FencedLeaderEpoch, match="leader epoch 2, here 3"):
+        call(replicated, 2)
+    with pytest.raises(UnknownLeaderEpoch, match="leader epoch 4, here 3"):
+        call(replicated, 4)
+    call(replicated, 3)
+    call(replicated, -1)
+    replicated.resign()
+    with pytest.raises(NotLeaderOrFollower):
+        call(replicated, 3)
+
+
+def test_a_reader_that_diverged_is_told_where(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk), 0)
+    tools.lead(partition, 1)
+    tools.produce(partition, 5)
+    tools.lead(partition, 4)
+    tools.produce(partition, 5)
+    assert [partition.end_offset_for_epoch(4, e) for e in range(6)] == [
+        (0, 0), (1, 5), (1, 5), (1, 5), (4, 10), (-1, -1),
+    ]  # fmt: skip
+    fetch = partition.fetch
+    assert fetch(5, 1000, last_fetched_epoch=1).diverging is None
+    told = fetch(7, 1000, last_fetched_epoch=1)
+    assert told.diverging == (1, 5) and told.slice is None
+    assert fetch(5, 1000, last_fetched_epoch=3).diverging == (1, 5)
+    assert fetch(10, 1000, last_fetched_epoch=4).diverging is None
+    with pytest.raises(OffsetOutOfRange, match="epoch 5 is not known"):
+        fetch(5, 1000, last_fetched_epoch=5)
+    partition.delete_records(6, tools.NOW)
+    with pytest.raises(OffsetOutOfRange, match="below the log start"):
+        fetch(5, 1000, last_fetched_epoch=1)
+
+
+def test_a_diverging_follower_moves_nothing(replicated, tools) -> None:
+    tools.produce(replicated, 5)
+    told = replicated.fetch(9, 1000, replica_id=1, last_fetched_epoch=3)
+    assert told.diverging == (3, 5)
+    assert replicated.high_watermark == 0
+    assert replicated.core.followers[1].log_end_offset == -1
+    with pytest.raises(OffsetOutOfRange):
+        replicated.fetch(9, 1000, replica_id=1)
+    assert replicated.core.followers[1].log_end_offset == -1
+
+
+# Waiting.
+
+
+def test_waiters_hear_until_removed(partition, tools) -> None:
+    heard: list[int] = []
+
+    def wake() -> None:
+        heard.append(partition.high_watermark)
+
+    partition.add_waiter(wake)
+    tools.produce(partition)
+    tools.produce(partition)
+    partition.delete_records(1, tools.NOW)
+    partition.delete_records(1, tools.NOW)
+    assert heard == [1, 2, 2]
+    partition.remove_waiter(wake)
+    partition.remove_waiter(wake)
+    tools.produce(partition)
+    assert heard == [1, 2, 2]
+
+
+def test_a_waiter_may_remove_itself_and_add_others(partition, tools) -> None:
+    heard: list[str] = []
+
+    def once() -> None:
+        heard.append("once")
+        partition.remove_waiter(once)
+        partition.add_waiter(later)
+
+    def later() -> None:
+        heard.append("later")
+
+    partition.add_waiter(once)
+    tools.produce(partition)
+    assert heard == ["once"]
+    tools.produce(partition)
+    assert heard == ["once", "later"]
+
+
+def test_waiters_hear_of_leadership(partition) -> None:
+    heard: list[bool] = []
+    partition.add_waiter(lambda: heard.append(partition.is_leader))
+    partition.resign()
+    partition.become_leader(1, 1, (0,), (0,), 0)
+    assert heard == [False, True]
+
+
+def test_a_follower_wakes_readers_when_the_high_watermark_moves(replicated, tools) -> None:
+    tools.produce(replicated, 3)
+    heard: list[int] = []
+    replicated.add_waiter(lambda: heard.append(replicated.high_watermark))
+    replicated.fetch(0, 1000, replica_id=1)
+    replicated.fetch(2, 1000, replica_id=1)
+    replicated.fetch(2, 1000, replica_id=1)
+    replicated.fetch(3, 1000, replica_id=1)
+    assert heard == [2, 3]
+
+
+def test_commits_are_told_in_order(replicated, tools) -> None:
+    told: list[str] = []
+    tools.produce(replicated, 2)
+    replicated.when_committed(2, lambda error: told.append(f"first {error}"))
+    tools.produce(replicated, 2)
+    replicated.when_committed(4, lambda error: told.append(f"second {error}"))
+    replicated.when_committed(0, lambda error: told.append(f"at once {error}"))
+    assert told == ["at once None"]
+    replicated.fetch(2, 1000, replica_id=1)
+    assert told[1:] == ["first None"]
+    replicated.fetch(4, 1000, replica_id=1)
+    assert told[2:] == ["second None"]
+
+
+def test_alone_a_commit_is_told_at_once(partition, tools) -> None:
+    told = []
+    info = tools.produce(partition, 3)
+    partition.when_committed(info.last_offset + 1, told.append)
+    assert told == [None]
+
+
+def test_a_commit_that_was_forgotten_is_not_told(replicated, tools) -> None:
+    told = []
+    tools.produce(replicated)
+    replicated.when_committed(1, told.append)
+    replicated.forget_commit(told.append)
+    replicated.fetch(1, 1000, replica_id=1)
+    assert told == []
+
+
+def test_who_waits_hears_that_leadership_ended(replicated, tools) -> None:
+    told = []
+    tools.produce(replicated)
+    replicated.when_committed(1, told.append)
+    replicated.resign()
+    replicated.when_committed(1, told.append)
+    assert [type(error) for error in told] == [NotLeaderOrFollower] * 2
+
+
+def test_too_few_replicas(disk, tools) -> None:
+    config = LogConfig(min_insync_replicas=2)
+    partition = Partition(tools.open_log(disk, config=config), 0)
+    tools.lead(partition, 0, (0, 1), (0,))
+    with pytest.raises(NotEnoughReplicas, match="below the minimum of 2"):
+        partition.append(tools.checked(), tools.NOW, -1)
+    assert partition.log_end_offset == 0
+    partition.append(tools.checked(), tools.NOW, 1)
+    partition.write()
+    assert partition.high_watermark == 0
+    told = []
+    partition.when_committed(0, told.append)
+    assert [type(error) for error in told] == [NotEnoughReplicasAfterAppend]
+    partition.update_config(LogConfig(min_insync_replicas=1))
+    assert partition.high_watermark == 1
+    partition.append(tools.checked(), tools.NOW, -1)
+
+
+# Leadership, rule 24.
+
+
+def test_no_append_before_the_epoch_is_durable(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk), 0)
+    with pytest.raises(NotLeaderOrFollower):
+        partition.append(tools.checked(), tools.NOW)
+    ticket = partition.become_leader(2, 0, (0,), (0,), tools.NOW)
+    assert ticket is not None
+    with pytest.raises(NotLeaderOrFollower, match="epoch 2 is not durable yet"):
+        partition.append(tools.checked(), tools.NOW)
+    assert partition.fetch(0, 1000).slice is None, "reads are answered"
+    ticket.run()
+    ticket.done()
+    tools.produce(partition)
+    for seed in range(5):
+        survivor = tools.open_log(disk.after_power_loss(seed))
+        assert survivor.leader_epochs.entries == [(2, 0)]
+
+
+def test_the_ticket_of_an_older_epoch_opens_nothing(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk), 0)
+    old = partition.become_leader(1, 0, (0,), (0,), tools.NOW)
+    old.run()
+    new = partition.become_leader(2, 1, (0,), (0,), tools.NOW)
+    old.done()
+    with pytest.raises(NotLeaderOrFollower):
+        partition.append(tools.checked(), tools.NOW)
+    new.run()
+    new.done()
+    tools.produce(partition)
+
+
+def test_leading_again_in_the_same_epoch_takes_the_new_isr(replicated) -> None:
+    assert replicated.become_leader(3, 1, (0,), (0, 1, 2), 0) is None
+    assert (replicated.isr, replicated.partition_epoch) == ((0,), 1)
+
+
+def test_high_watermark_after_a_restart(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk), 0)
+    tools.lead(partition)
+    tools.produce(partition, 9)
+    tools.produce(partition, 1)
+    partition.close(tools.NOW)
+
+    def restored(**known) -> Partition:
+        return Partition(tools.open_log(disk, clean=True), 0, **known)
+
+    assert restored().high_watermark == 0
+    assert restored(high_watermark=4).high_watermark == 4
+    assert restored(high_watermark=4, applied_end=9).high_watermark == 9
+    assert restored(high_watermark=50).high_watermark == 10, "not above the log end"
+    again = restored(high_watermark=4)
+    tools.lead(again, 1, (0, 1), (0, 1), 1)
+    assert again.high_watermark == 4, "with others it waits for them"
+    alone = restored(high_watermark=4)
+    tools.lead(alone, 1)
+    assert alone.high_watermark == 10
+
+
+def test_effects_for_others_are_handed_on(disk, tools) -> None:
+    effects = []
+    partition = Partition(tools.open_log(disk), 0, on_effect=effects.append)
+    tools.lead(partition, 1, (0, 1), (0,))
+    partition.step(BrokersChanged(frozenset({1})))
+    partition.fetch(0, 1000, replica_id=1, now_ms=tools.NOW)
+    assert effects == [ProposeIsr((0, 1), 1, 0)]
+    partition.become_leader(1, 1, (0, 1), (0, 1), tools.NOW)
+    partition.tick(tools.NOW + 20_000)
+    tools.produce(partition)
+    partition.tick(tools.NOW + 60_000)
+    assert effects[1:] == [ProposeIsr((0,), 1, 1)]
+    with pytest.raises(NotLeaderOrFollower, match="broker 8 is no replica"):
+        partition.fetch(0, 1000, replica_id=8)
+
+
+# Faults.
+
+
+def test_a_failed_write_takes_the_partition_offline(disk, tools) -> None:
+    told, machine, woken = [], [], []
+    partition = Partition(tools.open_log(disk), 0, on_machine_error=machine.append)
+    tools.lead(partition, 0, (0, 1))
+    tools.produce(partition, 2)
+    partition.when_committed(2, told.append)
+    partition.add_waiter(lambda: woken.append(partition.offline))
+    partition.append(tools.checked(), tools.NOW)
+    disk.fail("write", ".log", partial=True)
+    with pytest.raises(KafkaStorageError, match="write failed"):
+        partition.write()
+    assert [str(error) for error in machine] == [partition.offline]
+    assert [type(error) for error in told] == [KafkaStorageError]
+    assert woken == [partition.offline]
+    for call in (
+        lambda: partition.append(tools.checked(), tools.NOW),
+        lambda: partition.fetch(0, 1000),
+        lambda: partition.list_offset(-1),
+        lambda: partition.delete_records(0, tools.NOW),
+        lambda: partition.producers(),
+        lambda: partition.become_leader(1, 1, (0,), (0,), 0),
+        lambda: partition.read_batches(0, 1000),
+        lambda: partition.maybe_roll(tools.NOW),
+    ):
+        with pytest.raises(KafkaStorageError, match="write failed"):
+            call()
+    partition.when_committed(1, told.append)
+    assert type(told[-1]) is KafkaStorageError
+    assert partition.flush_ticket() is None and not partition.flush_due(tools.NOW)
+    assert partition.retention(tools.NOW) == [] and partition.delete_expired(tools.NOW) == 0
+    partition.close(tools.NOW)
+    again = Partition(tools.open_log(disk.after_kill()), 0)
+    assert again.log_end_offset == 2, "what was staged is not there"
+
+
+def test_offline_by_the_directory(partition, tools) -> None:
+    partition.mark_offline("directory /d is offline: EIO")
+    partition.mark_offline("another reason")
+    with pytest.raises(KafkaStorageError, match="t-0: directory /d is offline: EIO"):
+        partition.fetch(0, 1000)
+    assert not partition.is_leader
+
+
+def test_a_failed_read_takes_the_partition_offline(disk, partition, tools) -> None:
+    tools.produce(partition, 3)
+    disk.fail("read", ".log")
+    with pytest.raises(KafkaStorageError):
+        partition.read_batches(0, 1000)
+    assert partition.offline is not None

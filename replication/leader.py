@@ -76,6 +76,13 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitKnown:
+    """Everything below ``offset`` is committed whatever the followers said: a manifest covers it."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class IsrDecided:
     """The image has another ISR (or replicas) in the same leader epoch."""
 
@@ -161,6 +168,7 @@ Event = (
     Elected
     | Appended
     | Fetched
+    | CommitKnown
     | IsrDecided
     | IsrRefused
     | Ticked
@@ -274,6 +282,9 @@ class LeaderCore:
                 return self.appended(event.log_end_offset)
             case Fetched():
                 return self.fetched(event.replica_id, event.log_end_offset, event.now_ms)
+            case CommitKnown():
+                self.high_watermark = max(self.high_watermark, event.offset)
+                return self._acknowledge()
             case IsrDecided():
                 return self._isr_decided(event)
             case IsrRefused():

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from kept.replication.leader import (
     Acknowledge,
+    CommitKnown,
     Effect,
     Effects,
     Elected,
@@ -347,9 +348,7 @@ class Replica:
         """Before a swap: what the manifest covers was committed, so HW is at least its end."""
         if offset > self.log.written_end_offset:
             raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {offset}")
-        if offset > self.core.high_watermark:
-            self.core.high_watermark = offset
-            self._wake()
+        self.step(CommitKnown(offset))
 
     def maybe_roll(self, now_ms: int) -> bool:
         """Roll an active segment that is too old, also of an idle log (rule 3)."""

@@ -49,6 +49,8 @@ def parse(line: str):
             return core.Appended(int(plain[0]))
         case "fetched":
             return core.Fetched(int(given["by"]), int(plain[0]), at)
+        case "committed":
+            return core.CommitKnown(int(plain[0]))
         case "decided":
             return core.IsrDecided(
                 int(given["version"]), members(given["replicas"]), members(given["isr"])

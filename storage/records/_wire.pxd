@@ -1,6 +1,6 @@
 # Big-endian integers, zig-zag varints and CRC-32C, inline, for every kernel:
 #     from storage.records._wire cimport read_varint32, ...
-# (by the folder's name, not the package's: that compiles in a source archive too, which has no links)
+# (by the folder's name, not the package's: so it compiles in a source archive, which has no links)
 # No read passes the end that it is given; no function needs the GIL.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t

@@ -197,17 +197,29 @@ def read_varint(data: Buffer, position: int, end: int, bits: int = 32) -> tuple[
 
 def iterate(columns: RecordColumns) -> Iterator[Record]:
     """The data records of a scan as objects; control batches are skipped."""
+    data = columns.data.tobytes()
     control = [batch.is_control for batch in columns.batches]
-    for i in range(columns.count):
-        if control[columns.batch_index[i]]:
+    rows = zip(
+        columns.offsets,
+        columns.timestamps,
+        columns.key_start,
+        columns.key_length,
+        columns.value_start,
+        columns.value_length,
+        columns.headers_start,
+        columns.headers_length,
+        columns.batch_index,
+        strict=True,
+    )
+    for offset, timestamp, key, key_length, value, value_length, start, length, batch in rows:
+        if control[batch]:
             continue
-        key, value = columns.key(i), columns.value(i)
         yield Record(
-            columns.offsets[i],
-            columns.timestamps[i],
-            None if key is None else bytes(key),
-            None if value is None else bytes(value),
-            read_headers(columns.data, columns.headers_start[i], columns.headers_length[i]),
+            offset,
+            timestamp,
+            None if key_length < 0 else data[key : key + key_length],
+            None if value_length < 0 else data[value : value + value_length],
+            () if length == 1 else read_headers(data, start, length),
         )
 
 
@@ -218,7 +230,7 @@ def read_headers(data: Buffer, position: int, length: int) -> tuple[tuple[str, b
     found = []
     for _ in range(count):
         size, position = read_varint(data, position, end)
-        name = bytes(data[position : position + size]).decode(errors="replace")
+        name = str(data[position : position + size], "utf-8", "replace")
         position += size
         size, position = read_varint(data, position, end)
         content = None if size < 0 else bytes(data[position : position + size])

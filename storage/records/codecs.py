@@ -128,7 +128,7 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
     if view[:XERIAL_MAGIC_BYTES] != XERIAL_HEADER[:XERIAL_MAGIC_BYTES]:
         return bytes(_snappy_block(view, limit))
     parts: list[bytearray] = []
-    left = limit
+    inflated = 0
     position = len(XERIAL_HEADER)
     if len(view) < position:
         raise _unfinished("snappy")
@@ -139,20 +139,23 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
         position += 4
         if size <= 0 or size > len(view) - position:
             raise _damaged("snappy", f"a block of {size} bytes, {len(view) - position} are left")
-        block = _snappy_block(view[position : position + size], left)
+        block = _snappy_block(view[position : position + size], limit, inflated)
         parts.append(block)
-        left -= len(block)
+        inflated += len(block)
         position += size
     return b"".join(parts)
 
 
-def _snappy_block(view: memoryview, limit: int) -> bytearray:
-    """One raw block. Its first varint says its size, so the limit is checked before allocating."""
+def _snappy_block(view: memoryview, limit: int, before: int = 0) -> bytearray:
+    """One raw block after ``before`` bytes of content.
+
+    Its first varint says its size, so the limit is checked before allocating.
+    """
     import cramjam
 
     try:
         size = cramjam.snappy.decompress_raw_len(view)
-        if size > limit:
+        if size > limit - before:
             raise _too_large(limit)
         block = bytearray(size)
         written = cramjam.snappy.decompress_raw_into(view, block)

@@ -116,6 +116,12 @@ def test_snappy_that_lies_about_its_size() -> None:
             decompress(Codec.SNAPPY, claim + block[1:], LIMIT)
 
 
+def test_snappy_counts_all_blocks_against_the_limit() -> None:
+    packed = compress(Codec.SNAPPY, bytes(100_000))
+    with pytest.raises(InvalidRecord, match="more than the limit of 99999 bytes"):
+        decompress(Codec.SNAPPY, packed, 99_999)
+
+
 def test_snappy_in_one_raw_block() -> None:
     assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), LIMIT) == TEXT
 

@@ -189,6 +189,14 @@ def test_crc(data: bytes, start: int) -> None:
         assert function(view, function(data[:start])) == function(data)
 
 
+def test_crc_of_every_length_around_the_lanes() -> None:
+    data = bytes(range(256)) * 60
+    lengths = [*range(900), *range(6_100, 7_000), *range(12_200, 12_400)]
+    for length in lengths:
+        part = memoryview(data)[length % 7 : length % 7 + length]
+        assert compiled.crc32c(part) == compiled.crc32c_software(part)
+
+
 def test_crc_of_known_data() -> None:
     for function in (compiled.crc32c, compiled.crc32c_software, python.crc32c):
         assert function(b"123456789") == 0xE3069283

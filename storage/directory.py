@@ -187,6 +187,7 @@ class LogDirectory:
     def open_log(
         self, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig, *, now_ms: int,
         unfinished_swap: SwapPlan | None = None, producer_id_expiration_ms: int = 86_400_000,
+        compacted_to: int | None = None,
     ) -> Log:  # fmt: skip
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
         return Log.open(
@@ -194,6 +195,7 @@ class LogDirectory:
             log_start_offset=self.log_starts.get(tp, 0),
             recovery_point=self.recovery_points.get(tp, 0), clean=self.was_clean,
             unfinished_swap=unfinished_swap, producer_id_expiration_ms=producer_id_expiration_ms,
+            compacted_to=compacted_to,
         )  # fmt: skip
 
     def create_log(

@@ -99,13 +99,14 @@ class Log:
         cls, directory: str, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig,
         disk: Disk, *, now_ms: int, log_start_offset: int = 0, recovery_point: int = 0,
         clean: bool = False, unfinished_swap: SwapPlan | None = None,
-        producer_id_expiration_ms: int = 86_400_000,
+        producer_id_expiration_ms: int = 86_400_000, compacted_to: int | None = None,
     ) -> Log:  # fmt: skip
         """Open a log, recovering what a crash left; create it when there is none.
 
         ``clean``: its directory was closed cleanly. ``unfinished_swap``: the plan of a swap that
-        may have been interrupted. Without ``topic_id`` that of ``partition.metadata`` is taken.
-        Raises DamagedData when that file is damaged or names another topic id, MachineError.
+        may have been interrupted. ``compacted_to``: where the part ends in which compaction may
+        have left gaps between segments. Without ``topic_id`` that of ``partition.metadata`` is
+        taken. Raises DamagedData when that file is damaged or names another topic id, MachineError.
         """
         if not disk.exists(directory):
             disk.mkdir(directory)
@@ -121,7 +122,7 @@ class Log:
         recovered = recovery.recover(
             disk, directory, config, now_ms=now_ms, log_start_offset=log_start_offset,
             recovery_point=recovery_point, clean=clean, unfinished_swap=unfinished_swap,
-            expiration_ms=producer_id_expiration_ms,
+            expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
         )  # fmt: skip
         known = topic_id or stored
         assert known is not None
@@ -301,7 +302,8 @@ class Log:
             if last - active.base_offset > MAX_INT32 or (
                 start and self._roll_is_due(active, start + size, last, timestamp, now_ms)
             ):
-                self.roll(now_ms, header.base_offset)
+                far = last - self.log_end_offset > MAX_INT32
+                self.roll(now_ms, header.base_offset if far else self.log_end_offset)
                 active, start = self._active, 0
             data = view[at : at + size]
             self._stage(active, data, size, start, header.base_offset, last, timestamp, now_ms)

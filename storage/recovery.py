@@ -105,8 +105,8 @@ class _Opening:
             segment.next_offset = batch[3] + 1
         segment.bytes_since_index = segment.size_bytes - start
 
-    def scan(self, segment: Segment, next_base: int | None) -> bool:
-        """Check every batch of a segment, rebuild its indexes; False when it was cut."""
+    def scan(self, segment: Segment, next_base: int | None) -> int | None:
+        """Check every batch of a segment, rebuild its indexes; where it must be cut, or None."""
         segment.reset_indexes()
         position, limit = 0, segment.size_bytes
         why = ""
@@ -138,17 +138,23 @@ class _Opening:
             )
             position += header.size_bytes
         if position == limit:
-            return True
+            return None
         logger.warning("%s", DamagedData(segment.file.path, position, segment.next_offset, why))
-        logger.warning("%s: cut from %d to %d bytes", segment.file.path, limit, position)
+        return position
+
+    def cut(self, segment: Segment, position: int, following: list[Segment]) -> None:
+        """Cut a segment. What follows it goes first: a crash in between must not leave a gap."""
+        self.drop(following)
+        logger.warning(
+            "%s: cut from %d to %d bytes", segment.file.path, segment.size_bytes, position
+        )
         self.disk.truncate(segment.file, position)
         self.disk.fsync(segment.file)
         segment.size_bytes = position
-        return False
 
     def drop(self, segments: list[Segment]) -> None:
-        """Remove segments that follow a cut."""
-        for segment in segments:
+        """Remove segments at the end of the log, the last one first."""
+        for segment in reversed(segments):
             logger.warning("%s: removed, it follows a cut", segment.path(layout.LOG))
             for kind in layout.SEGMENT_SUFFIXES:
                 self.disk.unlink(segment.path(kind))
@@ -156,7 +162,7 @@ class _Opening:
             self.disk.fsync_dir(self.directory)
 
     def open_segments(
-        self, clean: bool, recovery_point: int
+        self, clean: bool, recovery_point: int, compacted_to: int | None
     ) -> tuple[list[Segment], list[Segment]]:
         """(segments of the log, those among them that were scanned)."""
         segments = self.find_segments()
@@ -167,15 +173,37 @@ class _Opening:
             if (clean or flushed) and self.open_clean(segment, next_base):
                 segment.flushed = True
                 continue
-            whole = self.scan(segment, next_base)
+            bad_position = self.scan(segment, next_base)
             scanned.append(segment)
-            if next_base is not None and whole:
-                segment.close_indexes()
-                segment.next_offset = next_base
-            if not whole:
-                self.drop(segments[i + 1 :])
+            if bad_position is None and next_base is not None:
+                if not self.has_gap(segment, next_base, compacted_to):
+                    segment.close_indexes()
+                    segment.next_offset = next_base
+                    continue
+                bad_position = segment.size_bytes
+            if bad_position is not None:
+                self.cut(segment, bad_position, segments[i + 1 :])
                 return segments[: i + 1], scanned
         return segments, scanned
+
+    def has_gap(self, segment: Segment, next_base: int, compacted_to: int | None) -> bool:
+        """A segment that was not flushed ends below the next one: a power cut took its tail.
+
+        Segments are rolled at the log end, so only compaction leaves such gaps: below
+        ``compacted_to``, or anywhere where a log is compacted and nobody knows how far.
+        """
+        if segment.next_offset >= next_base:
+            return False
+        if compacted_to is None:
+            if self.config.compact:
+                return False
+        elif next_base <= compacted_to:
+            return False
+        why = f"it ends at {segment.next_offset}, the next segment starts at {next_base}"
+        logger.warning(
+            "%s", DamagedData(segment.file.path, segment.size_bytes, segment.next_offset, why)
+        )
+        return True
 
 
 def _size_at(chunk: bytes, at: int) -> int:
@@ -192,11 +220,12 @@ def _holds_batch(chunk: bytes, at: int) -> bool:
 def recover(
     disk: Disk, directory: str, config: LogConfig, *, now_ms: int, log_start_offset: int,
     recovery_point: int, clean: bool, unfinished_swap: SwapPlan | None, expiration_ms: int,
+    compacted_to: int | None = None,
 ) -> Recovered:  # fmt: skip
     """Open the files of a log that exists or not; see the module."""
     swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
-    found, scanned = opening.open_segments(clean, recovery_point)
+    found, scanned = opening.open_segments(clean, recovery_point, compacted_to)
     segments = Segments(disk, directory, found)
     if found and found[-1].next_offset < log_start_offset:
         logger.warning(

@@ -11,10 +11,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-import crc32c
-
 from kept.storage.errors import DamagedData
 from kept.storage.producers import ProducerBatch, ProducerState, ProducerStates
+from kept.storage.records.checksum import crc32c
 from kept.storage.types import NO_OFFSET, NO_SEQUENCE
 
 VERSION: Final = 1
@@ -37,7 +36,7 @@ def encode(states: ProducerStates) -> bytes:
             )
         )  # fmt: skip
     body = b"".join([len(entries).to_bytes(4, "big"), *entries])
-    return _HEAD.pack(VERSION, crc32c.crc32c(body), len(entries)) + body[4:]
+    return _HEAD.pack(VERSION, crc32c(body), len(entries)) + body[4:]
 
 
 def decode(path: str, data: bytes) -> list[tuple[int, ProducerState]]:
@@ -47,7 +46,7 @@ def decode(path: str, data: bytes) -> list[tuple[int, ProducerState]]:
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
         raise DamagedData(path, 0, -1, f"snapshot version {version}, expected {VERSION}")
-    if crc32c.crc32c(data[_CRC_END:]) != crc:
+    if crc32c(data[_CRC_END:]) != crc:
         raise DamagedData(path, 2, -1, "the CRC does not match")
     if len(data) != _HEAD.size + count * _ENTRY.size:
         raise DamagedData(path, 6, -1, f"{len(data)} bytes do not hold {count} producers")

@@ -41,6 +41,8 @@ def truncate_to(log: Log, offset: int) -> None:
     log.segments.remove(gone)
     for segment in reversed(gone):
         unlink_segments(log.disk, [segment])
+    if gone:
+        log.disk.fsync_dir(log.directory)
     batch = active.locate(offset)
     if batch is not None:
         log.disk.truncate(active.file, batch[0])

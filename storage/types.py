@@ -1,4 +1,4 @@
-"""The nouns that every part shares. Field names are Kafka's; ends are exclusive; the unit is last."""
+"""The nouns that every part shares. Names are Kafka's; ends are exclusive; the unit is last."""
 
 from __future__ import annotations
 

@@ -200,12 +200,12 @@ def test_an_empty_follower_restarts_at_the_first_batch_around_its_start(kit, mak
 def test_relative_offsets_beyond_int32_begin_a_segment(kit, make_log) -> None:
     log = make_log(config=LogConfig())
     one, two = kit.batch(1), kit.batch(1)
-    patch(two, 0, 2**31, 0)
+    patch(two, 0, 2**31 + 5, 0)
     log.append_as_follower(bytes(one), kit.NOW)
     log.append_as_follower(bytes(two), kit.NOW)
     log.write()
-    assert [s.base_offset for s in log.segments] == [0, 2**31]
-    assert [a for a, _, _ in kit.contents(log)] == [0, 2**31]
+    assert [s.base_offset for s in log.segments] == [0, 2**31 + 5]
+    assert [a for a, _, _ in kit.contents(log)] == [0, 2**31 + 5]
 
 
 @pytest.mark.parametrize("to", [0, 1, 2, 7, 30, 58, 59, 60, 99])

@@ -111,7 +111,7 @@ def _produce_call(
             for e in getattr(one, "record_errors", ())
             if e.batch_index_error_message
         ]
-        if details and details[0] != message:
+        if details and details[0] not in (message or ""):
             message = f"{message or 'a record is refused'}: {details[0]}"
         return failure(int(one.error_code), what, message)
 

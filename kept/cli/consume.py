@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -80,10 +81,11 @@ def consume(
             )
             if maximum is not None:
                 batches = _limited(batches, maximum)
-        if table:
-            _show_table(_flat(batches), as_json)
-        else:
-            _show_lines(batches, as_json, value_only)
+        with contextlib.closing(batches):
+            if table:
+                _show_table(_flat(batches), as_json)
+            else:
+                _show_lines(batches, as_json, value_only)
 
 
 def _refuse(both: bool, names: str) -> None:
@@ -93,7 +95,7 @@ def _refuse(both: bool, names: str) -> None:
 
 def _of_partitions(
     client: Client, topic: str, partition: int | None, start: int, limits: Any, *, to_end: bool
-) -> Iterator[list[ConsumedRecord]]:
+) -> Generator[list[ConsumedRecord], None, None]:
     from kept.cli.output import progress
     from kept.client.consumer import Consumer
     from kept.storage.errors import UnknownTopicOrPartition
@@ -120,7 +122,7 @@ def _of_partitions(
 
 def _of_group(
     client: Client, group: str, topic: str, start: int, limits: Any, *, maximum: int | None
-) -> Iterator[list[ConsumedRecord]]:
+) -> Generator[list[ConsumedRecord], None, None]:
     """Batches for a member. Only what the caller came back from is committed."""
     from kept.client.consumer import GroupConsumer
 
@@ -144,7 +146,7 @@ def _of_group(
 
 def _limited(
     batches: Iterable[list[ConsumedRecord]], maximum: int
-) -> Iterator[list[ConsumedRecord]]:
+) -> Generator[list[ConsumedRecord], None, None]:
     left = maximum
     for batch in batches:
         yield batch[:left]

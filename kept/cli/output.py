@@ -21,7 +21,7 @@ def write(text: str) -> None:
 
 
 def reader_is_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads any more; a write would say so too late."""
+    """Whether standard output is a pipe that nobody reads any more, before a write says so."""
     import select
 
     asked = select.poll()
@@ -53,6 +53,36 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         write("  ".join(parts).rstrip() + "\n")
+
+
+def show_tree(value: Any, indent: int = 0) -> None:
+    """Print nested data as indented ``name: value`` lines; a list of flat objects is a table."""
+    pad = "  " * indent
+    if isinstance(value, Mapping):
+        for name, member in value.items():
+            label = str(name).replace("_", " ")
+            if isinstance(member, (Mapping, list)) and member:
+                write(f"{pad}{label}:\n")
+                show_tree(member, indent + 1)
+            else:
+                shown = (
+                    moment(member) if str(name).endswith("_ms") and _is_moment(member) else member
+                )
+                write(f"{pad}{label}: {_cell(shown)}\n")
+    elif isinstance(value, list):
+        for one in value:
+            if isinstance(one, Mapping):
+                show_tree(one, indent)
+                write("\n" if indent == 0 else f"{pad}--\n" if one is not value[-1] else "")
+            else:
+                write(f"{pad}{_cell(one)}\n")
+    else:
+        write(f"{pad}{_cell(value)}\n")
+
+
+def _is_moment(value: Any) -> bool:
+    """A number of milliseconds that is a date rather than a duration."""
+    return isinstance(value, int) and value > 946_684_800_000
 
 
 def _cell(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
-from kept.compaction.job import INFLATE_LIMIT, Job, Source
+from kept.compaction.job import CACHED_BYTES, INFLATE_LIMIT, Job, Source
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData, PeerError
 from kept.storage.records import (
@@ -35,6 +35,9 @@ COMMIT: Final = 1
 OTHER: Final = -1
 EMPTY: Final = -2
 """Kinds of control batches; the marker of an empty one is gone."""
+
+DROP_BYTES: Final = 16 << 20
+"""Read between two advices to the page cache: each has a price of its own."""
 
 Progress = Callable[[int], None]
 """Called with bytes read or written; it may wait, for the cleaner's limit on I/O."""
@@ -127,21 +130,26 @@ def producers_by_last_offset(job: Job) -> array[int]:
 
 
 def chunks(
-    disk: Disk, file: File, size: int, chunk_bytes: int, use: Callable[[memoryview], int]
-) -> None:
+    disk: Disk, file: File, size: int, chunk_bytes: int, use: Callable[[memoryview], int],
+    *, drop: bool = True,
+) -> None:  # fmt: skip
     """Hand a file to ``use`` in chunks of whole batches; it returns how many bytes it took.
+
+    ``drop``: leave nothing of it in the page cache, which is the consumers'.
 
     Raises DamagedData when the file ends in the middle of a batch.
     """
-    position, want = 0, chunk_bytes
+    position, want, dropped = 0, chunk_bytes, 0
     while position < size:
         data = disk.pread(file, position, min(want, size - position))
         used = use(memoryview(data))
         if not used:
             want = _enough(file, position, data, size)
             continue
-        disk.drop_cache(file, position, used)
         position += used
+        if drop and (position - dropped >= DROP_BYTES or position >= size):
+            disk.drop_cache(file, dropped, position - dropped)
+            dropped = position
         want = chunk_bytes
 
 
@@ -207,7 +215,8 @@ def drive(
             progress(at)
             return at
 
-    chunks(disk, file, source.size_bytes, job.chunk_bytes, use)
+    drop = job.source_bytes > CACHED_BYTES
+    chunks(disk, file, source.size_bytes, job.chunk_bytes, use, drop=drop)
 
 
 def _special(

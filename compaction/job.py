@@ -31,6 +31,10 @@ ones.
 """
 
 
+CACHED_BYTES: Final = 1 << 30
+"""A survey leaves so much in the page cache for the build, which reads it again a moment later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A segment to read: ``base_offset..end_offset``, where the end is the next segment's base."""

@@ -74,7 +74,7 @@ def result_from(message: dict[str, Any]) -> Result:
 
 
 def _exit_when_stdin_ends() -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):
         pass
     os._exit(3)
 

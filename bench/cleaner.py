@@ -1,0 +1,162 @@
+"""CPU of one cleaning pass: survey and build in the worker process, per GB of log.
+
+Input (pinned seed): 1 GB, 5.7 M records of about 180 bytes in batches of 16 KiB, keys drawn from 2
+million, in segments of 256 MiB. Two cases: the whole log is dirty; the first half is clean (its
+keys are distinct). Apache Kafka 4.3 needs 5.35 CPU-s/GB for the first.
+
+    python bench/cleaner.py [--gb 1.0] [--dir DIR] [--codec none|lz4|zstd...] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from array import array
+from pathlib import Path
+
+from kept.compaction import job as jobs
+from kept.compaction import kernel, worker
+from kept.compaction.manifest import Identity
+from kept.storage.records import build_batch, crc32c
+from kept.storage.records.codecs import compress
+from kept.storage.types import Codec, LogConfig
+
+SEED = 20261121
+KEYS = 2_000_000
+RECORDS_PER_BATCH = 90
+VALUE_BYTES = 150
+SEGMENT_BYTES = 256 << 20
+NOW_MS = 1_795_000_000_000
+
+
+def template():
+    """A batch of records with 16-byte keys, and where the keys are."""
+    noise = random.Random(SEED)
+    value = bytes(noise.randrange(97, 123) for _ in range(VALUE_BYTES))
+    records = [(NOW_MS + i, b"k" * 16, value, ()) for i in range(RECORDS_PER_BATCH)]
+    batch = bytearray(build_batch(records))
+    places, at = [], batch.find(b"k" * 16)
+    while at >= 0:
+        places.append(at)
+        at = batch.find(b"k" * 16, at + 16)
+    return batch, places
+
+
+def generate(directory, total_bytes, codec, clean_share):
+    """Write the segments; returns the sources and where the dirty part begins."""
+    batch, places = template()
+    draw = random.Random(SEED + 1)
+    batches = int(total_bytes / len(batch)) + 1
+    clean_batches = int(batches * clean_share)
+    sources, offset, dirty_from = [], 0, 0
+    file, size, base = None, 0, 0
+    for number in range(batches):
+        roll = file is None or size + len(batch) > SEGMENT_BYTES or number == clean_batches > 0
+        if roll:
+            if file is not None:
+                file.close()
+                sources.append(jobs.Source(base, offset, size, NOW_MS))
+            base, size = offset, 0
+            file = open(f"{directory}/{base:020d}.log", "wb")
+            if number == clean_batches:
+                dirty_from = base
+        drawn = array("I", draw.randbytes(4 * RECORDS_PER_BATCH))
+        for i, place in enumerate(places):
+            key = offset + i if number < clean_batches else drawn[i] % KEYS
+            batch[place : place + 16] = b"user-%011d" % key
+        struct.pack_into(">q", batch, 0, offset)
+        out = batch
+        if codec != Codec.NONE:
+            out = bytearray(batch[:61] + compress(codec, batch[61:]))
+            struct.pack_into(">i", out, 8, len(out) - 12)
+            out[22] |= codec
+        struct.pack_into(">I", out, 17, crc32c(memoryview(out)[21:]))
+        file.write(out)
+        size += len(out)
+        offset += RECORDS_PER_BATCH
+    file.close()
+    sources.append(jobs.Source(base, offset, size, NOW_MS))
+    return tuple(sources), dirty_from, offset
+
+
+def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
+    """One case: generate, clean in a worker process, return the figures."""
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
+    sources, dirty_from, end = generate(directory, total_bytes, codec, clean_share)
+    size = sum(source.size_bytes for source in sources)
+    raw = {"kept.compaction.latest.n": "3"} if strategy == "latest-n" else {}
+    config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=strategy, raw=raw)
+    job = jobs.Job(
+        directory, "bench", 0, str(uuid.UUID(int=1)), Identity(0, 1), 0, dirty_from, end, sources,
+        NOW_MS + 1_000_000, random.Random(SEED).randbytes(16), config,
+    )  # fmt: skip
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.monotonic()
+    process = subprocess.Popen(
+        worker.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    process.stdin.write(jobs.encode(job) + "\n")
+    process.stdin.flush()
+    messages = [json.loads(line) for line in process.stdout]
+    process.stdin.close()
+    process.wait()
+    wall = time.monotonic() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if "result" not in messages[-1]:
+        raise SystemExit(f"the worker failed: {messages[-1]}")
+    result = messages[-1]["result"]
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    shutil.rmtree(directory)
+    return {
+        "bytes": size,
+        "records": end,
+        "keys_mapped": result["keys"],
+        "records_removed": result["records_removed"],
+        "bytes_after": result["bytes_after"],
+        "scans": result["scans"],
+        "cpu_s": round(user + system, 3),
+        "user_s": round(user, 3),
+        "system_s": round(system, 3),
+        "wall_s": round(wall, 3),
+        "cpu_s_per_gb": round((user + system) / (size / 1e9), 3),
+        "max_resident_mb": after.ru_maxrss // 1024,
+        "map_bytes_per_key_at_capacity": round(16 / jobs.DEFAULT_LOAD_FACTOR, 2),
+    }
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--gb", type=float, default=1.0)
+    parser.add_argument("--dir", default=None, help="where the log is written")
+    parser.add_argument("--codec", default="none", choices=[c.name.lower() for c in Codec])
+    parser.add_argument("--strategy", default="latest", choices=["latest", "latest-n"])
+    parser.add_argument("--case", default="both", choices=["both", "all_dirty", "half_clean"])
+    parser.add_argument("--json", default=None, help="also write the figures to this file")
+    options = parser.parse_args()
+    codec = Codec[options.codec.upper()]
+    found = {"benchmark": "cleaner", "kernel": kernel.KERNEL, "codec": options.codec, "seed": SEED}
+    found["kafka_4_3_all_dirty_cpu_s_per_gb"] = 5.35
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        for case, share in (("all_dirty", 0.0), ("half_clean", 0.5)):
+            if options.case in ("both", case):
+                found[case] = measure(
+                    f"{directory}/bench-0", options.gb * 1e9, codec, share, options.strategy
+                )
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.json:
+        Path(options.json).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

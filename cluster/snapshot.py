@@ -40,6 +40,11 @@ def snapshot_name(index: int, term: int) -> str:
     return f"snapshot-{index:020d}-{term:010d}"
 
 
+def is_snapshot_name(name: str) -> bool:
+    """Whether a file name is that of a snapshot."""
+    return _NAME.match(name) is not None
+
+
 def encode_snapshot(image: Image, term: int) -> bytes:
     """The content of a snapshot file."""
     head = _HEADER.pack(_MAGIC, _VERSION, image.index, term)

@@ -54,7 +54,7 @@ _STATE_MAGIC: Final = b"kept-hst"
 _VERSION: Final = 1
 _MARKER: Final = b"KEPT"
 _HEADER = struct.Struct(">8sIqq")
-_HEADER_BYTES: Final = _HEADER.size + 4
+HEADER_BYTES: Final = _HEADER.size + 4
 _FRAME = struct.Struct(">4sII")
 _FRAME_BODY = struct.Struct(">qqq")
 _FRAME_BYTES: Final = _FRAME.size + _FRAME_BODY.size
@@ -146,8 +146,8 @@ class WriteAheadLog:
         self.base_index, self.base_term = base
         self._positions = array("q")
         self._terms = array("q")
-        self.size_bytes = _HEADER_BYTES
-        self._durable = _HEADER_BYTES
+        self.size_bytes = HEADER_BYTES
+        self._durable = HEADER_BYTES
         self._broken: str | None = None
 
     @classmethod
@@ -163,11 +163,7 @@ class WriteAheadLog:
             make_directory(disk, directory)
             disk.write_atomic(path, _header(0, 0))
             data = disk.read(path)
-        check_magic(path, data, _WAL_MAGIC, _VERSION)
-        if len(data) < _HEADER_BYTES or not crc_matches(data[:_HEADER_BYTES]):
-            raise DamagedData(path, 0, -1, "the header's CRC does not match")
-        _, _, base_index, base_term = _HEADER.unpack_from(data)
-        log = cls(disk, path, disk.open_append(path), (base_index, base_term))
+        log = cls(disk, path, disk.open_append(path), read_header(path, data))
         log._load(data)
         return log
 
@@ -182,9 +178,9 @@ class WriteAheadLog:
         return self._terms[-1] if self._terms else self.base_term
 
     def _load(self, data: bytes) -> None:
-        for position, entry in _frames(data, self.base_index):
+        for position, entry in read_frames(data, self.base_index):
             self._note(position, entry.term)
-            self.size_bytes = position + _FRAME_BYTES + len(entry.data)
+            self.size_bytes = frame_end(position, entry)
         if self.size_bytes < len(data):
             self._refuse_damage(data)
             self._disk.truncate(self._file, self.size_bytes)
@@ -323,9 +319,9 @@ class WriteAheadLog:
     def _rewrite(self, base_index: int, base_term: int, rest: list[Entry]) -> None:
         parts = [_header(base_index, base_term)]
         positions = array("q")
-        position = _HEADER_BYTES
+        position = HEADER_BYTES
         for entry in rest:
-            parts.append(_frame(entry, _HEADER_BYTES))
+            parts.append(_frame(entry, HEADER_BYTES))
             positions.append(position)
             position += len(parts[-1])
         try:
@@ -367,9 +363,23 @@ def _frame_at(data: bytes, position: int) -> tuple[Entry, int] | None:
     return Entry(term, index, bytes(data[body + _FRAME_BODY.size : end])), durable
 
 
-def _frames(data: bytes, base_index: int) -> Iterator[tuple[int, Entry]]:
-    """The whole frames from the header on, up to the first that is not the next entry."""
-    position = _HEADER_BYTES
+def read_header(path: str, data: bytes) -> tuple[int, int]:
+    """(base index, base term) of a log file. Raises DamagedData, DirectoryRefused."""
+    check_magic(path, data, _WAL_MAGIC, _VERSION)
+    if len(data) < HEADER_BYTES or not crc_matches(data[:HEADER_BYTES]):
+        raise DamagedData(path, 0, -1, "the header's CRC does not match")
+    _, _, base_index, base_term = _HEADER.unpack_from(data)
+    return base_index, base_term
+
+
+def frame_end(position: int, entry: Entry) -> int:
+    """Where the frame of an entry that starts at ``position`` ends."""
+    return position + _FRAME_BYTES + len(entry.data)
+
+
+def read_frames(data: bytes, base_index: int) -> Iterator[tuple[int, Entry]]:
+    """(position, entry) of the whole frames, up to the first that is not the next entry."""
+    position = HEADER_BYTES
     index = base_index
     while True:
         whole = _frame_at(data, position)
@@ -377,4 +387,4 @@ def _frames(data: bytes, base_index: int) -> Iterator[tuple[int, Entry]]:
             return
         yield position, whole[0]
         index += 1
-        position += _FRAME_BYTES + len(whole[0].data)
+        position = frame_end(position, whole[0])

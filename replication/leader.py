@@ -77,7 +77,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class CommitKnown:
-    """Everything below ``offset`` is committed whatever the followers said: a manifest covers it."""
+    """Everything below ``offset`` is committed, because a published manifest covers it."""
 
     offset: int
 

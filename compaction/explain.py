@@ -1,0 +1,133 @@
+"""A dry run: what a pass would do now, and the life of one key. It runs the survey that the cleaner
+runs, so the two cannot disagree; it writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kept.compaction import journal
+from kept.compaction.facts import Progress, quiet, whole_batches
+from kept.compaction.job import INFLATE_LIMIT, Job, Source
+from kept.compaction.manifest import Manifest
+from kept.compaction.strategy import resolve
+from kept.compaction.survey import Survey, survey
+from kept.storage.disk import Disk
+from kept.storage.records import records
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOutlook:
+    """One segment: records now and after, bytes that would go (estimated from the records)."""
+
+    base_offset: int
+    end_offset: int
+    records: int
+    kept: int
+    size_bytes: int
+    bytes_dropped: int
+    tombstones: int
+    tombstones_go_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a pass would do. ``removed`` counts records by reason; ``bytes_dropped`` is an
+    estimate.
+    """
+
+    first_dirty: int
+    clean_to: int
+    end_offset: int
+    records: int
+    removed: dict[str, int]
+    size_bytes: int
+    bytes_dropped: int
+    tombstones_kept: int
+    scans: int
+    keys: int
+    map_bytes: int
+    segments_before: int
+    segments_after: int
+    segments: tuple[SegmentOutlook, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One record of a key: ``fate`` is ``survives``, a reason of removal, or ``not cleanable
+    yet``.
+    """
+
+    offset: int
+    timestamp: int
+    is_tombstone: bool
+    value_bytes: int
+    fate: str
+
+
+def explain(
+    job: Job, disk: Disk, progress: Progress = quiet, previous: Manifest | None = None
+) -> tuple[Explanation, Survey]:
+    """Survey the job and say what it found."""
+    found = survey(job, disk, progress, previous)
+    removed = journal.removals(found).counts()
+    segments = tuple(_outlook(found, index) for index in range(len(found.facts)))
+    return Explanation(
+        first_dirty=job.first_dirty,
+        clean_to=found.manifest.clean_to,
+        end_offset=job.end_offset,
+        records=sum(segment.records for segment in segments),
+        removed=removed,
+        size_bytes=sum(segment.size_bytes for segment in segments),
+        bytes_dropped=sum(segment.bytes_dropped for segment in segments),
+        tombstones_kept=sum(segment.tombstones for segment in segments),
+        scans=found.scans,
+        keys=found.keys,
+        map_bytes=found.map_bytes,
+        segments_before=len(job.sources),
+        segments_after=len(found.groups),
+        segments=segments,
+    ), found
+
+
+def _outlook(found: Survey, index: int) -> SegmentOutlook:
+    facts = found.facts[index]
+    source = facts.source
+    alive = found.survivors[source.base_offset]
+    output = next(
+        s for s in found.manifest.segments if s.base_offset <= source.base_offset < s.end_offset
+    )
+    share = 1 - len(alive) / facts.records if facts.records else 0.0
+    return SegmentOutlook(
+        source.base_offset, source.end_offset, facts.records, len(alive), source.size_bytes,
+        int(source.size_bytes * share), len(facts.tombstones & alive),
+        output.next_horizon_ms(found.manifest.now_ms),
+    )  # fmt: skip
+
+
+def life_of_key(
+    job: Job, disk: Disk, key: bytes, found: Survey, above: Sequence[Source] = ()
+) -> list[KeyRecord]:
+    """All records of a key in order, with what the pass would do to each.
+
+    ``key`` is the strategy's; ``above`` are further segments that the pass does not look at.
+    """
+    strategy = resolve(job.config)
+    removals = journal.removals(found)
+    life = []
+    for source in (*job.sources, *above):
+        file = disk.open_read(source.path(job.directory))
+        for data in whole_batches(disk, file, source.size_bytes, job.chunk_bytes):
+            for record in records(data, inflate_limit=INFLATE_LIMIT):
+                if record.key is None or strategy.key(record) != key:
+                    continue
+                fate = "not cleanable yet"
+                if record.offset < job.end_offset:
+                    reason = removals.reason(record.offset)
+                    fate = "survives" if reason is None else reason.value
+                size = len(record.value or b"")
+                life.append(
+                    KeyRecord(record.offset, record.timestamp, record.value is None, size, fate)
+                )
+    return life

@@ -15,18 +15,24 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
 
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    #define KEPT_SWAP(bits, v) (v)
+    #else
+    #define KEPT_SWAP(bits, v) __builtin_bswap##bits(v)
+    #endif
+
     static inline uint16_t kept_be16(const unsigned char *p)
-    { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
+    { uint16_t v; memcpy(&v, p, 2); return KEPT_SWAP(16, v); }
     static inline uint32_t kept_be32(const unsigned char *p)
-    { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
+    { uint32_t v; memcpy(&v, p, 4); return KEPT_SWAP(32, v); }
     static inline uint64_t kept_be64(const unsigned char *p)
-    { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+    { uint64_t v; memcpy(&v, p, 8); return KEPT_SWAP(64, v); }
     static inline void kept_put_be16(unsigned char *p, uint16_t v)
-    { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
+    { v = KEPT_SWAP(16, v); memcpy(p, &v, 2); }
     static inline void kept_put_be32(unsigned char *p, uint32_t v)
-    { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
+    { v = KEPT_SWAP(32, v); memcpy(p, &v, 4); }
     static inline void kept_put_be64(unsigned char *p, uint64_t v)
-    { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
+    { v = KEPT_SWAP(64, v); memcpy(p, &v, 8); }
 
     /* A zig-zag varint at p; returns what follows it, NULL when it is cut off or does not fit. */
     static inline const unsigned char *kept_varint64(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.storage.errors import CorruptMessage
@@ -30,6 +30,7 @@ def test_varints_are_kafkas(number: int, encoded: str) -> None:
     assert read_varint(out, 0, len(out)) == (number, len(out))
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1), st.binary(max_size=3))
 def test_varints_round_trip(number: int, tail: bytes) -> None:
     out = bytearray()

@@ -10,7 +10,7 @@ import cramjam
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.storage.errors import InvalidRecord
@@ -23,6 +23,7 @@ LIMIT = 1 << 20
 TEXT = b"The quick brown fox jumps over the lazy dog. " * 50
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=5_000), st.sampled_from(list(Codec)), st.integers(1, 50))
 def test_round_trip(data: bytes, codec: Codec, times: int) -> None:
     assert decompress(codec, compress(codec, data * times), len(data) * times) == data * times
@@ -64,12 +65,14 @@ def test_an_unfinished_stream_is_refused(codec: Codec) -> None:
             decompress(codec, packed[:cut], LIMIT)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(COMPRESSING))
 def test_garbage_is_refused_or_bounded(data: bytes, codec: Codec) -> None:
     with contextlib.suppress(InvalidRecord):
         assert len(decompress(codec, data, 1_000)) <= 1_000
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(COMPRESSING))
 def test_damaged_streams_are_refused_or_bounded(data: st.DataObject, codec: Codec) -> None:
     packed = bytearray(compress(codec, TEXT))

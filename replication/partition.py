@@ -124,9 +124,7 @@ class Partition(Replica):
                 stable = self.last_stable_offset
                 return PartitionFetch(None, core.high_watermark, stable, start, None, diverging)
         if offset < start:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition}: offset {offset} is below the log start {start}"
-            )
+            self._check_start(offset)
         aborted = None
         if replica_id >= 0:
             end = log.written_end_offset
@@ -146,6 +144,13 @@ class Partition(Replica):
         stable = committed if unstable is None else min(unstable, committed)
         return PartitionFetch(found, committed, stable, start, aborted, None)
 
+    def _check_start(self, offset: int) -> None:
+        start = self.log.log_start_offset
+        if offset < start:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is below the log start {start}"
+            )
+
     def _follower_fetched(self, replica_id: int, offset: int, now_ms: int) -> None:
         before = self.core.high_watermark
         self._perform(self.core.fetched(replica_id, offset, now_ms))
@@ -162,6 +167,7 @@ class Partition(Replica):
         Does not ask for leadership. Raises OffsetOutOfRange, KafkaStorageError, DamagedData.
         """
         self._check_online()
+        self._check_start(offset)
         try:
             return self.log.read_batches(offset, max_bytes, self.core.high_watermark)
         except MachineError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -85,8 +86,23 @@ def replicated(disk: SimulatedDisk) -> Partition:
     return made
 
 
+TOOLS = SimpleNamespace(
+    NOW=NOW,
+    checked=checked,
+    produce=produce,
+    open_log=open_log,
+    lead=lead,
+    offsets=offsets,
+    config=partial(LogConfig, segment_bytes=2000),
+)
+
+
 @pytest.fixture
 def tools() -> SimpleNamespace:
-    return SimpleNamespace(
-        NOW=NOW, checked=checked, produce=produce, open_log=open_log, lead=lead, offsets=offsets
-    )
+    return TOOLS
+
+
+@pytest.fixture(scope="session")
+def tools_factory() -> SimpleNamespace:
+    """The same for Hypothesis, which refuses fixtures of function scope."""
+    return TOOLS

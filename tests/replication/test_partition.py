@@ -66,8 +66,9 @@ def test_offsets_out_of_range(partition, tools) -> None:
         with pytest.raises(OffsetOutOfRange):
             partition.fetch(offset, 1000)
     partition.delete_records(3, tools.NOW)
-    with pytest.raises(OffsetOutOfRange, match="below the log start 3"):
-        partition.fetch(0, 1000)
+    for read in (partition.fetch, partition.read_batches):
+        with pytest.raises(OffsetOutOfRange, match="below the log start 3"):
+            read(0, 1000)
     assert tools.offsets(partition, partition.fetch(3, 1000)) == [0, 1, 2, 3, 4], "a whole batch"
 
 

@@ -1,0 +1,169 @@
+"""A real node inside the test's process: handlers are called as the connection calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kio.static.constants import EntityType
+
+from kept.client import protocol
+from kept.node import api
+from kept.node.config import NodeConfig
+from kept.node.server import Node
+
+
+class Lone:
+    """A started node, its loop, and ways to ask it."""
+
+    def __init__(self, runner: asyncio.Runner, directory: str, **settings: str) -> None:
+        self._runner = runner
+        given = {name.replace("_", "."): text for name, text in settings.items()}
+        port = None if "listeners" in given else 0
+        config = NodeConfig.load(None, given, {}, port=port, data_dir=directory)
+
+        async def start() -> Node:
+            node = Node(config)
+            await node.start()
+            return node
+
+        self.node = runner.run(start())
+
+    def run(self, awaitable: Any) -> Any:
+        """Run on the node's loop until it is done."""
+
+        async def wait() -> Any:
+            return await awaitable
+
+        return self._runner.run(wait())
+
+    def stop(self) -> None:
+        """Stop it cleanly."""
+        self.run(self.node.stop())
+
+    @property
+    def port(self) -> int:
+        return self.node.listeners[0].port
+
+    def ask(self, key: int, version: int, *, listener: str = "", **values: Any) -> Any:
+        """A request through kio's codec both ways; the typed response."""
+        served = api.served()[key]
+        assert served.min_version <= version <= served.max_version
+        cls = protocol.message_type(key, version, EntityType.request)
+        request, _ = protocol.decode(cls, protocol.encode(protocol.build(cls, values)))
+        context = api.RequestContext(
+            self.node, None, key, version, 7, "test", listener or self.node.listeners[0].name
+        )
+
+        async def answer() -> Any:
+            found = api.handler(key)(context, request)
+            return await found if inspect.isawaitable(found) else found
+
+        frame = protocol.encode_response(key, version, 7, self.run(answer()))
+        return protocol.decode_response(key, version, frame[4:])[1]
+
+    def create(self, name: str, partitions: int = 1, **configs: str) -> Any:
+        """Create a topic; the CreateTopics result."""
+        given = [{"name": k.replace("_", "."), "value": v} for k, v in configs.items()]
+        topic = {
+            "name": name,
+            "num_partitions": partitions,
+            "replication_factor": -1,
+            "assignments": (),
+            "configs": given,
+        }
+        (result,) = self.ask(19, 7, topics=[topic], timeout=1000, validate_only=False).topics
+        assert result.error_code.name == "none", result
+        return result
+
+    def http(self, text: str) -> tuple[int, dict[str, str], bytes]:
+        """Send raw bytes over HTTP and read the answer to the end: status, headers, body."""
+        (answer,) = self.exchange(text.encode("latin-1"), 1)
+        return answer
+
+    def exchange(self, data: bytes, answers: int) -> list[tuple[int, dict[str, str], bytes]]:
+        """Send bytes on one connection and parse so many answers."""
+        return self.run(_exchange(self.port, data, answers))
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET that must succeed."""
+        status, _, body = self.http(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status == 200, body
+        return json.loads(body)
+
+    def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        """Status and JSON of a POST."""
+        data = json.dumps(body)
+        status, _, answer = self.http(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n{data}"
+        )
+        return status, json.loads(answer)
+
+
+async def _exchange(port: int, data: bytes, answers: int) -> list[Any]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        return [await asyncio.wait_for(_answer(reader), 10) for _ in range(answers)]
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    status = int(head[0].split()[1])
+    headers = {}
+    for line in head[1:-2]:
+        name, _, text = line.partition(": ")
+        headers[name.lower()] = text
+    if "content-length" in headers:
+        return status, headers, await reader.readexactly(int(headers["content-length"]))
+    body = b""
+    while headers.get("transfer-encoding") == "chunked":
+        size = int(await reader.readline(), 16)
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+        if not size:
+            break
+    return status, headers, body
+
+
+@pytest.fixture
+def lone_node(tmp_path) -> Iterator[Any]:
+    """Starts nodes: ``lone_node(log_segment_bytes="2000")``; they are stopped at the end."""
+    nodes: list[Lone] = []
+    with asyncio.Runner() as runner:
+
+        def start(**settings: str) -> Lone:
+            nodes.append(Lone(runner, str(tmp_path / f"data-{len(nodes)}"), **settings))
+            return nodes[-1]
+
+        yield start
+        for node in nodes:
+            node.stop()
+
+
+@pytest.fixture
+def lone(lone_node) -> Lone:
+    """One node with default settings."""
+    return lone_node()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port below the range that the system hands out."""
+    for port in range(20000, 32768):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")

@@ -1,0 +1,146 @@
+"""DescribeCluster, DescribeTopicPartitions, DescribeAcls, ListPartitionReassignments."""
+
+import pytest
+
+
+def cluster(lone, version=2, **more):
+    return lone.ask(60, version, include_cluster_authorized_operations=False, **more)
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_describe_cluster(lone, version):
+    answer = cluster(lone, version)
+    assert answer.error_code.name == "none"
+    assert answer.cluster_id == lone.node.cluster_id
+    assert answer.controller_id == 0
+    (broker,) = answer.brokers
+    assert (broker.broker_id, broker.host, broker.port) == (0, "localhost", lone.port)
+    assert answer.cluster_authorized_operations == -(2**31)
+
+
+def test_brokers_as_seen_on_the_listener_asked(lone_node):
+    lone = lone_node(
+        listeners="PLAINTEXT://127.0.0.1:0,OUTSIDE://127.0.0.1:0",
+        advertised_listeners="OUTSIDE://kept.example.org:19092",
+        listener_security_protocol_map="OUTSIDE:PLAINTEXT",
+        broker_rack="r1",
+    )
+    (broker,) = cluster(lone).brokers
+    assert (broker.host, broker.port, broker.rack) == ("127.0.0.1", lone.port, "r1")
+    (broker,) = cluster(lone, listener="OUTSIDE").brokers
+    assert (broker.host, broker.port) == ("kept.example.org", 19092)
+
+
+def test_operations_when_asked(lone):
+    answer = lone.ask(60, 2, include_cluster_authorized_operations=True)
+    assert answer.cluster_authorized_operations == 8096
+
+
+@pytest.mark.parametrize(
+    ("endpoint_type", "code"), [(2, "mismatched_endpoint_type"), (3, "unsupported_endpoint_type")]
+)
+def test_controllers_are_not_here(lone, endpoint_type, code):
+    answer = cluster(lone, endpoint_type=endpoint_type)
+    assert answer.error_code.name == code
+    assert (answer.cluster_id, answer.brokers) == ("", ())
+
+
+def pages(lone, names, limit=2000, cursor=None):
+    answer = lone.ask(
+        75,
+        0,
+        topics=[{"name": name} for name in names],
+        response_partition_limit=limit,
+        cursor=cursor and {"topic_name": cursor[0], "partition_index": cursor[1]},
+    )
+    found = [
+        (t.name, t.error_code.name, [p.partition_index for p in t.partitions])
+        for t in answer.topics
+    ]
+    following = answer.next_cursor
+    return found, following and (following.topic_name, following.partition_index)
+
+
+@pytest.fixture
+def topics(lone):
+    lone.create("comp")
+    lone.create("plain", 3)
+    return lone
+
+
+def test_topics_by_name_in_order(topics):
+    assert pages(topics, ["plain", "nope", "comp"]) == (
+        [
+            ("comp", "none", [0]),
+            ("nope", "unknown_topic_or_partition", []),
+            ("plain", "none", [0, 1, 2]),
+        ],
+        None,
+    )
+
+
+def test_all_topics(topics):
+    assert pages(topics, []) == ([("comp", "none", [0]), ("plain", "none", [0, 1, 2])], None)
+
+
+def test_one_partition(topics):
+    (topic,) = topics.ask(75, 0, topics=[{"name": "comp"}], response_partition_limit=1).topics
+    assert topic.topic_id == topics.node.image.topics["comp"].topic_id
+    (partition,) = topic.partitions
+    assert (partition.leader_id, partition.leader_epoch) == (0, 0)
+    assert (partition.replica_nodes, partition.isr_nodes) == ((0,), (0,))
+    assert partition.offline_replicas == ()
+    assert topic.topic_authorized_operations == 3576
+
+
+def test_pages(topics):
+    """The cursors that Kafka gives, and every partition exactly once."""
+    assert pages(topics, ["plain", "comp"], 1) == ([("comp", "none", [0])], ("plain", 0))
+    assert pages(topics, ["plain", "comp"], 2)[1] == ("plain", 1)
+    seen, cursor = [], None
+    while True:
+        found, cursor = pages(topics, [], 2, cursor)
+        seen += [(name, partition) for name, _, partitions in found for partition in partitions]
+        if cursor is None:
+            break
+    assert seen == [("comp", 0), ("plain", 0), ("plain", 1), ("plain", 2)]
+
+
+def test_a_cursor_at_a_topic_that_is_gone(topics):
+    assert pages(topics, [], 9, ("cop", 0))[0] == [("plain", "none", [0, 1, 2])]
+    assert pages(topics, [], 9, ("zzz", 0)) == ([], None)
+
+
+def test_cursors_refused(topics):
+    for cursor in (("zzz", 0), ("plain", -1)):
+        found, following = pages(topics, ["plain"], 9, cursor)
+        assert found == [("plain", "invalid_request", [])]
+        assert following is None
+
+
+def test_limits(lone_node):
+    lone = lone_node(max_request_partition_size_limit="2")
+    lone.create("t", 5)
+    assert pages(lone, ["t"]) == ([("t", "none", [0, 1])], ("t", 2))
+    assert pages(lone, ["t"], 0) == ([("t", "none", [0])], ("t", 1))
+
+
+@pytest.mark.parametrize("version", range(1, 4))
+def test_acls(lone, version):
+    answer = lone.ask(
+        29,
+        version,
+        resource_type_filter=1,
+        resource_name_filter=None,
+        pattern_type_filter=1,
+        principal_filter=None,
+        host_filter=None,
+        operation=1,
+        permission_type=1,
+    )
+    assert answer.error_code.name == "security_disabled"
+    assert answer.error_message == "No Authorizer is configured on the broker"
+
+
+def test_no_reassignments(lone):
+    assert lone.ask(46, 0, timeout=1000, topics=None).topics == ()

@@ -77,9 +77,7 @@ class LogDirectory:
         MachineError.
         """
         path = path.rstrip("/") or "/"
-        if not disk.exists(path):
-            disk.mkdir(path)
-            disk.fsync_dir(path.rpartition("/")[0] or ".")
+        disk.ensure_directory(path)
         lock = disk.lock(f"{path}/{layout.LOCK}")
         directory = cls(path, disk, lock)
         try:

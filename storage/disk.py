@@ -258,7 +258,7 @@ class Disk:
         self.fsync(file)
         self.reach("atomic.written")
         self.rename(temporary, path)
-        self.fsync_dir(path.rpartition("/")[0] or ".")
+        self.fsync_dir(parent(path))
 
     def truncate(self, file: File, size: int) -> None:
         """Cut (or extend) a file."""
@@ -327,6 +327,17 @@ class Disk:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
             raise MachineError(path, "mkdir", error) from error
+
+    def ensure_directory(self, path: str) -> None:
+        """Create a directory with its parents, durably; one that exists is no error."""
+        created = []
+        while not self.exists(path):
+            created.append(path)
+            path = parent(path)
+        if created:
+            self.mkdir(created[0])
+            for name in reversed(created):
+                self.fsync_dir(parent(name))
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with everything in it; one that is not there is no error."""
@@ -423,6 +434,12 @@ class Disk:
         key = (found.st_dev, found.st_ino)
         _LOCKED[key] = path
         return Lock(fd, key, path)
+
+
+def parent(path: str) -> str:
+    """The directory that a name is in."""
+    head, separator, _ = path.rstrip("/").rpartition("/")
+    return head or separator or "."
 
 
 def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:

@@ -108,9 +108,7 @@ class Log:
         have left gaps between segments. Without ``topic_id`` that of ``partition.metadata`` is
         taken. Raises DamagedData when that file is damaged or names another topic id, MachineError.
         """
-        if not disk.exists(directory):
-            disk.mkdir(directory)
-            disk.fsync_dir(directory.rpartition("/")[0] or ".")
+        disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"
         stored = read_partition_metadata(disk, metadata)
         if stored is None:

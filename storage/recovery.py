@@ -24,7 +24,7 @@ from kept.storage.segment import SCAN_BYTES, Segment
 from kept.storage.segments import Segments
 from kept.storage.swap import SwapPlan
 from kept.storage.txn_index import AbortedTxn
-from kept.storage.types import LogConfig
+from kept.storage.types import MAX_INT32, LogConfig
 
 TAIL_BYTES: Final = 8 << 20
 """How far back a clean start looks for the last five batches of each producer in the snapshot."""
@@ -53,6 +53,8 @@ class _Opening:
         self.directory = directory
         self.config = config
         self.now_ms = now_ms
+        self.epoch = -1
+        self.epoch_starts: list[tuple[int, int]] = []
 
     def find_segments(self) -> list[Segment]:
         """The segments whose ``.log`` is there; index files without one are removed."""
@@ -128,11 +130,16 @@ class _Opening:
                 why = str(error)
                 break
             last = header.last_offset
-            if header.base_offset < segment.next_offset or (
-                next_base is not None and last >= next_base
+            if (
+                header.base_offset < segment.next_offset
+                or last - segment.base_offset > MAX_INT32
+                or (next_base is not None and last >= next_base)
             ):
                 why = f"offsets {header.base_offset}..{last} do not follow"
                 break
+            if header.partition_leader_epoch > self.epoch:
+                self.epoch = header.partition_leader_epoch
+                self.epoch_starts.append((self.epoch, header.base_offset))
             segment.note(
                 (position, header.size_bytes, header.base_offset, last, header.max_timestamp)
             )
@@ -240,7 +247,10 @@ def recover(
         disk.fsync_dir(directory)
     log_start_offset = max(log_start_offset, segments.bases[0])
     end_offset = segments.active.next_offset
-    epochs = _load_epochs(disk, directory)
+    epochs = _load_epochs(disk, directory, segments)
+    for epoch, start in opening.epoch_starts:
+        if epoch > (-1 if epochs.latest is None else epochs.latest):
+            epochs.assign(epoch, start)
     epochs.truncate_from_end(end_offset)
     epochs.truncate_from_start(log_start_offset)
     producers = ProducerStates(expiration_ms)
@@ -250,13 +260,23 @@ def recover(
     return Recovered(segments, epochs, producers, log_start_offset, min(recovery_point, end_offset))
 
 
-def _load_epochs(disk: Disk, directory: str) -> LeaderEpochCache:
+def _load_epochs(disk: Disk, directory: str, segments: Segments) -> LeaderEpochCache:
+    """The checkpoint; where it is damaged or empty, what the batches say."""
     path = f"{directory}/{layout.LEADER_EPOCHS}"
     try:
-        return LeaderEpochCache.load(disk, path)
+        epochs = LeaderEpochCache.load(disk, path)
     except DamagedData as error:
-        logger.warning("%s: leader epochs are forgotten", error)
-        return LeaderEpochCache(disk, path, [])
+        logger.warning("%s: leader epochs are read from the log", error)
+        epochs = LeaderEpochCache(disk, path, [])
+    if epochs.latest is None:
+        latest = -1
+        for segment in segments:
+            for data in _chunks(segment, 0):
+                for _, header in headers(data):
+                    if header.partition_leader_epoch > latest:
+                        latest = header.partition_leader_epoch
+                        epochs.assign(latest, header.base_offset)
+    return epochs
 
 
 # Producer state.

@@ -33,8 +33,6 @@ class History:
 
 def run(kit, disk: SimulatedDisk, operations: list[str], history: History) -> None:
     """Run a script until it ends or the disk crashes."""
-    disk.mkdir("/d")
-    disk.root.sync()
     log = kit.open_log(disk, config=CONFIG)
     sequence = 0
     for operation in operations:
@@ -182,8 +180,6 @@ def test_an_error_of_the_disk_loses_nothing_written(
 @given(before=st.integers(1, 25), to=st.integers(0, 60), after=st.integers(0, 5), data=st.data())
 def test_a_crash_during_truncation(kit, before, to, after, data) -> None:
     def script(disk: SimulatedDisk) -> tuple[list, list]:
-        disk.mkdir("/d")
-        disk.root.sync()
         log = kit.open_log(disk, config=CONFIG)
         for n in range(before):
             kit.append(log, kit.batch(2, mark=n))

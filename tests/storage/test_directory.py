@@ -1,0 +1,217 @@
+"""Whose a data directory is, what a clean stop leaves, and what a crash does not."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from kept.storage import layout
+from kept.storage.directory import Checkpoint, LogDirectory
+from kept.storage.disk import Disk, parse_fail_point
+from kept.storage.errors import (
+    DamagedData,
+    DirectoryInUse,
+    DirectoryRefused,
+    MachineError,
+)
+from kept.storage.types import LogConfig, TopicPartition
+from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+
+DIRECTORY_ID = uuid.UUID("aaaaaaaa-2222-3333-4444-555555555555")
+
+
+def opened(disk: Disk, path: str = "/d", cluster_id: str = "c", node_id: int = 1) -> LogDirectory:
+    return LogDirectory.open(
+        path, disk, cluster_id=cluster_id, node_id=node_id, new_directory_id=DIRECTORY_ID, now_ms=0
+    )
+
+
+def test_a_new_directory_gets_its_papers(disk) -> None:
+    directory = opened(disk)
+    assert directory.directory_id == DIRECTORY_ID and not directory.was_clean
+    text = disk.read("/d/meta.properties").decode()
+    assert "cluster.id=c\n" in text and "node.id=1\n" in text and "version=1\n" in text
+    directory.close(broker_epoch=7)
+    again = opened(disk)
+    assert again.was_clean and again.broker_epoch == 7
+    again.close(clean=False)
+    assert not opened(disk).was_clean
+
+
+def test_the_clean_mark_never_comes_back(disk) -> None:
+    directory = opened(disk)
+    directory.close()
+    again = opened(disk)
+    assert again.was_clean
+    for seed in range(30):
+        assert not disk.after_power_loss(seed).exists(f"/d/{layout.CLEAN_SHUTDOWN}")
+
+
+@pytest.mark.parametrize("changed", [{"cluster_id": "other"}, {"node_id": 2}])
+def test_somebody_elses_directory_is_refused(disk, changed) -> None:
+    opened(disk).close()
+    with pytest.raises(DirectoryRefused):
+        opened(disk, **changed)
+    assert opened(disk).was_clean, "refusing changed nothing"
+
+
+def test_apache_kafkas_directory_is_refused(disk) -> None:
+    disk.mkdir("/d")
+    disk.write_file("/d/meta.properties", b"version=1\ncluster.id=c\nnode.id=1\n")
+    with pytest.raises(DirectoryRefused, match="Apache Kafka"):
+        opened(disk)
+    disk.write_file("/d/meta.properties", b"version=0\nbroker.id=1\n")
+    with pytest.raises(DirectoryRefused, match="version"):
+        opened(disk)
+
+
+def test_logs_without_papers_are_refused(disk) -> None:
+    disk.mkdir("/d/t-0")
+    with pytest.raises(DirectoryRefused):
+        opened(disk)
+
+
+def test_a_directory_in_use_is_refused(tmp_path) -> None:
+    directory = opened(Disk({}), str(tmp_path))
+    with pytest.raises(DirectoryInUse, match="this process"):
+        opened(Disk({}), str(tmp_path))
+    script = (
+        "from kept.storage.disk import Disk\nimport sys\n"
+        "try: Disk({}).lock(sys.argv[1])\n"
+        "except Exception as e: print(type(e).__name__)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / ".lock")],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert out.strip() == "DirectoryInUse"
+    directory.close()
+    opened(Disk({}), str(tmp_path)).close()
+
+
+def test_checkpoints_survive_and_damage_costs_only_a_scan(kit, disk) -> None:
+    directory = opened(disk)
+    tp = TopicPartition("t", 0)
+    log = directory.create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
+    kit.append(log, kit.batch(5))
+    log.close(kit.NOW)
+    for kind, value in zip(Checkpoint, (5, 4, 1, 3), strict=True):
+        directory.write_checkpoints(kind, {tp: value})
+    directory.close(broker_epoch=2)
+    again = opened(disk.after_power_loss(1))
+    assert (again.recovery_points, again.high_watermarks) == ({tp: 5}, {tp: 4})
+    assert (again.log_starts, again.cleaner) == ({tp: 1}, {tp: 3})
+    log = again.open_log(tp, None, LogConfig(), now_ms=kit.NOW)
+    assert (log.log_start_offset, log.log_end_offset, log.topic_id) == (1, 5, kit.TOPIC_ID)
+    for name in (layout.RECOVERY_POINTS, layout.LOG_STARTS):
+        for damage in (b"", b"0\n1\n", b"1\n0\n", b"0\n1\nt x 5\n", b"\xff", b"0\nmany\n"):
+            survivor = disk.after_kill()
+            survivor.write_file(f"/d/{name}", damage)
+            found = opened(survivor)
+            assert found.was_clean == (damage == b"")
+            log = found.open_log(tp, None, LogConfig(), now_ms=kit.NOW)
+            assert log.log_end_offset == 5
+
+
+def test_scanning_a_directory(kit, disk, caplog) -> None:
+    directory = opened(disk)
+    tp = TopicPartition("a-b.c", 12)
+    log = directory.create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
+    disk.mkdir("/d/lost+found")
+    disk.mkdir("/d/nonsense")
+    assert [(f.topic_partition, f.topic_id, f.is_delete) for f in directory.scan()] == [
+        (tp, kit.TOPIC_ID, False)
+    ]
+    assert "nonsense" in caplog.text and "lost+found" not in caplog.text
+    kit.append(log, kit.batch())
+    held = log.read(0, 1000, 1)
+    directory.mark_deleted(log, DIRECTORY_ID, kit.NOW)
+    (found,) = directory.scan()
+    assert found.is_delete and found.topic_partition == tp
+    assert directory.purge(kit.NOW) == 0 and disk.pread(*held)
+    assert directory.purge(kit.NOW + 60_000) == 1 and directory.scan() == []
+    log = directory.create_log(tp, uuid.UUID(int=9), LogConfig(), now_ms=kit.NOW)
+    directory.mark_deleted(log, DIRECTORY_ID, kit.NOW)
+    directory.close()
+    assert opened(disk).purge_found() == 1
+
+
+def test_creating_again_forgets_the_old_start(kit, disk) -> None:
+    directory = opened(disk)
+    tp = TopicPartition("t", 0)
+    directory.write_checkpoints(Checkpoint.LOG_STARTS, {tp: 100})
+    directory.close()
+    log = opened(disk).create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=0)
+    assert log.log_start_offset == 0
+
+
+def test_offline_is_never_clean(disk) -> None:
+    directory = opened(disk)
+    error = MachineError("/d/x", "fsync", OSError(errno.EIO, "I/O error"))
+    directory.fail(error)
+    directory.fail(MachineError("/d/y", "write", OSError(errno.EIO, "I/O error")))
+    assert directory.offline == "/d/x: fsync failed: I/O error"
+    directory.close()
+    assert not opened(disk).was_clean
+
+
+def test_long_names_and_ids() -> None:
+    tp = TopicPartition("t" * 249, 3)
+    name = layout.deleted_directory_name(tp, DIRECTORY_ID)
+    assert len(name) <= 255 and layout.parse_directory_name(name).state == "-delete"
+    assert layout.decode_uuid(layout.encode_uuid(DIRECTORY_ID)) == DIRECTORY_ID
+    for text in ("", "x" * 22 + "y", "!" * 22):
+        with pytest.raises(ValueError):
+            layout.decode_uuid(text)
+
+
+@pytest.mark.parametrize("content", [b"", b"version: 0\n", b"version: 1\ntopic_id: x", b"\xff"])
+def test_damaged_partition_metadata_is_reported(kit, disk, content) -> None:
+    kit.open_log(disk)
+    disk.write_file(f"/d/t-0/{layout.PARTITION_METADATA}", content)
+    with pytest.raises(DamagedData):
+        kit.open_log(disk)
+
+
+def test_a_crash_anywhere_while_a_directory_is_opened_and_closed(kit) -> None:
+    def run(disk: SimulatedDisk) -> None:
+        directory = opened(disk)
+        tp = TopicPartition("t", 0)
+        log = directory.create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
+        kit.append(log, kit.batch(3))
+        log.close(kit.NOW)
+        directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 3})
+        directory.close()
+        opened(disk)
+
+    whole = SimulatedDisk()
+    run(whole)
+    for call in range(1, whole.calls + 1):
+        disk = SimulatedDisk(seed=call)
+        disk.crash_at(call)
+        with pytest.raises(SimulatedCrash):
+            run(disk)
+        for survivor in (disk.after_kill(), disk.after_power_loss(1), disk.after_power_loss(2)):
+            directory = opened(survivor)
+            for found in directory.scan():
+                log = directory.open_log(
+                    found.topic_partition, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW
+                )
+                assert log.log_end_offset in (0, 3)
+                assert not directory.was_clean or log.log_end_offset == 3
+
+
+def test_fail_points_are_parsed() -> None:
+    name, action = parse_fail_point("append.write=enospc:2")
+    assert name == "append.write"
+    action()
+    with pytest.raises(OSError) as raised:
+        action()
+    assert raised.value.errno == errno.ENOSPC
+    assert parse_fail_point("a.b:3")[0] == "a.b"
+    with pytest.raises(ValueError):
+        parse_fail_point("a=explode")

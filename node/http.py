@@ -187,6 +187,10 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.close()
                 return
             if isinstance(event, h11.Request):
+                size = len(event.target) + sum(len(n) + len(v) for n, v in event.headers)
+                if size > self._limit:
+                    self._refuse(431, f"the headers are larger than {self._limit} bytes")
+                    return
                 self._request = event
                 self._body.clear()
             elif isinstance(event, h11.Data):

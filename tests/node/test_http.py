@@ -1,0 +1,336 @@
+"""HTTP on the client port: routes, refusals, limits. Raw bytes over a real socket."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from kept.node.http import host_is_known, status_of
+from kept.storage import errors
+
+GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def failure(answer):
+    status, headers, body = answer
+    assert headers["content-type"] == "application/json"
+    value = json.loads(body)["error"]
+    assert value["status"] == status
+    return status, value["message"]
+
+
+def post(lone, path="/api/v1/compaction/now", body="{}", **headers):
+    lines = {"Host": "localhost", "X-Kept": "1", "Content-Length": str(len(body.encode()))}
+    lines |= {name.replace("_", "-"): text for name, text in headers.items()}
+    head = "".join(f"{name}: {text}\r\n" for name, text in lines.items() if text is not None)
+    return lone.http(f"POST {path} HTTP/1.1\r\n{head}\r\n{body}")
+
+
+# Routes.
+
+
+def test_health(lone):
+    status, headers, body = lone.http(GET.format("/healthz"))
+    assert (status, body) == (200, b"ok\n")
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert headers["server"].startswith("kept/")
+
+
+def test_ready_and_not(lone):
+    assert lone.http(GET.format("/readyz"))[0] == 200
+    lone.node.log_directories[0].offline = "it burns"
+    status, _, body = lone.http(GET.format("/readyz"))
+    assert status == 503
+    assert b"it burns" in body
+    assert lone.http(GET.format("/healthz"))[0] == 200
+    lone.node.log_directories[0].offline = None
+    lone.node.ready = False
+    assert lone.http(GET.format("/readyz"))[0] == 503
+    lone.node.ready = True
+
+
+def test_the_index_lists_the_routes(lone):
+    _, _, body = lone.http(GET.format("/"))
+    assert "/api/v1/compaction/why-missing" in body.decode()
+
+
+def test_head_is_get_without_a_body(lone):
+    status, headers, _ = lone.http(GET.format("/healthz"))
+    assert _head(lone) == (status, headers, b"")
+
+
+def _head(lone):
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(b"HEAD /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        rest = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        headers = dict(line.split(": ", 1) for line in head[1:-2])
+        headers = {name.lower(): text for name, text in headers.items()}
+        headers.pop("connection")
+        return int(head[0].split()[1]), headers, rest
+
+    return lone.run(ask())
+
+
+@pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/topicsx", "/healthz/x"])
+def test_nothing_there(lone, path):
+    status, message = failure(lone.http(GET.format(path)))
+    assert status == 404
+    assert path in message
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/healthz", "GET, HEAD"),
+        ("POST", "/api/v1/cluster", "GET, HEAD"),
+        ("GET", "/api/v1/compaction/now", "POST"),
+        ("OPTIONS", "/api/v1/compaction/now", "POST"),
+        ("PUT", "/api/v1/topics/t", "GET, HEAD"),
+    ],
+)
+def test_wrong_method(lone, method, path, allowed):
+    answer = lone.http(
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert failure(answer)[0] == 405
+    assert answer[1]["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/api/v1/cluster?x=1", "unknown parameter x"),
+        ("/api/v1/compaction/explain", "topic is missing"),
+        ("/api/v1/compaction/explain?topic=t&partition=x", "partition must be a number"),
+        ("/api/v1/compaction/explain?topic=t&partition=-1", "partition must be a number"),
+        ("/api/v1/compaction/explain?topic=t&key=a&key_base64=YQ==", "use one of them"),
+        ("/api/v1/compaction/explain?topic=t&key_base64=%", "the address is not right"),
+        ("/api/v1/compaction/explain?topic=t&key_base64=_", "key_base64 is not base64"),
+        ("/api/v1/compaction/why-missing?topic=t&partition=0", "offset must be a number"),
+        ("/api/v1/compaction?" + "&".join(f"a{n}=1" for n in range(99)), "address is not right"),
+        ("/%ff", "the address is not right"),
+    ],
+)
+def test_wrong_parameters(lone, path, message):
+    if path.endswith("%"):
+        path += "ff"
+    status, said = failure(lone.http(GET.format(path)))
+    assert status == 400
+    assert message in said
+
+
+# POST.
+
+
+def test_a_post_needs_the_header(lone):
+    status, message = failure(post(lone, X_Kept=None))
+    assert status == 400
+    assert "X-Kept" in message
+
+
+def test_a_post_needs_a_known_host(lone):
+    status, message = failure(post(lone, Host="evil.example.org"))
+    assert status == 400
+    assert "evil.example.org" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("{", "the body is not JSON"),
+        ("[1]", "the body is not a JSON object"),
+        ("[" * 100_000, "the body is not JSON"),
+        ('{"topic": 3}', "topic is missing"),
+        ('{"topic": "t", "partition": true}', "partition must be a number"),
+        ('{"topic": "t", "wait": 7}', "wait must be true or false"),
+        ('{"tpic": "t"}', "unknown parameter tpic"),
+        ('{"topic": "nope"}', "nope"),
+    ],
+)
+def test_wrong_bodies(lone, body, message):
+    status, said = failure(post(lone, body=body))
+    assert status in (400, 404)
+    assert message in said or "cleaner" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:9092", True),
+        ("127.0.0.1:9092", True),
+        ("[::1]:9092", True),
+        ("10.1.2.3", True),
+        ("kept.example.org:80", True),
+        ("kept-0.kept", True),
+        ("evil.example.org", False),
+        ("", False),
+        ("localhost.evil.example.org", False),
+    ],
+)
+def test_hosts(lone_node, host, known):
+    lone = lone_node(
+        listeners="PLAINTEXT://127.0.0.1:0",
+        advertised_listeners="PLAINTEXT://kept.example.org:9092",
+        kept_http_hosts="kept-0.kept",
+    )
+    assert host_is_known(lone.node, host) is known
+
+
+# The protocol.
+
+
+def test_several_requests_on_one_connection(lone):
+    answers = lone.exchange(GET.format("/healthz").encode() * 3 + GET.format("/no").encode(), 4)
+    assert [status for status, _, _ in answers] == [200, 200, 200, 404]
+
+
+def test_a_body_in_pieces_and_100_continue(lone):
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        body = b'{"topic": "nope"}'
+        head = (
+            b"POST /api/v1/compaction/retry HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+            b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        for byte in head:
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert b"100" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(body[:3])
+        await writer.drain()
+        writer.write(body[3:])
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    assert b" 400 " in lone.run(ask())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",  # no Host
+        b"GET /\x00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET \xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST" + b"\x00" * 40 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_not_http(lone, data):
+    """Refused with JSON, the connection closed, the node well."""
+
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(data)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    answer = lone.run(ask())
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"connection: close" in answer.lower()
+    assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+def test_large_headers_and_bodies_are_refused(lone_node):
+    lone = lone_node(kept_http_request_max_bytes="2000")
+    status, _ = failure(lone.http("GET / HTTP/1.1\r\nHost: a\r\nX: " + "x" * 5000 + "\r\n\r\n"))
+    assert status == 431
+    status, message = failure(post(lone, body=" " * 5000))
+    assert status == 413
+    assert "2000" in message
+
+
+def test_a_slow_request_is_ended(lone_node):
+    lone = lone_node(kept_http_idle_ms="150")
+
+    async def ask(data):
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(data)
+        started = time.monotonic()
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        await writer.wait_closed()
+        return answer, time.monotonic() - started
+
+    answer, took = lone.run(ask(b"GET / HTTP/1.1\r\nHost:"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert 0.1 < took < 5
+    answer, _ = lone.run(ask(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    answer, _ = lone.run(ask(GET.format("/healthz").encode()))
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_too_many_connections(lone_node):
+    lone = lone_node(kept_http_max_connections="2")
+
+    async def ask():
+        held = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(GET.format("/healthz").encode())
+            await reader.readuntil(b"ok\n")
+            held.append(writer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(GET.format("/healthz").encode())
+        refused = await reader.read()
+        for one in (*held, writer):
+            one.close()
+            await one.wait_closed()
+        return refused
+
+    assert lone.run(ask()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    deadline = time.monotonic() + 10
+    while lone.http(GET.format("/healthz"))[0] != 200:
+        assert time.monotonic() < deadline
+
+
+def test_a_peer_that_leaves_early(lone):
+    async def leave():
+        for data in (b"GET ", GET.format("/metrics").encode(), b"POST / HTTP/1.1\r\nHost: a\r\n"):
+            _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(data)
+            await writer.drain()
+            writer.transport.abort()
+
+    lone.run(leave())
+    assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+def test_a_bug_of_ours_is_one_answer(lone, monkeypatch):
+    from kept.node.admin import Admin
+
+    def broken(self):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(Admin, "cluster", broken)
+    status, message = failure(lone.http(GET.format("/api/v1/cluster")))
+    assert status == 500
+    assert "secret" not in message
+    assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.UnknownTopicOrPartition("x"), 404),
+        (errors.InvalidRequest("x"), 400),
+        (errors.RequestTimedOut("x"), 503),
+        (errors.MachineError("x", "read", OSError(5, "x")), 503),
+        (errors.DamagedData("x", 0, 0, "x"), 500),
+    ],
+)
+def test_statuses(error, status):
+    assert status_of(error) == status

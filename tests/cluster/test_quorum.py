@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 from kept.cluster.image import Image
 from kept.cluster.quorum import Quorum
 from kept.cluster.records import ClusterRecord, ConfigRecord, PartitionRecord, TopicRecord
-from kept.cluster.snapshot import decode_snapshot, encode_snapshot, load_snapshot, snapshot_name
+from kept.cluster.snapshot import (
+    decode_snapshot,
+    encode_snapshot,
+    load_snapshot,
+    snapshot_name,
+    write_snapshot,
+)
 from kept.cluster.wal import WAL_NAME, Entry, WriteAheadLog, read_hard_state
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -144,6 +151,19 @@ def test_a_snapshot_that_cannot_be_written_does_not_stop_the_log(disk) -> None:
     quorum.propose(setting(number + 1, size=100))
     assert quorum.last_snapshot_error is None and len(snapshots(disk)) == 1
     assert settings_in(Quorum.open(DIR, disk).image) == number + 2
+
+
+def test_a_snapshot_ahead_of_the_log_replaces_it(disk) -> None:
+    """As after another voter's snapshot was taken over."""
+    Quorum.open(DIR, disk).propose(setting(0))
+    image, _ = Image().apply([*setting(0), *setting(1)])
+    write_snapshot(disk, DIR, replace(image, index=50), 7)
+    for seed in range(3):
+        after = disk.after_power_loss(seed)
+        quorum = Quorum.open(DIR, after)
+        assert (quorum.image.index, quorum.term) == (50, 8)
+        assert quorum.propose(setting(2)) == 51
+        assert settings_in(Quorum.open(DIR, after).image) == 3
 
 
 def test_a_snapshot_is_its_image_again() -> None:

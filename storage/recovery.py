@@ -193,6 +193,11 @@ class _Opening:
                 return segments[: i + 1], scanned
         return segments, scanned
 
+    def was_compacted(self) -> bool:
+        """A cleaner left its manifest, whatever the policy says today."""
+        names = self.disk.listdir(self.directory)
+        return any(name.startswith(layout.MANIFEST_PREFIX) for name in names)
+
     def has_gap(self, segment: Segment, next_base: int, compacted_to: int | None) -> bool:
         """A segment that was not flushed ends below the next one: a power cut took its tail.
 
@@ -202,7 +207,7 @@ class _Opening:
         if segment.next_offset >= next_base:
             return False
         if compacted_to is None:
-            if self.config.compact:
+            if self.config.compact or self.was_compacted():
                 return False
         elif next_base <= compacted_to:
             return False

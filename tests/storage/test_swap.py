@@ -147,6 +147,33 @@ def test_a_crash_at_every_call_of_a_swap(kit, with_plan) -> None:
     assert begin > start and {len(before), len(survivors)} <= outcomes
 
 
+def test_a_crash_while_a_swap_is_completed(kit) -> None:
+    disk = SimulatedDisk()
+    log = fill(kit, disk)
+    begin = disk.calls
+    plan, survivors = clean(disk, log)
+    before = set(bases_of(kit, log))
+    log.replace_segments(plan, kit.NOW)
+    options = {"config": CONFIG, "recovery_point": 60, "unfinished_swap": plan}
+    for call in range(begin + 1, disk.calls + 1, 3):
+        crashed = SimulatedDisk(seed=call)
+        log = fill(kit, crashed)
+        crashed.crash_at(call)
+        with pytest.raises(SimulatedCrash):
+            log.replace_segments(clean(crashed, log)[0], kit.NOW)
+        left = crashed.after_power_loss(call)
+        probe = left.after_kill()
+        goal = set(bases_of(kit, kit.open_log(probe, **options)))
+        assert goal in (before, survivors)
+        for inner in range(1, probe.calls + 1):
+            again = left.after_kill()
+            again.crash_at(inner)
+            with pytest.raises(SimulatedCrash):
+                kit.open_log(again, **options)
+            for survivor in (again.after_kill(), again.after_power_loss(inner)):
+                assert set(bases_of(kit, kit.open_log(survivor, **options))) == goal
+
+
 def test_reads_during_a_swap_see_one_state_or_the_other(kit, disk) -> None:
     log = fill(kit, disk)
     plan, survivors = clean(disk, log)

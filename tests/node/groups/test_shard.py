@@ -1,0 +1,422 @@
+"""The shell of a core: appends, timers, loading, failures; over a partition that does as it is
+told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from kept.node.groups import events as ev
+from kept.node.groups.core import GroupCore
+from kept.node.groups.loading import LOAD_SLICE_BYTES, load, replay
+from kept.node.groups.records import (
+    GroupMetadataKey,
+    GroupRecord,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from kept.node.groups.shard import Shard, group_error
+from kept.storage.errors import (
+    CorruptMessage,
+    KafkaStorageError,
+    KeptError,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+)
+from kept.storage.records import CheckRules, build_batch, headers, patch
+from kept.storage.records import records as read_records
+
+TOPIC_ID = uuid.UUID(int=5)
+
+
+class FakePartition:
+    """A log in memory. ``refuse`` fails appends, ``broken`` the write; ``hold`` delays commits."""
+
+    def __init__(self) -> None:
+        self.log = bytearray()
+        self.staged: list[bytes] = []
+        self.log_start_offset = self.log_end_offset = self.high_watermark = 0
+        self.refuse: KeptError | None = None
+        self.broken: KeptError | None = None
+        self.hold = False
+        self.writes = 0
+        self.waiting: list[tuple[int, Callable[[Any], None]]] = []
+
+    def append(self, checked: Any, now_ms: int, acks: int) -> Any:
+        assert acks == -1
+        if self.refuse is not None:
+            raise self.refuse
+        batch = bytearray(checked.data)
+        patch(batch, 0, self.log_end_offset, 0)
+        self.staged.append(bytes(batch))
+        self.log_end_offset += checked.record_count
+        return SimpleNamespace(last_offset=self.log_end_offset - 1)
+
+    def write(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.writes += 1
+        self.log += b"".join(self.staged)
+        self.staged.clear()
+        if not self.hold:
+            self.commit()
+
+    def commit(self) -> None:
+        self.high_watermark = self.log_end_offset
+        waiting, self.waiting = self.waiting, []
+        for end_offset, callback in waiting:
+            self.when_committed(end_offset, callback)
+
+    def when_committed(self, end_offset: int, callback: Callable[[Any], None]) -> None:
+        if self.high_watermark >= end_offset:
+            callback(None)
+        else:
+            self.waiting.append((end_offset, callback))
+
+    def read_batches(self, offset: int, max_bytes: int) -> bytes:
+        found = b""
+        for position, header in headers(self.log):
+            if header.next_offset > offset and (not found or len(found) < max_bytes):
+                found += self.log[position : position + header.size_bytes]
+        return found
+
+
+class Fixture:
+    """A shard, and what is around it."""
+
+    def __init__(self, partition: FakePartition | None = None, **config: Any) -> None:
+        self.partition = partition or FakePartition()
+        settings = {"offsets_commit_timeout_ms": 5_000, **config}
+        self.hosted = SimpleNamespace(partition=self.partition, rules=CheckRules(), sync=False)
+        self.flushes: list[Callable[[Any], None]] = []
+        self.hosted.flush = lambda end_offset, callback: self.flushes.append(callback)
+        self.node: Any = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            config=SimpleNamespace(**settings),
+            now_ms=lambda: int(time.time() * 1000),
+        )
+        group_settings = ev.GroupSettings(group_initial_rebalance_delay_ms=0)
+        self.shard = Shard(self.node, 0, self.hosted, 0, group_settings)  # type: ignore[arg-type]
+        self.read = False
+        self.shard.load(lambda: setattr(self, "read", True))
+
+    def commit(self, group: str = "g", offset: int = 1, partition: int = 0) -> asyncio.Future[Any]:
+        topic = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(partition, offset),))
+        return self.shard.submit(lambda now, n: ev.CommitOffsets(now, n, group, (topic,)))
+
+    def fetch(self, group: str = "g", *, stable: bool = False) -> asyncio.Future[Any]:
+        return self.shard.submit(lambda now, n: ev.FetchOffsets(now, n, group, None, stable))
+
+    def join(self, group: str = "g", session_ms: int = 6_000) -> asyncio.Future[Any]:
+        return self.shard.submit(
+            lambda now, n: ev.Join(
+                now, n, group, "", "app", "/::1", session_ms, 60_000, "consumer",
+                (("range", b""),), str(n), requires_known_member_id=False,
+            )
+        )  # fmt: skip
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test on a loop of its own."""
+
+    def sync() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    sync.__name__ = test.__name__
+    return sync
+
+
+async def result(future: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(future, 10)
+
+
+def offsets(fetched: ev.FetchResult) -> list[int]:
+    return [f.offset for _, _, found in fetched.topics for f in found]
+
+
+@run
+async def test_commits_of_one_turn_are_written_together() -> None:
+    f = Fixture()
+    waiting = [f.commit(offset=i, partition=i) for i in range(5)]
+    assert not any(w.done() for w in waiting)
+    results = [await result(w) for w in waiting]
+    assert all(r.error is ErrorCode.none for r in results)
+    assert f.partition.writes == 1
+    assert sorted(offsets(await result(f.fetch()))) == [0, 1, 2, 3, 4]
+    kept = [r.key for r in read_records(bytes(f.partition.log))]
+    assert len(kept) == 5
+
+
+@run
+async def test_nothing_is_answered_before_it_is_committed() -> None:
+    f = Fixture()
+    f.partition.hold = True
+    waiting, joining = f.commit(), f.join("other")
+    stable = None
+    await asyncio.sleep(0.01)
+    stable = f.fetch(stable=True)
+    assert f.partition.writes == 1
+    assert not waiting.done() and not stable.done()
+    assert offsets(await result(f.fetch())) == []
+    f.partition.commit()
+    assert (await result(waiting)).error is ErrorCode.none
+    assert offsets(await result(stable)) == [1]
+    assert (await result(joining)).generation == 1
+
+
+@run
+async def test_with_flush_messages_an_answer_waits_for_the_fsync() -> None:
+    f = Fixture()
+    f.hosted.sync = True
+    waiting = f.commit()
+    await asyncio.sleep(0.01)
+    assert f.partition.writes == 1 and len(f.flushes) == 1 and not waiting.done()
+    f.flushes.pop()(None)
+    assert (await result(waiting)).error is ErrorCode.none
+
+
+@run
+async def test_what_is_not_committed_in_time_is_told_and_may_still_come() -> None:
+    f = Fixture(offsets_commit_timeout_ms=20)
+    f.partition.hold = True
+    assert (await result(f.commit())).error is ErrorCode.coordinator_not_available
+    assert offsets(await result(f.fetch())) == []
+    f.partition.commit()
+    assert offsets(await result(f.fetch())) == [1]
+
+
+@run
+async def test_a_refused_append_changes_nothing() -> None:
+    f = Fixture()
+    await result(f.commit(offset=1))
+    for error, code in (
+        (NotEnoughReplicas("isr"), ErrorCode.coordinator_not_available),
+        (NotLeaderOrFollower("moved"), ErrorCode.not_coordinator),
+        (KafkaStorageError("offline"), ErrorCode.not_coordinator),
+        (MessageTooLarge("big"), ErrorCode.unknown_server_error),
+    ):
+        f.partition.refuse = error
+        assert (await result(f.commit(offset=2))).error is code
+        assert group_error(error) is code
+    f.partition.refuse = None
+    assert offsets(await result(f.fetch())) == [1]
+    f.shard.core.check_invariants()
+
+
+@run
+async def test_a_batch_above_the_topics_limit_is_refused() -> None:
+    f = Fixture()
+    f.hosted.rules = CheckRules(max_batch_bytes=300)
+    assert (await result(f.commit())).error is ErrorCode.none
+    many = tuple(ev.CommitPartition(p, 1) for p in range(10))
+    topic = ev.CommitTopic("orders", TOPIC_ID, many)
+    refused = f.shard.submit(lambda now, n: ev.CommitOffsets(now, n, "g", (topic,)))
+    assert (await result(refused)).error is ErrorCode.unknown_server_error
+    assert offsets(await result(f.fetch())) == [1]
+
+
+@run
+async def test_a_failed_write_sends_everybody_away() -> None:
+    f = Fixture()
+    joined = await result(f.join("busy"))
+    syncing = f.shard.submit(lambda now, n: ev.Sync(now, n, "busy", "nobody", 1))
+    assert (await result(syncing)).error is ErrorCode.unknown_member_id
+    f.partition.broken = KafkaStorageError("no space left on device")
+    waiting = f.commit()
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    assert f.shard.failed == "no space left on device" and not f.shard.is_active
+    assert joined.generation == 1
+
+
+@run
+async def test_unloading_writes_what_is_staged_and_answers_all() -> None:
+    f = Fixture()
+    f.partition.hold = True
+    waiting = f.commit()
+    f.shard.unload()
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    assert len(list(read_records(bytes(f.partition.log)))) == 1
+    f.partition.commit()
+    f.shard.unload()
+
+
+@run
+async def test_timers_fire_on_the_loop() -> None:
+    f = Fixture()
+    joined = await result(f.join(session_ms=30))
+    assert joined.generation == 1
+    while f.shard.core.groups["g"].members:
+        await asyncio.sleep(0.005)
+    assert f.shard.core.groups["g"].generation == 2
+
+
+@run
+async def test_timestamps_are_wall_clock() -> None:
+    f = Fixture()
+    before = f.node.now_ms()
+    await result(f.commit())
+    ((_, stored),) = f.shard.core.committed
+    assert before <= stored.value.commit_timestamp <= f.node.now_ms()
+    record = next(iter(read_records(bytes(f.partition.log))))
+    assert before <= record.timestamp <= f.node.now_ms()
+
+
+@run
+async def test_many_tombstones_are_spread_over_batches() -> None:
+    f = Fixture()
+    for start in range(0, 20_000, 2_000):
+        parts = tuple(ev.CommitPartition(p, 1) for p in range(start, start + 2_000))
+        topic = ev.CommitTopic("orders", TOPIC_ID, parts)
+        done = f.shard.submit(lambda now, n, t=topic: ev.CommitOffsets(now, n, "g", (t,)))
+        assert (await result(done)).error is ErrorCode.none
+    batches = len(list(headers(f.partition.log)))
+    f.shard.topics_deleted([("orders", TOPIC_ID)])
+    assert offsets(await result(f.fetch(stable=True))) == []
+    sizes = [header.size_bytes for _, header in headers(f.partition.log)][batches:]
+    assert len(sizes) > 1 and max(sizes) < 1_000_000
+
+
+# Loading.
+
+
+async def filled(count: int) -> FakePartition:
+    f = Fixture()
+    waiting = [f.commit(f"group-{i % 50}", i, i) for i in range(count)]
+    await asyncio.gather(*waiting)
+    f.shard.unload()
+    return f.partition
+
+
+@run
+async def test_loading_gives_the_loop_its_turns() -> None:
+    partition = await filled(3_000)
+    assert len(partition.log) > 3 * LOAD_SLICE_BYTES
+    f = Fixture(partition)
+    turns = 0
+    while not f.shard.is_active:
+        assert not f.read
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 3 and f.shard.is_active
+    assert len(f.shard.core.groups) == 50
+    f.shard.core.check_invariants()
+    found = [offsets(await result(f.fetch(f"group-{i}"))) for i in range(50)]
+    assert sum(map(len, found)) == 3_000
+
+
+@run
+async def test_an_unloaded_shard_stops_loading() -> None:
+    f = Fixture(await filled(3_000))
+    await asyncio.sleep(0)
+    f.shard.unload()
+    while not f.read:
+        await asyncio.sleep(0)
+    assert not f.shard.is_active and f.shard.failed is None
+
+
+@run
+async def test_records_that_do_not_decode_fail_the_load_and_say_why() -> None:
+    partition = FakePartition()
+    newer = b"\0\x09" + b"from a newer Kafka"
+    key = GroupRecord(GroupMetadataKey("g"), None).encode()[0]
+    partition.log += build_batch([(0, key, newer, ())])
+    partition.log_end_offset = partition.high_watermark = 1
+    f = Fixture(partition)
+    while not f.read:
+        await asyncio.sleep(0)
+    assert f.shard.failed is not None and "version 9" in f.shard.failed
+
+
+def offset_record(offset: int, topic: str = "orders") -> tuple[bytes, bytes | None]:
+    value = OffsetCommitValue(offset, "", 0)
+    return GroupRecord(OffsetCommitKey("g", topic, 0), value).encode()
+
+
+def transactional(base: int, producer_id: int, *kv: tuple[bytes, bytes | None]) -> bytes:
+    return build_batch(
+        [(0, key, value, ()) for key, value in kv], base_offset=base, producer_id=producer_id,
+        producer_epoch=0, base_sequence=0, is_transactional=True,
+    )  # fmt: skip
+
+
+def marker(base: int, producer_id: int, *, commit: bool) -> bytes:
+    key = b"\0\0" + (1 if commit else 0).to_bytes(2, "big")
+    return build_batch(
+        [(0, key, b"\0\0\0\0\0\0", ())], base_offset=base, producer_id=producer_id,
+        producer_epoch=0, is_transactional=True, is_control=True,
+    )  # fmt: skip
+
+
+def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:
+    return build_batch([(0, key, value, ()) for key, value in kv], base_offset=base)
+
+
+def loaded(*batches: bytes) -> GroupCore:
+    core = GroupCore(ev.GroupSettings())
+    replay(b"".join(batches), core)
+    core.loaded(0)
+    core.check_invariants()
+    return core
+
+
+def fetched(core: GroupCore, *, stable: bool = False) -> list[tuple[int, str]]:
+    (answer,) = core.step(ev.FetchOffsets(0, 1, "g", None, stable))
+    return [(f.offset, f.error.name) for _, _, found in answer.result.topics for f in found]
+
+
+def test_offsets_of_apache_kafkas_transactions() -> None:
+    """Committed ones count from their marker on, aborted ones never, open ones are unstable."""
+    first = plain(0, offset_record(1))
+    inside = transactional(1, 7, offset_record(5))
+    assert fetched(loaded(first, inside, marker(2, 7, commit=True))) == [(5, "none")]
+    assert fetched(loaded(first, inside, marker(2, 7, commit=False))) == [(1, "none")]
+    open_one = loaded(first, inside)
+    assert fetched(open_one) == [(1, "none")]
+    assert fetched(open_one, stable=True) == [(-1, "unstable_offset_commit")]
+    # A later plain commit wins over an earlier transactional one, whenever that commits.
+    later = plain(2, offset_record(9))
+    assert fetched(loaded(first, inside, later, marker(3, 7, commit=True))) == [(9, "none")]
+    # A tombstone voids what open transactions have committed.
+    gone = plain(2, (offset_record(0)[0], None))
+    assert fetched(loaded(first, inside, gone, marker(3, 7, commit=True))) == []
+
+
+def test_apache_kafkas_partition_loads() -> None:
+    data = (Path(__file__).parent / "data" / "kafka-4.3.0-consumer-offsets.log").read_bytes()
+    core = loaded(data)
+    assert [g.group for g in core.list_groups()] == ["readers"]
+    group = core.describe("readers")
+    assert (group.state, group.protocol, len(group.members)) == ("Stable", "range", 1)
+    (answer,) = core.step(ev.FetchOffsets(0, 1, "readers", None))
+    found = {f.partition: (f.offset, f.metadata) for f in answer.result.topics[0][2]}
+    assert found == {0: (3, "note é\0"), 1: (4, "note é\0")}
+
+
+def test_records_of_other_types_are_passed_over() -> None:
+    other = (b"\0\x05" + b"member of a new consumer group", b"\0\0anything")
+    assert fetched(loaded(plain(0, other, offset_record(3)))) == [(3, "none")]
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_damage_is_reported(cut: int) -> None:
+    key, value = offset_record(3)
+    core = GroupCore(ev.GroupSettings())
+    with pytest.raises(CorruptMessage):
+        replay(plain(0, (key, (value or b"")[:-cut])), core)
+
+
+@run
+async def test_a_load_reads_committed_records_only() -> None:
+    partition = await filled(10)
+    partition.high_watermark = 4
+    core = GroupCore(ev.GroupSettings())
+    assert await load(partition, core) >= 4  # type: ignore[arg-type]

@@ -199,8 +199,9 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
 
 def settle(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
     """After ``Log.open`` has completed a swap: make the mark say so."""
-    if state.applied is not None and read_mark(directory, disk) != state.applied:
-        write_mark(directory, disk, state.applied)
+    if state.applied is not None:
+        if read_mark(directory, disk) != state.applied:
+            write_mark(directory, disk, state.applied)
         _remove_older(directory, disk, state.applied)
     return CompactionState(
         state.applied, state.clean_to, state.end_offset, state.horizons, state.last_ms

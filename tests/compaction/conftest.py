@@ -1,0 +1,183 @@
+"""What the tests of compaction share: a log on a simulated disk that is written, cleaned and read."""
+
+from __future__ import annotations
+
+import random
+import struct
+import uuid
+from types import SimpleNamespace
+
+import pytest
+
+from kept.compaction import apply as applying
+from kept.compaction import kernel, offset_map, planner, view
+from kept.compaction.pass_ import discard, run_pass
+from kept.storage.log import Log
+from kept.storage.records import CheckRules, build_batch, check, headers, records
+from kept.storage.records import filter as records_filter
+from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
+from kept.testing.simulated_disk import SimulatedDisk
+
+try:
+    from kept.compaction import _kernel
+    from kept.storage.records import _filter
+except ImportError:  # no compiler at install time: the twins are all there is
+    _kernel = _filter = None
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("t", 0)
+TOPIC_ID = uuid.UUID(int=7)
+DIRECTORY = "/t-0"
+COMPACT = frozenset({"compact"})
+
+
+@pytest.fixture(params=["cython", "python"])
+def each_kernel(request, monkeypatch):
+    """Runs the test over both kernels."""
+    if request.param == "cython":
+        if _kernel is None:
+            pytest.skip("kernels are not compiled")
+        maps, filters = _kernel, _filter.SegmentFilter
+    else:
+        maps, filters = offset_map, records_filter.PythonSegmentFilter
+    use_kernel(monkeypatch, maps, filters)
+    return request.param
+
+
+def use_kernel(monkeypatch, maps, filters):
+    monkeypatch.setattr(kernel, "OffsetMap", maps.OffsetMap)
+    monkeypatch.setattr(kernel, "SegmentScan", maps.SegmentScan)
+    monkeypatch.setattr(records_filter, "SegmentFilter", filters)
+
+
+def config(**changes):
+    return LogConfig(**{"cleanup_policy": COMPACT, "segment_bytes": 1 << 30, **changes})
+
+
+class World:
+    """One log and its cleaner. ``now`` is the clock."""
+
+    def __init__(self, disk=None, **changes):
+        self.disk = disk or SimulatedDisk()
+        self.now = NOW
+        self.config = config(**changes)
+        self.seed = random.Random(1)
+        self.open()
+
+    def open(self):
+        self.disk.now_ms = self.now
+        state = applying.load_state(DIRECTORY, self.disk)
+        self.log = Log.open(
+            DIRECTORY, TP, TOPIC_ID, self.config, self.disk, now_ms=self.now,
+            unfinished_swap=state.unfinished,
+        )  # fmt: skip
+        self.state = applying.settle(DIRECTORY, self.disk, state)
+        return self
+
+    def append(self, *rows, codec=Codec.NONE, pid=-1, epoch=0, sequence=-1, transactional=False):
+        """One batch of (key, value) or (key, value, timestamp[, headers]); returns its base."""
+        full = [
+            (row[2] if len(row) > 2 else self.now, row[0], row[1], row[3] if len(row) > 3 else ())
+            for row in rows
+        ]
+        data = build_batch(
+            full, codec=codec, producer_id=pid, producer_epoch=epoch if pid >= 0 else -1,
+            base_sequence=sequence, is_transactional=transactional, leader_epoch=0,
+            base_offset=self.log.log_end_offset,
+        )  # fmt: skip
+        if transactional:
+            self.log.append_as_follower(data, self.now)
+            self.log.write()
+            return self.log.log_end_offset - len(full)
+        rules = CheckRules(
+            timestamp_type=self.config.message_timestamp_type, timestamp_after_max_ms=MAX_INT64
+        )
+        info = self.log.append(check(bytearray(data), rules, self.now), 0, self.now)
+        self.log.write()
+        return info.base_offset
+
+    def marker(self, pid, *, commit, epoch=0):
+        """End a transaction."""
+        value = struct.pack(">hi", 0, 0)
+        data = build_batch(
+            [(self.now, struct.pack(">hh", 0, int(commit)), value, ())], producer_id=pid,
+            producer_epoch=epoch, is_transactional=True, is_control=True, leader_epoch=0,
+            base_offset=self.log.log_end_offset,
+        )  # fmt: skip
+        self.log.append_as_follower(data, self.now)
+        self.log.write()
+        return self.log.log_end_offset - 1
+
+    def roll(self):
+        self.disk.now_ms = self.now
+        self.log.roll(self.now)
+
+    def plan(self, *, asked=True, lso=None, **limits):
+        lso = self.log.log_end_offset if lso is None else lso
+        self.view = view.view(self.log, self.state, lso)
+        return planner.plan(self.view, self.now, planner.Limits(**limits), asked=asked)
+
+    def job(self, made, **limits):
+        identity = planner.next_identity(self.state.applied, 0)
+        return view.job_for(
+            self.log, made, identity, now_ms=self.now, hash_key=self.seed.randbytes(16),
+            limits=planner.Limits(**limits),
+        )  # fmt: skip
+
+    def clean(self, *, asked=True, lso=None, **limits):
+        """One pass if it is due; returns its result, or None."""
+        made = self.plan(asked=asked, lso=lso)
+        if isinstance(made, planner.NotNow):
+            return None
+        discard(DIRECTORY, self.disk)
+        job = self.job(made, **limits)
+        self.result = run_pass(job, self.disk)
+        self.state = applying.apply(self.log, self.result, self.state.applied, self.now)
+        self.log.check_invariants()
+        return self.result
+
+    def clean_all(self, **limits):
+        """Passes until none is due."""
+        for _ in range(100):
+            if self.clean(**limits) is None:
+                return
+        raise AssertionError("cleaning does not end")
+
+    def read(self):
+        """(position in the log, header, bytes) of all batches."""
+        found, offset = [], self.log.log_start_offset
+        while offset < self.log.log_end_offset:
+            data = self.log.read_batches(offset, 1 << 24, self.log.log_end_offset)
+            if not data:
+                break
+            for at, header in headers(data):
+                found.append((header, data[at : at + header.size_bytes]))
+            offset = found[-1][0].next_offset
+        return found
+
+    def headers(self):
+        return [header for header, _ in self.read()]
+
+    def records(self):
+        return [r for _, batch in self.read() for r in records(batch)]
+
+    def pairs(self):
+        return [(r.offset, r.key, r.value) for r in self.records()]
+
+    def offsets(self):
+        return [r.offset for r in self.records()]
+
+
+@pytest.fixture
+def world():
+    return World
+
+
+@pytest.fixture
+def kit():
+    """Constants for tests, which cannot import this module."""
+    return SimpleNamespace(
+        NOW=NOW, DIRECTORY=DIRECTORY, World=World, config=config, use_kernel=use_kernel,
+        cython=(_kernel, _filter and _filter.SegmentFilter),
+        python=(offset_map, records_filter.PythonSegmentFilter), TimestampType=TimestampType,
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""A crash at every call of a pass and its swap, killed or with the power cut, recovers to a log that reads
+as before the pass or as after it, and the state on disk agrees with it."""
+
+import pytest
+
+from kept.compaction.manifest import Identity
+from kept.storage import layout
+from kept.testing.simulated_disk import SimulatedCrash
+
+
+def prepared(world):
+    w = world(delete_retention_ms=1000, segment_bytes=400)
+    for i in range(12):
+        w.append((b"k%d" % (i % 5), None if i % 4 == 3 else b"v%d" % i * 30), pid=4, sequence=i)
+        if i % 2:
+            w.roll()
+    w.append((b"n", b"bad"), pid=9, sequence=0, transactional=True)
+    w.marker(9, commit=False)
+    w.roll()
+    w.clean()
+    for i in range(12, 20):
+        w.append((b"k%d" % (i % 5), b"w%d" % i * 30), pid=4, sequence=i)
+        w.roll()
+    w.log.flush()
+    w.log.disk.fsync_dir("/t-0")
+    return w
+
+
+def everything(w):
+    return [r[:5] for r in w.records()], [
+        (h.base_offset, h.last_offset, h.producer_id, h.is_control) for h in w.headers()
+    ]
+
+
+def crashing_at(world, call):
+    """A world whose pass crashes at a call; None when the pass ends before it."""
+    w = prepared(world)
+    w.disk.crash_at(w.disk.calls + call)
+    try:
+        w.clean()
+    except SimulatedCrash:
+        return w
+    return None
+
+
+def reopened(world, w, disk):
+    again = world.__new__(world)
+    again.disk, again.now, again.config, again.seed = disk, w.now + 1, w.config, w.seed
+    return again.open()
+
+
+def check_recovered(again, before, after):
+    found = everything(again)
+    generation = again.state.applied.generation
+    assert generation in (1, 2)
+    assert found == (after if generation == 2 else before)
+    names = again.disk.listdir("/t-0")
+    assert not [n for n in names if n.endswith((".swap", ".cleaned", ".tmp"))]
+    manifests = [n for n in names if n.startswith("manifest-") and n != "manifest-applied"]
+    assert manifests == [f"manifest-0-{generation}"]
+    again.log.check_invariants()
+    again.clean()
+    assert everything(again) == after or generation == 2
+    offset = again.append((b"new", b"1"), pid=4, sequence=20)
+    assert again.offsets()[-1] == offset
+    return generation
+
+
+def reference(world):
+    w = prepared(world)
+    before = everything(w)
+    w.clean()
+    return before, everything(w)
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_a_crash_at_every_call_recovers(world, how):
+    before, after = reference(world)
+    assert before != after
+    generations = []
+    for call in range(1, 10_000):
+        w = crashing_at(world, call)
+        if w is None:
+            break
+        disk = w.disk.after_kill() if how == "kill" else w.disk.after_power_loss(call)
+        generations.append(check_recovered(reopened(world, w, disk), before, after))
+    assert call > 50, "the pass makes more calls than that"
+    assert set(generations) == {1, 2}
+    if how == "kill":
+        assert generations == sorted(generations), "once it counts as applied it stays applied"
+
+
+def test_a_second_crash_during_recovery_recovers(world):
+    before, after = reference(world)
+    for call in range(1, 10_000, 3):
+        w = crashing_at(world, call)
+        if w is None:
+            break
+        for second in range(1, 200, 4):
+            disk = w.disk.after_kill()
+            disk.crash_at(second)
+            try:
+                reopened(world, w, disk)
+            except SimulatedCrash:
+                check_recovered(reopened(world, w, disk.after_kill()), before, after)
+            else:
+                break
+
+
+@pytest.mark.parametrize("point", ["compaction.surveyed", "compaction.built", "compaction.written"])
+def test_a_pass_that_stops_before_the_swap_leaves_the_log_alone(world, point):
+    w = prepared(world)
+    before = everything(w)
+
+    def stop():
+        raise SimulatedCrash(point)
+
+    w.disk.fail_points[point] = stop
+    with pytest.raises(SimulatedCrash):
+        w.clean()
+    w.disk.fail_points.clear()
+    assert everything(w) == before
+    assert w.clean() is not None, "leftovers are discarded before the next pass"
+    assert w.state.applied == Identity(0, 2)
+
+
+def test_full_disk_fails_the_pass_and_not_the_log(world):
+    from kept.storage.errors import MachineError
+
+    w = prepared(world)
+    before = everything(w)
+    w.disk.fail("write", ".log.cleaned", 28)
+    with pytest.raises(MachineError):
+        w.clean()
+    assert everything(w) == before
+    w.clean()
+    assert w.state.applied.generation == 2
+
+
+def test_disk_that_is_nearly_full_stops_the_pass_by_itself(world, monkeypatch):
+    from kept.compaction.build import NoSpace
+
+    w = prepared(world)
+    monkeypatch.setattr(w.disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(NoSpace):
+        w.clean()
+    plan = w.plan(free_bytes=1000)
+    assert plan.reason.startswith("needs ") and plan.reason.endswith("1000 are free")
+
+
+def test_an_old_generation_is_not_applied_twice(world):
+    from kept.compaction import apply as applying
+    from kept.storage.errors import InvariantViolation
+
+    w = prepared(world)
+    before = everything(w)
+    made = w.plan()
+    from kept.compaction.pass_ import run_pass
+
+    result = run_pass(w.job(made), w.disk)
+    with pytest.raises(InvariantViolation):
+        applying.apply(w.log, result, Identity(0, 77), w.now)
+    assert everything(w) == before
+    assert not [n for n in w.disk.listdir("/t-0") if layout.CLEANED in n or ".tmp" in n]

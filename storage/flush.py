@@ -16,11 +16,15 @@ from kept.storage.segment import Segment
 class FlushTicket:
     """Durability of a log up to ``end_offset``: :meth:`run` in any thread, then :meth:`done`."""
 
-    __slots__ = ("_active", "_disk", "_settle", "directory", "end_offset", "segments")
+    __slots__ = (
+        "_active", "_disk", "_settle", "directory", "end_offset", "segments", "sync_names",
+        "truncations",
+    )  # fmt: skip
 
     def __init__(  # noqa: PLR0917
         self, disk: Disk, directory: str, end_offset: int, segments: list[Segment],
-        active: File | None, settle: Callable[[FlushTicket], None],
+        active: File | None, settle: Callable[[FlushTicket], None], *, sync_names: bool,
+        truncations: int,
     ) -> None:  # fmt: skip
         self._disk = disk
         self.directory = directory
@@ -28,12 +32,14 @@ class FlushTicket:
         self.segments = segments
         self._active = active
         self._settle = settle
+        self.sync_names = sync_names
+        self.truncations = truncations
 
     def run(self) -> None:
         """Fsync; blocks. Raises MachineError."""
         for segment in self.segments:
             segment.fsync()
-        if self.segments:
+        if self.segments or self.sync_names:
             self._disk.fsync_dir(self.directory)
         if self._active is not None:
             self._disk.fdatasync(self._active)

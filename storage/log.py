@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from kept.storage import layout, reading, recovery, replacement, retention, truncation
+from kept.storage import closing, layout, reading, recovery, replacement, retention, truncation
 from kept.storage.checkpoints import read_partition_metadata, write_partition_metadata
 from kept.storage.disk import Bytes, Disk, FileSlice
 from kept.storage.errors import (
@@ -91,6 +91,8 @@ class Log:
         self._staged_bytes = 0
         self._tail: dict[int, int] = {}
         self._epoch = -1
+        self.truncations = 0
+        self.names_changed = False
         self.log_end_offset = self.written_end_offset = self._active.next_offset
         self.update_config(config)
 
@@ -330,6 +332,7 @@ class Log:
             self._cut_back(error)
             raise
         active.size_bytes += self._staged_bytes
+        active.flushed = False
         self._staged_bytes = 0
         self._staged = []
         active.next_offset = self.written_end_offset = self.log_end_offset
@@ -363,6 +366,9 @@ class Log:
             recovery.write_snapshot(self.disk, self.directory, self.producers, base)
             self.disk.reach("roll.closed")
         self._active = self.segments.create(base, self._interval, now_ms)
+        if active.size_bytes:
+            self.segments.loaded(active)
+        self.names_changed = True
         self.log_end_offset = self.written_end_offset = max(base, self.log_end_offset)
         self._active.next_offset = base
         self._tail.clear()
@@ -467,7 +473,12 @@ class Log:
         truncation.start_at(self, offset)
 
     def reset_active(self, end_offset: int) -> None:
-        """The segments changed under the log (truncation): the last one is active from now on."""
+        """The segments changed under the log (truncation): the last one is active from now on.
+
+        Tickets made before do not count any more. The recovery point may have moved back: its
+        checkpoint is to be written before the next append.
+        """
+        self.truncations += 1
         self._active = self.segments.active
         self._active.index_interval_bytes = self._interval
         self._staged, self._staged_bytes = [], 0
@@ -486,10 +497,15 @@ class Log:
         if end <= self.recovery_point and not unflushed:
             return None
         return FlushTicket(
-            self.disk, self.directory, end, unflushed, self._active.file, self._settle_flush
-        )
+            self.disk, self.directory, end, unflushed, self._active.file, self._settle_flush,
+            sync_names=self.names_changed, truncations=self.truncations,
+        )  # fmt: skip
 
     def _settle_flush(self, ticket: FlushTicket) -> None:
+        if ticket.truncations != self.truncations:
+            return
+        if ticket.sync_names and ticket.end_offset >= self._active.base_offset:
+            self.names_changed = False
         for segment in ticket.segments:
             segment.flushed = True
         end = min(ticket.end_offset, self.written_end_offset)
@@ -544,18 +560,7 @@ class Log:
 
     def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
         """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""
-        self.write()
-        self.delete_expired(MAX_INT64)
-        self._active.close_indexes()
-        recovery.write_snapshot(self.disk, self.directory, self.producers, self.log_end_offset)
-        self.disk.fsync(
-            self.disk.open_read(
-                layout.segment_file(self.directory, self.log_end_offset, layout.SNAPSHOT)
-            )
-        )
-        self._active.fsync()
-        self.flush()
-        self.disk.fsync_dir(self.directory)
+        closing.close(self)
 
     def delete(self) -> None:
         """Remove the log's files; readers that hold slices keep reading."""

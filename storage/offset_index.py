@@ -92,7 +92,12 @@ class OffsetIndex:
             return
         data = self._disk.read(self.path)
         offsets, positions = decode_entries(data)
-        if len(data) % ENTRY_BYTES or not ascends(offsets) or not ascends(positions):
+        if (
+            len(data) % ENTRY_BYTES
+            or (offsets and (offsets[0] < 0 or positions[0] <= 0))
+            or not ascends(offsets)
+            or not ascends(positions)
+        ):
             raise DamagedData(self.path, 0, self.base_offset, "entries do not ascend")
         self.offsets, self.positions, self.loaded = offsets, positions, True
 

@@ -164,19 +164,20 @@ class Segment:
         limit = self.size_bytes if end is None else end
         self.load_index()
         entry = self.index.floor_entry(offset)
-        if entry is None:
-            position = 0
-        else:
-            last_offset, position = entry
+        batches = self.walk(0 if entry is None else entry[1], limit)
+        if entry is not None:
+            last_offset = entry[0]
             try:
-                batch = next(self.walk(position, limit), None)
-                honest = batch is None or batch[3] == last_offset
+                first = next(batches, None)
+                honest = first is None or first[3] == last_offset
             except DamagedData:
-                honest = False
+                first, honest = None, False
             if not honest:
                 self.rebuild_indexes("an entry does not lead to its batch")
-                position = self.index.floor(offset)
-        for batch in self.walk(position, limit):
+                batches = self.walk(self.index.floor(offset), limit)
+            elif first is not None and last_offset == offset:
+                return first
+        for batch in batches:
             if batch[3] >= offset:
                 return batch
         return None

@@ -291,6 +291,65 @@ def test_the_flush_ticket_moves_the_recovery_point(kit, disk, make_log) -> None:
     assert log.recovery_point == 4
 
 
+def test_a_segment_that_was_clean_is_synced_again_after_an_append(kit, disk) -> None:
+    log = kit.open_log(disk)
+    kit.append(log, kit.batch(2))
+    log.close(kit.NOW)
+    log = kit.open_log(disk, clean=True, recovery_point=2)
+    kit.append(log, kit.batch(2))
+    log.roll(kit.NOW)
+    log.flush()
+    assert log.recovery_point == 4
+    for seed in range(20):
+        left = kit.open_log(disk.after_power_loss(seed), recovery_point=4)
+        assert left.log_end_offset == 4
+
+
+def test_the_name_of_a_new_active_segment_is_synced_too(kit, disk) -> None:
+    log = kit.open_log(disk, config=LogConfig(retention_ms=0))
+    kit.append(log, kit.batch(2))
+    log.delete_old_segments(kit.NOW + 10_000, 2)
+    assert log.size_bytes == 0
+    kit.append(log, kit.batch(2))
+    log.flush()
+    for seed in range(20):
+        left = kit.open_log(disk.after_power_loss(seed), recovery_point=4, log_start_offset=2)
+        assert left.log_end_offset == 4
+
+
+def test_a_ticket_from_before_a_truncation_does_not_count(kit, make_log) -> None:
+    log = make_log()
+    for n in range(4):
+        kit.append(log, kit.batch(2, mark=n))
+    ticket = log.flush_ticket()
+    ticket.run()
+    log.truncate_to(2)
+    kit.append(log, kit.batch(6))
+    ticket.done()
+    assert log.recovery_point <= 2
+
+
+def test_closing_an_untouched_log_again_writes_nothing(kit, disk) -> None:
+    log = kit.open_log(disk)
+    for n in range(60):
+        kit.append(log, kit.batch(2, mark=n, pid=1, epoch=0, sequence=2 * n))
+    log.close(kit.NOW)
+    log = kit.open_log(disk, clean=True, recovery_point=120)
+    calls = disk.calls
+    log.close(kit.NOW)
+    assert disk.calls == calls
+    assert kit.open_log(disk, clean=True, recovery_point=120).log_end_offset == 120
+
+
+def test_few_indexes_of_closed_segments_stay_in_memory(kit, make_log) -> None:
+    log = make_log()
+    for n in range(300):
+        kit.append(log, kit.batch(2, mark=n))
+    assert len(log.segments) > 10
+    kit.contents(log)
+    assert sum(s.index.loaded for s in log.segments) <= 5
+
+
 def test_another_topic_id_is_refused(kit, disk) -> None:
     kit.open_log(disk)
     path = f"/d/t-0/{layout.PARTITION_METADATA}"

@@ -51,7 +51,7 @@ class ToCoordinator:
 Route = Anywhere | ToNode | ToController | ToLeader | ToCoordinator
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """One request and what is known of it.
 

@@ -47,7 +47,7 @@ from kept.storage.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
-from kept.storage.types import TopicPartition
+from kept.storage.types import MAX_INT64, TopicPartition
 
 METADATA: Final = 3
 FIND_COORDINATOR: Final = 10
@@ -158,14 +158,12 @@ class ClientCore:
         effects: list[Effect] = []
         while True:
             before = (len(effects), self._next_call)
-            waiting, self._waiting = self._waiting, []
-            for call in waiting:
+            for call in list(self._waiting):
                 if call.not_before_ms > now_ms:
-                    self._waiting.append(call)
                     continue
                 call.not_before_ms = 0
-                if not self._place(call, now_ms, effects):
-                    self._waiting.append(call)
+                if self._place(call, now_ms, effects):
+                    self._waiting.remove(call)
             if (len(effects), self._next_call) == before:
                 return effects
 
@@ -534,6 +532,7 @@ class ClientCore:
                 other.last_error = error
                 if not isinstance(error, RetriableError):
                     other.deadline_ms = other.started_ms
+                    other.not_before_ms = MAX_INT64
 
     # Time.
 

@@ -40,7 +40,10 @@ def dump(*, files: tuple[str, ...]) -> None:
 @click.argument("directory", type=click.Path())
 @json_option
 def check(*, directory: str, as_json: bool) -> None:
-    """Check every file under DIRECTORY: a data directory, or one partition's."""
+    """Check every file under DIRECTORY: a data directory, or one partition's.
+
+    Damage makes the command fail; what an unclean stop leaves and a start repairs is a note.
+    """
     from kept.cli.output import show_json, write
     from kept.storage.check import check_directory
 
@@ -49,20 +52,12 @@ def check(*, directory: str, as_json: bool) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise Failure(f"{directory}: no such directory") from None
     if as_json:
-        show_json([_plain(one) for one in findings])
+        show_json([one._asdict() for one in findings])
     else:
         for one in findings:
             write(f"{one}\n")
-    if findings:
-        raise Failure(f"{len(findings)} finding{'s'[: len(findings) != 1]} in {directory}")
+    damaged = sum(one.damaged for one in findings)
+    if damaged:
+        raise Failure(f"{directory}: {damaged} place{'s'[: damaged != 1]} damaged")
     if not as_json:
-        write(f"{directory}: nothing wrong\n")
-
-
-def _plain(finding: object) -> object:
-    """A finding as JSON can hold it."""
-    from dataclasses import asdict, is_dataclass
-
-    if is_dataclass(finding) and not isinstance(finding, type):
-        return asdict(finding)
-    return str(finding)
+        write(f"{directory}: nothing damaged\n")

@@ -162,8 +162,7 @@ def _compaction(client: Client, name: str) -> dict[int, dict[str, Any]]:
             continue
         for one in answer["partitions"]:
             out[int(one["partition"])] = {
-                key: one.get(key)
-                for key in ("dirty_ratio", "last_compaction_ms", "state", "reason")
+                key: one[key] for key in ("dirty_ratio", "last_compaction_ms", "state", "reason")
             }
     return out
 

@@ -1,0 +1,481 @@
+"""The client's decisions, against brokers and a clock that live in this file."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable
+
+import pytest
+from kio.static.constants import EntityType
+
+from kept.client.calls import (
+    Anywhere,
+    Call,
+    Close,
+    Connect,
+    Connected,
+    Finished,
+    Lost,
+    Received,
+    Send,
+    Tick,
+    ToController,
+    ToCoordinator,
+    ToLeader,
+    ToNode,
+)
+from kept.client.core import (
+    API_VERSIONS,
+    CONNECT_TIMEOUT_MS,
+    FIND_COORDINATOR,
+    METADATA,
+    UNKNOWN_TOPIC_GRACE_MS,
+    ClientCore,
+)
+from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, failure
+from kept.client.protocol import (
+    decode_request,
+    encode_response,
+    header_is_flexible,
+    message_type,
+    skip_tags,
+    versions,
+)
+from kept.client.view import Endpoint, parse_bootstrap
+from kept.storage.errors import (
+    CoordinatorLoadInProgress,
+    NotCoordinator,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+)
+
+A, B = Endpoint("a", 1), Endpoint("b", 2)
+LIST_OFFSETS, HEARTBEAT, DELETE_TOPICS = 2, 12, 20
+
+
+class World:
+    """Two brokers, a network that does what a test says, and a clock."""
+
+    def __init__(self, bootstrap=(A,), served=None):
+        self.core = ClientCore(bootstrap, "test")
+        self.now = 1000
+        self.down: set[Endpoint] = set()
+        self.mute: set[Endpoint] = set()
+        self.leader = 0
+        self.coordinator = 0
+        self.topic_error = 0
+        self.answers: dict[int, Callable] = {}
+        self.served = served or {}
+        self.connections: dict[int, Endpoint] = {}
+        self.requests: list[tuple[Endpoint, int, int]] = []
+        self.finished: dict[int, Finished] = {}
+
+    def call(self, **kwargs) -> Call:
+        call = Call(**{"api_key": LIST_OFFSETS, "values": {}, **kwargs})
+        self.do(self.core.call(call, self.now))
+        return call
+
+    def step(self, event) -> None:
+        self.do(self.core.step(event, self.now))
+
+    def do(self, effects) -> None:
+        self.core.check_invariants()
+        for effect in effects:
+            if isinstance(effect, Connect):
+                self.connections[effect.connection] = effect.endpoint
+                if effect.endpoint in self.down:
+                    self.step(Lost(effect.connection, "connection refused"))
+                else:
+                    self.step(Connected(effect.connection))
+            elif isinstance(effect, Send):
+                self.deliver(effect)
+            elif isinstance(effect, Close):
+                del self.connections[effect.connection]
+            else:
+                assert effect.call.id not in self.finished, "finished twice"
+                self.finished[effect.call.id] = effect
+
+    def deliver(self, sent: Send) -> None:
+        endpoint = self.connections[sent.connection]
+        api, version, correlation, name = struct.unpack_from(">hhih", sent.data, 4)
+        self.requests.append((endpoint, api, version))
+        if endpoint in self.mute:
+            return
+        position = 14 + max(name, 0)
+        if header_is_flexible(message_type(api, version, EntityType.request)):
+            position = skip_tags(sent.data, position)
+        request = decode_request(api, version, sent.data, position)
+        answer = self.answers.get(api, self.default)(api, version, endpoint, request)
+        if isinstance(answer, bytes):
+            self.step(Received(sent.connection, answer))
+        elif answer is not None:
+            frame = encode_response(api, version, correlation, answer)
+            for start in range(0, len(frame), 7):  # networks cut where they like
+                self.step(Received(sent.connection, frame[start : start + 7]))
+
+    def default(self, api, version, endpoint, request):
+        if api == API_VERSIONS:
+            return {"error_code": 0, "api_keys": self.table()}
+        if api == METADATA:
+            return {
+                "brokers": [
+                    {"node_id": n, "host": e.host, "port": e.port} for n, e in enumerate((A, B))
+                ],
+                "controller_id": 1,
+                "cluster_id": "c",
+                "topics": [self.topic(t.name) for t in request.topics],
+                "error_code": 0,
+            }
+        if api == FIND_COORDINATOR:
+            where = (A, B)[self.coordinator]
+            one = {"node_id": self.coordinator, "host": where.host, "port": where.port}
+            one |= {"error_code": 0, "error_message": None, "key": "g"}
+            return {**one, "coordinators": [one]}
+        if api == LIST_OFFSETS:
+            partition = {"partition_index": 0, "error_code": 0, "offset": 7}
+            return {"topics": [{"name": "t", "partitions": [partition]}]}
+        if api == HEARTBEAT:
+            return {"error_code": 0}
+        if api == DELETE_TOPICS:
+            return {"responses": [{"name": "t", "topic_id": None, "error_code": 0}]}
+        raise AssertionError(api)
+
+    def table(self):
+        known = {
+            k: versions(k)
+            for k in (
+                API_VERSIONS,
+                METADATA,
+                FIND_COORDINATOR,
+                LIST_OFFSETS,
+                HEARTBEAT,
+                DELETE_TOPICS,
+            )
+        }
+        table = {k: (v[0], v[-1]) for k, v in known.items()} | self.served
+        return [
+            {"api_key": k, "min_version": v[0], "max_version": v[1]} for k, v in table.items() if v
+        ]
+
+    def topic(self, name):
+        leader = {"error_code": 0, "partition_index": 0, "leader_id": self.leader}
+        return {
+            "error_code": self.topic_error,
+            "name": name,
+            "topic_id": uuid.uuid4(),
+            "partitions": [] if self.topic_error else [leader],
+        }
+
+    def run(self, until_ms=120_000) -> None:
+        """Let time pass until nothing is left to do."""
+        while (due := self.core.next_tick_ms()) is not None and due <= until_ms:
+            self.now = max(self.now, due)
+            self.step(Tick())
+
+    def result(self, call: Call):
+        finished = self.finished[call.id]
+        if finished.error is not None:
+            raise finished.error
+        return finished.response
+
+    def sent_to(self, api):
+        return [endpoint for endpoint, asked, _ in self.requests if asked == api]
+
+
+VALUES = {
+    "replica_id": -1,
+    "isolation_level": 0,
+    "topics": [{"name": "t", "partitions": [{"partition_index": 0, "timestamp": -1}]}],
+    "timeout": 1000,
+}
+BEAT = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+
+
+def offsets(world, **kwargs):
+    given = {"values": VALUES, "route": ToLeader("t", 0), "what": "ListOffsets of t-0"} | kwargs
+    return world.call(**given)
+
+
+def code_of_first_partition(response):
+    return failure(int(response.topics[0].partitions[0].error_code), "ListOffsets of t-0")
+
+
+def test_a_call_finds_the_leader_and_both_sides_newest_version():
+    world = World(served={LIST_OFFSETS: (1, 5)})
+    world.leader = 1
+    call = offsets(world)
+    assert world.result(call).topics[0].partitions[0].offset == 7
+    assert world.sent_to(METADATA) == [A]
+    assert [r for r in world.requests if r[1] == LIST_OFFSETS] == [(B, LIST_OFFSETS, 5)]
+
+
+def test_an_old_broker_is_asked_for_its_versions_again():
+    """KIP-511: an unknown version of ApiVersions is answered in version 0."""
+    world = World()
+
+    def old(api, version, endpoint, request):
+        if version <= 2:
+            return {"error_code": 0, "api_keys": world.table()}
+        keys = struct.pack(">hi hhh", 35, 1, API_VERSIONS, 0, 2)
+        return struct.pack(">ii", 4 + len(keys), 1) + keys
+
+    world.answers[API_VERSIONS] = old
+    call = offsets(world)
+    assert world.result(call).topics[0].partitions[0].offset == 7
+    assert [v for e, a, v in world.requests if a == API_VERSIONS] == [4, 2]
+
+
+def test_an_api_that_the_broker_lacks_is_named():
+    world = World(served={LIST_OFFSETS: ()})
+    with pytest.raises(
+        UnsupportedVersion, match=r"a:1: ListOffsets of t-0: .*not serve ListOffsets"
+    ):
+        world.result(offsets(world))
+
+
+def test_no_common_version_is_named():
+    world = World(served={LIST_OFFSETS: (900, 901)})
+    with pytest.raises(UnsupportedVersion, match="versions 900 to 901 of ListOffsets"):
+        world.result(offsets(world))
+
+
+def test_a_broker_without_find_coordinator_ends_calls_to_a_coordinator():
+    world = World(served={FIND_COORDINATOR: ()})
+    call = world.call(api_key=HEARTBEAT, values=BEAT, route=ToCoordinator("g"))
+    world.run()
+    with pytest.raises(UnsupportedVersion, match="FindCoordinator"):
+        world.result(call)
+
+
+def test_a_leader_that_moved_is_looked_up_again():
+    world = World()
+    refused = []
+
+    def answer(api, version, endpoint, request):
+        code = 6 if endpoint == A else 0
+        if code:
+            refused.append(endpoint)
+            world.leader = 1
+        partition = {"partition_index": 0, "error_code": code, "offset": 9}
+        return {"topics": [{"name": "t", "partitions": [partition]}]}
+
+    world.answers[LIST_OFFSETS] = answer
+    call = offsets(world, check=code_of_first_partition)
+    world.run()
+    assert world.result(call).topics[0].partitions[0].offset == 9
+    assert refused == [A]
+    assert world.sent_to(LIST_OFFSETS) == [A, B]
+
+
+def test_an_error_that_lasts_is_the_one_reported():
+    world = World()
+    world.answers[LIST_OFFSETS] = lambda *_: {
+        "topics": [{"name": "t", "partitions": [{"partition_index": 0, "error_code": 6}]}]
+    }
+    call = offsets(world, check=code_of_first_partition, timeout_ms=5000)
+    world.run()
+    with pytest.raises(NotLeaderOrFollower, match="ListOffsets of t-0: NOT_LEADER_OR_FOLLOWER"):
+        world.result(call)
+    assert world.now == 6000
+    assert 4 < len(world.sent_to(LIST_OFFSETS)) < 20  # with growing pauses
+
+
+def test_a_topic_that_is_not_there_is_said_soon():
+    world = World()
+    world.topic_error = 3
+    call = offsets(world)
+    world.run()
+    with pytest.raises(UnknownTopicOrPartition, match="ListOffsets of t-0"):
+        world.result(call)
+    assert world.now <= 1000 + UNKNOWN_TOPIC_GRACE_MS
+
+
+def test_a_partition_that_is_not_there_is_named():
+    world = World()
+    call = offsets(world, route=ToLeader("t", 5))
+    world.run()
+    with pytest.raises(UnknownTopicOrPartition, match="has 1 partition, there is no partition 5"):
+        world.result(call)
+
+
+def test_a_topic_that_appears_is_found():
+    world = World()
+    world.topic_error = 3
+    call = offsets(world)
+    world.run(until_ms=1100)
+    world.topic_error = 0
+    world.run()
+    assert world.result(call).topics[0].partitions[0].offset == 7
+
+
+def test_a_coordinator_that_moved_is_looked_up_again():
+    world = World()
+
+    def answer(api, version, endpoint, request):
+        world.coordinator = 1
+        return {"error_code": 16 if endpoint == A else 0}
+
+    world.answers[HEARTBEAT] = answer
+    call = world.call(
+        api_key=HEARTBEAT,
+        values=BEAT,
+        route=ToCoordinator("g"),
+        check=lambda r: failure(int(r.error_code), "Heartbeat"),
+    )
+    world.run()
+    assert world.result(call).error_code == 0
+    assert world.sent_to(HEARTBEAT) == [A, B]
+
+
+@pytest.mark.parametrize(("code", "kind"), [(14, CoordinatorLoadInProgress), (16, NotCoordinator)])
+def test_codes_become_our_errors(code, kind):
+    assert isinstance(failure(code, "Heartbeat"), kind)
+
+
+def test_a_broken_connection_is_made_again_for_calls_that_may_be_repeated():
+    world = World()
+    assert world.result(offsets(world)) is not None
+    world.mute.add(A)
+    again = offsets(world)
+    change = world.call(
+        api_key=DELETE_TOPICS,
+        values={"topics": [{"name": "t", "topic_id": None}], "topic_names": ("t",), "timeout": 1},
+        what="DeleteTopics of t",
+        repeatable=False,
+    )
+    world.mute.clear()
+    world.step(Lost(1, "connection reset by peer"))
+    with pytest.raises(ConnectionFailed, match="a:1: DeleteTopics of t: connection reset by peer"):
+        world.result(change)
+    world.run()
+    assert world.result(again).topics[0].partitions[0].offset == 7
+    assert len(world.sent_to(DELETE_TOPICS)) == 1
+
+
+def test_nobody_at_any_bootstrap_address_is_said_at_once():
+    world = World(bootstrap=(A, B))
+    world.down = {A, B}
+    call = offsets(world)
+    world.run()
+    with pytest.raises(ConnectionFailed, match=r"b:2: .*connection refused"):
+        world.result(call)
+    assert world.now < 2000
+
+
+def test_the_second_bootstrap_address_serves_when_the_first_does_not():
+    world = World(bootstrap=(A, B))
+    world.down = {A}
+    world.leader = 1
+    call = offsets(world)
+    world.run()
+    assert world.result(call).topics[0].partitions[0].offset == 7
+
+
+def test_a_node_that_comes_back_within_the_deadline_is_waited_for():
+    world = World()
+    assert world.result(offsets(world)) is not None
+    world.down.add(A)
+    call = offsets(world)
+    world.step(Lost(1, "connection reset by peer"))
+    world.run(until_ms=4000)
+    assert call.id in world.finished or world.core.next_tick_ms() is not None
+    world.down.clear()
+    world.run()
+    assert world.result(call).topics[0].partitions[0].offset == 7
+
+
+def test_silence_ends_at_the_deadline_and_a_late_answer_is_ignored():
+    world = World()
+    late = []
+
+    def answer(api, version, endpoint, request):
+        late.append(version)
+
+    world.answers[LIST_OFFSETS] = answer
+    call = offsets(world, timeout_ms=2000)
+    world.run(until_ms=20_000)
+    with pytest.raises(NoAnswer, match="a:1: ListOffsets of t-0: no answer within 2 s"):
+        world.result(call)
+    correlation = max(c for n in world.core._connections.values() for c in n.in_flight)
+    frame = encode_response(LIST_OFFSETS, late[0], correlation, world.default(2, 0, A, None))
+    world.step(Received(1, frame))
+    del world.answers[LIST_OFFSETS]
+    assert world.result(offsets(world)).topics[0].partitions[0].offset == 7
+
+
+def test_a_connection_that_never_stands_is_given_up():
+    world = World()
+    world.mute.add(A)  # accepts, says nothing
+    call = offsets(world, timeout_ms=60_000)
+    world.run()
+    with pytest.raises(ConnectionFailed, match="no connection within 10 s"):
+        world.result(call)
+    assert world.now == 1000 + CONNECT_TIMEOUT_MS
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\1x", b"\0\0\0\6\0\0\0\x63\0\0", b"\xff" * 8],
+)
+def test_something_else_than_kafka_is_named(garbage):
+    world = World()
+    world.answers[API_VERSIONS] = lambda *_: garbage
+    call = offsets(world)
+    with pytest.raises(NotKafka, match="a:1: "):
+        world.result(call)
+
+
+def test_calls_without_an_answer_end_when_they_are_sent():
+    world = World()
+    call = offsets(world, answered=False)
+    assert world.result(call) is None
+    assert world.sent_to(LIST_OFFSETS) == [A]
+
+
+def test_routes_to_a_node_and_to_the_controller():
+    world = World()
+    node = offsets(world, route=ToNode(1))
+    controller = offsets(world, route=ToController())
+    anywhere = offsets(world, route=Anywhere())
+    for call in (node, controller, anywhere):
+        world.result(call)
+    assert world.sent_to(LIST_OFFSETS)[:2] == [B, B]
+
+
+def test_a_node_that_does_not_exist_is_said_at_the_deadline():
+    world = World()
+    call = offsets(world, route=ToNode(9), timeout_ms=3000)
+    world.run()
+    with pytest.raises(ConnectionFailed, match="no node 9"):
+        world.result(call)
+
+
+def test_many_calls_share_one_connection_and_one_question():
+    world = World()
+    calls = [offsets(world) for _ in range(20)]
+    for call in calls:
+        world.result(call)
+    assert len(world.sent_to(METADATA)) == 1
+    assert len(world.sent_to(API_VERSIONS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoints"),
+    [
+        ("localhost:9092", [("localhost", 9092)]),
+        ("a:1,b:2", [("a", 1), ("b", 2)]),
+        ("host", [("host", 9092)]),
+        ("[::1]:9093", [("::1", 9093)]),
+        ("::1", [("::1", 9092)]),
+    ],
+)
+def test_bootstrap_addresses(text, endpoints):
+    assert list(parse_bootstrap(text)) == endpoints
+
+
+@pytest.mark.parametrize("text", ["", ",", "a:b", "a:0", "a:70000", ":9092"])
+def test_bootstrap_addresses_that_are_none(text):
+    with pytest.raises(ValueError, match=r"host:port|bootstrap"):
+        parse_bootstrap(text)

@@ -1,0 +1,68 @@
+"""Tests that need a tool which is not here are skipped, loudly; with REQUIRE_ALL=1 they fail.
+
+Fixtures come from the plugin that an installed kept brings (``kept.testing.plugin``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+SAID = "did not run: "
+
+
+def _on_path(*names: str) -> str | None:
+    absent = [name for name in names if shutil.which(name) is None]
+    return f"{', '.join(absent)} not found" if absent else None
+
+
+def _docker() -> str | None:
+    if why := _on_path("docker"):
+        return why
+    asked = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30)
+    return None if asked.returncode == 0 else "the Docker engine does not answer"
+
+
+TOOLS: dict[str, Callable[[], str | None]] = {
+    "java": lambda: _on_path("java", "mvn"),
+    "node_js": lambda: _on_path("node", "npm"),
+    "docker": _docker,
+}
+
+
+@functools.cache
+def missing(marker: str) -> str | None:
+    """Why tests with this marker cannot run, None when they can."""
+    return TOOLS[marker]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in TOOLS:
+        if item.get_closest_marker(marker) is None:
+            continue
+        why = missing(marker)
+        if why is None:
+            continue
+        if os.environ.get("REQUIRE_ALL") == "1":
+            pytest.fail(
+                f"{marker}: {why}, and REQUIRE_ALL=1 wants every test to run", pytrace=False
+            )
+        pytest.skip(f"{SAID}{marker}: {why}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line that nobody overlooks for each missing tool."""
+    counts: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        _, found, why = str(report.longrepr).partition(SAID)
+        if found:
+            reason = why.rstrip("')\"")
+            counts[reason] = counts.get(reason, 0) + 1
+    for reason, count in sorted(counts.items()):
+        line = f"!!! {count} TESTS DID NOT RUN: {reason} (REQUIRE_ALL=1 makes this a failure)"
+        terminalreporter.write_line(line, red=True, bold=True)

@@ -1,0 +1,242 @@
+"""The manifest's format, the removal journal, and what is read back at start."""
+
+import struct
+import uuid
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from kept.compaction import apply as applying
+from kept.compaction import journal, manifest
+from kept.compaction.journal import Fate, Reason
+from kept.compaction.manifest import Identity, Manifest, OutputSegment
+from kept.storage.errors import DamagedData, DirectoryRefused
+from kept.storage.swap import SwapGroup, SwapPlan
+from kept.storage.txn_index import AbortedTxn
+
+offsets = st.sets(st.integers(0, 999), max_size=30).map(BitMap)
+segments = st.builds(
+    lambda survivors, empties, horizons, txns, digest: OutputSegment(
+        0, 1000, survivors, empties, horizons, tuple(txns), digest, 17
+    ),
+    offsets, offsets, st.dictionaries(st.integers(0, 1 << 45), offsets, max_size=3),
+    st.lists(st.builds(AbortedTxn, *[st.integers(0, 1 << 40)] * 4), max_size=3),
+    st.sampled_from([b"", bytes(range(16))]),
+)  # fmt: skip
+
+
+def of(*found, **more):
+    fields = {
+        "topic_id": uuid.UUID(int=5), "partition": 3, "identity": Identity(2, 9),
+        "log_start_offset": 0, "clean_to": 900, "end_offset": found[-1].end_offset if found else 0,
+        "now_ms": 11, "horizon_ms": 22, "segments": tuple(found),
+    }  # fmt: skip
+    return Manifest(**{**fields, **more})
+
+
+PLAN = SwapPlan((SwapGroup((0, 500), (0, 100, 700)), SwapGroup((2000,), (2000,))))
+
+
+@settings(deadline=None)
+@given(segments)
+def test_decode_after_encode_is_identity(segment):
+    second = OutputSegment(1000, 1 << 40, BitMap([1, 5]))
+    found = of(segment, second)
+    assert manifest.decode("m", manifest.encode(found, PLAN)) == (found, PLAN)
+
+
+@settings(deadline=None)
+@given(segments, st.data())
+def test_every_flipped_bit_is_told(segment, data):
+    good = manifest.encode(of(segment), PLAN)
+    at = data.draw(st.integers(0, len(good) - 1))
+    bad = bytearray(good)
+    bad[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert manifest.decode("m", bytes(bad)) == (of(segment), PLAN)
+    except (DamagedData, DirectoryRefused):
+        return
+    raise AssertionError(f"the flip at {at} was not told")
+
+
+@pytest.mark.parametrize("size", [0, 3, 8, 20, -1])
+def test_a_file_that_is_cut_off_is_damaged(size):
+    good = manifest.encode(of(OutputSegment(0, 10, BitMap([1]))), PLAN)
+    with pytest.raises(DamagedData):
+        manifest.decode("m", good[:size])
+
+
+def test_a_newer_version_is_refused():
+    good = bytearray(manifest.encode(of(OutputSegment(0, 10, BitMap([1]))), PLAN))
+    struct.pack_into(">H", good, 4, manifest.VERSION + 1)
+    with pytest.raises(DirectoryRefused, match="newer kept"):
+        manifest.decode("m", bytes(good))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        of(OutputSegment(0, 10, BitMap()), OutputSegment(11, 20, BitMap())),
+        of(OutputSegment(0, 10, BitMap([10]))),
+        of(OutputSegment(5, 5, BitMap())),
+        of(OutputSegment(0, 10, BitMap()), end_offset=11),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_damaged(found):
+    with pytest.raises(DamagedData):
+        manifest.decode("m", manifest.encode(found, PLAN))
+
+
+def test_a_part_of_a_segment_is_relative_to_its_new_base():
+    whole = OutputSegment(
+        100, 200, BitMap([0, 50, 99]), BitMap([60]), {7: BitMap([50]), 8: BitMap([0])},
+        (AbortedTxn(1, 100, 120, 120), AbortedTxn(1, 130, 160, 160)),
+    )  # fmt: skip
+    part = whole.part(150, 200)
+    assert (part.survivors, part.empties, part.horizons) == (
+        BitMap([0, 49]), BitMap([10]), {7: BitMap([0])},
+    )  # fmt: skip
+    assert [t.last_offset for t in part.aborted] == [160]
+    assert whole.part(100, 150).survivors == BitMap([0])
+
+
+def test_survives_knows_the_whole_log_below_the_end():
+    found = of(OutputSegment(0, 10, BitMap([3])), OutputSegment(10, 20, BitMap([5])))
+    assert [found.survives(o) for o in (3, 4, 15, 19, 20)] == [True, False, True, False, None]
+
+
+# The removal journal, through real passes.
+
+
+def fates(w, offsets):
+    there = set(w.offsets())
+    path = f"{w.log.directory}/manifest-0-{w.state.applied.generation}"
+    found = manifest.decode(path, w.disk.read(path))[0]
+    return [
+        journal.why(
+            o, directory="/t-0", disk=w.disk, log_start_offset=w.log.log_start_offset,
+            high_watermark=w.log.log_end_offset - 1, log_end_offset=w.log.log_end_offset,
+            manifest=found, is_there=there.__contains__,
+        )
+        for o in offsets
+    ]  # fmt: skip
+
+
+def cleaned(world):
+    w = world(delete_retention_ms=10)
+    w.append((b"a", b"1"), (b"b", b"1"), (b"a", None), (None, b"x"))
+    w.append((b"n", b"bad"), pid=9, sequence=0, transactional=True)
+    w.marker(9, commit=False)
+    w.append((b"c", b"1"), (b"q", b"1"), pid=9, sequence=1)
+    w.roll()
+    w.clean()
+    w.now += 20
+    w.clean(asked=False)
+    w.append((b"b", b"2"))
+    w.roll()
+    w.clean()
+    w.append((b"open", b"1"))
+    w.append((b"open", b"2"))
+    return w
+
+
+def test_why_missing_names_generation_and_reason(world):
+    w = cleaned(world)
+    found = fates(w, range(12))
+    assert [(a.reason, str(a.identity)) for a in found[:5] if a.fate == Fate.REMOVED] == [
+        (Reason.SUPERSEDED, "0.1"), (Reason.SUPERSEDED, "0.3"), (Reason.EXPIRED, "0.2"),
+        (Reason.KEYLESS, "0.1"), (Reason.ABORTED, "0.1"),
+    ]  # fmt: skip
+    assert found[6].fate == Fate.PRESENT
+    assert [a.fate for a in found[10:]] == [Fate.ABOVE_HIGH_WATERMARK, Fate.NEVER_WRITTEN]
+    assert found[0].text == "removed in generation 0.1 as superseded"
+
+
+def test_a_survivor_that_is_not_there_is_lost(world):
+    w = cleaned(world)
+    path = "/t-0/manifest-0-3"
+    found = manifest.decode(path, w.disk.read(path))[0]
+    answer = journal.why(
+        6, directory="/t-0", disk=w.disk, log_start_offset=0, high_watermark=99,
+        log_end_offset=99, manifest=found, is_there=lambda offset: False,
+    )  # fmt: skip
+    assert answer.fate == Fate.LOST and "0.3" in answer.text
+
+
+def test_the_journal_is_bounded_and_says_what_it_no_longer_knows(world):
+    w = cleaned(world)
+    sizes = [w.disk.stat(path).size_bytes for _, path in journal.files("/t-0", w.disk)]
+    assert len(sizes) == 3
+    assert journal.trim("/t-0", w.disk, sum(sizes[1:])) == 1
+    answer = fates(w, [0])[0]
+    assert answer.fate == Fate.BEFORE_HISTORY and "before generation 0.2" in answer.text
+    assert fates(w, [1])[0].reason == Reason.SUPERSEDED
+
+
+def test_a_damaged_journal_is_told(world):
+    w = cleaned(world)
+    path = journal.files("/t-0", w.disk)[-1][1]
+    w.disk.flip_bit(path, 30)
+    with pytest.raises(DamagedData):
+        fates(w, [0])
+
+
+# State.
+
+
+def test_clearing_makes_the_next_pass_start_over(world):
+    w = cleaned(world)
+    applying.clear("/t-0", w.disk)
+    w.log.close(w.now)
+    w.open()
+    assert w.state == applying.CompactionState()
+    before = w.records()
+    w.clean()
+    assert w.state.applied == Identity(0, 1)
+    assert w.records() == before
+
+
+def test_a_damaged_mark_is_told(world):
+    w = cleaned(world)
+    w.disk.write_file("/t-0/manifest-applied", b"nonsense")
+    with pytest.raises(DamagedData, match="manifest-applied"):
+        applying.load_state("/t-0", w.disk)
+
+
+def digests(w):
+    path = f"/t-0/manifest-0-{w.state.applied.generation}"
+    found = manifest.decode(path, w.disk.read(path))[0]
+    return [(s.base_offset, s.end_offset, s.digest) for s in found.segments]
+
+
+def test_digests_are_equal_for_equal_records_whatever_the_way(world):
+    """One big map or many small ones; the hash key differs too. Another record: another digest."""
+    found = []
+    for slots, last in ((1 << 20, b"1"), (3, b"1"), (1 << 20, b"2")):
+        w = world(segment_bytes=500)
+        for i in range(20):
+            w.append((b"k%d" % (i % 6), None if i % 7 == 6 else b"v%d" % i * 20, 5 + i))
+        w.append((b"x", last, 9))
+        w.roll()
+        w.clean(dedupe_buffer_bytes=slots * 16)
+        found.append(digests(w))
+    assert found[0] == found[1]
+    assert found[0][:-1] == found[2][:-1] and found[0][-1] != found[2][-1]
+
+
+def test_an_untouched_segment_keeps_its_digest_without_being_read(world):
+    w = world(segment_bytes=300)
+    w.append((b"a", b"v" * 200))
+    w.roll()
+    w.append((b"b", b"v" * 200))
+    w.roll()
+    w.clean()
+    before = digests(w)
+    w.append((b"b", b"w" * 200))
+    w.roll()
+    w.clean()
+    after = digests(w)
+    assert after[0] == before[0] and after[1] != before[1]
+    assert all(digest for _, _, digest in after)

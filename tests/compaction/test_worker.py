@@ -1,0 +1,168 @@
+"""The worker as a process: same result as in-process, progress, errors, death with its parent or stdin."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kept.compaction import job as jobs
+from kept.compaction import manifest, worker
+from kept.compaction.pass_ import run_pass
+from kept.storage.disk import Disk
+from kept.storage.log import Log
+
+
+@pytest.fixture
+def on_disk(kit, tmp_path, monkeypatch):
+    """A world whose log is in a real directory."""
+    directory = str(tmp_path / "t-0")
+    monkeypatch.setitem(kit.World.open.__globals__, "DIRECTORY", directory)
+    monkeypatch.setitem(kit.World.clean.__globals__, "DIRECTORY", directory)
+    os.mkdir(directory)
+
+    class RealDisk(Disk):
+        now_ms = 0
+
+    w = kit.World(disk=RealDisk(), segment_bytes=500)
+    for i in range(30):
+        w.append((b"k%d" % (i % 7), b"v%d" % i * 20))
+    w.roll()
+    return w
+
+
+def run(job, **options):
+    done = subprocess.run(
+        worker.COMMAND, input=jobs.encode(job) + "\n", capture_output=True, text=True,
+        timeout=60, **options,
+    )  # fmt: skip
+    return done, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Talking:
+    """A worker with its stdin kept open."""
+
+    def __init__(self, job):
+        self.process = subprocess.Popen(
+            worker.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.process.stdin.write(jobs.encode(job) + "\n")
+        self.process.stdin.flush()
+
+    def messages(self):
+        with self.process as process:
+            found = [json.loads(line) for line in process.stdout]
+        return found
+
+
+def test_a_job_survives_its_json(on_disk):
+    job = on_disk.job(on_disk.plan())
+    assert jobs.decode(jobs.encode(job)) == job
+
+
+def test_the_process_does_what_the_twin_does(on_disk):
+    w = on_disk
+    made = w.plan()
+    job = w.job(made)
+    found = Talking(job).messages()
+    result = worker.result_from(found[-1])
+    assert result.records_removed == 23
+    names = sorted(n for n in os.listdir(w.log.directory) if ".cleaned" in n or ".tmp" in n)
+    theirs = {n: w.disk.read(f"{w.log.directory}/{n}") for n in names}
+    for name in names:
+        w.disk.unlink(f"{w.log.directory}/{name}")
+    assert run_pass(job, w.disk) == result
+    assert {n: w.disk.read(f"{w.log.directory}/{n}") for n in names} == theirs
+    from kept.compaction import apply as applying
+
+    w.state = applying.apply(w.log, result, None, w.now)
+    assert w.offsets() == list(range(23, 30))
+    assert isinstance(w.log, Log)
+    path = f"{w.log.directory}/manifest-0-1"
+    assert manifest.decode(path, w.disk.read(path))[0].identity == result.identity
+
+
+def test_errors_are_told_as_a_message(on_disk):
+    job = on_disk.job(on_disk.plan(), dedupe_buffer_bytes=16)
+    talking = Talking(job)
+    (message,) = talking.messages()
+    assert message["kind"] == "ConfigurationError"
+    assert "log.cleaner.dedupe.buffer.size" in message["error"]
+    assert talking.process.returncode == 1
+
+
+def test_outputs_that_exist_are_never_touched(on_disk):
+    w = on_disk
+    job = w.job(w.plan())
+    path = f"{w.log.directory}/{0:020d}.log.cleaned"
+    w.disk.write_file(path, b"somebody else's")
+    (message,) = Talking(job).messages()
+    assert message["kind"] == "FileExistsError"
+    assert w.disk.read(path) == b"somebody else's"
+
+
+def slow_job(w):
+    return jobs.Job(
+        **{
+            name: getattr(w.job(w.plan()), name)
+            for name in jobs.Job.__slots__
+            if name != "max_bytes_per_second"
+        },
+        max_bytes_per_second=100.0,
+    )
+
+
+def test_it_exits_when_its_stdin_ends(on_disk):
+    started = time.monotonic()
+    done, found = run(slow_job(on_disk))
+    assert done.returncode == 3 and not any("result" in m for m in found)
+    assert time.monotonic() - started < 10, "the throttled pass would take half a minute"
+
+
+def test_it_ignores_ctrl_c_and_dies_with_its_parent(on_disk):
+    job = jobs.encode(slow_job(on_disk))
+    parent = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import subprocess, sys, time\n"
+            "p = subprocess.Popen(sys.argv[1:4], stdin=subprocess.PIPE)\n"
+            "p.stdin.write(sys.stdin.buffer.readline()); p.stdin.flush()\n"
+            "print(p.pid, flush=True); time.sleep(60)",
+            *worker.COMMAND,
+        ],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with parent:
+        parent.stdin.write(job + "\n")
+        parent.stdin.flush()
+        pid = int(parent.stdout.readline())
+        stat = f"/proc/{pid}/stat"
+
+        def field(index):
+            with open(stat) as file:
+                return file.read().rpartition(")")[2].split()[index]
+
+        deadline = time.monotonic() + 20
+        while field(16) != str(worker.NICENESS):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.05)
+        assert field(0) in "SRD", "SIGINT is ignored"
+        parent.kill()
+        parent.stdout.close()
+        parent.wait()
+        while os.path.exists(stat) and field(0) not in "ZX":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_progress_is_told(on_disk, capsys):
+    throttle = worker.Throttle(sys.stdout, 100, 1e12)
+    throttle._said -= 10
+    throttle(40)
+    throttle(20)
+    assert json.loads(capsys.readouterr().out) == {"progress": 40, "total": 100}

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
 import kept
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.records import PartitionRecord, ResourceType
+from kept.node import compaction_ops
+from kept.node.compaction_ops import CompactionStatus
 from kept.node.slices import breathe
 from kept.storage.errors import (
     InvalidRequest,
@@ -28,8 +30,8 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.image import TopicImage
+    from kept.node.hosting import HostedPartition
     from kept.node.server import Node
-    from kept.replication.partition import Partition
     from kept.storage.log import Log
 
 MAX_SEGMENTS: Final = 1000
@@ -37,53 +39,6 @@ MAX_SEGMENTS: Final = 1000
 
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionStatus:
-    """Where one partition's compaction stands.
-
-    ``state`` is ``idle`` (nothing to do), ``waiting`` (not due yet), ``due``, ``running`` or
-    ``uncleanable`` (failed; ``reason`` says why, ``retry_at_ms`` when it is tried again).
-    ``reason`` is a sentence for people: what is due, or why nothing is. Offsets are half-open
-    bounds: ``first_dirty_offset..first_uncleanable_offset`` is the cleanable range.
-    """
-
-    state: str
-    reason: str
-    first_dirty_offset: int
-    first_uncleanable_offset: int
-    clean_bytes: int
-    dirty_bytes: int
-    dirty_ratio: float
-    generation: str | None = None
-    last_compaction_ms: int | None = None
-    retry_at_ms: int | None = None
-
-
-class Compaction(Protocol):
-    """What the cleaner does for this module (``node.cleaner``)."""
-
-    def status(self, tp: TopicPartition) -> CompactionStatus:
-        """Where a compacted partition stands, from numbers at hand: no file is read."""
-
-    def now(self, tp: TopicPartition) -> Awaitable[Mapping[str, Any]]:
-        """Compact as soon as a worker is free, whatever the ratio; done when applied.
-
-        Its result says what the pass did, or why there was nothing to do. Cancelling the wait does
-        not stop the pass.
-        """
-
-    def retry(self, tp: TopicPartition) -> bool:
-        """Forget that an uncleanable partition failed; False when it had not."""
-
-    def explain(self, tp: TopicPartition, key: bytes | None) -> Awaitable[Mapping[str, Any]]:
-        """A dry run: what a pass would do now, and the life of a key."""
-
-    def why_missing(
-        self, tp: TopicPartition, offset: int, key: bytes | None
-    ) -> Awaitable[Mapping[str, Any]]:
-        """Why there is no record at an offset below the high watermark and above the log start."""
 
 
 class Admin:
@@ -244,7 +199,7 @@ class Admin:
         if partition is None:
             return described
         log = partition.log
-        status = self._status(tp, partition)
+        status = self.compaction_status(tp)
         described |= {
             "log_start_offset": log.log_start_offset,
             "high_watermark": partition.high_watermark,
@@ -260,30 +215,12 @@ class Admin:
 
     # Compaction.
 
-    def _status(self, tp: TopicPartition, partition: Partition) -> CompactionStatus | None:
-        """None for a partition that is not compacted."""
-        log = partition.log
-        if not log.config.compact:
-            return None
-        cleaner: Compaction | None = self._node.cleaner
-        if cleaner is not None:
-            return cleaner.status(tp)
-        start, active = log.log_start_offset, log.active_segment
-        dirty = log.size_bytes - active.size_bytes
-        return CompactionStatus(
-            state="waiting",
-            reason=self._no_cleaner(),
-            first_dirty_offset=start,
-            first_uncleanable_offset=max(start, active.base_offset),
-            clean_bytes=0,
-            dirty_bytes=dirty,
-            dirty_ratio=1.0 if dirty else 0.0,
-        )
-
     def compaction_status(self, tp: TopicPartition) -> CompactionStatus | None:
         """Where a partition stands; None when it is not here or not compacted."""
-        partition = self._node.partitions.get(tp)
-        return None if partition is None else self._status(tp, partition)
+        hosted = self._node.hosting.hosted.get(tp)
+        if hosted is None or not hosted.partition.log.config.compact:
+            return None
+        return compaction_ops.status(self._node, hosted)
 
     async def compaction(self, topic: str | None = None) -> dict[str, Any]:
         """Where every compacted partition (of a topic) stands: ``{"partitions": [...]}``.
@@ -295,23 +232,17 @@ class Admin:
         found: list[dict[str, Any]] = []
         for number, tp in enumerate(sorted(self._node.partitions)):
             await breathe(number)
-            partition = self._node.partitions.get(tp)
-            if partition is None or (topic is not None and tp.topic != topic):
-                continue
-            status = self._status(tp, partition)
+            status = None if topic not in (None, tp.topic) else self.compaction_status(tp)
             if status is not None:
-                found.append({"topic": tp.topic, "partition": tp.partition, **asdict(status)})
+                found.append({**_named(tp), **asdict(status)})
         return {"partitions": found}
 
     def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
-        """The partitions here of a compacted topic, or the one asked for."""
-        numbers: Sequence[int] = [r.partition for r in self._topic(topic).partitions]
-        if partition is not None:
-            if partition not in numbers:
-                raise UnknownTopicOrPartition(
-                    f"{topic} has no partition {partition}; it has {len(numbers)}"
-                )
-            numbers = [partition]
+        """The partitions of a compacted topic, or the one asked for."""
+        known = len(self._topic(topic).partitions)
+        if partition is not None and partition >= known:
+            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
+        numbers = range(known) if partition is None else (partition,)
         found = [TopicPartition(topic, number) for number in numbers]
         for tp in found:
             if not self._node.partition(tp).log.config.compact:
@@ -320,81 +251,57 @@ class Admin:
                 )
         return found
 
-    def _cleaner(self) -> Compaction:
-        cleaner: Compaction | None = self._node.cleaner
-        if cleaner is None:
-            raise PolicyViolation(self._no_cleaner())
-        return cleaner
-
-    def _no_cleaner(self) -> str:
-        if self._node.config.log_cleaner_enable:
-            return "the cleaner is not running"
-        return "the cleaner is off: log.cleaner.enable is false"
-
     async def compact_now(self, topic: str, partition: int | None, wait: bool) -> dict[str, Any]:
         """Compact a topic or partition whatever its dirty ratio; with ``wait`` until it is done.
 
         Raises UnknownTopicOrPartition, PolicyViolation, RequestTimedOut.
         """
-        cleaner = self._cleaner()
         wanted = self._compacted(topic, partition)
-        passes = [asyncio.ensure_future(cleaner.now(tp)) for tp in wanted]
+        passes = [self._node.cleaner.request(tp) for tp in wanted]
+        for one in passes:
+            one.add_done_callback(_look_at)
         if not wait:
-            for one in passes:
-                one.add_done_callback(_look_at)
             return {"started": [_named(tp) for tp in wanted]}
         _, late = await asyncio.wait(passes, timeout=WAIT_S)
         if late:
-            for one in passes:
-                one.add_done_callback(_look_at)
             raise RequestTimedOut(
                 f"{len(late)} of {len(passes)} partitions are still being compacted"
             )
         return {
             "partitions": [
-                {**_named(tp), **_outcome(one)} for tp, one in zip(wanted, passes, strict=True)
+                {**_named(tp), **compaction_ops.outcome(one)}
+                for tp, one in zip(wanted, passes, strict=True)
             ]
         }
 
     async def explain(self, topic: str, partition: int | None, key: bytes | None) -> dict[str, Any]:
         """What a pass would do now, per partition; with ``key`` the life of that key.
 
-        Raises UnknownTopicOrPartition, PolicyViolation.
+        Raises UnknownTopicOrPartition, PolicyViolation, DryRunFailed.
         """
-        cleaner = self._cleaner()
         found = []
         for tp in self._compacted(topic, partition):
-            found.append({**_named(tp), **await cleaner.explain(tp, key)})
+            hosted = self._hosted(tp)
+            found.append({**_named(tp), **await compaction_ops.explain(self._node, hosted, key)})
         return {"partitions": found}
+
+    def _hosted(self, tp: TopicPartition) -> HostedPartition:
+        self._node.partition(tp)
+        return self._node.hosting.hosted[tp]
 
     async def why_missing(
         self, topic: str, partition: int, offset: int, key: bytes | None
     ) -> dict[str, Any]:
-        """Why no record is at an offset: ``verdict`` and a sentence.
+        """Why no record is at an offset: ``fate``, a sentence, and for ``key`` its present winner.
 
-        Verdicts: ``never-written``, ``above-high-watermark``, ``below-log-start`` here; what the
-        log and the removal journal say (``present``, ``superseded``, ``expired-tombstone``, …) from
-        the cleaner. Raises UnknownTopicOrPartition, PolicyViolation.
+        Raises UnknownTopicOrPartition, DryRunFailed.
         """
+        known = len(self._topic(topic).partitions)
+        if partition >= known:
+            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
         tp = TopicPartition(topic, partition)
-        numbers = len(self._topic(topic).partitions)
-        if partition >= numbers:
-            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {numbers}")
-        hosted = self._node.partition(tp)
-        start, end = hosted.log.log_start_offset, hosted.log.log_end_offset
-        answer: dict[str, Any] = {**_named(tp), "offset": offset}
-        if offset >= end:
-            said = f"offset {offset} was never written: the log ends at {end}"
-            return {**answer, "verdict": "never-written", "explanation": said}
-        if offset >= hosted.high_watermark:
-            said = (
-                f"offset {offset} is not committed: the high watermark is {hosted.high_watermark}"
-            )
-            return {**answer, "verdict": "above-high-watermark", "explanation": said}
-        if offset < start:
-            said = f"offset {offset} is below the log start {start}: retention or DeleteRecords"
-            return {**answer, "verdict": "below-log-start", "explanation": said}
-        return {**answer, **await self._cleaner().why_missing(tp, offset, key)}
+        answer = await compaction_ops.why_missing(self._node, self._hosted(tp), offset, key)
+        return {**_named(tp), "offset": offset, **answer}
 
     async def retry(self, topic: str, partition: int) -> dict[str, Any]:
         """Try an uncleanable partition again at once.
@@ -402,7 +309,7 @@ class Admin:
         Raises UnknownTopicOrPartition, PolicyViolation, InvalidRequest when it is not uncleanable.
         """
         (tp,) = self._compacted(topic, partition)
-        if not self._cleaner().retry(tp):
+        if not self._node.cleaner.retry(tp):
             raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
         return {**_named(tp), "retrying": True}
 
@@ -419,15 +326,6 @@ def _look_at(finished: asyncio.Future[Any]) -> None:
     """Take note of an outcome that nobody waits for; the cleaner has logged it."""
     if not finished.cancelled():
         finished.exception()
-
-
-def _outcome(finished: asyncio.Future[Mapping[str, Any]]) -> Mapping[str, Any]:
-    error = finished.exception()
-    if error is None:
-        return finished.result()
-    if isinstance(error, KeptError):
-        return {"error": str(error)}
-    raise error
 
 
 def _segments(log: Log, first_dirty: int | None) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import kept
-from kept.node.admin import Admin, CompactionStatus
+from kept.node.admin import Admin
+from kept.node.compaction_ops import CompactionStatus
 from kept.node.metrics import Histogram
 from kept.node.slices import ITEMS_PER_SLICE
 from kept.storage.types import TopicPartition
@@ -170,8 +171,10 @@ def _traffic(node: Node) -> Iterator[Metric | None]:
 def _compaction(node: Node) -> Iterator[Metric | None]:
     m = node.metrics
     yield _counter("log_cleaner_compactions", "Compaction passes applied.", m.compactions)
-    yield _counter("log_cleaner_failures", "Compaction passes that failed.", m.failed_compactions)
-    yield _counter("log_cleaner_cleaned_bytes", "Bytes read by compaction.", m.cleaned_bytes)
+    yield _counter(
+        "log_cleaner_failures", "Compaction passes that failed.", node.cleaner.totals.failures
+    )
+    yield _counter("log_cleaner_cleaned_bytes", "Bytes that compaction freed.", m.cleaned_bytes)
     yield _counter("log_cleaner_removed_records", "Records removed.", m.records_removed)
     yield _histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
 

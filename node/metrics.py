@@ -11,7 +11,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kept.compaction.pass_ import Result
     from kept.node.server import Node
+    from kept.storage.types import TopicPartition
 
 REQUEST_BUCKETS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -64,7 +66,6 @@ class Metrics:
         "cleaned_bytes",
         "cleaner_seconds",
         "compactions",
-        "failed_compactions",
         "fsync_seconds",
         "isr_expands",
         "isr_shrinks",
@@ -85,7 +86,6 @@ class Metrics:
         self.isr_shrinks = 0
         self.isr_expands = 0
         self.compactions = 0
-        self.failed_compactions = 0
         self.cleaned_bytes = 0
         self.records_removed = 0
         self.cleaner_seconds = Histogram(PASS_BUCKETS)
@@ -117,13 +117,9 @@ class Metrics:
         """One fsync took so long."""
         self.fsync_seconds.observe(seconds)
 
-    def compacted(self, seconds: float, cleaned_bytes: int, records_removed: int) -> None:
-        """A compaction pass was applied: bytes read by it, records that it removed."""
+    def compacted(self, _tp: TopicPartition, result: Result, seconds: float) -> None:
+        """A compaction pass was applied."""
         self.compactions += 1
-        self.cleaned_bytes += cleaned_bytes
-        self.records_removed += records_removed
+        self.cleaned_bytes += max(0, result.bytes_before - result.bytes_after)
+        self.records_removed += result.records_removed
         self.cleaner_seconds.observe(seconds)
-
-    def compaction_failed(self) -> None:
-        """A compaction pass failed."""
-        self.failed_compactions += 1

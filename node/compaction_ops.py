@@ -1,0 +1,240 @@
+"""What compaction does, did and would do to one partition: for ``kept.node.admin``.
+
+Status comes from the planner that the cleaner uses, so the two cannot disagree. A dry run reads the
+log in a process of its own (``kept.node.dry_run``), niced like a pass. Why an offset is missing is
+answered from the log, the applied manifest and the removal journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.compaction import job as jobs
+from kept.compaction.apply import CompactionState
+from kept.compaction.pass_ import Result, read_manifest
+from kept.compaction.planner import NotNow, Plan, cleanable_range, next_identity, sizes
+from kept.compaction.view import job_for, view
+from kept.node import dry_run
+from kept.storage.errors import KeptError, OffsetOutOfRange
+from kept.storage.records import headers, records
+
+if TYPE_CHECKING:
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+    from kept.storage.disk import FileSlice
+
+IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", "uncleanable"
+
+PEEK_BYTES: Final = 1
+"""To look at one offset the one batch that holds it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStatus:
+    """Where one partition's compaction stands.
+
+    ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
+    ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``). ``reason``
+    is a sentence: what is due, why nothing is, or what failed. The cleanable range is
+    ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``.
+    """
+
+    state: str
+    reason: str
+    first_dirty_offset: int
+    cleanable_end_offset: int
+    bound: str
+    clean_bytes: int
+    dirty_bytes: int
+    dirty_ratio: float
+    generation: str | None
+    last_compaction_ms: int | None
+    retry_at_ms: int | None = None
+    failures: int = 0
+    progress: float | None = None
+
+
+def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
+    """Where a compacted partition stands; no log is read."""
+    cleaner = node.cleaner
+    known = cleaner.state(hosted)
+    seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
+    found = cleanable_range(seen, node.now_ms())
+    clean, dirty = sizes(seen, found)
+    tp = hosted.partition.topic_partition
+    said = cleaner.status(tp)
+    state, reason = _state(said.next, dirty)
+    progress = None
+    if not node.config.log_cleaner_enable and state in (DUE, WAITING):
+        state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
+    if said.failure is not None:
+        state, reason = UNCLEANABLE, said.failure.reason
+    if said.running is not None:
+        state, reason = RUNNING, said.running.plan.why
+        total = said.running.total_bytes
+        progress = round(said.running.done_bytes / total, 3) if total else 0.0
+    return CompactionStatus(
+        state=state,
+        reason=reason,
+        first_dirty_offset=found.first_dirty,
+        cleanable_end_offset=found.end_offset,
+        bound=found.bound,
+        clean_bytes=clean,
+        dirty_bytes=dirty,
+        dirty_ratio=round(dirty / (clean + dirty), 4) if dirty else 0.0,
+        generation=None if known.applied is None else str(known.applied),
+        last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
+        retry_at_ms=None if said.failure is None else said.failure.retry_at_ms,
+        failures=0 if said.failure is None else said.failure.count,
+        progress=progress,
+    )
+
+
+def _state(following: Plan | NotNow, dirty_bytes: int) -> tuple[str, str]:
+    if isinstance(following, Plan):
+        return DUE, following.why
+    return (WAITING if dirty_bytes else IDLE), following.reason
+
+
+def outcome(finished: asyncio.Future[Result | NotNow]) -> dict[str, Any]:
+    """What a pass that was asked for came to: ``done`` with its numbers, or ``error``."""
+    error = finished.exception()
+    if isinstance(error, KeptError):
+        return {"done": False, "error": str(error)}
+    found = finished.result()
+    if isinstance(found, NotNow):
+        return {"done": False, "reason": found.reason}
+    return {"done": True, **asdict(found), "identity": str(found.identity)}
+
+
+# Dry runs.
+
+
+async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dict[str, Any]:
+    """What a pass would do now, due or not, and the life of a key. Raises DryRunFailed."""
+    cleaner = node.cleaner
+    due = cleaner.plan_for(hosted)
+    found = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
+    answer: dict[str, Any] = {"status": asdict(status(node, hosted)), "due": isinstance(due, Plan)}
+    if isinstance(found, NotNow):
+        answer |= {"reason": found.reason, "dry_run": None}
+        if key is None:
+            return answer
+        return answer | {"key": await _records_of(node, hosted, key)}
+    answer |= {
+        "reason": due.why if isinstance(due, Plan) else due.reason,
+        "bound": found.bound,
+        "needs_bytes": found.needs_bytes,
+        "horizons_only": found.horizons_only,
+    }
+    said = await dry_run.run(node, _job(node, hosted, found), key, _above(hosted, found.end_offset))
+    return {**answer, **said}
+
+
+def _job(node: Node, hosted: HostedPartition, found: Plan) -> jobs.Job:
+    known = node.cleaner.state(hosted)
+    return job_for(
+        hosted.partition.log,
+        found,
+        next_identity(known.applied, hosted.partition.leader_epoch),
+        now_ms=node.now_ms(),
+        hash_key=os.urandom(jobs.HASH_KEY_BYTES),
+        limits=node.cleaner.limits(hosted),
+    )
+
+
+def _above(hosted: HostedPartition, end_offset: int) -> list[jobs.Source]:
+    """The segments from ``end_offset`` on, as far as they are written."""
+    seen = view(hosted.partition.log, CompactionState(), hosted.partition.last_stable_offset)
+    return [
+        jobs.Source(s.base_offset, s.end_offset, s.size_bytes, s.mtime_ms)
+        for s in seen.segments
+        if s.base_offset >= end_offset and s.size_bytes
+    ]
+
+
+async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[Mapping[str, Any]]:
+    """Every record of a key that is in the log."""
+    log = hosted.partition.log
+    clean_to = node.cleaner.state(hosted).clean_to
+    return await dry_run.find_key(
+        node, log.directory, log.config, key=key, sources=_above(hosted, 0), clean_to=clean_to
+    )
+
+
+# Why an offset is missing.
+
+
+async def why_missing(
+    node: Node, hosted: HostedPartition, offset: int, key: bytes | None
+) -> dict[str, Any]:
+    """``fate``, ``explanation``, and the generation and reason that removed it, where known.
+
+    With ``key``: also ``winner``, the newest record of the key that is there.
+    """
+    from kept.compaction import journal
+
+    log, partition = hosted.partition.log, hosted.partition
+    known = node.cleaner.state(hosted)
+    slice_ = _batch_of(hosted, offset)
+    bounds = {
+        "log_start_offset": log.log_start_offset,
+        "high_watermark": partition.high_watermark,
+        "log_end_offset": log.log_end_offset,
+    }
+
+    def find() -> journal.Answer:
+        applied = known.applied
+        return journal.why(
+            offset,
+            directory=log.directory,
+            disk=node.disk,
+            manifest=None if applied is None else read_manifest(log.directory, applied, node.disk),
+            is_there=lambda wanted: _holds(node, slice_, wanted),
+            **bounds,
+        )
+
+    found = await node.in_pool(find)
+    answer = {
+        "fate": found.fate.value,
+        "explanation": found.text,
+        "reason": None if found.reason is None else found.reason.value,
+        "generation": None if found.identity is None else str(found.identity),
+    }
+    if key is not None:
+        history = await _records_of(node, hosted, key)
+        answer["winner"] = history[-1] if history else None
+    return answer
+
+
+def _batch_of(hosted: HostedPartition, offset: int) -> FileSlice | None:
+    """Where the batch is that would hold an offset."""
+    log = hosted.partition.log
+    if not log.log_start_offset <= offset < hosted.partition.high_watermark:
+        return None
+    try:
+        return log.read(offset, PEEK_BYTES, hosted.partition.high_watermark)
+    except OffsetOutOfRange:
+        return None
+
+
+def _holds(node: Node, found: FileSlice | None, offset: int) -> bool:
+    """Whether a batch has a record at ``offset``; a control batch's marker counts."""
+    if found is None:
+        return False
+    data = node.disk.pread(*found)
+    for position, header in headers(data):
+        if header.base_offset > offset:
+            return False
+        if header.is_control:
+            if header.record_count and header.last_offset == offset:
+                return True
+            continue
+        batch = data[position : position + header.size_bytes]
+        if any(record.offset == offset for record in records(batch)):
+            return True
+    return False

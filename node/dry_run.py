@@ -1,0 +1,211 @@
+"""Dry runs of compaction, in a process of their own: ``python -m kept.node.dry_run``.
+
+A dry run reads a whole log, which belongs neither on the node's loop nor in its memory. The
+process gets one line of JSON on stdin and answers with one on stdout, ``{"result": …}`` or
+``{"error": …}``.
+It is exec'ed, niced, ends when its stdin does, and writes no file. One runs at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from kept.storage.errors import KeptError, RequestTimedOut
+
+if TYPE_CHECKING:
+    from kept.compaction.job import Job, Source
+    from kept.node.server import Node
+    from kept.storage.types import LogConfig
+
+COMMAND: Final = (sys.executable, "-m", "kept.node.dry_run")
+NICENESS: Final = 10
+ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Longest answer: a key with a quarter of a million records."""
+TIMEOUT_S: Final = 600.0
+MAX_RECORDS: Final = 100_000
+"""Records of one key that are told; the oldest are left out beyond."""
+CHUNK_BYTES: Final = 1 << 20
+
+_TURNS: Final[WeakKeyDictionary[Node, asyncio.Lock]] = WeakKeyDictionary()
+
+
+class DryRunFailed(KeptError):
+    """The process said why it could not do it."""
+
+
+# In the node.
+
+
+async def run(
+    node: Node, job: Job, key: bytes | None, above: Sequence[Source]
+) -> Mapping[str, Any]:
+    """``dry_run``: what the job would do; ``key``: the life of a key. Raises DryRunFailed."""
+    from kept.compaction import job as jobs
+
+    return await _ask(
+        node,
+        {
+            "job": jobs.encode(job),
+            "key": None if key is None else base64.b64encode(key).decode(),
+            "above": [asdict(source) for source in above],
+        },
+    )
+
+
+async def find_key(
+    node: Node,
+    directory: str,
+    config: LogConfig,
+    *,
+    key: bytes,
+    sources: Sequence[Source],
+    clean_to: int,
+) -> list[Mapping[str, Any]]:
+    """Every record of a key in these segments, in order. Raises DryRunFailed."""
+    answer = await _ask(
+        node,
+        {
+            "directory": directory,
+            "strategy": {"compaction_strategy": config.compaction_strategy, "raw": config.raw},
+            "key": base64.b64encode(key).decode(),
+            "above": [asdict(source) for source in sources],
+            "clean_to": clean_to,
+        },
+    )
+    found: list[Mapping[str, Any]] = answer["key"]
+    return found
+
+
+async def _ask(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    async with _TURNS.setdefault(node, asyncio.Lock()):
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=ANSWER_BYTES,
+            start_new_session=True,
+            close_fds=True,
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await _talk(process, question)
+        except TimeoutError as error:
+            raise RequestTimedOut(f"the dry run took more than {TIMEOUT_S:.0f} s") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def _talk(
+    process: asyncio.subprocess.Process, question: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stderr = asyncio.ensure_future(process.stderr.read(CHUNK_BYTES))
+    line = b""
+    try:
+        process.stdin.write(json.dumps(question).encode() + b"\n")
+        line = await process.stdout.readline()
+    except (ConnectionError, ValueError) as error:
+        raise DryRunFailed(f"the dry run went wrong: {error!r}") from error
+    finally:
+        process.stdin.close()
+        words = (await stderr).decode("utf-8", "replace").strip()
+    message = json.loads(line) if line else {}
+    if "result" in message:
+        result: Mapping[str, Any] = message["result"]
+        return result
+    raise DryRunFailed(message.get("error") or f"the dry run died: {words.rpartition(chr(10))[2]}")
+
+
+# In the process.
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Do it. Raises KeptError, OSError."""
+    from kept.compaction.explain import explain, life_of_key
+    from kept.compaction.job import Source, decode
+    from kept.compaction.pass_ import read_manifest
+    from kept.storage.disk import Disk
+
+    disk = Disk()
+    key = None if question["key"] is None else base64.b64decode(question["key"])
+    above = [Source(**source) for source in question["above"]]
+    if "job" not in question:
+        assert key is not None
+        return {"key": _search(question, disk, key, above)}
+    job = decode(question["job"])
+    previous = None if job.previous is None else read_manifest(job.directory, job.previous, disk)
+    explanation, found = explain(job, disk, previous=previous)
+    said: dict[str, Any] = {"dry_run": asdict(explanation)}
+    if key is not None:
+        life = life_of_key(job, disk, key, found, above)
+        said["key"] = [asdict(record) for record in life[-MAX_RECORDS:]]
+    return said
+
+
+def _search(
+    question: Mapping[str, Any], disk: Any, key: bytes, sources: Sequence[Source]
+) -> list[dict[str, Any]]:
+    """The records of a key, below ``clean_to`` as survivors."""
+    from kept.compaction.explain import KeyRecord
+    from kept.compaction.facts import whole_batches
+    from kept.compaction.job import INFLATE_LIMIT
+    from kept.compaction.strategy import resolve
+    from kept.storage.records import records
+    from kept.storage.types import LogConfig
+
+    strategy = resolve(replace(LogConfig(), **question["strategy"]))
+    life: list[KeyRecord] = []
+    for source in sources:
+        file = disk.open_read(source.path(question["directory"]))
+        for data in whole_batches(disk, file, source.size_bytes, CHUNK_BYTES):
+            for record in records(data, inflate_limit=INFLATE_LIMIT):
+                if record.key is None or strategy.key(record) != key:
+                    continue
+                fate = "survives" if record.offset < question["clean_to"] else "not cleanable yet"
+                size = len(record.value or b"")
+                life.append(
+                    KeyRecord(record.offset, record.timestamp, record.value is None, size, fate)
+                )
+        del life[:-MAX_RECORDS]
+    return [asdict(record) for record in life]
+
+
+def _exit_when_stdin_ends() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(3)
+
+
+def main() -> int:
+    """Answer the question on stdin; the exit code is 0 when that went well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 3
+    threading.Thread(target=_exit_when_stdin_ends, daemon=True).start()
+    try:
+        message: dict[str, Any] = {"result": answer(json.loads(line))}
+    except (KeptError, OSError, MemoryError) as error:
+        message = {"error": str(error) or type(error).__name__}
+    print(json.dumps(message), flush=True)
+    return 0 if "result" in message else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

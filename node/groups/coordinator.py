@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.groups import events as ev
@@ -148,11 +148,11 @@ class Coordinator:
         record = self._node.image.partition(GROUP_METADATA_TOPIC, number)
         return None if record is None or record.leader < 0 else record.leader
 
-    async def wait_for(self, group: str) -> None:
-        """Wait until a group that this node is to coordinate is served, but not for long."""
+    async def wait_for(self, groups: Iterable[str]) -> None:
+        """Wait until groups that this node is to coordinate are served, but not for long."""
         loop = self._node.loop
         deadline = loop.time() + FIND_WAIT_S
-        while not self._is_settled(group):
+        while not all(map(self._is_settled, groups)):
             waiting = loop.create_future()
             self._waiting.append(waiting)
             try:

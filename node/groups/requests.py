@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from kept.node.groups.shard import group_error
+from kept.node.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def ask(
     try:
         result = coordinator(ctx).submit(group, make_event)
     except KeptError as error:
-        return refuse(group_error(error))
+        code = group_error(error)
+        if code is ErrorCode.unknown_server_error:
+            log.exception("group request failed", error, group=group)
+        return refuse(code)
     return then(ctx, result, answer)
 
 

@@ -83,6 +83,8 @@ class Shard:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms: int | None = None
         self._unloaded = False
+        self._gone: list[tuple[str, uuid.UUID]] = []
+        """Topics that were deleted while we were loading."""
 
     # Loading.
 
@@ -128,6 +130,8 @@ class Shard:
         self.is_active = True
         self._sync_clock(now_ms)
         self._perform(self.core.loaded(now_ms))
+        if self._gone:
+            self.topics_deleted(self._gone)
         if count:
             log.info(
                 "groups loaded",
@@ -171,8 +175,11 @@ class Shard:
 
     def topics_deleted(self, topics: Iterable[tuple[str, uuid.UUID]]) -> None:
         """Forget the offsets of topics that are gone."""
-        if self.is_active:
-            self._step(lambda now_ms: ev.TopicsDeleted(now_ms, tuple(topics)))
+        if not self.is_active:
+            self._gone += topics
+            return
+        gone = tuple(topics)
+        self._step(lambda now_ms: ev.TopicsDeleted(now_ms, gone))
 
     def _step(self, make_event: Callable[[int], ev.Event]) -> None:
         if self._unloaded:

@@ -44,8 +44,7 @@ async def find_coordinator(ctx: RequestContext, request: Any) -> dict[str, Any]:
         found = [(ErrorCode.invalid_request, why, NO_NODE)] * len(keys)
     else:
         await _ensure_topic(ctx)
-        for key in keys:
-            await coordinator(ctx).wait_for(key)
+        await coordinator(ctx).wait_for(keys)
         found = [_coordinator(ctx, key) for key in keys]
     if batched:
         return {

@@ -314,6 +314,16 @@ async def test_loading_gives_the_loop_its_turns() -> None:
 
 
 @run
+async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
+    f = Fixture(await filled(500))
+    assert not f.shard.is_active
+    f.shard.topics_deleted(iter([("orders", TOPIC_ID)]))
+    while not f.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(f.fetch("group-1", stable=True))) == []
+
+
+@run
 async def test_an_unloaded_shard_stops_loading() -> None:
     f = Fixture(await filled(3_000))
     await asyncio.sleep(0)

@@ -142,6 +142,7 @@ def preload() -> None:
         for version in {api.max_version, min(api.max_version, api.flexible_from)}:
             protocol.message_type(key, version, EntityType.request)
             protocol.message_type(key, version, EntityType.response)
+    import_module("kept.node.cleaner")
 
 
 def _api_versions_body(version: int, error_code: int) -> bytes:

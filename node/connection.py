@@ -271,9 +271,11 @@ class Connection(asyncio.BufferedProtocol):
         if answer is None:
             return
         if isinstance(answer, dict):
+            self.node.metrics.request(served.key, self.node.loop.time() - self.last_active)
             self.reply([protocol.encode_response(served.key, version, correlation_id, answer)])
             return
         reply = self.expect()
+        started = self.last_active
         future: Any = asyncio.ensure_future(answer, loop=self.node.loop)  # type: ignore[arg-type]
 
         def done(finished: Any) -> None:
@@ -295,6 +297,7 @@ class Connection(asyncio.BufferedProtocol):
             except (KeptError, Exception) as encoding:  # noqa: BLE001
                 self._fail(served, version, encoding)
                 return
+            self.node.metrics.request(served.key, self.node.loop.time() - started)
             self.complete(reply, [data])
 
         future.add_done_callback(done)

@@ -19,7 +19,9 @@ from kept.cluster.settings import log_config
 from kept.node.logging import log
 from kept.node.pool import Callback, FlushPool
 from kept.replication.partition import Partition
+from kept.storage import layout
 from kept.storage.errors import (
+    DamagedData,
     KafkaStorageError,
     KeptError,
     MachineError,
@@ -30,6 +32,7 @@ from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.image import Delta, Image, TopicImage
+    from kept.compaction.apply import CompactionState
     from kept.node.server import Node
     from kept.storage.directory import LogDirectory
     from kept.storage.log import Log
@@ -49,11 +52,13 @@ class HostedDirectory:
 class HostedPartition:
     """A partition that this node leads, with what requests need beside it."""
 
-    __slots__ = ("directory", "flush_pool", "partition", "rules", "sync")
+    __slots__ = ("compaction", "directory", "partition", "rules", "sync")
 
     def __init__(self, partition: Partition, directory: HostedDirectory) -> None:
         self.partition = partition
         self.directory = directory
+        self.compaction: CompactionState | None = None
+        """What the cleaner has come to; None before the first pass."""
         self.rules = CheckRules()
         self.sync = False
         """``flush.messages`` is set: an acknowledgement waits for the fsync."""
@@ -201,29 +206,55 @@ class Hosting:
             if isinstance(outcome, BaseException):
                 self._failed_to_open(opening, outcome)
             else:
-                self._lead(opening, outcome)
+                self._lead(opening, *outcome)
         await self._elected()
 
-    def _open(self, opening: _Opening) -> Log:
+    def _open(self, opening: _Opening) -> tuple[Log, CompactionState | None]:
         """Open or create a log; in a thread."""
         directory = opening.directory.directory
         now_ms = self._node.now_ms()
         expiration_ms = self._node.config.producer_id_expiration_ms
         if opening.exists:
-            return directory.open_log(
+            path = directory.log_path(opening.tp)
+            state = self._compaction_state(path)
+            found = directory.open_log(
                 opening.tp,
                 opening.topic_id,
                 opening.config,
                 now_ms=now_ms,
+                unfinished_swap=None if state is None else state.unfinished,
                 producer_id_expiration_ms=expiration_ms,
             )
-        return directory.create_log(
+            if state is not None:
+                from kept.compaction.apply import settle
+
+                state = settle(path, self._node.disk, state)
+            return found, state
+        created = directory.create_log(
             opening.tp,
             opening.topic_id,
             opening.config,
             now_ms=now_ms,
             producer_id_expiration_ms=expiration_ms,
         )
+        return created, None
+
+    def _compaction_state(self, path: str) -> CompactionState | None:
+        """What the cleaner left; None without a manifest, so that most starts import nothing."""
+        disk = self._node.disk
+        names = disk.listdir(path)
+        if not any(name.startswith(layout.MANIFEST_PREFIX) for name in names):
+            return None
+        from kept.compaction import apply
+
+        try:
+            return apply.load_state(path, disk)
+        except DamagedData as error:
+            if any(name.endswith(layout.SWAP) for name in names):
+                raise
+            log.error("manifest given up, the log is cleaned anew", path=path, error=str(error))
+            apply.clear(path, disk)
+            return None
 
     def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
         topic = self.by_name[opening.tp.topic.encode()]
@@ -240,7 +271,7 @@ class Hosting:
         if isinstance(error, MachineError):
             self.fail(opening.directory, error)
 
-    def _lead(self, opening: _Opening, log_: Log) -> None:
+    def _lead(self, opening: _Opening, log_: Log, state: CompactionState | None) -> None:
         tp = opening.tp
         high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
         directory = opening.directory
@@ -248,9 +279,11 @@ class Hosting:
             log_,
             self._node.node_id,
             high_watermark=high_watermark,
+            applied_end=0 if state is None else state.end_offset,
             on_machine_error=lambda error: self.fail(directory, error),
         )
         hosted = HostedPartition(partition, opening.directory)
+        hosted.compaction = state
         self._configure(hosted, opening.config)
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
@@ -334,7 +367,7 @@ class Hosting:
             self.partitions.pop(tp, None)
             self.hosted.pop(tp, None)
             hosted.directory.count -= 1
-            self._node.partition_gone(tp, hosted)
+            self._node.partition_gone(tp)
             hosted.partition.resign()
             try:
                 await hosted.directory.pool.run(
@@ -372,7 +405,7 @@ class Hosting:
             if topic is not None:
                 topic.partitions.pop(tp.partition, None)
                 topic.offline[tp.partition] = f"its log directory is offline: {error}"
-            self._node.partition_gone(tp, hosted)
+            self._node.partition_gone(tp)
             hosted.partition.mark_offline(str(error))
         if all(one.offline is not None for one in self.directories):
             self._node.fatal(f"no log directory is left: {error}")

@@ -94,6 +94,11 @@ class FlushPool:
 
         self.flush(log, all_of_them)
 
+    async def drain(self) -> None:
+        """Wait until no flush runs."""
+        while self._running:
+            await asyncio.sleep(0.001)
+
     def run(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Any other blocking call on this directory, in its threads."""
         return self._loop.run_in_executor(self._executor, function, *args)

@@ -15,6 +15,7 @@ import os
 import signal
 import time
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -28,10 +29,12 @@ from kept.node import api, timers
 from kept.node.budget import Budget
 from kept.node.connection import raise_file_limit
 from kept.node.fetch_sessions import FetchSessions
+from kept.node.groups.coordinator import Coordinator
 from kept.node.handlers.producer_ids import ProducerIds
-from kept.node.hosting import HostedDirectory, HostedPartition, Hosting
+from kept.node.hosting import HostedDirectory, Hosting
 from kept.node.listener import Listener
 from kept.node.logging import bridge, log
+from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk
@@ -46,6 +49,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.image import Delta, Image
+    from kept.node.cleaner import Cleaner
     from kept.node.config import NodeConfig
     from kept.node.connection import Connection
     from kept.replication.partition import Partition
@@ -79,9 +83,10 @@ class Node:
             config.max_incremental_fetch_session_cache_slots,
         )
         self.producer_ids = ProducerIds(self)
-        self.groups: Any = None
-        self.cleaner: Any = None
-        self.metrics: Any = None
+        self.groups: Coordinator | None = None
+        self._cleaner: Cleaner | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self.metrics = Metrics(self)
         self.ready = False
         self.reads_in_memory = True
         """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
@@ -109,6 +114,16 @@ class Node:
     def log_directories(self) -> list[HostedDirectory]:
         """The entries of ``log.dirs``."""
         return self.hosting.directories
+
+    @property
+    def cleaner(self) -> Cleaner:
+        """The cleaner; the first to ask has it imported and started."""
+        if self._cleaner is None:
+            from kept.node.cleaner import Cleaner
+
+            self._cleaner = Cleaner(self)
+            self._cleaner.start()
+        return self._cleaner
 
     def now_ms(self) -> int:
         """Wall clock."""
@@ -257,6 +272,18 @@ class Node:
         unwritten, connection.unwritten = connection.unwritten, []
         for produced in unwritten:
             produced.written(failed)
+        self._count(connection, len(unwritten))
+
+    def _count(self, connection: Connection, requests: int) -> None:
+        """Requests of one readiness event were read, written and answered together."""
+        seconds = self.loop.time() - connection.last_active
+        histogram = self.metrics.request_seconds.get(api.PRODUCE)
+        if histogram is None:
+            self.metrics.request(api.PRODUCE, seconds)
+            requests -= 1
+            histogram = self.metrics.request_seconds[api.PRODUCE]
+        histogram.counts[bisect_left(histogram.bounds, seconds)] += requests
+        histogram.total += seconds * requests
 
     def machine_failed(self, error: MachineError) -> None:
         """A file call failed: its log directory goes offline."""
@@ -266,10 +293,10 @@ class Node:
         else:
             log.error("disk error", path=error.path, error=str(error))
 
-    def partition_gone(self, tp: TopicPartition, hosted: HostedPartition) -> None:
+    def partition_gone(self, tp: TopicPartition) -> None:
         """A partition was deleted or its directory failed: tell who works on it."""
-        if self.cleaner is not None:
-            self.cleaner.forget(tp)
+        if self._cleaner is not None:
+            self._cleaner.forget(tp)
         if self.groups is not None:
             self.groups.partition_gone(tp)
 
@@ -296,11 +323,23 @@ class Node:
                 await listener.start()
             self._timers.start()
             self.ready = True
+            self._warming = self.loop.create_task(self._warm_up())
         except BaseException:
             for listener in self.listeners:
                 listener.stop_accepting()
             self._release()
             raise
+
+    async def _warm_up(self) -> None:
+        """Import what is needed soon but not to be ready; then the cleaner looks for work."""
+        await self.in_pool(api.preload)
+        if not self.stopped.is_set():
+            self.cleaner  # noqa: B018 - starts it
+
+    async def settled(self) -> None:
+        """Wait until nothing is left to import."""
+        if self._warming is not None:
+            await self._warming
 
     def _open_metadata(self) -> None:
         path = self.config.metadata_log_dir
@@ -346,8 +385,7 @@ class Node:
             self.hosting.fail(self.log_directories[number], error)
 
         def observe(seconds: float) -> None:
-            if self.metrics is not None:
-                self.metrics.fsync(seconds)
+            self.metrics.fsync(seconds)
 
         return FlushPool(self.loop, self.config.fsync_threads, str(number), failed, observe)
 
@@ -364,10 +402,9 @@ class Node:
         self.broker_epoch = self.image.brokers[self.node_id].broker_epoch
 
     def _start_parts(self) -> None:
-        """Groups, cleaner and metrics."""
-        from kept.node import parts
-
-        parts.start(self)
+        """Groups."""
+        self.groups = Coordinator(self)
+        self.groups.start()
 
     async def stop(self) -> None:
         """Stop cleanly; what is acknowledged is durable when this returns."""
@@ -375,14 +412,19 @@ class Node:
         self._timers.stop()
         for listener in self.listeners:
             listener.stop_accepting()
-        if self.cleaner is not None:
-            await self.cleaner.stop()
+        if self._warming is not None:
+            await self._warming
+        if self._cleaner is not None:
+            await self._cleaner.stop()
         if self.groups is not None:
             await self.groups.stop()
         async with self._proposals:
             for listener in self.listeners:
                 listener.close_connections()
+            for hosted in self.hosting.hosted.values():
+                hosted.partition.resign()
             for directory in self.log_directories:
+                await directory.pool.drain()
                 await self._close_directory(directory)
         self._release()
 
@@ -440,8 +482,7 @@ async def serve(config: NodeConfig) -> int:
     raise_file_limit()
     await node.start()
     print(node.ready_line(), flush=True)
-    warm = loop.run_in_executor(None, api.preload)
-    await warm
+    await node.settled()
     gc.collect()
     gc.freeze()
     await node.stopped.wait()

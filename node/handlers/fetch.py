@@ -39,6 +39,7 @@ class PendingFetch:
         "_reply",
         "_request",
         "_session",
+        "_started",
         "_timer",
         "_version",
         "_wanted",
@@ -60,6 +61,7 @@ class PendingFetch:
         self._session = session
         self._isolation = IsolationLevel(request.isolation_level)
         self._reply: Reply | None = None
+        self._started = connection.node.loop.time()
         self._timer: Any = None
         self._watched: list[Partition] = []
         self._wanted: list[tuple[Key, codec.FetchPartition]]
@@ -207,6 +209,10 @@ class PendingFetch:
                 grouped[-1][1].append(data)
             else:
                 grouped.append((name, [data]))
+        size = sum(data.records.size_bytes for _, data in results if data.records is not None)  # type: ignore[union-attr]
+        metrics = self._connection.node.metrics
+        metrics.fetched(size)
+        metrics.request(1, self._connection.node.loop.time() - self._started)
         return codec.encode(self._version, self._correlation_id, 0, session_id, grouped)
 
 

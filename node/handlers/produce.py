@@ -292,9 +292,14 @@ def _handle_one(
     except KeptError as error:
         failed = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
         failed.topic(name).append(failure(data.index, error))
+        node.metrics.refused()
         connection.unwritten.append(failed)
         return
     connection.dirty[partition] = None
+    metrics = node.metrics
+    metrics.produced_batches += 1
+    metrics.records_in += checked.record_count
+    metrics.bytes_in += checked.size_bytes
     produced = ProducedOne(connection, version, correlation_id, request, hosted, info)
     if request.acks:
         connection.expect_as(produced)
@@ -337,6 +342,7 @@ def _append(
     partition = hosted.partition
     info = partition.append(checked, now_ms, produced.acks)
     connection.dirty[partition] = None
+    connection.node.metrics.produced(1, checked.record_count, checked.size_bytes)
     produced.appended(hosted, index, info)
 
 

@@ -92,6 +92,9 @@ def test_members_come_and_go(broker):
         await one.commit()
         await two.commit()
         await one.stop()
+        async with asyncio.timeout(DEADLINE_S):
+            while len(two.assignment()) != 4:
+                assert not await two.getmany(timeout_ms=100)
         for i in range(200, 300):
             await producer.send_and_wait(topic, b"%d" % i, partition=i % 4)
         got += [int(m.value) for m in await collect(two, 100)]

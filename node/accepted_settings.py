@@ -67,6 +67,19 @@ def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[Setting]:
 
 ACCEPTED: Final = (
     *_accepted(
+        "the system sizes socket buffers by itself.",
+        ("socket.send.buffer.bytes", "int", "102400", ""),
+        ("socket.receive.buffer.bytes", "int", "102400", ""),
+    ),
+    *_accepted(
+        "kept.inflight.max.bytes limits requests and responses in memory together.",
+        ("queued.max.request.bytes", "long", "-1", ""),
+    ),
+    *_accepted(
+        "a Fetch response holds at most 55 MiB of records, Kafka's default.",
+        ("fetch.max.bytes", "int", "57671680", "1024:"),
+    ),
+    *_accepted(
         "one thread serves the network and the log; many cores: several nodes.",
         ("background.threads", "int", "10", "1: dynamic"),
         ("num.network.threads", "int", "3", "1: dynamic"),
@@ -84,6 +97,7 @@ ACCEPTED: Final = (
         ("replica.fetch.wait.max.ms", "int", "500", ""),
         ("replica.fetch.backoff.ms", "int", "1000", "0:"),
         ("replica.fetch.max.bytes", "int", "1048576", "0:"),
+        ("replica.lag.time.max.ms", "long", "30000", ""),
         ("replica.fetch.response.max.bytes", "int", "10485760", "0:"),
         ("replica.socket.receive.buffer.bytes", "int", "65536", ""),
         ("replica.socket.timeout.ms", "int", "30000", ""),

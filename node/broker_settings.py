@@ -168,10 +168,6 @@ _LOG: Final = (
         "replica.high.watermark.checkpoint.interval.ms", _LONG, "5000",
         "How often high watermarks are written.", low=1,
     ),
-    _at_start(
-        "replica.lag.time.max.ms", _LONG, "30000",
-        "A replica that has not caught up for so long leaves the ISR.", low=1,
-    ),
     Setting(
         "producer.id.expiration.ms", _INT, "86400000",
         "How long an idle producer's sequence numbers are remembered.", low=1,
@@ -221,14 +217,6 @@ _NETWORK: Final = (
         "Largest request; a connection that announces more is closed.", low=1,
     ),
     _at_start(
-        "socket.send.buffer.bytes", _INT, "102400",
-        "SO_SNDBUF of client connections; -1: the system's.", low=1, also=(-1,),
-    ),
-    _at_start(
-        "socket.receive.buffer.bytes", _INT, "102400",
-        "SO_RCVBUF of client connections; -1: the system's.", low=1, also=(-1,),
-    ),
-    _at_start(
         "socket.listen.backlog.size", _INT, "50",
         "Connections that wait to be accepted; the system may allow fewer.", low=1,
     ),
@@ -245,22 +233,8 @@ _NETWORK: Final = (
         "Connections at a time from one address.", low=0,
     ),
     _at_start(
-        "queued.max.request.bytes", _LONG, "-1",
-        "Bytes of requests in memory, all connections together; -1: kept.inflight.max.bytes says.",
-        low=1, also=(-1,),
-    ),
-    _at_start(
-        "fetch.max.bytes", _INT, "57671680",
-        "Most bytes of records in one Fetch response.", low=1024,
-    ),
-    _at_start(
         "max.incremental.fetch.session.cache.slots", _INT, "1000",
         "Fetch sessions that are remembered.", low=0,
-    ),
-    _at_start(
-        "kept.connection.inflight.max.bytes", _LONG, "209715200",
-        "Bytes of unanswered requests and unsent responses of one connection; reading from it "
-        "pauses above.", low=1 << 16,
     ),
     _at_start(
         "kept.inflight.max.bytes", _LONG, "1073741824",
@@ -271,10 +245,6 @@ _NETWORK: Final = (
         "kept.inflated.max.bytes", _INT, "268435456",
         "Largest size of one batch after decompression; more is refused as a bomb.",
         low=1 << 16, high=MAX_INT32,
-    ),
-    _at_start(
-        "kept.check.thread.bytes", _INT, "262144",
-        "Compressed batches above this are checked in a thread instead of the event loop.", low=0,
     ),
     _at_start(
         "kept.http.request.max.bytes", _INT, "1048576",

@@ -105,7 +105,6 @@ class NodeConfig:
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_start_offset_checkpoint_interval_ms: int
     replica_high_watermark_checkpoint_interval_ms: int
-    replica_lag_time_max_ms: int
     producer_id_expiration_ms: int
     fsync_threads: int
 
@@ -118,19 +117,13 @@ class NodeConfig:
     compaction_history_bytes: int
 
     socket_request_max_bytes: int
-    socket_send_buffer_bytes: int
-    socket_receive_buffer_bytes: int
     socket_listen_backlog_size: int
     connections_max_idle_ms: int
     max_connections: int
     max_connections_per_ip: int
-    queued_max_request_bytes: int
-    fetch_max_bytes: int
     max_incremental_fetch_session_cache_slots: int
-    connection_inflight_max_bytes: int
     inflight_max_bytes: int
     inflated_max_bytes: int
-    check_thread_bytes: int
     http_request_max_bytes: int
     http_idle_ms: int
     http_max_connections: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.cluster.settings import Source, Update
+from kept.cluster.settings import TOPIC_SETTINGS, Source, Update
 from kept.node.accepted_settings import REFUSED_PREFIXES
 from kept.node.broker_settings import HONOURED
 from kept.node.config import BROKER_SETTINGS, NodeConfig, attribute
@@ -84,6 +84,30 @@ def test_attributes_are_declared_and_typed():
             assert type(getattr(config, attribute(name))) is plain[kind], name
 
 
+def test_what_is_called_honoured_is_read_somewhere():
+    """A setting that nothing reads belongs among those accepted without effect."""
+    source = "".join(
+        path.read_text()
+        for folder in ("node", "compaction", "kept/cli")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    topics = {synonym.name for s in TOPIC_SETTINGS.values() for synonym in s.synonyms}
+    unread = [
+        name
+        for name in HONOURED
+        if name not in topics | RESOLVED_AT_LOAD
+        and not re.search(rf"config\.{attribute(name)}\b", source)
+    ]
+    assert unread == []
+
+
+RESOLVED_AT_LOAD = {
+    "broker.id", "process.roles", "controller.quorum.voters", "listener.security.protocol.map",
+    "inter.broker.listener.name", "controller.listener.names", "log.dir",
+}  # fmt: skip
+"""Settings that only decide what others mean, inside NodeConfig."""
+
+
 def test_names_do_not_collide():
     assert len({attribute(name) for name in BROKER_SETTINGS}) == len(BROKER_SETTINGS)
     assert len({variable(name) for name in BROKER_SETTINGS}) == len(BROKER_SETTINGS)
@@ -150,13 +174,19 @@ def test_a_file_flat_and_nested(tmp_path):
 
 def test_flags_over_environment_over_file(tmp_path):
     file = tmp_path / "kept.yaml"
-    file.write_text("num.partitions: 1\nlog.roll.ms: 1\nfetch.max.bytes: 2000\n")
+    file.write_text(
+        "num.partitions: 1\nlog.roll.ms: 1\nnum.io.threads: 1\noffset.metadata.max.bytes: 2000\n"
+    )
     config = load(
         file=str(file),
         environ={"KEPT_NUM_PARTITIONS": "2", "KEPT_LOG_ROLL_MS": "2", "PATH": "/bin"},
         overrides={"num.partitions": "3"},
     )
-    assert (config.num_partitions, config.log_roll_ms, config.fetch_max_bytes) == (3, 2, 2000)
+    assert (config.num_partitions, config.log_roll_ms, config.offset_metadata_max_bytes) == (
+        3,
+        2,
+        2000,
+    )
 
 
 def test_environment_drops_a_leading_kept():

@@ -45,6 +45,7 @@ __all__ = [
     "broker_synonyms",
     "default_from_broker",
     "describe_topic",
+    "inherited_entries",
     "log_config",
     "nearest",
     "parse_prefixes",
@@ -441,31 +442,35 @@ def _scaled(value: Any, factor: int) -> Any:
     return value
 
 
-def describe_topic(
-    overrides: Mapping[str, str], broker_settings: Mapping[str, Setting], layers: Layers
-) -> list[Entry]:
+def inherited_entries(broker_settings: Mapping[str, Setting], layers: Layers) -> dict[str, Entry]:
+    """Every topic setting, by name, of a topic that sets none itself.
+
+    ``layers`` are the broker's settings, dynamic ones first.
+    """
+    found = {}
+    for name in sorted(TOPIC_SETTINGS):
+        setting = TOPIC_SETTINGS[name]
+        synonyms = broker_synonyms(broker_settings, [s.name for s in setting.synonyms], layers)
+        given = default_from_broker(setting, broker_settings, layers)
+        value = setting.text(setting.parse_default()) if given is None else given
+        source = synonyms[0].source if synonyms else Source.DEFAULT_CONFIG
+        found[name] = Entry(setting, value, source, False, synonyms)
+    return found
+
+
+def describe_topic(overrides: Mapping[str, str], inherited: Mapping[str, Entry]) -> list[Entry]:
     """Every topic setting with its value, source and synonyms, by name.
 
-    ``layers`` are the broker's settings (dynamic ones first), ``overrides`` the topic's own.
+    ``overrides`` are the topic's own, ``inherited`` what it has without them.
     """
     return [
-        _describe_one(TOPIC_SETTINGS[name], overrides, broker_settings, layers)
-        for name in sorted(TOPIC_SETTINGS)
+        _overridden(entry, overrides[name]) if name in overrides else entry
+        for name, entry in inherited.items()
     ]
 
 
-def _describe_one(
-    setting: Setting,
-    overrides: Mapping[str, str],
-    broker_settings: Mapping[str, Setting],
-    layers: Layers,
-) -> Entry:
-    synonyms = broker_synonyms(broker_settings, [s.name for s in setting.synonyms], layers)
-    if setting.name in overrides:
-        value = setting.text(setting.parse(overrides[setting.name]))
-        own = SynonymEntry(setting.name, value, Source.DYNAMIC_TOPIC_CONFIG)
-        return Entry(setting, value, own.source, False, (own, *synonyms))
-    inherited = default_from_broker(setting, broker_settings, layers)
-    value = setting.text(setting.parse_default()) if inherited is None else inherited
-    source = synonyms[0].source if synonyms else Source.DEFAULT_CONFIG
-    return Entry(setting, value, source, False, synonyms)
+def _overridden(entry: Entry, text: str) -> Entry:
+    setting = entry.setting
+    value = setting.text(setting.parse(text))
+    own = SynonymEntry(setting.name, value, Source.DYNAMIC_TOPIC_CONFIG)
+    return Entry(setting, value, own.source, False, (own, *entry.synonyms))

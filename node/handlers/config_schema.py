@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
 from kept.cluster.controller import ConfigSchema
@@ -16,6 +16,7 @@ from kept.cluster.settings import (
     Source,
     broker_synonyms,
     describe_topic,
+    inherited_entries,
     validate_topic,
 )
 from kept.node.config import BROKER_SETTINGS, NodeConfig
@@ -84,7 +85,13 @@ def schema(node: Node, image: Image) -> ConfigSchema:
 
 def topic_entries(node: Node, overrides: Mapping[str, str]) -> list[Entry]:
     """Every setting of a topic with these explicit ones."""
-    return describe_topic(overrides, BROKER_SETTINGS, node.config.layers)
+    return describe_topic(overrides, _inherited(node.config))
+
+
+@lru_cache(maxsize=2)
+def _inherited(config: NodeConfig) -> dict[str, Entry]:
+    """What topics have of the broker; the same for all of them until its settings change."""
+    return inherited_entries(BROKER_SETTINGS, config.layers)
 
 
 def broker_entries(config: NodeConfig) -> list[Entry]:

@@ -25,6 +25,7 @@ from kept.node.handlers.config_schema import (
     topic_entries,
 )
 from kept.node.handlers.decisions import decide
+from kept.node.slices import breathe
 from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -36,14 +37,13 @@ _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 Decision = Callable[[Image, Any], Sequence[MetadataRecord]]
 
 
-def describe_configs(ctx: RequestContext, request: Any) -> Values:
+async def describe_configs(ctx: RequestContext, request: Any) -> Values:
     """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
-    return {
-        "results": [
-            _describe(ctx.node, resource, request, ctx.api_version)
-            for resource in request.resources
-        ]
-    }
+    results = []
+    for number, resource in enumerate(request.resources):
+        results.append(_describe(ctx.node, resource, request, ctx.api_version))
+        await breathe(number)
+    return {"results": results}
 
 
 def _describe(node: Node, resource: Any, request: Any, version: int) -> Values:

@@ -13,6 +13,7 @@ from kept.cluster.settings import (
     Kind,
     Source,
     describe_topic,
+    inherited_entries,
     log_config,
     nearest,
     parse_prefixes,
@@ -243,7 +244,9 @@ def test_prefixes():
 def test_described_as_kafka_describes(topic):
     """Values, sources and synonyms of a topic without broker settings."""
     overrides = {"cleanup.policy": "compact", "segment.ms": "1000000"} if topic == "comp" else {}
-    described = {e.setting.name: e for e in describe_topic(overrides, BROKER_SETTINGS, ())}
+    described = {
+        e.setting.name: e for e in describe_topic(overrides, inherited_entries(BROKER_SETTINGS, ()))
+    }
     assert list(described) == sorted(TOPIC_SETTINGS)
     for name, theirs in GOLDEN["described"][topic].items():
         ours = described[name]
@@ -261,7 +264,8 @@ def test_sources_strongest_first():
         (Source.STATIC_BROKER_CONFIG, {"log.retention.hours": "2", "log.roll.ms": "5"}),
     )
     described = {
-        e.setting.name: e for e in describe_topic({"segment.ms": "7"}, BROKER_SETTINGS, layers)
+        e.setting.name: e
+        for e in describe_topic({"segment.ms": "7"}, inherited_entries(BROKER_SETTINGS, layers))
     }
     size = described["segment.bytes"]
     assert (size.value, size.source) == ("2000000", Source.DYNAMIC_BROKER_CONFIG)
@@ -280,7 +284,9 @@ def test_sources_strongest_first():
 
 def test_what_has_no_effect_says_so():
     entry = next(
-        e for e in describe_topic({}, BROKER_SETTINGS, ()) if e.setting.name == "preallocate"
+        e
+        for e in describe_topic({}, inherited_entries(BROKER_SETTINGS, ()))
+        if e.setting.name == "preallocate"
     )
     assert "Accepted, no effect: " in entry.documentation
 

@@ -1,10 +1,10 @@
 """Which Kafka APIs this node serves, in which versions, and who answers them.
 
-A handler is a function ``handle(ctx, request)`` of a module under ``kept.node.handlers``, named as the
-API in snake case; ``request`` is kio's typed object. It returns the response as plain values
+A handler is a function ``handle(ctx, request)`` of a module under ``kept.node.handlers``, named as
+the API in snake case; ``request`` is kio's typed object. It returns the response as plain values
 (:data:`kept.client.protocol.Values`), a future or coroutine of that, or None for no response.
-Modules are imported at the first request, so that an idle node stays small. Produce and Fetch have a
-codec of their own (``kept.node.hot``) and are dispatched by the connection.
+Modules are imported at the first request, so that an idle node stays small. Produce and Fetch have
+a codec of their own (``kept.node.hot``) and are dispatched by the connection.
 
 What is advertised works (SEMANTICS rule 39): an API whose module is absent is not advertised, and a
 golden test compares versions with Apache Kafka 4.3's answer.
@@ -146,7 +146,9 @@ def preload() -> None:
 
 
 def _api_versions_body(version: int, error_code: int) -> bytes:
-    """ApiVersionsResponse. Features are absent: none of Kafka's finalized ones is served (rule 39)."""
+    """ApiVersionsResponse. Features are absent: none of Kafka's finalized ones is served (rule
+    39).
+    """
     flexible = version >= 3
     apis = served().values()
     out = bytearray(error_code.to_bytes(2, "big"))

@@ -1,8 +1,8 @@
 """Bytes in flight, of one node: what requests and responses may hold in memory together.
 
-Every connection draws on it for request bytes beyond its small base buffer and for response bytes that
-its peer has not taken yet. A connection that finds it empty stops reading until bytes come back;
-the first to draw always may, so that one request larger than the whole budget still passes.
+Every connection draws on it for request bytes beyond its small base buffer and for response bytes
+that its peer has not taken yet. A connection that finds it empty stops reading until bytes come
+back; the first to draw always may, so that one request larger than the whole budget still passes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """One client's connection: frames in, responses out, in request order.
 
 Bytes are parsed where they arrive: a request's batches are appended straight from the connection's
-buffer, one ``writev`` per partition and one write of all responses per readiness event. Responses leave in
-request order whatever finishes first (SEMANTICS rule 41): each request that answers takes its place
-in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule 44).
+buffer, one ``writev`` per partition and one write of all responses per readiness event. Responses
+leave in request order whatever finishes first (SEMANTICS rule 41): each request that answers takes
+its place in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule 44).
 
-Limits: a frame may be ``socket.request.max.bytes``; beyond :data:`MAX_REPLIES` unanswered requests or
-:data:`MAX_UNSENT_BYTES` of responses the connection is not read; large frames and unsent responses draw
-on the node's :class:`Budget`. Anything that is not a request closes the connection with one line.
+Limits: a frame may be ``socket.request.max.bytes``; beyond :data:`MAX_REPLIES` unanswered requests
+or :data:`MAX_UNSENT_BYTES` of responses the connection is not read; large frames and unsent
+responses draw on the node's :class:`Budget`. Anything that is not a request closes the connection
+with one line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kept.node.hot.wire import skip_tags
 from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender
-from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
+from kept.storage.errors import CorruptMessage, InvalidRequest, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.node.handlers.fetch import PendingFetch
@@ -92,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = self.node.loop.time()
         self._sender = Sender(self.node, sock.fileno(), self._sent, self.abort)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The peer is gone, or we closed: give everything back."""
         if self.transport is None:
             return
@@ -130,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Reading.
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go (asyncio.BufferedProtocol)."""
         have = self._end - self._start
         capacity = len(self._buffer)
@@ -240,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
         except (struct.error, IndexError, UnicodeDecodeError) as error:
             self.abort("not a Kafka request", error=repr(error))
 
-    def _dispatch(
+    def _dispatch(  # noqa: PLR0917
         self,
         served: api.Api,
         version: int,
@@ -249,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
         frame: memoryview,
         position: int,
     ) -> None:
-        """An API of kio's codec: decode, call its handler, answer now or when its future is done."""
+        """An API of kio's codec: decode, call its handler, answer now or later."""
         from kept.client import protocol
 
         request = protocol.decode_request(served.key, version, frame, position)
@@ -265,7 +266,8 @@ class Connection(asyncio.BufferedProtocol):
         )
         try:
             answer = api.handler(served.key)(context, request)
-        except (KeptError, Exception) as error:  # noqa: BLE001 - the one place that reports our bugs
+        # The one place that reports our own bugs.
+        except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
             return
         if answer is None:
@@ -294,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             try:
                 data = protocol.encode_response(served.key, version, correlation_id, values)
-            except (KeptError, Exception) as encoding:  # noqa: BLE001
+            except Exception as encoding:  # noqa: BLE001
                 self._fail(served, version, encoding)
                 return
             self.node.metrics.request(served.key, self.node.loop.time() - started)

@@ -1,7 +1,8 @@
 """kept's errors as Kafka's error codes: the one place where they meet.
 
-A class that is not listed takes the code of its nearest listed base, so that a new leaf class is never
-answered with nothing. Names and numbers: https://kafka.apache.org/protocol#protocol_error_codes.
+A class that is not listed takes the code of its nearest listed base, so that a new leaf class is
+never answered with nothing. Names and numbers:
+https://kafka.apache.org/protocol#protocol_error_codes.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _class_code(kind: type[BaseException]) -> int:
 
 def code_for(error: BaseException) -> int:
     """Kafka's error code for an error; -1 (UNKNOWN_SERVER_ERROR) for one that is not kept's own."""
-    return _class_code(type(error))
+    return _class_code(type(error))  # type: ignore[arg-type]
 
 
 def message_for(error: BaseException) -> str:

@@ -3,8 +3,8 @@
 A session remembers which partitions a consumer reads, so that a request carries only changes and a
 response only partitions with news. The cache has a fixed number of slots; a full cache answers
 new sessions with id 0 (sessionless), after evicting what has been idle longer than
-:data:`EVICTION_MS`. Errors: 70 for an unknown session, 71 for a wrong epoch, 106 where a session made
-with names goes on with topic ids or the other way round.
+:data:`EVICTION_MS`. Errors: 70 for an unknown session, 71 for a wrong epoch, 106 where a session
+made with names goes on with topic ids or the other way round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class CachedPartition:
     def __init__(self, request: codec.FetchPartition) -> None:
         self.request = request
         self.answered: tuple[int, int, int, int] | None = None
-        """(error_code, high_watermark, last_stable_offset, log_start_offset) of the last response"""
+        """(error_code, high_watermark, last_stable_offset, log_start_offset) of the last response
+        """
 
     def has_news(self, data: codec.PartitionData) -> bool:
         """Whether a response must carry ``data``; remembers it as answered."""

@@ -1,9 +1,9 @@
-"""The partitions on this node's disks: opened at start, then created, changed and deleted with the image.
+"""The partitions on this node's disks: opened, created, changed, deleted with the image.
 
-The image alone says what should be here. Opening and creating logs blocks, so it runs in the threads of their
-directory; the tables that requests look into change on the loop, after. A new partition goes to
-the directory with the fewest. A directory that fails goes offline with all its partitions (rule 12); the node
-ends when none is left.
+The image alone says what should be here. Opening and creating logs blocks, so it runs in the
+threads of their directory; the tables that requests look into change on the loop, after. A new
+partition goes to the directory with the fewest. A directory that fails goes offline with all its
+partitions (rule 12); the node ends when none is left.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Hosting:
         hosted.sync = config.flush_messages < MAX_INT64
 
     def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
-        """Settings of ``topics`` (None: of all, a broker default changed) are in force from now on."""
+        """Settings of ``topics`` (None: of all) are in force from now on."""
         self._defaults = self._node.config.topic_defaults()
         for name in [topic.name for topic in self.by_name.values()] if topics is None else topics:
             topic = self.by_name.get(name.encode())
@@ -167,10 +167,10 @@ class Hosting:
                 if self._node.node_id not in record.replicas:
                     continue
                 tp = TopicPartition(topic.name, record.partition)
-                directory, topic_id = found.get(tp, (None, None))
-                if directory is not None and topic_id in (None, topic.topic_id):
-                    found.pop(tp)
-                    exists = True
+                there = found.get(tp)
+                if there is not None and there[1] in (None, topic.topic_id):
+                    directory, exists = there[0], True
+                    del found[tp]
                 else:
                     directory, exists = self._emptiest(), False
                 directory.count += 1

@@ -1,8 +1,8 @@
 """Where clients connect: accepts sockets, counts them, closes idle ones, knows who speaks what.
 
-The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are handed over
-with the transport; anything else is Kafka's length prefix. Addresses come from ``listeners``; each
-listener answers with its own advertised address (SEMANTICS rule 42).
+The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are
+handed over with the transport; anything else is Kafka's length prefix. Addresses come from
+``listeners``; each listener answers with its own advertised address (SEMANTICS rule 42).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Listener:
         self.node.connection_count -= len(closed)
 
     def close_idle(self) -> None:
-        """Close connections idle longer than ``connections.max.idle.ms``; the node's timer calls."""
+        """Close connections idle longer than ``connections.max.idle.ms``; a timer calls."""
         self._forget_closed()
         now = self.node.loop.time()
         oldest = now - self.node.config.connections_max_idle_ms / 1000
@@ -176,6 +176,6 @@ class Listener:
 
 def take_over_http(node: Node, transport: Any, first_bytes: bytes) -> None:
     """Hand a connection to the HTTP server, imported at its first request."""
-    from kept.node import http
+    from kept.node.http import take_over
 
-    http.take_over(node, transport, first_bytes)
+    take_over(node, transport, first_bytes)

@@ -1,8 +1,9 @@
 """Threads for what blocks: fsync, and single calls that must not hold the loop.
 
-Each log directory has a :class:`FlushPool` of ``kept.fsync.threads``; flushes of one log run one after
-another, and a request that comes while one runs is served by the next, together with all others that came
-meanwhile. A failed fsync is never tried again: the directory goes offline (FACTS.md).
+Each log directory has a :class:`FlushPool` of ``kept.fsync.threads``; flushes of one log run one
+after another, and a request that comes while one runs is served by the next, together with all
+others that came meanwhile. A failed fsync is never tried again: the directory goes offline
+(FACTS.md).
 """
 
 from __future__ import annotations

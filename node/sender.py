@@ -1,9 +1,10 @@
 """The sending half of a connection: bytes and slices of files, in order, without blocking the loop.
 
-Written with ``writev`` and ``sendfile`` straight to the socket; only when the socket is full does the loop
-watch a duplicate of its descriptor (uvloop refuses to watch a transport's own). Slices below
-:data:`SENDFILE_BYTES` are read and join the bytes around them. A slice whose pages are not in memory is read
-in a thread first (SEMANTICS rule 44): ``sendfile`` would make the whole loop wait for the disk.
+Written with ``writev`` and ``sendfile`` straight to the socket; only when the socket is full does
+the loop watch a duplicate of its descriptor (uvloop refuses to watch a transport's own). Slices
+below :data:`SENDFILE_BYTES` are read and join the bytes around them. A slice whose pages are not in
+memory is read in a thread first (SEMANTICS rule 44): ``sendfile`` would make the whole loop wait
+for the disk.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The node: joins listeners, partitions, metadata, groups and the cleaner in one process.
 
-One thread runs the network and the logs; what blocks (fsync, the metadata log, checks of large batches, cold
-reads) runs in pools; cleaning in worker processes. The node acts on the image only (rule 35): a proposal is
-durable first, then applied here, then its future is done. Start: take the addresses, lock the
-directories, replay the metadata, open the logs, lead, accept, print the ready line. Stop (TERM, INT):
-the reverse; checkpoints before the mark of a clean stop.
+One thread runs the network and the logs; what blocks (fsync, the metadata log, checks of large
+batches, cold reads) runs in pools; cleaning in worker processes. The node acts on the image only
+(rule 35): a proposal is durable first, then applied here, then its future is done. Start: take the
+addresses, lock the directories, replay the metadata, open the logs, lead, accept, print the ready
+line. Stop (TERM, INT): the reverse; checkpoints before the mark of a clean stop.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Node:
             config.max_incremental_fetch_session_cache_slots,
         )
         self.producer_ids = ProducerIds(self)
-        self.groups: Coordinator | None = None
+        self.groups = Coordinator(self)
         self._cleaner: Cleaner | None = None
         self._warming: asyncio.Task[None] | None = None
         self.metrics = Metrics(self)
@@ -150,8 +150,8 @@ class Node:
         """Make records true; done when they are durable, applied, and acted on here.
 
         ``change`` is the records, or a function from the image to them: proposals queue, and such a
-        function decides when its turn has come, on the image it will change. The future raises what the
-        function raises, and MachineError.
+        function decides when its turn has come, on the image it will change. The future raises what
+        the function raises, and MachineError.
         """
         return self.loop.create_task(self._propose(change))
 
@@ -178,8 +178,7 @@ class Node:
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_broker_settings()
         await self.hosting.apply(image, delta)
-        if self.groups is not None:
-            self.groups.metadata_changed(image, delta)
+        self.groups.metadata_changed(image, delta)
 
     def _reload_broker_settings(self) -> None:
         own = self.image.config(ResourceType.BROKER, str(self.node_id))
@@ -297,8 +296,7 @@ class Node:
         """A partition was deleted or its directory failed: tell who works on it."""
         if self._cleaner is not None:
             self._cleaner.forget(tp)
-        if self.groups is not None:
-            self.groups.partition_gone(tp)
+        self.groups.partition_gone(tp)
 
     def fatal(self, why: str) -> None:
         """Nothing can be served any more: end with exit code 1."""
@@ -318,7 +316,7 @@ class Node:
             self._register()
             await self.hosting.start(self.image)
             self.quorum.subscribe(self._heard)
-            self._start_parts()
+            self.groups.start()
             for listener in self.listeners:
                 await listener.start()
             self._timers.start()
@@ -401,11 +399,6 @@ class Node:
         self.quorum.propose(records)
         self.broker_epoch = self.image.brokers[self.node_id].broker_epoch
 
-    def _start_parts(self) -> None:
-        """Groups."""
-        self.groups = Coordinator(self)
-        self.groups.start()
-
     async def stop(self) -> None:
         """Stop cleanly; what is acknowledged is durable when this returns."""
         self.ready = False
@@ -416,8 +409,7 @@ class Node:
             await self._warming
         if self._cleaner is not None:
             await self._cleaner.stop()
-        if self.groups is not None:
-            await self.groups.stop()
+        await self.groups.stop()
         async with self._proposals:
             for listener in self.listeners:
                 listener.close_connections()

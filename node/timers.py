@@ -1,13 +1,14 @@
 """What a node does on a clock: checkpoints, retention, rolling of idle logs, flushes, expiry.
 
-Each job runs on the loop and hands what blocks to the threads of its directory. A job that raises is
-logged and runs again at its next turn: one log's trouble never stops the others.
+Each job runs on the loop and hands what blocks to the threads of its directory. A job that raises
+is logged and runs again at its next turn: one log's trouble never stops the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.logging import log
@@ -113,18 +114,14 @@ class Timers:
                 continue
             self._writing.add(key)
             future = directory.pool.run(directory.directory.write_checkpoints, kind, offsets)
-            future.add_done_callback(
-                lambda done, key=key, directory=directory, offsets=offsets: self._checkpointed(
-                    done, key, directory, offsets
-                )
-            )
+            future.add_done_callback(partial(self._checkpointed, key, directory, offsets))
 
     def _checkpointed(
         self,
-        done: asyncio.Future[Any],
         key: tuple[str, Checkpoint],
         directory: HostedDirectory,
         offsets: dict[TopicPartition, int],
+        done: asyncio.Future[Any],
     ) -> None:
         self._writing.discard(key)
         error = done.exception()

@@ -1,9 +1,10 @@
 """Fetch: records from the partitions' leaders, now, or as soon as enough are there.
 
-A request reads at once; with less than ``min_bytes`` and no error it is parked until enough became readable or
-``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files until the sender
-takes them (rule 44). Sessions: ``kept.node.fetch_sessions``. Reads follow rules 25, 26, 32 and 38, which
-``Partition.fetch`` decides; consumers of an incremental session get only partitions with news.
+A request reads at once; with less than ``min_bytes`` and no error it is parked until enough became
+readable or ``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files
+until the sender takes them (rule 44). Sessions: ``kept.node.fetch_sessions``. Reads follow rules
+25, 26, 32 and 38, which ``Partition.fetch`` decides; consumers of an incremental session get only
+partitions with news.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from kept.node.fetch_sessions import CachedPartition, Key, Session
 from kept.node.handlers.produce import find
 from kept.node.hot import fetch as codec
 from kept.node.logging import log
+from kept.storage.disk import FileSlice
 from kept.storage.errors import KeptError, UnknownTopicId
 from kept.storage.types import IsolationLevel
 
 if TYPE_CHECKING:
-    from kept.node.connection import Connection, Reply
+    from kept.node.connection import Connection
+    from kept.node.reply import Reply
     from kept.replication.partition import Partition
 
 MAX_BYTES: Final = 57_671_680
@@ -209,7 +212,10 @@ class PendingFetch:
                 grouped[-1][1].append(data)
             else:
                 grouped.append((name, [data]))
-        size = sum(data.records.size_bytes for _, data in results if data.records is not None)  # type: ignore[union-attr]
+        size = 0
+        for _, data in results:
+            if isinstance(data.records, FileSlice):
+                size += data.records.size_bytes
         metrics = self._connection.node.metrics
         metrics.fetched(size)
         metrics.request(1, self._connection.node.loop.time() - self._started)

@@ -1,7 +1,7 @@
 """Metadata: brokers, topics, leaders. Creates a topic that is asked for, where configured so.
 
-Answers what the image says, with the endpoints of the listener that the request came in on (rule 42); any
-live broker is named as controller, and ``cluster_id`` is never null.
+Answers what the image says, with the endpoints of the listener that the request came in on (rule
+42); any live broker is named as controller, and ``cluster_id`` is never null.
 """
 
 from __future__ import annotations

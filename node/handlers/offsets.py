@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch: questions about offsets, answered by the partition's leader.
+"""ListOffsets and OffsetForLeaderEpoch: answered by the partition's leader.
 
 Rules 25 and 38; ``Partition`` decides, this module only groups questions and answers.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_offsets(ctx: RequestContext, request: Any) -> Answer:
-    """Offsets by timestamp; the special ones are -1 latest, -2 earliest, -3 of the largest timestamp,
+    """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
     -4 earliest local, -5 latest tiered.
     """
     isolation = IsolationLevel(getattr(request, "isolation_level", 0))

@@ -1,10 +1,11 @@
 """Produce: check each batch, append it to its partition's leader, answer when it counts.
 
-Rule 37: the kernel checks a batch in one pass; large compressed ones are checked in a thread, and the
-connection's later requests wait. Appends are staged; the connection writes them at the end of its readiness
-event with one ``writev`` per partition, and only then do answers leave: acks=1 after the write,
-acks=-1 when the high watermark passes, either after the fsync where ``flush.messages`` asks for it. acks=0
-answers nothing, and an error then closes the connection (rule 41). Rule 40: no transactions yet.
+Rule 37: the kernel checks a batch in one pass; large compressed ones are checked in a thread, and
+the connection's later requests wait. Appends are staged; the connection writes them at the end of
+its readiness event with one ``writev`` per partition, and only then do answers leave: acks=1 after
+the write, acks=-1 when the high watermark passes, either after the fsync where ``flush.messages``
+asks for it. acks=0 answers nothing, and an error then closes the connection (rule 41). Rule 40: no
+transactions yet.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Produced:
         "timeout_ms",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         connection: Connection,
         version: int,
@@ -125,7 +126,7 @@ class Produced:
 
     def _set_error(self, topic: int, place: int, error: BaseException) -> None:
         results = self._topics[topic][1]
-        results[place] = failure(results[place].index, error)
+        results[place] = failure(results[place].partition, error)
 
     def _expire(self) -> None:
         """Not committed in the request's own time: say so for every partition that waited."""
@@ -136,7 +137,7 @@ class Produced:
                 results = self._topics[topic][1]
                 if results[place].error_code == 0:
                     results[place] = codec.PartitionResult(
-                        results[place].index, error_codes.REQUEST_TIMED_OUT
+                        results[place].partition, error_codes.REQUEST_TIMED_OUT
                     )
             self._answer()
 
@@ -155,7 +156,7 @@ class Produced:
                     connection.abort(
                         "produce with acks=0 failed",
                         topic=name.decode("utf-8", "replace"),
-                        partition=result.index,
+                        partition=result.partition,
                         error_code=result.error_code,
                         error=result.error_message or "",
                     )
@@ -170,7 +171,7 @@ class ProducedOne(Reply):
 
     __slots__ = ("_connection", "_correlation_id", "_hosted", "_info", "_request", "_version")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         connection: Connection,
         version: int,
@@ -209,14 +210,14 @@ class ProducedOne(Reply):
                 self if request.acks else None,
             )
             general.topic(name)
-            general.appended(hosted, data.index, info)
+            general.appended(hosted, data.partition, info)
             general.written(failed)
             return
         frame = codec.encode_one(
             self._version,
             self._correlation_id,
             name,
-            data.index,
+            data.partition,
             info.base_offset,
             info.log_append_time,
             info.log_start_offset,
@@ -263,11 +264,11 @@ def handle(
         results = produced.topic(name)
         for data in partitions:
             try:
-                hosted = find(connection, name, data.index, version)
+                hosted = find(connection, name, data.partition, version)
                 checked = check(_batch(frame, data), hosted.rules, now_ms)
-                _append(connection, produced, hosted, data.index, checked, now_ms)
+                _append(connection, produced, hosted, data.partition, checked, now_ms)
             except KeptError as error:
-                results.append(failure(data.index, error))
+                results.append(failure(data.partition, error))
     connection.unwritten.append(produced)
 
 
@@ -283,7 +284,7 @@ def _handle_one(
     node = connection.node
     now_ms = node.now_ms()
     try:
-        hosted = find(connection, name, data.index, version)
+        hosted = find(connection, name, data.partition, version)
         checked = check(frame[data.start : data.end], hosted.rules, now_ms)
         if checked.is_transactional:
             raise InvalidTxnState("this node has no transaction coordinator")
@@ -291,7 +292,7 @@ def _handle_one(
         info = partition.append(checked, now_ms, request.acks)
     except KeptError as error:
         failed = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
-        failed.topic(name).append(failure(data.index, error))
+        failed.topic(name).append(failure(data.partition, error))
         node.metrics.refused()
         connection.unwritten.append(failed)
         return
@@ -329,7 +330,7 @@ def _batch(frame: memoryview, data: codec.PartitionData) -> memoryview:
     return frame[data.start : data.end]
 
 
-def _append(
+def _append(  # noqa: PLR0917
     connection: Connection,
     produced: Produced,
     hosted: HostedPartition,
@@ -357,7 +358,7 @@ def _refuse(produced: Produced, request: codec.ProduceRequest) -> None:
     for name, partitions in request.topics:
         results = produced.topic(name)
         for data in partitions:
-            results.append(codec.PartitionResult(data.index, code, error_message=message))
+            results.append(codec.PartitionResult(data.partition, code, error_message=message))
 
 
 def _check_in_thread(
@@ -374,7 +375,7 @@ def _check_in_thread(
     for name, partitions in request.topics:
         for data in partitions:
             try:
-                hosted = find(connection, name, data.index, version)
+                hosted = find(connection, name, data.partition, version)
                 jobs.append((_batch(frame, data), hosted.rules))
             except KeptError as error:
                 jobs.append(error)
@@ -390,10 +391,10 @@ def _check_in_thread(
                 try:
                     if isinstance(outcome, KeptError):
                         raise outcome
-                    hosted = find(connection, name, data.index, version)
-                    _append(connection, produced, hosted, data.index, outcome, now_ms)
+                    hosted = find(connection, name, data.partition, version)
+                    _append(connection, produced, hosted, data.partition, outcome, now_ms)
                 except KeptError as error:
-                    results.append(failure(data.index, error))
+                    results.append(failure(data.partition, error))
         connection.unwritten.append(produced)
         node.write_dirty(connection)
         connection.unblock()

@@ -1,7 +1,8 @@
 """InitProducerId for idempotent producers: ids from blocks that the metadata log gave this node.
 
-An id is handed out once, ever: a block is durable before its first id leaves, and what a restart leaves
-unused is never given again. Transactional ids are refused until there is a coordinator (rule 40).
+An id is handed out once, ever: a block is durable before its first id leaves, and what a restart
+leaves unused is never given again. Transactional ids are refused until there is a coordinator (rule
+40).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fetch requests (v4-18) parsed by hand, and their responses laid out around file slices.
 
 A response is a list of segments, bytes and :class:`FileSlice`: the records themselves are not read
-here. Layout: FetchRequest.json and FetchResponse.json of Apache Kafka 4.3; sessions from v7 (KIP-227),
-flexible from v12, topic ids from v13, replica state as a tag from v15.
+here. Layout: FetchRequest.json and FetchResponse.json of Apache Kafka 4.3; sessions from v7
+(KIP-227), flexible from v12, topic ids from v13, replica state as a tag from v15.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FetchRequest(NamedTuple):
 
 
 class PartitionData(NamedTuple):
-    """One partition of a response; ``records`` is whole batches in a file, or in memory, or none."""
+    """One partition of a response; ``records`` is whole batches in a file, in memory, or none."""
 
     partition: int
     error_code: int
@@ -93,8 +93,7 @@ class _Reader:
         return int(value)
 
     def int64(self) -> int:
-        value = int.from_bytes(self.take(8), "big", signed=True)
-        return value
+        return int.from_bytes(self.take(8), "big", signed=True)
 
     def take(self, size: int) -> bytes:
         position = self.position

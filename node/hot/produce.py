@@ -1,6 +1,7 @@
 """The Produce codec that is in force: Cython where it was compiled, plain Python otherwise.
 
-``KEPT_KERNEL=python`` in the environment forces the plain one (``kept.node.hot.python``, the specification).
+``KEPT_KERNEL=python`` in the environment forces the plain one (``kept.node.hot.python``, the
+specification).
 """
 
 from __future__ import annotations

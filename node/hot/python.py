@@ -1,7 +1,8 @@
 """Produce requests (v3-13) parsed in place, and their responses written by hand.
 
 A batch is handed on as (start, end) in the connection's buffer; no byte of it is copied. Layout:
-ProduceRequest.json and ProduceResponse.json of Apache Kafka 4.3; flexible from v9, topic ids from v13.
+ProduceRequest.json and ProduceResponse.json of Apache Kafka 4.3; flexible from v9, topic ids from
+v13.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ _I: Final = struct.Struct(">i").unpack_from
 _ACKS: Final = struct.Struct(">hi").unpack_from
 _INDEX: Final = struct.Struct(">ii").unpack_from
 _PARTITION: Final = struct.Struct(">ihqqq").pack
-"""index, error_code, base_offset, log_append_time, log_start_offset"""
+"""partition, error_code, base_offset, log_append_time, log_start_offset"""
 
 
 class PartitionData(NamedTuple):
     """One partition's batch: ``buffer[start:end]``; start is -1 where records are null."""
 
-    index: int
+    partition: int
     start: int
     end: int
 
 
 class ProduceRequest(NamedTuple):
-    """A parsed request. ``topics`` pairs the name's UTF-8 (v13: the id's 16 bytes) with partitions."""
+    """A parsed request. ``topics`` pairs the name's UTF-8 (v13: the id's 16 bytes) with
+    partitions.
+    """
 
     transactional_id: bytes | None
     acks: int
@@ -45,7 +48,7 @@ class ProduceRequest(NamedTuple):
 class PartitionResult(NamedTuple):
     """What became of one partition's batch."""
 
-    index: int
+    partition: int
     error_code: int
     base_offset: int = -1
     log_append_time: int = -1
@@ -206,7 +209,7 @@ def _string(text: str | None, flexible: bool) -> bytes:
     return (uvarint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data
 
 
-def encode_one(
+def encode_one(  # noqa: PLR0917
     version: int,
     correlation_id: int,
     name: bytes,

@@ -6,7 +6,7 @@ from kept.storage.errors import CorruptMessage
 
 
 def read_uvarint(data: memoryview, position: int) -> tuple[int, int]:
-    """(value, position after it). IndexError at the end of the data; CorruptMessage over 5 bytes."""
+    """(value, position after it). IndexError at the end; CorruptMessage over 5 bytes."""
     value = data[position]
     position += 1
     if value < 0x80:

@@ -50,7 +50,7 @@ def test_parses_what_kio_writes(kernel, version):
     assert (request.transactional_id, request.acks, request.timeout_ms) == (b"tx", -1, 1500)
     ((name, partitions),) = request.topics
     assert name == (TOPIC_ID.bytes if version >= 13 else b"orders")
-    found = [(p.index, body[p.start : p.end]) for p in partitions]
+    found = [(p.partition, body[p.start : p.end]) for p in partitions]
     assert found == [(0, b"abc"), (3, b"x" * 300)]
 
 

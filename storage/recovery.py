@@ -11,7 +11,9 @@ log start, and producer state is rebuilt from the newest good snapshot and the b
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
+from struct import Struct
 from typing import Final, NamedTuple
 
 from kept.storage import layout, snapshots, swap
@@ -19,7 +21,7 @@ from kept.storage.disk import Disk
 from kept.storage.epochs import LeaderEpochCache
 from kept.storage.errors import CorruptMessage, DamagedData
 from kept.storage.producers import BATCHES_KEPT, ProducerBatch, ProducerState, ProducerStates
-from kept.storage.records import BatchHeader, check_replica, headers, scan
+from kept.storage.records import BatchHeader, check_replica, headers, read_header, scan
 from kept.storage.segment import SCAN_BYTES, Segment
 from kept.storage.segments import Segments
 from kept.storage.swap import SwapPlan
@@ -31,6 +33,8 @@ TAIL_BYTES: Final = 8 << 20
 _HEADER_BYTES: Final = 61
 _LENGTH_END: Final = 12
 _MARKER_ABORT: Final = 0
+_LENGTH_AND_PRODUCER: Final = Struct(">8xi31xq")
+"""batchLength and producerId of a header."""
 
 logger = logging.getLogger(__name__)
 
@@ -357,9 +361,12 @@ def replay(
     """Take the batches from ``start`` to the log end into the producer state."""
     for segment in segments[segments.floor(start) :]:
         again = any(segment is s for s in rebuilt)
-        for data in _chunks(segment, 0):
-            for position, header in headers(data):
-                if header.last_offset >= start and header.producer_id >= 0:
+        first = segment.locate(start)
+        if first is None:
+            continue
+        for data in _chunks(segment, first[0]):
+            for position, header in _of_producers(data):
+                if header.last_offset >= start:
                     aborted = note_producer(producers, header, data, position)
                     if aborted is not None and again:
                         segment.note_aborted(aborted)
@@ -384,8 +391,8 @@ class _Chunks:
         while self.position < segment.size_bytes:
             data = segment.read(self.position, wanted)
             end = 0
-            for at, header in headers(data):
-                end = at + header.size_bytes
+            while _holds_batch(data, end):
+                end += _size_at(data, end)
             if end:
                 self.position += end
                 return data[:end]
@@ -393,6 +400,16 @@ class _Chunks:
                 raise DamagedData(segment.file.path, self.position, -1, "no whole batch")
             wanted = _size_at(data, 0)
         raise StopIteration
+
+
+def _of_producers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of the batches with a producer id, of whole batches; most have none."""
+    position, end = 0, len(data)
+    while position < end:
+        length, producer_id = _LENGTH_AND_PRODUCER.unpack_from(data, position)
+        if producer_id >= 0:
+            yield position, read_header(data, position)
+        position += length + _LENGTH_END
 
 
 def note_producer(
@@ -432,8 +449,8 @@ def _fill_last_batches(active: Segment, producers: ProducerStates) -> None:
     recent: dict[int, list[tuple[int, ProducerBatch]]] = {}
     start = active.index.position_floor(max(0, active.size_bytes - TAIL_BYTES))
     for data in _chunks(active, start):
-        for _, header in headers(data):
-            if header.producer_id >= 0 and header.base_sequence >= 0:
+        for _, header in _of_producers(data):
+            if header.base_sequence >= 0:
                 batch = ProducerBatch(
                     header.last_sequence, header.last_offset, header.last_offset_delta,
                     header.max_timestamp,

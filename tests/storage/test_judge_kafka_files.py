@@ -109,7 +109,8 @@ def written(tmp_path_factory, kafka_dist) -> dict[bool, Path]:
 def open_copy(source: Path, target: Path, topic: str, clean: bool) -> Log:
     path = target / f"{topic}-0"
     shutil.copytree(source / f"{topic}-0", path)
-    config = LogConfig(segment_bytes=1 << 20)
+    policy = frozenset({"compact" if topic == "compacted" else "delete"})
+    config = LogConfig(segment_bytes=1 << 20, cleanup_policy=policy)
     return Log.open(
         str(path), TopicPartition(topic, 0), None, config, Disk({}), now_ms=0, clean=clean
     )

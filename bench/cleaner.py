@@ -65,7 +65,7 @@ def generate(directory, total_bytes, codec, clean_share):
                 file.close()
                 sources.append(jobs.Source(base, offset, size, NOW_MS))
             base, size = offset, 0
-            file = open(f"{directory}/{base:020d}.log", "wb")
+            file = open(f"{directory}/{base:020d}.log", "wb")  # noqa: SIM115
             if number == clean_batches:
                 dirty_from = base
         drawn = array("I", draw.randbytes(4 * RECORDS_PER_BATCH))

@@ -1,4 +1,6 @@
-"""What the tests of compaction share: a log on a simulated disk that is written, cleaned and read."""
+"""What the tests of compaction share: a log on a simulated disk that is written, cleaned and
+read.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ class World:
         state = applying.load_state(DIRECTORY, self.disk)
         self.log = Log.open(
             DIRECTORY, TP, TOPIC_ID, self.config, self.disk, now_ms=self.now,
-            unfinished_swap=state.unfinished,
+            unfinished_swap=state.unfinished, compacted_to=state.end_offset if state.applied else
+            None,
         )  # fmt: skip
         self.state = applying.settle(DIRECTORY, self.disk, state)
         return self

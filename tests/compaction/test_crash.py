@@ -1,5 +1,5 @@
-"""A crash at every call of a pass and its swap, killed or with the power cut, recovers to a log that reads
-as before the pass or as after it, and the state on disk agrees with it."""
+"""A crash at every call of a pass and its swap, killed or with the power cut, recovers to a log
+that reads as before the pass or as after it, and the state on disk agrees with it."""
 
 import pytest
 

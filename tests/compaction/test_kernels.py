@@ -286,7 +286,7 @@ def test_offsets_that_do_not_ascend_are_damage(offsets, fault):
 # Filtering.
 
 
-def filter_all(make, data, survivors, empties, horizons, limit=1 << 40):
+def filter_all(make, data, survivors, *, empties=(), horizons=(), limit=1 << 40):
     """Run a filter over data; returns [(base, output, index, time index, digest headers)]."""
     done = []
     f = make(interval_bytes=300, limit_bytes=limit, index_limit_bytes=1 << 20)
@@ -329,11 +329,14 @@ def test_both_filters_write_alike_and_right(fast, seed):
     alive = {h.base_offset: [o for o in survivors if h.base_offset <= o <= h.last_offset]
              for h in batches}  # fmt: skip
     empties = [h.base_offset for h in batches if not alive[h.base_offset] and draw.random() < 0.5]
-    horizons = [(h.base_offset, draw.choice([7, 10**13])) for h in batches
-                if alive[h.base_offset] and not h.has_delete_horizon and draw.random() < 0.3]  # fmt: skip
+    horizons = [
+        (h.base_offset, draw.choice([7, 10**13]))
+        for h in batches
+        if alive[h.base_offset] and not h.has_delete_horizon and draw.random() < 0.3
+    ]
     limit = draw.choice([1 << 40, 1500])
     results = [
-        filter_all(make, data, survivors, empties, horizons, limit)
+        filter_all(make, data, survivors, empties=empties, horizons=horizons, limit=limit)
         for make in (fast_filter, PythonSegmentFilter)
     ]
     assert results[0] == results[1]
@@ -370,6 +373,6 @@ def test_the_filter_agrees_with_the_check_of_produce():
     draw = random.Random(8)
     data = make_log(draw)
     survivors = [r.offset for r in records(data) if r.offset % 3]
-    (part,) = filter_all(PythonSegmentFilter, data, survivors, [], [])
+    (part,) = filter_all(PythonSegmentFilter, data, survivors)
     for at, _ in headers(part[1]):
         check_replica(part[1], at)

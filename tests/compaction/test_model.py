@@ -1,5 +1,6 @@
-"""A cleaned log equals a ten-line model, over random histories: codecs, tombstones, keyless records, both
-timestamp types, idempotent producers, small maps, a clock that advances past horizons, restarts."""
+"""A cleaned log equals a ten-line model, over random histories: codecs, tombstones, keyless
+records, both timestamp types, idempotent producers, small maps, a clock that advances past
+horizons, restarts."""
 
 from collections import namedtuple
 

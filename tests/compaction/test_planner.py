@@ -8,7 +8,7 @@ import pytest
 from kept.compaction import planner
 from kept.compaction.apply import CompactionState
 from kept.compaction.manifest import Identity
-from kept.compaction.planner import Failures, Limits, NotNow, Plan, cleanable_range, choose, plan
+from kept.compaction.planner import Failures, Limits, NotNow, Plan, choose, cleanable_range, plan
 from kept.compaction.view import LogView, SegmentView
 from kept.storage.types import LogConfig, TopicPartition
 

@@ -203,7 +203,7 @@ def test_a_map_without_room_for_one_key_names_the_setting(world):
     w = world()
     w.append((b"a", b"1"))
     w.roll()
-    with pytest.raises(ConfigurationError, match="log.cleaner.dedupe.buffer.size"):
+    with pytest.raises(ConfigurationError, match=r"log\.cleaner\.dedupe\.buffer\.size"):
         w.clean(dedupe_buffer_bytes=16)
 
 

@@ -127,7 +127,7 @@ def test_resolve_by_name(kit):
     assert by("highest-version", kept_compaction_version_header="v").header == "v"
     assert by("highest-version").header is None
     assert type(by("by-key-prefix", kept_compaction_prefixes="a=latest")) is ByKeyPrefix
-    with pytest.raises(InvalidConfig, match="needs kept.compaction.latest.n"):
+    with pytest.raises(InvalidConfig, match=r"needs kept\.compaction\.latest\.n"):
         by("latest-n")
     with pytest.raises(InvalidConfig, match="at least 1"):
         by("latest-n", kept_compaction_latest_n="0")
@@ -207,7 +207,7 @@ def test_too_little_memory_names_the_setting(world, monkeypatch):
     w = world(compaction_strategy="mine")
     w.append(*((b"%d" % i, b"v") for i in range(200)))
     w.roll()
-    with pytest.raises(ConfigurationError, match="log.cleaner.dedupe.buffer.size"):
+    with pytest.raises(ConfigurationError, match=r"log\.cleaner\.dedupe\.buffer\.size"):
         w.clean(dedupe_buffer_bytes=256)
 
 

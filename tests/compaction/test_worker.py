@@ -1,4 +1,6 @@
-"""The worker as a process: same result as in-process, progress, errors, death with its parent or stdin."""
+"""The worker as a process: same result as in-process, progress, errors, death with its parent or
+stdin.
+"""
 
 import json
 import os
@@ -54,8 +56,7 @@ class Talking:
 
     def messages(self):
         with self.process as process:
-            found = [json.loads(line) for line in process.stdout]
-        return found
+            return [json.loads(line) for line in process.stdout]
 
 
 def test_a_job_survives_its_json(on_disk):

@@ -1,0 +1,254 @@
+"""Apache Kafka judges: its DumpLogSegments accepts cleaned files, and its own cleaner, given the
+same files (idempotent and transactional producers, aborts, tombstones, all codecs), keeps the same
+batches and records.
+"""
+
+import importlib.util
+import os
+import random
+import re
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.log import Log
+from kept.storage.records import headers, records
+from kept.storage.types import Codec, TopicPartition
+from kept.testing.ports import free_port
+
+pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
+
+FAULTS = re.compile(r"mismatch|exception|error|corrupt|invalid|out of order|monoton|Found", re.I)
+TOPIC = "mixed"
+
+
+@pytest.fixture(scope="session")
+def kafka_dist():
+    """Apache Kafka's tools. Without Java and Maven skipped, or failed by REQUIRE_ALL=1."""
+    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
+    spec = importlib.util.spec_from_file_location("kafka_dist", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    why = module.missing()
+    if why is None:
+        module.install()
+        return module
+    if os.environ.get("REQUIRE_ALL") == "1":
+        pytest.fail(f"Apache Kafka's tools can not run: {why}")
+    pytest.skip(f"APACHE KAFKA'S TOOLS CAN NOT RUN: {why}; this judge did not speak")
+
+
+def faults(output):
+    lines = [line for line in output.splitlines() if FAULTS.search(line)]
+    return [line for line in lines if not line.startswith(("baseOffset", "| offset"))]
+
+
+class RealDisk(Disk):
+    now_ms = 0
+
+
+def real_world(kit, monkeypatch, directory, **changes):
+    for method in ("open", "clean"):
+        monkeypatch.setitem(getattr(kit.World, method).__globals__, "DIRECTORY", str(directory))
+    directory.mkdir(exist_ok=True)
+    return kit.World(disk=RealDisk(), **changes)
+
+
+@pytest.mark.usefixtures("each_kernel")
+def test_dump_log_segments_accepts_cleaned_files(kit, kafka_dist, tmp_path, monkeypatch):
+    directory = tmp_path / "t-0"
+    w = real_world(
+        kit, monkeypatch, directory, segment_bytes=9000, index_interval_bytes=400,
+        delete_retention_ms=1000,
+    )  # fmt: skip
+    draw = random.Random(5)
+    sequence = 0
+    for generation in range(3):
+        for n in range(150):
+            rows = [
+                (b"k%d" % draw.randrange(200), None if draw.random() < 0.2 else b"v" * n,
+                 w.now - draw.randrange(50))
+                for _ in range(draw.randrange(1, 6))
+            ]  # fmt: skip
+            if n % 10 == 0:
+                w.append(*rows, pid=9, sequence=sequence, transactional=True)
+                w.marker(9, commit=n % 20 == 0)
+                sequence += len(rows)
+            else:
+                w.append(*rows, codec=Codec(n % 5))
+        w.now += 600
+        w.roll()
+        w.clean()
+        assert w.state.applied.generation == generation + 1
+    found, expected = w.headers(), w.offsets()
+    w.log.close(w.now)
+    logs = sorted(directory.glob("*.log"))
+    output = kafka_dist.dump(logs, "--deep-iteration", "--print-data-log")
+    assert not faults(output), output[:3000]
+    pattern = r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+).*?isvalid: (\w+)"
+    batches = re.findall(pattern, output)
+    assert [(int(a), int(b), int(c)) for a, b, c, _ in batches] == [
+        (h.base_offset, h.last_offset, h.record_count) for h in found
+    ]
+    assert {valid for *_, valid in batches} == {"true"}
+    data = re.findall(r"^\| offset: (\d+) (?!.*endTxnMarker)", output, re.M)
+    assert [int(offset) for offset in data] == expected
+    horizons = re.findall(r"baseOffset: (\d+) .*?deleteHorizonMs: OptionalLong\[(\d+)", output)
+    assert {int(b): int(ms) for b, ms in horizons} == {
+        h.base_offset: h.delete_horizon_ms for h in found if h.has_delete_horizon
+    }
+    check_indexes(kafka_dist, directory)
+
+
+def check_indexes(kafka_dist, directory):
+    indexes = [*directory.glob("*.index"), *directory.glob("*.timeindex")]
+    for check in ("--index-sanity-check", "--verify-index-only"):
+        output = kafka_dist.dump(sorted(indexes), check)
+        emptied = re.compile(r"Found timestamp mismatch|Index timestamp", re.I)
+        left = [line for line in faults(output) if not emptied.search(line)]
+        assert not left, output[:3000]
+    txn = sorted(directory.glob("*.txnindex"))
+    if txn:
+        assert not faults(kafka_dist.dump(txn)), "txnindex"
+
+
+# The same files through both cleaners.
+
+
+def produce(bootstrap):
+    from confluent_kafka import Producer
+
+    draw = random.Random(11)
+
+    def send(producer, count):
+        for _ in range(count):
+            value = None if draw.random() < 0.15 else draw.randbytes(600)
+            producer.produce(TOPIC, value, b"k%d" % draw.randrange(300))
+            producer.poll(0)
+        assert producer.flush(60) == 0
+
+    common = {"bootstrap.servers": bootstrap, "linger.ms": 5}
+    plain = [
+        Producer({**common, "compression.type": codec, "enable.idempotence": n % 2 == 0})
+        for n, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd"))
+    ]
+    early = Producer({**common, "enable.idempotence": True})
+    send(early, 5)  # superseded later, but the producer's sequence must survive
+    txn = [Producer({**common, "transactional.id": f"tx-{n}"}) for n in range(2)]
+    for producer in txn:
+        producer.init_transactions(30)
+    for n in range(25):
+        for producer in plain:
+            send(producer, 40)
+        for producer in txn:
+            producer.begin_transaction()
+            send(producer, 15)
+        send(plain[0], 10)
+        for i, producer in enumerate(txn):
+            (producer.abort_transaction if (n + i) % 3 == 0 else producer.commit_transaction)(30)
+
+
+def admin(bootstrap):
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
+def create(bootstrap):
+    from confluent_kafka.admin import NewTopic
+
+    config = {
+        "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01",
+        "segment.bytes": "1048576", "min.compaction.lag.ms": "999999999999",
+        "delete.retention.ms": "60000000",
+    }  # fmt: skip
+    topic = NewTopic(TOPIC, 1, 1, config=config)
+    client = admin(bootstrap)
+    client.create_topics([topic])[TOPIC].result(30)
+
+
+def allow_cleaning(bootstrap):
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    operation = AlterConfigOpType.SET
+    entry = ConfigEntry("min.compaction.lag.ms", "0", incremental_operation=operation)
+    resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
+    client = admin(bootstrap)
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def wait_for_cleaning(data):
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError, TypeError):
+            text = (data / "cleaner-offset-checkpoint").read_text()
+            return int(re.search(rf"{TOPIC} 0 ([1-9]\d*)", text)[1])
+        time.sleep(0.2)
+    raise AssertionError("Apache Kafka did not compact")
+
+
+@pytest.fixture(scope="module")
+def cleaned_by_kafka(tmp_path_factory, kafka_dist):
+    """(directory before, directory after Kafka's cleaner, its clean offset)."""
+    root = tmp_path_factory.mktemp("kafka")
+    port = free_port()
+    with kafka_dist.Broker(root, port, log_cleaner_backoff_ms=200) as broker:
+        create(broker.bootstrap)
+        produce(broker.bootstrap)
+    shutil.copytree(broker.data / f"{TOPIC}-0", root / "before")
+    with broker:
+        allow_cleaning(broker.bootstrap)
+        clean_to = wait_for_cleaning(broker.data)
+    return root / "before", broker.data / f"{TOPIC}-0", clean_to
+
+
+def batches_of(log):
+    found, offset = [], log.log_start_offset
+    while data := log.read_batches(offset, 1 << 24, log.log_end_offset):
+        for at, header in headers(data):
+            batch = data[at : at + header.size_bytes]
+            found.append((header, [tuple(r) for r in records(batch)]))
+            offset = header.next_offset
+    return found
+
+
+def comparable(batch):
+    header, rows = batch
+    return (
+        header.base_offset, header.last_offset, header.record_count, header.attributes,
+        header.max_timestamp, header.producer_id, header.producer_epoch, header.base_sequence,
+        header.partition_leader_epoch, rows,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("each_kernel")
+def test_kafkas_cleaner_keeps_the_same(kit, kafka_dist, cleaned_by_kafka, tmp_path, monkeypatch):
+    before, after, clean_to = cleaned_by_kafka
+    directory = tmp_path / f"{TOPIC}-0"
+    shutil.copytree(before, directory)
+    (directory / layout.PARTITION_METADATA).unlink()
+    w = real_world(kit, monkeypatch, directory, segment_bytes=1 << 20)
+    w.now = time.time_ns() // 1_000_000
+    total = len(w.offsets())
+    assert w.clean(lso=w.log.log_end_offset).removed.keys() >= {"superseded", "aborted"}
+    assert w.state.clean_to == clean_to
+    theirs = Log.open(
+        str(after), TopicPartition(TOPIC, 0), None, w.config, Disk({}), now_ms=0, clean=True
+    )
+    ours = batches_of(w.log)
+    assert [comparable(b) for b in ours] == [comparable(b) for b in batches_of(theirs)]
+    assert len(w.offsets()) < total / 3
+    assert any(not rows and not h.is_control for h, rows in ours), "an empty batch was retained"
+    mine = w.log.aborted_transactions(0, w.log.log_end_offset)
+    assert mine == theirs.aborted_transactions(0, theirs.log_end_offset) and mine
+    assert [s.base_offset for s in w.log.segments] == [s.base_offset for s in theirs.segments]
+    w.log.close(w.now)
+    assert not faults(kafka_dist.dump(sorted(directory.glob("*.log")), "--deep-iteration"))
+    check_indexes(kafka_dist, directory)
+    assert layout.manifest_file(str(directory), 0, 1) in map(str, directory.iterdir())

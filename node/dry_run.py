@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from kept.storage.errors import KeptError, RequestTimedOut
+from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
     from kept.compaction.job import Job, Source
@@ -32,15 +32,22 @@ NICENESS: Final = 10
 ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Longest answer: a key with a quarter of a million records."""
 TIMEOUT_S: Final = 600.0
+MAX_WAITING: Final = 8
+"""Dry runs that wait for their turn; more are refused."""
 MAX_RECORDS: Final = 100_000
 """Records of one key that are told; the oldest are left out beyond."""
 CHUNK_BYTES: Final = 1 << 20
 
-_TURNS: Final[WeakKeyDictionary[Node, asyncio.Lock]] = WeakKeyDictionary()
+_TURNS: Final[WeakKeyDictionary[Node, asyncio.Semaphore]] = WeakKeyDictionary()
+_WAITING: Final[WeakKeyDictionary[Node, int]] = WeakKeyDictionary()
 
 
 class DryRunFailed(KeptError):
     """The process said why it could not do it."""
+
+
+class DryRunsBusy(RetriableError):
+    """Too many dry runs at once."""
 
 
 # In the node.
@@ -87,7 +94,18 @@ async def find_key(
 
 
 async def _ask(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
-    async with _TURNS.setdefault(node, asyncio.Lock()):
+    waiting = _WAITING.get(node, 0)
+    if waiting > MAX_WAITING:
+        raise DryRunsBusy(f"{waiting} dry runs are under way; try again later")
+    _WAITING[node] = waiting + 1
+    try:
+        return await _in_turn(node, question)
+    finally:
+        _WAITING[node] -= 1
+
+
+async def _in_turn(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    async with _TURNS.setdefault(node, asyncio.Semaphore()):
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,

@@ -192,6 +192,9 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
         labels=[*labels, "reason"],
     )  # fmt: skip
     size = GaugeMetricFamily("kept_partition_size_bytes", "Bytes on disk.", labels=labels)
+    generation = GaugeMetricFamily(
+        "kept_manifest_generation", "Generation of the last pass applied here.", labels=labels
+    )
     offline = GaugeMetricFamily("kept_partition_offline", "1: not served.", labels=labels)
     all_of_them = node.config.metrics_partitions == "all"
     admin = Admin(node)
@@ -213,12 +216,14 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
         above = status is not None and _needs_attention(status, partition.log.config)
         if status is not None and (all_of_them or above):
             dirty.add_metric(name, status.dirty_ratio)
+            if status.generation is not None:
+                generation.add_metric(name, int(status.generation.rpartition(".")[2]))
         if status is not None and status.state == "uncleanable":
             totals["uncleanable"] += 1
             uncleanable.add_metric([*name, status.reason], 1)
         if all_of_them or above or under:
             size.add_metric(name, partition.log.size_bytes)
-    yield from (dirty, uncleanable, size, offline)
+    yield from (dirty, uncleanable, generation, size, offline)
     yield _gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
     yield _gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
     yield _gauge("offline_partitions", "Partitions that are not served.", totals["offline"])
@@ -244,8 +249,6 @@ def _groups(node: Node) -> Iterator[Metric | None]:
     """Lag of every group: records between its committed offset and the high watermark."""
     from prometheus_client.core import GaugeMetricFamily
 
-    if node.groups is None:
-        return
     lag = GaugeMetricFamily(
         "kept_group_lag", "Offsets between commit and high watermark, all partitions.",
         labels=["group", "topic"],

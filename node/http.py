@@ -5,7 +5,8 @@ read so far. h11 holds the protocol's state; routes are in ``kept.node.http_rout
 is JSON or plain text with ``nosniff``, so nothing is escaped for HTML. Errors are ``{"error":
 {"status": 404, "message": "…"}}``.
 
-A POST changes something, so it must carry the header ``X-Kept`` (which a web page cannot send
+What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. A POST changes
+something, so it must carry the header ``X-Kept`` (which a web page cannot send
 across sites without being asked first) and a Host that is this node's (:func:`host_is_known`),
 against DNS rebinding. Nothing is authenticated yet.
 
@@ -256,10 +257,13 @@ class HttpConnection(asyncio.Protocol):
         except ValueError as error:
             raise InvalidRequest(f"the address is not right: {error}") from error
         parsed = HttpRequest(method, path, query)
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
+        if path.startswith("/api/") and headers.get("sec-fetch-site") in (
+            "cross-site",
+            "same-site",
+        ):
+            raise InvalidRequest("requests of other sites' pages are refused")
         if method == "POST":
-            headers = {
-                name.decode("ascii"): value.decode("latin-1") for name, value in request.headers
-            }
             self._check_post(headers)
             parsed.body = self._json()
         return parsed

@@ -233,6 +233,19 @@ def test_a_dry_run_over_a_damaged_log_says_so(compacted, tmp_path):
     assert path in json.loads(body)["error"]["message"]
 
 
+def test_only_so_many_dry_runs_wait(compacted, monkeypatch):
+    from kept.node import dry_run
+
+    monkeypatch.setattr(dry_run, "MAX_WAITING", -1)
+    status, _, body = compacted.http(
+        "GET /api/v1/compaction/explain?topic=t HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    assert status == 503
+    assert "dry runs" in json.loads(body)["error"]["message"]
+    monkeypatch.undo()
+    assert compacted.get("/api/v1/compaction/explain?topic=t")["partitions"]
+
+
 def test_with_the_cleaner_off(lone_node):
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact", message_timestamp_before_max_ms=str(2**62))

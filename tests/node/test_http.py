@@ -141,6 +141,14 @@ def test_a_post_needs_a_known_host(lone):
     assert "evil.example.org" in message
 
 
+def test_pages_of_other_sites_are_refused(lone):
+    ask = "GET {} HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n"
+    status, message = failure(lone.http(ask.format("/api/v1/cluster")))
+    assert status == 400
+    assert "other sites" in message
+    assert lone.http(ask.format("/healthz"))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

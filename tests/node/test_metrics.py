@@ -159,7 +159,7 @@ def test_group_lag(lone, monkeypatch):
 
 
 def test_a_pass_is_counted(lone_node):
-    lone = lone_node(log_cleaner_backoff_ms="3600000")
+    lone = lone_node(log_cleaner_backoff_ms="3600000", kept_metrics_partitions="all")
     lone.create("t", cleanup_policy="compact", message_timestamp_before_max_ms=str(2**62))
     hosted = lone.node.hosting.hosted[TopicPartition("t", 0)]
     for _ in range(3):
@@ -172,6 +172,7 @@ def test_a_pass_is_counted(lone_node):
     assert one(found, "kept_log_cleaner_cleaned_bytes_total") > 200
     assert one(found, "kept_log_cleaner_removed_records_total") == 2
     assert one(found, "kept_log_cleaner_duration_seconds_count") == 1
+    assert one(found, "kept_manifest_generation", topic="t", partition="0") == 1
 
 
 def test_a_registry_can_have_it(lone):

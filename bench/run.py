@@ -22,8 +22,8 @@ from pathlib import Path
 import brokers
 import frames
 from brokers import Broker
-from kept.client.blocking import Client
 
+from kept.client.blocking import Client
 from kept.storage.types import Codec
 
 HERE = Path(__file__).resolve().parent

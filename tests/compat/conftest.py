@@ -1,7 +1,7 @@
 """Real clients against a real node.
 
-``COMPAT_BOOTSTRAP=host:port`` runs the tests that kill nothing against any other broker, for instance
-Apache Kafka: what passes there and fails here is our fault.
+``COMPAT_BOOTSTRAP=host:port`` runs the tests that kill nothing against any other broker, for
+instance Apache Kafka: what passes there and fails here is our fault.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
@@ -88,8 +89,8 @@ def test_console_producer_and_consumer(broker):
     described = tool(groups, *at(broker), "--describe", "--group", name)
     assert re.search(rf"{name}\s+{name}\s+0\s+50\s+50\s+0\s", described)
     tool(
-        groups, *at(broker), "--group", name, "--reset-offsets", "--to-offset", "10", "--topic", name,
-        "--execute",
+        groups, *at(broker), "--group", name, "--reset-offsets", "--to-offset", "10",
+        "--topic", name, "--execute",
     )  # fmt: skip
     described = tool(groups, *at(broker), "--describe", "--group", name)
     assert re.search(rf"{name}\s+{name}\s+0\s+10\s+50\s+40\s", described)
@@ -101,7 +102,8 @@ def test_offsets_delete_records_and_log_dirs(broker, tmp_path):
     name = broker.name("offsets")
     perf = "org.apache.kafka.tools.ProducerPerformance"
     done = tool(
-        perf, "--topic", name, "--num-records", "5000", "--record-size", "100", "--throughput", "-1",
+        perf, "--topic", name, "--num-records", "5000", "--record-size", "100",
+        "--throughput", "-1",
         "--producer-props", f"bootstrap.servers={broker.bootstrap}", "acks=all", "linger.ms=5",
     )  # fmt: skip
     assert "5000 records sent" in done
@@ -111,7 +113,7 @@ def test_offsets_delete_records_and_log_dirs(broker, tmp_path):
     assert f"{name}:0:" in tool(offsets, *at(broker), "--topic", name, "--time", "max-timestamp")
     order = tmp_path / "delete.json"
     order.write_text(
-        '{"partitions": [{"topic": "%s", "partition": 0, "offset": 1234}], "version": 1}' % name
+        json.dumps({"partitions": [{"topic": name, "partition": 0, "offset": 1234}], "version": 1})
     )
     done = tool(
         "org.apache.kafka.tools.DeleteRecordsCommand", *at(broker),

@@ -69,6 +69,14 @@ def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionS
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A manifest that is durable under its own name, and the swap it asks for."""
+
+    manifest: Manifest
+    plan: SwapPlan
+
+
 def apply(
     log: Log,
     result: Result,
@@ -82,27 +90,68 @@ def apply(
     ``expected`` is the identity that was applied when the pass began: if it is not any more the
     pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
     the log's directory is to go offline: the next start completes or undoes the swap.
+
+    It is :func:`publish`, :func:`swap` and :func:`conclude`; the first and the last may run in a
+    pool, for they touch no state of the log.
     """
-    directory, disk = log.directory, log.disk
+    published = publish(log.directory, log.disk, result, expected)
+    swap(log, published, now_ms)
+    return conclude(log.directory, log.disk, published, history_bytes=history_bytes)
+
+
+def publish(directory: str, disk: Disk, result: Result, expected: Identity | None) -> Published:
+    """Step 1: from now on the pass can be completed after a crash."""
     if read_mark(directory, disk) != expected:
         discard(directory, disk)
         raise InvariantViolation(f"{directory}: another generation was applied meanwhile")
     removals = f"{directory}/{journal.file_name(result.identity)}"
     path = layout.manifest_file(directory, *result.identity)
     found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
-    check_fits(log, found, plan)
     disk.rename(removals + layout.TEMPORARY, removals)
     disk.rename(path + layout.TEMPORARY, path)
     disk.fsync_dir(directory)
     disk.reach("compaction.manifest")
-    if plan.groups:
-        log.replace_segments(plan, now_ms)
-    disk.reach("compaction.swapped")
-    write_mark(directory, disk, found.identity)
+    return Published(found, plan)
+
+
+def swap(log: Log, published: Published, now_ms: int) -> None:
+    """Step 2, where appends happen. A plan that does not fit the log is thrown away."""
+    try:
+        check_fits(log, published.manifest, published.plan)
+    except InvariantViolation:
+        withdraw(log.directory, log.disk, published.manifest.identity)
+        raise
+    if published.plan.groups:
+        log.replace_segments(published.plan, now_ms)
+    log.disk.reach("compaction.swapped")
+
+
+def conclude(
+    directory: str,
+    disk: Disk,
+    published: Published,
+    *,
+    history_bytes: int = DEFAULT_HISTORY_BYTES,
+) -> CompactionState:
+    """Step 3: the mark; older manifests and the journal's surplus go."""
+    identity = published.manifest.identity
+    write_mark(directory, disk, identity)
     disk.reach("compaction.marked")
-    _remove_older(directory, disk, found.identity)
+    _remove_older(directory, disk, identity)
     journal.trim(directory, disk, history_bytes)
-    return state_of(found)
+    return state_of(published.manifest)
+
+
+def withdraw(directory: str, disk: Disk, identity: Identity) -> None:
+    """Take back a manifest whose swap has not begun, then its outputs."""
+    _forget(directory, disk, identity)
+    discard(directory, disk)
+
+
+def _forget(directory: str, disk: Disk, identity: Identity) -> None:
+    disk.unlink(f"{directory}/{journal.file_name(identity)}")
+    disk.unlink(layout.manifest_file(directory, *identity))
+    disk.fsync_dir(directory)
 
 
 def check_fits(log: Log, found: Manifest, plan: SwapPlan) -> None:
@@ -179,9 +228,7 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     pending = [identity for identity in manifests(directory, disk) if identity != applied]
     newest = _newest(pending, applied)
     if newest is not None and layout.CLEANED in states:
-        disk.unlink(f"{directory}/{journal.file_name(newest)}")
-        disk.unlink(layout.manifest_file(directory, *newest))
-        disk.fsync_dir(directory)
+        _forget(directory, disk, newest)  # the ``.cleaned`` stay: they tell Log.open to undo it
         newest = None
     if newest is not None:
         path = layout.manifest_file(directory, *newest)

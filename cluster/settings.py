@@ -403,11 +403,13 @@ def _check_strategy(
 def log_config(
     topic_overrides: Mapping[str, str], broker_defaults: Mapping[str, str] | None = None
 ) -> LogConfig:
-    """What a log of the topic uses. Raises InvalidConfig for a wrong name or value.
+    """What a log of the topic uses. Raises InvalidConfig for a wrong value.
 
-    ``raw`` of the result holds every other setting that has a value, as text.
+    ``raw`` of the result holds every other setting that has a value, as text. A name that does not
+    exist is passed over: a newer version may have let it in, and the log must open all the same.
     """
-    values = _with_defaults(TOPIC_SETTINGS.parse(topic_overrides), broker_defaults)
+    given = {name: text for name, text in topic_overrides.items() if name in TOPIC_SETTINGS}
+    values = _with_defaults(TOPIC_SETTINGS.parse(given), broker_defaults)
     known = {field: values[name] for name, field in _FIELDS.items()}
     known["cleanup_policy"] = frozenset(known["cleanup_policy"])
     known["message_timestamp_type"] = (

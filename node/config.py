@@ -195,8 +195,15 @@ class NodeConfig:
         return cls(given)
 
     def with_dynamic(self, own: Mapping[str, str], default: Mapping[str, str]) -> NodeConfig:
-        """The same node's settings with those changed at run time, for itself and for all nodes."""
-        return NodeConfig(self.given, dynamic_own=own, dynamic_default=default)
+        """The same node's settings with those changed at run time, for itself and for all nodes.
+
+        Names that do not exist are passed over: a newer version may have let them in.
+        """
+        known = [
+            {name: text for name, text in layer.items() if name in BROKER_SETTINGS}
+            for layer in (own, default)
+        ]
+        return NodeConfig(self.given, dynamic_own=known[0], dynamic_default=known[1])
 
     @property
     def layers(self) -> Layers:

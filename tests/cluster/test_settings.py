@@ -90,6 +90,13 @@ def test_log_config_lays_the_topic_over_the_broker():
     assert config.raw["kept.compaction.latest.n"] == "3"
 
 
+def test_a_log_opens_though_a_newer_version_set_something():
+    config = log_config({"kept.of.tomorrow": "1", "retention.ms": "5"})
+    assert config.retention_ms == 5
+    with pytest.raises(InvalidConfig):
+        validate_topic({"kept.of.tomorrow": "1"})
+
+
 def test_an_empty_cleanup_policy_is_legal():
     config = log_config({"cleanup.policy": ""})
     assert not config.compact

@@ -432,6 +432,12 @@ def test_a_wrong_dynamic_setting_is_refused():
         load().with_dynamic({"log.segment.bytes": "3"}, {})
 
 
+def test_dynamic_settings_of_a_newer_version_are_passed_over():
+    changed = load().with_dynamic({"kept.of.tomorrow": "1", "log.roll.ms": "5"}, {"x": "1"})
+    assert changed.dynamic_own == {"log.roll.ms": "5"}
+    assert changed.log_roll_ms == 5
+
+
 def test_text_is_what_is_in_force():
     config = load(overrides={"log.dirs": "/a,/b", "auto.create.topics.enable": "FALSE"})
     assert config.text("log.dirs") == "/a,/b"

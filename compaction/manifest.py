@@ -9,7 +9,7 @@ are. Identities (leader epoch, generation) are compared for equality only.
 On disk it is the file ``manifest-<epoch>-<generation>`` in the partition's directory::
 
     bytes 0-3 "KMAN", 4-5 version, 6-7 number of sections, then per section
-    4 bytes name, int64 length, uint32 CRC-32C of the content, content
+    4 bytes name, int64 length, uint32 CRC-32C of the content xor that of the name, content
 
 Section ``MANI`` is the manifest and may travel; ``PLAN`` says which local segments the swap
 replaces, so that recovery never has to guess. Big-endian. A newer version is refused, damage is
@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from pyroaring import BitMap
 
 from kept.storage.errors import DamagedData, DirectoryRefused
-from kept.storage.records import crc32c
+from kept.storage.records import Buffer, crc32c
 from kept.storage.swap import SwapGroup, SwapPlan
 from kept.storage.txn_index import AbortedTxn
 
@@ -201,11 +201,15 @@ def encode(manifest: Manifest, plan: SwapPlan) -> bytes:
     )
 
 
+def _crc(name: bytes, content: Buffer) -> int:
+    return crc32c(content) ^ crc32c(name)
+
+
 def encode_sections(magic: bytes, version: int, sections: dict[bytes, bytes]) -> bytes:
     """A file of named sections, each with its CRC."""
     parts = [_FILE.pack(magic, version, len(sections))]
     for name, content in sections.items():
-        parts += (_SECTION.pack(name, len(content), crc32c(content)), content)
+        parts += (_SECTION.pack(name, len(content), _crc(name, content)), content)
     return b"".join(parts)
 
 
@@ -262,10 +266,12 @@ def decode_sections(path: str, data: bytes, magic: bytes, version: int) -> dict[
         content = memoryview(data)[at : at + length]
         if length < 0 or len(content) != length:
             raise DamagedData(path, at, -1, "a section is cut off")
-        if crc32c(content) != crc:
+        if _crc(name, content) != crc:
             raise DamagedData(path, at, -1, f"CRC of section {name!r} does not match")
         sections[name] = content
         at += length
+    if at != len(data):
+        raise DamagedData(path, at, -1, "bytes follow the last section")
     return sections
 
 

@@ -44,7 +44,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
             p["dirty_ratio"],
             size(p["clean_bytes"]),
             size(p["dirty_bytes"]),
-            f"{p['first_dirty_offset']}..{p['first_uncleanable_offset']}",
+            f"{p['first_dirty_offset']}..{p['cleanable_end_offset']}",
             p["generation"],
             moment(p["last_compaction_ms"]) or "never",
             p["reason"],

@@ -205,6 +205,7 @@ class _Node:
             lines = self._lines_from(position)
             ready = next((line for line in lines if " ready on " in line), None)
             if ready is not None:
+                process.returncode = 0  # it outlives this command; nobody is to wait for it
                 return ready
             if ended or time.monotonic() > end:
                 self._give_up(process, lines)

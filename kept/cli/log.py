@@ -21,19 +21,23 @@ def log() -> None:
 @click.argument("files", metavar="FILE …", nargs=-1, required=True, type=click.Path())
 def dump(*, files: tuple[str, ...]) -> None:
     """Print what is in FILES: batches and records, index entries, snapshots, checkpoints."""
+    import os
+
     from kept.cli.output import write
     from kept.storage.check import dump_file
 
     for file in files:
         if len(files) > 1:
             write(f"{file}:\n")
+        if os.path.isdir(file):
+            raise Failure(f"{file} is a directory; kept log check looks at those")
+        if not os.path.exists(file):
+            raise Failure(f"{file}: no such file")
         try:
             for line in dump_file(file):
                 write(f"{line}\n")
-        except FileNotFoundError:
-            raise Failure(f"{file}: no such file") from None
-        except IsADirectoryError:
-            raise Failure(f"{file} is a directory; kept log check looks at those") from None
+        except ValueError as error:
+            raise Failure(str(error)) from error
 
 
 @log.command(epilog=examples("kept log check data/log", "kept log check data/log/users-0 --json"))

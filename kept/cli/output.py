@@ -65,10 +65,9 @@ def show_tree(value: Any, indent: int = 0) -> None:
                 write(f"{pad}{label}:\n")
                 show_tree(member, indent + 1)
             else:
-                shown = (
-                    moment(member) if str(name).endswith("_ms") and _is_moment(member) else member
-                )
-                write(f"{pad}{label}: {_cell(shown)}\n")
+                dated = str(name).endswith(("_ms", "timestamp")) and _is_moment(member)
+                shown = moment(member) if dated else member
+                write(f"{pad}{label.removesuffix(' ms') if dated else label}: {_cell(shown)}\n")
     elif isinstance(value, list):
         for one in value:
             if isinstance(one, Mapping):
@@ -88,6 +87,8 @@ def _is_moment(value: Any) -> bool:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.2f}"
     if isinstance(value, (list, tuple)):

@@ -120,7 +120,9 @@ def run(arguments: list[str]) -> int:
     from kept.cli.root import kept
 
     try:
-        status = kept.main(arguments, prog_name="kept", standalone_mode=False)
+        # Not kept.main(): that one has its own ideas about Ctrl-C and closed pipes.
+        with kept.make_context("kept", arguments) as context:
+            status = kept.invoke(context)
         sys.stdout.flush()
     except click.UsageError as error:
         error.show()

@@ -1,0 +1,75 @@
+"""The command as a user runs it: a process with arguments, input, output and an exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 60
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+class Kept:
+    """``kept``, against one cluster or none."""
+
+    def __init__(self, bootstrap: str = "localhost:1") -> None:
+        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
+        self.environ |= {"KEPT_BOOTSTRAP": bootstrap, "COLUMNS": "100"}
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-W", "error", "-m", "kept", *map(str, arguments)]
+
+    def __call__(
+        self, *arguments: object, stdin: str | bytes = b"", status: int | None = 0, **kwargs: Any
+    ) -> Ran:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            self.command(*arguments),
+            input=given,
+            capture_output=True,
+            env=self.environ,
+            timeout=DEADLINE_S,
+            check=False,
+            **kwargs,
+        )
+        ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in ran.err, ran.err
+        if status is not None:
+            assert ran.status == status, ran
+        if status == 1:
+            assert ran.err.startswith("kept: ")
+            assert ran.err.count("\n") == 1, "an error is one line"
+        return ran
+
+
+@pytest.fixture
+def kept(kept_broker) -> Kept:
+    return Kept(kept_broker.bootstrap)
+
+
+@pytest.fixture
+def offline() -> Kept:
+    """The command where no node is needed."""
+    return Kept()

@@ -1,0 +1,210 @@
+"""``kept serve``, ``kept local``, ``kept log`` and ``kept compact`` with processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kept.client.blocking import OutRecord
+from kept.testing.ports import free_port
+
+
+def serve(offline, *arguments, **kwargs):
+    return subprocess.Popen(
+        offline.command("serve", *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=offline.environ,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGINT])
+def test_serve_alone_is_a_whole_cluster(offline, tmp_path, with_signal):
+    port = free_port()
+    process = serve(offline, "--port", port, cwd=tmp_path)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("kept 0.")
+        assert line.endswith(f" node 0 ready on localhost:{port}, data in ./data\n")
+        here = ("--bootstrap", f"localhost:{port}")
+        offline("topic", "create", "t", *here)
+        offline("produce", "t", *here, stdin="hello\n")
+        ran = offline("consume", "t", "--from-beginning", "--until-end", "--value-only", *here)
+        assert ran.out == "hello\n"
+    finally:
+        process.send_signal(with_signal)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in rest
+    assert (tmp_path / "data" / "log" / "t-0").is_dir()
+    assert (tmp_path / "data" / "meta").is_dir()
+
+
+def test_check_says_what_is_wrong(offline, tmp_path):
+    file = tmp_path / "kept.yaml"
+    file.write_text("log.segment.bytes: 1048576\nnum.partitions: 3\n")
+    assert "settings are right" in offline("serve", "--config", file, "--check").out
+    assert not (tmp_path / "data").exists()
+    file.write_text("log.segmnt.bytes: 1048576\n")
+    assert "log.segment.bytes" in offline("serve", "--config", file, "--check", status=1).err
+    file.write_text("a: [1\n")
+    offline("serve", "--config", file, "--check", status=1)
+    offline("serve", "--config", tmp_path / "none.yaml", "--check", status=1)
+    for wrong in (
+        ["--set", "nope=1"],
+        ["--set", "log.segment.bytes=much"],
+        ["--port", "9", "--set", "listeners=PLAINTEXT://localhost:8"],
+        ["--data-dir", "x", "--set", "log.dirs=y"],
+    ):
+        offline("serve", "--check", *wrong, status=1)
+
+
+def test_a_port_in_use_is_named(offline, kept_broker, tmp_path):
+    port = kept_broker.port()
+    ran = offline("serve", "--port", port, "--data-dir", tmp_path / "d", status=1)
+    assert str(port) in ran.err
+
+
+def test_a_data_directory_in_use_is_refused(offline, kept_broker):
+    ran = offline("serve", "--port", free_port(), "--data-dir", kept_broker.data_dir(), status=1)
+    assert kept_broker.data_dir() in ran.err
+
+
+def test_local_from_up_to_down(offline, tmp_path):
+    port = free_port()
+    directory = ("--dir", tmp_path / "nodes")
+    assert "one node" in offline("local", "up", "--nodes", 3, *directory, status=1).err
+    assert "no nodes" in offline("local", "status", *directory, status=1).err
+    ran = offline("local", "up", "--port", port, "--set", "num.partitions=4", *directory)
+    try:
+        assert f"ready on localhost:{port}" in ran.out
+        node = tmp_path / "nodes" / "node-0"
+        assert {p.name for p in node.iterdir()} == {"kept.yaml", "kept.pid", "kept.log", "data"}
+        assert "runs already" in offline("local", "up", "--port", port, *directory, status=1).err
+        here = ("--bootstrap", f"localhost:{port}")
+        offline("topic", "create", "t", *here)
+        assert len(offline("topic", "describe", "t", "--json", *here).json["partitions"]) == 4
+        (status,) = offline("local", "status", "--json", *directory).json
+        assert (status["state"], status["port"]) == ("running", port)
+        assert status["pid"] == int((node / "kept.pid").read_text())
+
+        assert offline("local", "kill", 0, *directory).out == "node 0 killed\n"
+        assert offline("local", "status", "--json", *directory).json[0]["state"] == "stopped"
+        assert "does not run" in offline("local", "stop", 0, *directory, status=1).err
+        assert "ready on" in offline("local", "start", 0, *directory).out
+        assert "t" in [t["name"] for t in offline("topic", "list", "--json", *here).json]
+        assert offline("local", "stop", 0, *directory).out == "node 0 stopped\n"
+        assert "ready on" in offline("local", "start", 0, *directory).out
+        assert offline("local", "down", *directory).out == "node 0 stopped\n"
+        assert (node / "data").is_dir()
+        (node / "kept.pid").write_text(f"{os.getpid()}\n")  # another process has that id now
+        assert offline("local", "status", "--json", *directory).json[0]["state"] == "stopped"
+    finally:
+        offline("local", "down", "--purge", *directory, status=None)
+    assert not node.exists()
+    assert "no node 7" in offline("local", "start", 7, *directory, status=1).err
+
+
+def test_local_says_why_a_node_does_not_start(offline, kept_broker, tmp_path):
+    ran = offline(
+        "local", "up", "--port", kept_broker.port(), "--dir", tmp_path / "nodes", status=1
+    )
+    assert "ended with status" in ran.err
+    assert "kept.log" in ran.err
+
+
+@pytest.fixture
+def compacted(kept, kept_broker):
+    """A compacted topic with three generations of ten keys."""
+    topic = kept_broker.create_topic(config={"cleanup.policy": "compact"})
+    for generation in range(3):
+        stdin = "".join(f"k{n}:{generation}\n" for n in range(10))
+        kept("produce", topic, "--key-separator", ":", stdin=stdin)
+    return topic
+
+
+def test_compaction_from_the_command_line(kept, compacted):
+    before = kept("compact", "status", compacted, "--json").json["partitions"][0]
+    assert (before["topic"], before["partition"]) == (compacted, 0)
+    assert compacted in kept("compact", "status", compacted).out
+    assert compacted in kept("compact", "status").out
+    kept("compact", "explain", compacted, "--key", "k1")
+
+    ran = kept("compact", "now", compacted, "--wait", "--json")
+    assert ran.json["partitions"][0]["records_removed"] == 20
+    left = kept("consume", compacted, "--from-beginning", "--until-end", "--json").lines
+    assert len(left) == 10
+    after = kept("topic", "describe", compacted, "--json").json["partitions"][0]
+    assert after["dirty_ratio"] == 0.0
+    assert after["last_compaction_ms"] > 0
+    gone = kept("compact", "why-missing", compacted, 0, 5, "--key", "k5", "--json").json
+    assert gone["reason"] == "superseded"
+    assert gone["winner"]["offset"] == 25
+    assert "superseded" in kept("compact", "why-missing", compacted, 0, 5).out
+    kept("compact", "now", f"{compacted}:0", "--wait")
+    assert f"compacting {compacted}-0" in kept("compact", "now", compacted).out
+    assert "not uncleanable" in kept("compact", "retry", f"{compacted}:0", status=1).err
+    assert "no partition 7" in kept("compact", "now", f"{compacted}:7", status=1).err
+
+
+def test_compaction_of_what_is_not_compacted(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    assert "not compacted" in kept("compact", "status", topic, status=1).err
+    assert "no topic nope" in kept("compact", "now", "nope", status=1).err
+
+
+def test_log_dump_and_check(kept, compacted, kept_broker):
+    directory = Path(kept_broker.log_dir()) / f"{compacted}-0"
+    segment = directory / "00000000000000000000.log"
+    assert "k1" in kept("log", "dump", segment).out
+    both = kept("log", "dump", segment, directory / "leader-epoch-checkpoint").lines
+    assert both[0] == f"{segment}:"
+    assert "no such file" in kept("log", "dump", directory / "none.log", status=1).err
+    assert "nothing damaged" in kept("log", "check", directory).out
+    assert kept("log", "check", directory, "--json").json == []
+    assert "no such directory" in kept("log", "check", directory / "none", status=1).err
+
+
+def test_log_check_finds_damage(offline, kept_cluster):
+    cluster = kept_cluster()
+    topic = cluster.create_topic(config={"segment.bytes": "1024"})
+    with cluster.client() as client:
+        for _ in range(3):
+            client.produce(topic, [OutRecord(b"k", b"v" * 800)])
+    cluster.stop()
+    segment = Path(cluster.log_dir()) / f"{topic}-0" / "00000000000000000000.log"
+    data = bytearray(segment.read_bytes())
+    data[100] ^= 0xFF
+    segment.write_bytes(data)
+    ran = offline("log", "check", cluster.log_dir(), status=1)
+    assert str(segment) in ran.out
+    assert "1 place damaged" in ran.err
+    ran = offline("log", "check", cluster.log_dir(), "--json", status=1)
+    assert [f["damaged"] for f in ran.json if f["path"] == str(segment)] == [True]
+
+
+def test_compact_says_when_the_other_side_is_not_kept(offline):
+    import socket
+    import threading
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve_garbage() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+
+    thread = threading.Thread(target=serve_garbage)
+    thread.start()
+    port = listener.getsockname()[1]
+    ran = offline("compact", "status", "--bootstrap", f"127.0.0.1:{port}", status=1)
+    thread.join()
+    listener.close()
+    assert "needs a node of kept" in ran.err

@@ -1,0 +1,202 @@
+"""Help, exit status, errors, and what a command may import."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+
+from kept.cli import output
+from kept.cli.root import kept as root
+from kept.cli.shell import LazyGroup
+
+HEAVY = ("rich", "kio", "prometheus_client", "yaml", "uvloop", "kept.client", "kept.node")
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [path]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            one = command.get_command(context, name)
+            assert one is not None
+            found += walk(one, (*path, name))
+    return found
+
+
+PATHS = walk(root)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: " ".join(p) or "kept")
+def test_every_level_has_help_with_an_example(path, capsys):
+    command: click.Command = root
+    context = click.Context(root, info_name="kept")
+    for name in path:
+        assert isinstance(command, click.Group)
+        found = command.get_command(context, name)
+        assert found is not None
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    text = command.get_help(context)
+    assert "Example:" in text
+    assert command.help, "says what it does"
+    assert all(len(line) <= 100 for line in text.splitlines())
+    for line in text.partition("Example:")[2].splitlines():
+        assert not line.strip() or "kept " in line
+
+
+def test_the_tree_of_commands_is_that_of_the_documents():
+    names = {" ".join(p) for p in PATHS}
+    assert names >= {
+        "serve", "produce", "consume", "log dump", "log check",
+        *(f"local {c}" for c in ("up", "status", "stop", "kill", "start", "down")),
+        *(f"topic {c}" for c in ("create", "list", "describe", "alter", "delete")),
+        *(f"group {c}" for c in ("list", "describe", "reset-offsets", "delete")),
+        *(f"compact {c}" for c in ("status", "now", "explain", "why-missing", "retry")),
+    }  # fmt: skip
+
+
+def test_one_line_of_help_is_the_same_in_list_and_command():
+    assert isinstance(root, LazyGroup)
+    context = click.Context(root)
+    for name, (_, said) in root.commands_at.items():
+        command = root.get_command(context, name)
+        assert command is not None
+        assert said.rstrip(".")
+
+
+def imported_by(*arguments: str) -> set[str]:
+    program = (
+        "import sys, json\n"
+        "from kept.cli.shell import run\n"
+        f"run({list(arguments)!r})\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("serve", "--help")])
+def test_little_is_imported_for_little(arguments):
+    loaded = imported_by(*arguments)
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_checking_settings_loads_no_client_and_no_output():
+    loaded = imported_by("serve", "--check")
+    assert [n for n in ("rich", "kio", "prometheus_client", "kept.client") if n in loaded] == []
+
+
+def test_version(offline):
+    assert offline("--version").out.startswith("kept 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "No such command"),
+        (["tpic", "list"], "Did you mean 'topic'?"),
+        (["topic", "creat", "x"], "create"),
+        (["topic", "create"], "Missing argument"),
+        (["topic", "create", "x", "--config", "novalue"], "not KEY=VALUE"),
+        (["topic", "create", "x", "--partitions", "0"], "0 is not in the range"),
+        (["topic", "alter", "x"], "nothing to alter"),
+        (
+            ["topic", "alter", "x", "--config", "a=1", "--delete-config", "a"],
+            "both set and deleted",
+        ),
+        (["consume", "x", "--offset", "3"], "--offset needs --partition"),
+        (["consume", "x", "--table", "--max", "3"], "contradict"),
+        (["consume", "x", "--group", "g", "--partition", "0"], "contradict"),
+        (["produce", "x", "--json", "--key-separator", ":"], "--json lines have their own"),
+        (["group", "reset-offsets", "g", "--topic", "t", "--to", "soon"], "neither earliest"),
+        (["compact", "now", "a:b"], "neither TOPIC nor"),
+        (["compact", "retry", "a"], "names no partition"),
+        (["compact", "status", "--bootstrap", "a:b"], "not host:port"),
+        (["serve", "--port", "none"], "not a valid int"),
+        (["local", "up", "--set", "node.id=3"], "sets node.id itself"),
+    ],
+)
+def test_wrong_usage_is_status_2(offline, arguments, said):
+    ran = offline(*arguments, status=2)
+    assert said in ran.err
+    assert "Usage:" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["topic", "list"], ["consume", "x"], ["group", "list"], ["compact", "status"]],
+)
+def test_nobody_there_is_one_line_and_status_1(offline, arguments):
+    ran = offline(*arguments, status=1)
+    assert "localhost:1" in ran.err
+    assert "connection refused" in ran.err
+
+
+def test_a_reader_that_leaves_is_no_error(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, stdin="x\n" * 20_000)
+    process = subprocess.Popen(
+        kept.command("consume", topic, "--from-beginning"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=kept.environ,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().endswith(b"x\n")
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_ctrl_c_is_quiet(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, stdin="x\n")
+    process = subprocess.Popen(
+        kept.command("consume", topic, "--from-beginning"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=kept.environ,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().endswith(b"x\n")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (None, "none"),
+        (b"", ""),
+        ("žlutý 🐴".encode(), "žlutý 🐴"),
+        (b"a\tb\n", "a\\tb\\n"),
+        (b"\xff\0", "\\xff\\x00"),
+        (b"\x1b[31m", "\\x1b[31m"),
+    ],
+)
+def test_bytes_for_people_never_move_the_cursor(data, shown):
+    assert output.text(data, "none") == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(None, None), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 30, "1.0 GiB"),
+     (150 << 20, "150 MiB")],
+)  # fmt: skip
+def test_sizes(count, shown):
+    assert output.size(count) == shown
+
+
+def test_moments():
+    assert output.moment(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
+    assert output.moment(-1) is None
+    assert output.moment(2**62) == str(2**62)

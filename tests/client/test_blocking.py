@@ -1,0 +1,336 @@
+"""The blocking client against real nodes: kept, and Apache Kafka where it can run."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kept.client.blocking import BadAddress, Client, OutRecord
+from kept.client.consumer import Consumer, GroupConsumer
+from kept.client.failures import ConnectionFailed, NotKafka
+from kept.client.http import HttpFailed, JsonApi
+from kept.client.records import EARLIEST, LATEST, MAX_TIMESTAMP, FetchLimits
+from kept.client.topics import NewTopic
+from kept.client.view import Endpoint
+from kept.storage import errors
+from kept.storage.types import Codec, TopicPartition
+from kept.testing.ports import free_port
+
+FAST = FetchLimits(max_wait_ms=100)
+
+
+@pytest.fixture(scope="module")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
+    spec = importlib.util.spec_from_file_location("kafka_dist", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    broker = module.Broker(tmp_path_factory.mktemp("kafka"), free_port())
+    broker.start()
+    yield broker.bootstrap
+    broker.stop()
+
+
+@pytest.fixture(params=["kept", pytest.param("kafka", marks=pytest.mark.java)])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    if request.param == "kept":
+        bootstrap = request.getfixturevalue("kept_broker").bootstrap
+    else:
+        bootstrap = request.getfixturevalue("apache_kafka")
+    with Client(bootstrap, client_id="test", timeout_ms=20_000) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, client: Client) -> str:
+    name = f"{request.node.name.partition('[')[0]}-{time.time_ns()}"
+    client.create_topic(name, partitions=3, config={"cleanup.policy": "compact"})
+    return name
+
+
+def rows(count: int, start: int = 0) -> list[OutRecord]:
+    return [OutRecord(b"k%d" % n, b"v%d" % n) for n in range(start, start + count)]
+
+
+def test_topics_live_and_die(client):
+    name = f"life-{time.time_ns()}"
+    client.create_topics([NewTopic(name, 2, 1, {"segment.ms": "1234567"})])
+    known = client.topic(name)
+    assert sorted(known.partitions) == [0, 1]
+    config = {c.name: c for c in client.topic_configs([name])[name]}
+    assert (config["segment.ms"].value, config["segment.ms"].source) == ("1234567", "topic")
+    client.alter_topic(name, {"retention.ms": "99"}, delete=["segment.ms"])
+    config = {c.name: c for c in client.topic_configs([name])[name]}
+    assert config["retention.ms"].value == "99"
+    assert config["segment.ms"].source == "default"
+    client.create_partitions(name, 4)
+    assert sorted(client.topic(name).partitions) == [0, 1, 2, 3]
+    assert name in client.metadata().topics
+    client.delete_topics([name])
+    with pytest.raises(errors.UnknownTopicOrPartition, match=name):
+        client.topic(name)
+
+
+def test_validate_only_creates_nothing(client):
+    name = f"maybe-{time.time_ns()}"
+    client.create_topics([NewTopic(name, 1, 1)], validate_only=True)
+    assert name not in client.metadata().topics
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_records_come_back_as_they_were(client, topic, codec):
+    sent = [
+        OutRecord(b"a", b"1", (("h", b"x"), ("h", None), ("ü", b"")), 1_700_000_000_000),
+        OutRecord(b"", b"", (), 1_700_000_000_001),
+        OutRecord(b"\0\xff", None, (), 1_700_000_000_002),
+    ]
+    client.produce(topic, sent, codec=codec)
+    found = sorted(client.read(topic), key=lambda r: r.timestamp)
+    assert [(r.key, r.value, r.headers, r.timestamp) for r in found] == [r[:4] for r in sent]
+
+
+def test_an_idempotent_producer_goes_on(client, topic):
+    producer = client.init_producer()
+    for start in range(0, 50, 10):
+        client.produce(topic, rows(10, start), producer=producer)
+    assert sorted(r.value for r in client.read(topic)) == sorted(b"v%d" % n for n in range(50))
+    with pytest.raises(errors.OutOfOrderSequenceNumber, match=topic):
+        gap = {p: n + 5 for p, n in producer[2].items()}
+        client.produce(topic, rows(10), producer=(producer[0], producer[1], gap))
+
+
+def test_records_without_a_key_share_a_partition_of_their_own(client):
+    name = f"keyless-{time.time_ns()}"
+    client.create_topic(name, partitions=6)
+    for _ in range(20):
+        assert len(client.produce(name, [OutRecord(None, b"x"), OutRecord(None, b"y")])) == 1
+    assert sum(1 for _ in client.read(name)) == 40
+    used = {r.partition for r in client.read(name)}
+    assert len(used) > 1
+
+
+def test_acks_0_is_written_too(client, topic):
+    client.produce(topic, rows(3))  # all leaders are there then; nobody would say so with acks=0
+    client.produce(topic, rows(3), acks=0)
+    end = time.monotonic() + 20
+    while sum(hi for _, hi in client.bounds(topic).values()) < 6:
+        assert time.monotonic() < end
+
+
+def test_offsets_by_time(client, topic):
+    records = [OutRecord(b"k", b"%d" % n, (), 1_700_000_000_000 + n, 1) for n in range(10)]
+    client.produce(topic, records)
+    tp = TopicPartition(topic, 1)
+    ask = lambda t: client.list_offsets({tp: t})[tp].offset  # noqa: E731
+    assert (ask(EARLIEST), ask(LATEST), ask(MAX_TIMESTAMP)) == (0, 10, 9)
+    assert ask(1_700_000_000_004) == 4
+    assert ask(1_800_000_000_000) == -1
+
+
+def test_what_is_refused_says_why(client, topic):
+    with pytest.raises(errors.InvalidRecord, match=f"Produce to {topic}-0"):
+        client.produce(topic, [OutRecord(None, b"no key", partition=0)])
+    with pytest.raises(errors.UnknownTopicOrPartition, match="no partition 9"):
+        client.produce(topic, [OutRecord(b"k", b"v", partition=9)])
+    with pytest.raises(errors.TopicAlreadyExists, match=topic):
+        client.create_topic(topic)
+    with pytest.raises(errors.InvalidConfig, match=r"no\.such\.setting"):
+        client.create_topic(f"x-{time.time_ns()}", config={"no.such.setting": "1"})
+    with pytest.raises(errors.InvalidConfig):
+        client.alter_topic(topic, {"segment.ms": "soon"})
+    with pytest.raises(errors.InvalidPartitions):
+        client.create_partitions(topic, 1)
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        client.delete_topics(["no-such-topic"])
+    with pytest.raises(errors.GroupIdNotFound):
+        client.delete_group("no-such-group")
+
+
+def test_a_consumer_follows_and_stops_at_the_end(client, topic):
+    tps = [TopicPartition(topic, p) for p in range(3)]
+    follower = Consumer(client, dict.fromkeys(tps, LATEST), FAST)
+    assert follower.poll() == []
+    client.produce(topic, rows(30))
+    seen = []
+    end = time.monotonic() + 20
+    while len(seen) < 30:
+        seen += follower.poll()
+        assert time.monotonic() < end
+    assert {r.value for r in seen} == {r.value for r in rows(30)}
+    middle = Consumer(client, {tps[0]: 2}, FAST)
+    assert [r.offset for r in middle.until_end()] == list(range(2, client.bounds(topic)[0][1]))
+
+
+def test_an_offset_above_the_end_starts_at_the_end(client, topic):
+    client.produce(topic, [OutRecord(b"k", b"v", partition=0)])
+    consumer = Consumer(client, {TopicPartition(topic, 0): 1000}, FAST)
+    assert consumer.poll() == []
+    client.produce(topic, [OutRecord(b"k", b"w", partition=0)])
+    end = time.monotonic() + 20
+    while not (found := consumer.poll()):
+        assert time.monotonic() < end
+    assert [(r.offset, r.value) for r in found] == [(1, b"w")]
+
+
+def test_a_member_commits_what_it_returned_and_resumes(client, topic):
+    group = f"g-{time.time_ns()}"
+    client.produce(topic, rows(30))
+    member = GroupConsumer(client, group, [topic], reset=EARLIEST, limits=FAST)
+    seen = []
+    end = time.monotonic() + 30
+    while len(seen) < 30:
+        seen += member.poll(100)
+        assert time.monotonic() < end
+    assert [tp.partition for tp in member.assignment] == [0, 1, 2]
+    described = client.describe_group(group)
+    assert (described.state, described.protocol, len(described.members)) == ("Stable", "range", 1)
+    assert described.members[0].partitions == tuple(member.assignment)
+    with pytest.raises(errors.NonEmptyGroup):
+        client.delete_group(group)
+    member.give_back(seen[-1:])
+    member.close()
+    assert sum(client.committed(group).values()) == 29
+    again = GroupConsumer(client, group, [topic], limits=FAST)
+    end = time.monotonic() + 30
+    while not (more := again.poll(100)):
+        assert time.monotonic() < end
+    assert more == seen[-1:]
+    again.close()
+    assert group in [g.group for g in client.list_groups()]
+    client.commit(group, {TopicPartition(topic, 1): 0})
+    assert client.committed(group, [TopicPartition(topic, 1)]) == {TopicPartition(topic, 1): 0}
+    client.delete_group(group)
+    assert client.describe_group(group).state == "Dead"
+
+
+def test_two_members_share_and_take_over(client, topic):
+    """One member in a thread of its own, since both have to join while the group rebalances."""
+    group = f"g-{time.time_ns()}"
+    client.produce(topic, rows(60))
+    seen: list[bytes] = []
+    stop, shared = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with Client(client.bootstrap) as mine:
+            member = GroupConsumer(mine, group, [topic], reset=EARLIEST, limits=FAST)
+            while not stop.is_set():
+                seen.extend(r.value for r in member.poll(50))
+                if len(member.assignment) in (1, 2):
+                    shared.set()
+            member.close()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    member = GroupConsumer(client, group, [topic], reset=EARLIEST, limits=FAST)
+    try:
+        end = time.monotonic() + 60
+        mine: list[bytes] = []
+        while not shared.is_set() or len(member.assignment) not in (1, 2):
+            mine.extend(r.value for r in member.poll(50))
+            assert time.monotonic() < end
+    finally:
+        stop.set()
+        thread.join()
+    while len(member.assignment) != 3:
+        mine.extend(r.value for r in member.poll(50))
+        assert time.monotonic() < end
+    while len({*seen, *mine}) < 60:
+        mine.extend(r.value for r in member.poll(50))
+        assert time.monotonic() < end
+    member.close()
+
+
+def test_log_sizes(client, topic):
+    client.produce(topic, rows(30))
+    sizes = client.log_sizes(topic)
+    assert {p for p, _ in sizes} == {0, 1, 2}
+    assert all(size > 0 for size in sizes.values())
+
+
+def test_auto_creation(client):
+    name = f"auto-{time.time_ns()}"
+    client.produce(name, rows(1), auto_create=True)
+    assert [r.value for r in client.read(name)] == [b"v0"]
+
+
+def test_a_request_of_any_api(client):
+    answer = client.request(60, {"include_cluster_authorized_operations": False})
+    assert int(answer.error_code) == 0
+    assert [int(b.broker_id) for b in answer.brokers] == sorted(client.metadata([]).nodes)
+
+
+def test_reading_goes_on_after_a_kill(kept_cluster):
+    """The node dies under a consumer and a producer; both go on when it is back."""
+    cluster = kept_cluster()
+    topic = cluster.create_topic()
+    with cluster.client() as client:
+        client.produce(topic, rows(5))
+        consumer = Consumer(client, {TopicPartition(topic, 0): 0}, FAST)
+        seen = consumer.poll()
+        cluster.kill(0)
+        restart = threading.Thread(target=cluster.start, args=(0,))
+        restart.start()
+        end = time.monotonic() + 30
+        client.produce(topic, rows(5, 5))
+        while len(seen) < 10:
+            seen += consumer.poll()
+            assert time.monotonic() < end
+        restart.join()
+    assert [r.value for r in seen] == [r.value for r in rows(10)]
+
+
+def test_nobody_there():
+    port = free_port()
+    with (
+        Client(f"localhost:{port}") as client,
+        pytest.raises(ConnectionFailed, match=rf"localhost:{port}: Metadata: connection refused"),
+    ):
+        client.metadata()
+    with (
+        Client("no-such-host.invalid:9092") as client,
+        pytest.raises(ConnectionFailed, match="not a known host"),
+    ):
+        client.metadata()
+    with pytest.raises(BadAddress, match="host:port"):
+        Client("localhost:none")
+
+
+def test_something_that_is_not_kafka():
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with Client(f"127.0.0.1:{port}") as client, pytest.raises(NotKafka, match=str(port)):
+            client.metadata()
+    finally:
+        thread.join()
+        listener.close()
+
+
+def test_json_api(kept_broker):
+    api = JsonApi(Endpoint("localhost", kept_broker.port()))
+    topic = kept_broker.create_topic(config={"cleanup.policy": "compact"})
+    assert api.get(f"topics/{topic}")["name"] == topic
+    assert api.get("compaction", topic=topic)["partitions"][0]["partition"] == 0
+    with pytest.raises(HttpFailed, match="no topic nope") as caught:
+        api.get("topics/nope")
+    assert caught.value.status == 404
+    assert api.post("compaction/now", {"topic": topic, "wait": True})["partitions"]
+    with pytest.raises(HttpFailed, match="connection refused"):
+        JsonApi(Endpoint("localhost", free_port())).get("cluster")

@@ -1,0 +1,131 @@
+"""``kept.testing``: nodes that start, stop, die and come back; the plugin as a user has it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from kept.storage.errors import ConfigurationError
+from kept.testing import Cluster, NodeFailed
+from kept.testing import cluster as module
+from kept.testing.ports import HIGHEST, LOWEST, free_port, is_free
+
+
+def test_a_node_keeps_port_and_data_through_stop_and_kill(kept_cluster):
+    cluster = kept_cluster()
+    bootstrap, pid = cluster.bootstrap, cluster.pid()
+    assert LOWEST <= cluster.port() <= HIGHEST
+    topic = cluster.create_topic(partitions=2)
+    assert os.path.isdir(os.path.join(cluster.log_dir(), f"{topic}-1"))
+    assert cluster.stop() == 0
+    assert not cluster.running()
+    with pytest.raises(NodeFailed, match="does not run"):
+        cluster.pid()
+    cluster.start()
+    cluster.kill()
+    assert not cluster.running()
+    cluster.start()
+    with pytest.raises(NodeFailed, match="runs already"):
+        cluster.start()
+    assert cluster.bootstrap == bootstrap
+    assert cluster.pid() != pid
+    assert cluster.log().count(" ready on ") == 3
+    with cluster.client() as client:
+        assert len(client.topic(topic).partitions) == 2
+
+
+def test_settings_reach_the_node(kept_cluster):
+    cluster = kept_cluster(num_partitions=5, auto_create_topics_enable=False)
+    with cluster.client() as client:
+        assert {c.name: c.value for c in client.broker_configs("0")}["num.partitions"] == "5"
+    cluster.stop()
+    cluster.start(num_partitions=6)
+    with cluster.client() as client:
+        assert {c.name: c.value for c in client.broker_configs("0")}["num.partitions"] == "6"
+
+
+def test_a_node_that_cannot_start_says_why():
+    with pytest.raises(NodeFailed, match=r"before ready(.|\n)*num\.partitions"):
+        Cluster(num_partitions="many").__enter__()
+
+
+def test_files_are_removed_unless_a_directory_was_given(tmp_path):
+    with Cluster() as cluster:
+        temporary = cluster.directory
+        assert os.path.isdir(temporary)
+    assert not os.path.exists(temporary)
+    with Cluster(directory=tmp_path / "mine") as cluster:
+        assert cluster.data_dir().startswith(str(tmp_path))
+    assert (tmp_path / "mine" / "node-0" / "kept.log").exists()
+
+
+def test_a_port_that_is_taken_meanwhile_is_given_up(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(module, "free_port", lambda: ports.pop(0))
+        with Cluster() as cluster:
+            assert cluster.port() != taken.getsockname()[1]
+    assert ports == []
+
+
+def test_free_ports_are_free():
+    port = free_port()
+    assert is_free(port)
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+
+
+def test_more_nodes_are_refused():
+    with pytest.raises(ConfigurationError, match="one node"):
+        Cluster(nodes=3)
+
+
+def test_waiting_has_a_deadline(kept_broker):
+    with pytest.raises(NodeFailed, match="not so: the moon is full"):
+        kept_broker.wait_until(lambda: False, "the moon is full", deadline_s=0.05)
+
+
+def test_topic_names_are_fresh(kept_broker):
+    assert len({kept_broker.topic() for _ in range(100)}) == 100
+
+
+USER_TESTS = """
+def test_broker(kept_broker):
+    with kept_broker.client() as client:
+        client.create_topic(kept_broker.topic())
+
+def test_the_same_broker(kept_broker, request):
+    assert kept_broker.running()
+
+def test_own(kept_cluster):
+    one, two = kept_cluster(), kept_cluster(num_partitions=2)
+    assert one.port() != two.port()
+    one.kill()
+    assert two.running()
+
+def test_that_fails(kept_broker):
+    assert kept_broker is None
+"""
+
+
+def test_the_plugin_in_a_users_project(tmp_path):
+    (tmp_path / "test_user.py").write_text(USER_TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+    )
+    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "kept node 0 on localhost:" in done.stdout, "the log is part of the report"
+
+
+def test_kept_testing_needs_no_pytest():
+    program = "import sys, kept.testing; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

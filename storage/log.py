@@ -397,14 +397,13 @@ class Log:
         above the log end, DamagedData, MachineError.
         """
         written = self.written_end_offset
-        if end_offset >= written:
-            end_offset = written
-            active = self._active
-            position = self._tail.get(offset)
-            if position is not None and offset < written:
-                size = active.size_bytes - position
-                if size <= max_bytes:
-                    return FileSlice(active.file, position, size)
+        end_offset = min(end_offset, written)
+        active = self._active
+        position = self._tail.get(offset)
+        if position is not None and offset < end_offset:
+            end = active.size_bytes if end_offset == written else self._tail.get(end_offset, -1)
+            if 0 < end - position <= max_bytes:
+                return FileSlice(active.file, position, end - position)
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.topic_partition}: offset {offset} is not within "
@@ -446,6 +445,7 @@ class Log:
             return
         if offset > self.log_end_offset:
             raise OffsetOutOfRange(f"{self}: cannot start at {offset}")
+        self.write()
         self.log_start_offset = offset
         self.recovery_point = max(self.recovery_point, offset)
         self.leader_epochs.truncate_from_start(offset)
@@ -463,8 +463,8 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Cut the log: batches with records at or above ``offset`` go (rules 19, 27).
 
-        The log end becomes that of the last batch left; epochs, producers and recovery point
-        follow.
+        The log end becomes that of the last batch left, or the log start when none is; epochs,
+        producers and recovery point follow.
         """
         truncation.truncate_to(self, offset)
 

@@ -68,8 +68,6 @@ def _swap_group(
     new = [outputs[base] for base in group.output_bases]
     after = log.segments.floor(group.input_bases[-1])
     end = log.segments.next_base(after, log.log_end_offset)
-    for segment in old:
-        segment.file  # noqa: B018 (open it under its old name: readers may hold it)
     retention.retire(log, old, now_ms)
     log.disk.reach("swap.deleted")
     for segment in new:

@@ -78,7 +78,6 @@ def retire(log: Log, segments: Sequence[Segment], now_ms: int) -> None:
     """Mark the files of segments ``.deleted``; they go after ``file.delete.delay.ms``."""
     paths = []
     for segment in segments:
-        segment.file  # noqa: B018 (open it under its old name: readers may hold it)
         segment.rename("", layout.DELETED)
         paths += [segment.path(kind, layout.DELETED) for kind in layout.SEGMENT_SUFFIXES]
     log.delete_later(paths, now_ms)

@@ -31,7 +31,7 @@ def truncate_to(log: Log, offset: int) -> None:
     log.write()
     if offset >= log.log_end_offset:
         return
-    if offset < log.segments.bases[0]:
+    if offset < log.log_start_offset:
         start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
@@ -50,8 +50,10 @@ def truncate_to(log: Log, offset: int) -> None:
     log.disk.fsync(active.file)
     reopen(active)
     end_offset = active.next_offset
+    if end_offset < log.log_start_offset:
+        start_at(log, log.log_start_offset)
+        return
     log.recovery_point = min(log.recovery_point, end_offset)
-    log.log_start_offset = min(log.log_start_offset, end_offset)
     log.reset_active(end_offset)
     log.leader_epochs.truncate_from_end(end_offset)
     log.leader_epochs.save()

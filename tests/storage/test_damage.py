@@ -168,3 +168,29 @@ def test_check_calls_a_torn_tail_a_note(kit) -> None:
     disk.write_file(path, disk.read(path)[:-5])
     (finding,) = check_partition(DIRECTORY, disk)
     assert not finding.damaged and "cuts the log here" in finding.why
+
+
+@pytest.mark.parametrize("known", ["nothing", "flushed", "policy", "compacted_to", "manifest"])
+def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, known) -> None:
+    disk, contents = written(kit, close=False)
+    second = files(disk, ".log")[1]
+    base = int(second.rpartition("/")[2][:20])
+    third = int(files(disk, ".log")[2].rpartition("/")[2][:20])
+    size = len(contents[0][2])
+    disk.write_file(second, disk.read(second)[:-size])
+    options = {"config": CONFIG, "recovery_point": 0}
+    if known == "flushed":
+        options["recovery_point"] = third
+    elif known == "policy":
+        options["config"] = LogConfig(segment_bytes=900, cleanup_policy=frozenset({"compact"}))
+    elif known == "compacted_to":
+        options["compacted_to"] = third
+    elif known == "manifest":
+        disk.write_file(f"{DIRECTORY}/manifest-0-1", b"")
+    log = kit.open_log(disk, **options)
+    found = kit.contents(log)
+    if known == "nothing":
+        assert found == [c for c in contents if c[0] < third - 2]
+        assert log.log_end_offset == third - 2 > base
+    else:
+        assert found == [c for c in contents if c[0] != third - 2]

@@ -1,0 +1,96 @@
+"""Advertised = served (rule 39), compared with Apache Kafka 4.3's own answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kept.client import protocol
+from kept.node import api
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[2] / "golden" / "api_versions_4_3.json").read_text("utf-8")
+)
+NOT_SERVED = {
+    17: "SASL",
+    24: "transactions",
+    25: "transactions",
+    26: "transactions",
+    27: "transactions",
+    28: "transactions",
+    30: "ACLs",
+    31: "ACLs",
+    34: "one directory per replica is chosen at creation",
+    36: "SASL",
+    38: "delegation tokens",
+    39: "delegation tokens",
+    40: "delegation tokens",
+    41: "delegation tokens",
+    43: "elections need more than one node",
+    45: "reassignments need more than one node",
+    48: "quotas",
+    49: "quotas",
+    50: "SCRAM",
+    51: "SCRAM",
+    55: "Raft",
+    57: "features",
+    61: "transactions",
+    64: "brokers leave in a cluster of several",
+    65: "transactions",
+    66: "transactions",
+    68: "KIP-848",
+    69: "KIP-848",
+    74: "client metrics",
+    80: "Raft",
+    81: "Raft",
+    **dict.fromkeys([76, 77, 78, 79, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92], "share, streams"),
+}
+
+
+def versions(response):
+    return {int(k.api_key): [int(k.min_version), int(k.max_version)] for k in response.api_keys}
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_what_is_served_is_served_as_kafka_does(wire, version):
+    response = wire.ask(18, version, client_software_name="x", client_software_version="1.0")
+    assert int(response.error_code) == 0
+    golden = {int(k): v for k, v in GOLDEN["v4"]["api_keys"].items()}
+    ours = versions(response)
+    assert {key: golden[key] for key in ours} == ours
+    assert set(golden) - set(ours) == set(NOT_SERVED)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_no_feature_is_claimed(wire, version):
+    response = wire.ask(18, version, client_software_name="x", client_software_version="1.0")
+    assert (response.supported_features, response.finalized_features) == ((), ())
+
+
+def test_an_unknown_version_is_answered_in_version_0(wire):
+    frame = bytearray(protocol.encode_request(18, 0, 9, "new", {}))
+    frame[6:8] = (77).to_bytes(2, "big")
+    wire.raw(bytes(frame))
+    correlation_id, response = wire.receive(18, 0)
+    assert (correlation_id, int(response.error_code)) == (9, 35)
+    assert versions(response)[18] == [0, 4]
+
+
+@pytest.mark.parametrize("name", ["", "-x", "x y", "ü", "x-"])
+def test_a_bad_software_name_is_an_invalid_request(wire, name):
+    response = wire.ask(18, 3, client_software_name=name, client_software_version="1")
+    assert int(response.error_code) == 42
+
+
+def test_every_api_has_its_handler_and_flexible_version():
+    from kio.static.constants import EntityType
+
+    for served in api.served().values():
+        if served.key not in (0, 1, 18):
+            assert callable(api.handler(served.key))
+        for version in range(max(served.min_version, served.refused_below), served.max_version + 1):
+            cls = protocol.message_type(served.key, version, EntityType.request)
+            assert protocol.header_is_flexible(cls) or cls.__flexible__ is False
+            assert cls.__flexible__ == (version >= served.flexible_from), (served.name, version)

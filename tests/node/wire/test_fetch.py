@@ -1,0 +1,195 @@
+"""Fetch: limits, waiting, sessions (KIP-227), offsets, epochs, topic ids."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from kept.storage.records import records
+
+
+def filled(broker, wire, tools, count=10, **config):
+    topic = broker.create_topic(config=config)
+    for _ in range(count):
+        wire.produce(topic, tools.batch(1, 100))
+    return topic
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_every_version(wire, kept_broker, tools, version):
+    topic = filled(kept_broker, wire, tools, 3)
+    topic_id = wire.ask(3, 12, topics=[{"name": topic, "topic_id": None}]).topics[0].topic_id
+    found = wire.fetch(topic, 1, version=version, topic_id=topic_id)
+    assert int(found.error_code) == 0
+    assert [r.offset for r in records(bytes(found.records))] == [1, 2]
+    assert found.high_watermark == 3
+
+
+def test_limits_cut_at_batches_and_the_first_always_comes(wire, kept_broker, tools):
+    topic = filled(kept_broker, wire, tools)
+    size = len(tools.batch(1, 100))
+    for limit, count in ((0, 1), (1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (10**6, 10)):
+        found = wire.fetch(topic, 0, partition_max_bytes=limit)
+        assert len(list(records(bytes(found.records)))) == count, limit
+        found = wire.fetch(topic, 0, max_bytes=limit)
+        assert len(list(records(bytes(found.records)))) == count, limit
+
+
+def test_the_whole_response_keeps_to_max_bytes(wire, kept_broker, tools):
+    topic = kept_broker.create_topic(partitions=3)
+    for partition in range(3):
+        for _ in range(3):
+            wire.produce(topic, tools.batch(1, 100), partition=partition)
+    size = len(tools.batch(1, 100))
+    values = tools.fetch_values(topic, 0, max_bytes=4 * size + 10)
+    one = values["topics"][0]["partitions"][0]
+    values["topics"][0]["partitions"] = [{**one, "partition": i} for i in range(3)]
+    response = wire.ask(1, 11, **values)
+    counts = [len(bytes(p.records)) // size for p in response.responses[0].partitions]
+    assert counts == [3, 1, 0]
+
+
+def test_waiting(wire, kept_broker, tools, connect):
+    topic = kept_broker.create_topic()
+    started = time.monotonic()
+    found = wire.fetch(topic, 0, max_wait=300)
+    assert 0.29 <= time.monotonic() - started < 5
+    assert (int(found.error_code), bytes(found.records)) == (0, b"")
+    size = len(tools.batch(1, 100))
+    started = time.monotonic()
+    sent = wire.send(1, 11, **tools.fetch_values(topic, 0, max_wait=20_000, min_bytes=3 * size))
+    other = connect(kept_broker.port())
+    for _ in range(3):
+        other.produce(topic, tools.batch(1, 100))
+    correlation_id, response = wire.receive(1, 11)
+    assert correlation_id == sent
+    assert len(bytes(response.responses[0].partitions[0].records)) == 3 * size
+    assert time.monotonic() - started < 10
+
+
+def test_an_error_does_not_wait(wire, kept_broker):
+    topic = kept_broker.create_topic()
+    assert int(wire.fetch("nobody-made-it", 0, max_wait=20_000).error_code) == 3
+    assert int(wire.fetch(topic, 0, partition=4, max_wait=20_000).error_code) == 3
+    assert int(wire.fetch(topic, 1, max_wait=20_000).error_code) == 1
+    assert int(wire.fetch(topic, -1, max_wait=20_000).error_code) == 1
+    found = wire.fetch("", 0, version=13, topic_id=uuid.uuid4(), max_wait=20_000)
+    assert int(found.error_code) == 100
+
+
+def test_a_parked_fetch_hears_of_deletion(wire, kept_broker, connect, tools):
+    topic = kept_broker.create_topic()
+    wire.send(1, 11, **tools.fetch_values(topic, 0, max_wait=20_000))
+    other = connect(kept_broker.port())
+    other.ask(20, 3, topic_names=(topic,), timeout=5000)
+    _, response = wire.receive(1, 11)
+    assert int(response.responses[0].partitions[0].error_code) in (3, 6)
+
+
+def test_leader_epochs(wire, kept_broker, tools):
+    topic = filled(kept_broker, wire, tools, 1)
+    assert int(wire.fetch(topic, 0, current_leader_epoch=0).error_code) == 0
+    assert int(wire.fetch(topic, 0, current_leader_epoch=7).error_code) == 75
+    values = {"replica_id": -1}
+    partition = {"partition": 0, "current_leader_epoch": 0, "leader_epoch": 0}
+    topics = [{"topic": topic, "partitions": [partition]}]
+    response = wire.ask(23, 4, topics=topics, **values)
+    (found,) = response.topics[0].partitions
+    assert (int(found.error_code), found.leader_epoch, found.end_offset) == (0, 0, 1)
+    partition["current_leader_epoch"] = 9
+    (found,) = wire.ask(23, 4, topics=topics, **values).topics[0].partitions
+    assert int(found.error_code) == 75
+
+
+# Sessions.
+
+
+def session_values(tools, offsets, session_id, epoch, forgotten=()):
+    values = tools.fetch_values("", 0)
+    one = values["topics"][0]["partitions"][0]
+    values["topics"] = [
+        {"topic": topic, "topic_id": None, "partitions": [{**one, "fetch_offset": offset}]}
+        for topic, offset in offsets.items()
+    ]
+    values["forgotten_topics_data"] = [
+        {"topic": topic, "topic_id": None, "partitions": (0,)} for topic in forgotten
+    ]
+    return {**values, "session_id": session_id, "session_epoch": epoch}
+
+
+def names(response):
+    return [topic.topic for topic in response.responses]
+
+
+def test_a_session_sends_only_news(wire, kept_broker, tools):
+    a, b, c = (filled(kept_broker, wire, tools, 1) for _ in range(3))
+    first = wire.ask(1, 11, **session_values(tools, {a: 1, b: 1, c: 0}, 0, 0))
+    assert (int(first.error_code), names(first)) == (0, [a, b, c])
+    assert first.session_id > 0
+    session = first.session_id
+
+    quiet = wire.ask(1, 11, **session_values(tools, {c: 1}, session, 1))
+    assert (int(quiet.error_code), names(quiet), quiet.session_id) == (0, [], session)
+
+    wire.produce(b, tools.batch(1))
+    news = wire.ask(1, 11, **session_values(tools, {}, session, 2))
+    assert names(news) == [b]
+
+    wire.produce(a, tools.batch(1))
+    news = wire.ask(1, 11, **session_values(tools, {b: 2}, session, 3, forgotten=[a]))
+    assert names(news) == []
+
+    wrong = wire.ask(1, 11, **session_values(tools, {}, session, 9))
+    assert (int(wrong.error_code), wrong.responses) == (71, ())
+    unknown = wire.ask(1, 11, **session_values(tools, {}, session + 1, 4))
+    assert int(unknown.error_code) == 70
+    closed = wire.ask(1, 11, **session_values(tools, {b: 0}, session, -1))
+    assert (int(closed.error_code), closed.session_id, names(closed)) == (0, 0, [b])
+    assert int(wire.ask(1, 11, **session_values(tools, {}, session, 4)).error_code) == 70
+
+
+def test_a_session_of_names_does_not_go_on_with_ids(wire, kept_broker, tools):
+    topic = filled(kept_broker, wire, tools, 1)
+    first = wire.ask(1, 12, **session_values(tools, {topic: 0}, 0, 0))
+    wrong = wire.ask(1, 13, **session_values(tools, {}, first.session_id, 1))
+    assert int(wrong.error_code) == 106
+
+
+def test_a_deleted_topic_in_a_session(wire, kept_broker, tools):
+    topic = filled(kept_broker, wire, tools, 1)
+    topic_id = wire.ask(3, 12, topics=[{"name": topic, "topic_id": None}]).topics[0].topic_id
+    values = tools.fetch_values(topic, 1, topic_id=topic_id, session_id=0, session_epoch=0)
+    first = wire.ask(1, 15, **values)
+    assert int(first.responses[0].partitions[0].error_code) == 0
+    wire.ask(20, 3, topic_names=(topic,), timeout=5000)
+    values.update(session_id=first.session_id, session_epoch=1, topics=())
+    again = wire.ask(1, 15, **values)
+    assert int(again.responses[0].partitions[0].error_code) == 100
+
+
+# ListOffsets.
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+def test_list_offsets(wire, kept_broker, tools, version):
+    topic = kept_broker.create_topic()
+    start = tools.now_ms() - 10_000
+    for step in range(3):
+        wire.produce(topic, tools.batch(1, timestamp=start + 1000 * step))
+
+    def ask(timestamp):
+        partition = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+        topics = [{"name": topic, "partitions": [partition]}]
+        response = wire.ask(
+            2, version, replica_id=-1, isolation_level=0, topics=topics, timeout=1000
+        )
+        (found,) = response.topics[0].partitions
+        assert int(found.error_code) == 0
+        return found.offset
+
+    assert (ask(-2), ask(-1)) == (0, 3)
+    assert (ask(start), ask(start + 1), ask(start + 2000), ask(start + 2001)) == (0, 1, 2, -1)
+    if version >= 7:
+        assert ask(-3) == 2

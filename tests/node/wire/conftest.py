@@ -1,4 +1,4 @@
-"""Bytes to a real node and back: one socket, requests as kio writes them or as a test mangles them."""
+"""Bytes to a real node and back: requests as kio writes them, or as a test mangles them."""
 
 from __future__ import annotations
 

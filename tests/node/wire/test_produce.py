@@ -1,4 +1,4 @@
-"""Produce over the wire (rule 37): what is wrong is refused with the right code, the log untouched."""
+"""Produce over the wire (rule 37): what is wrong is refused, the log untouched."""
 
 from __future__ import annotations
 

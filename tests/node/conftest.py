@@ -27,6 +27,10 @@ class Lone:
         port = None if "listeners" in given else 0
         config = NodeConfig.load(None, given, {}, port=port, data_dir=directory)
 
+        # In this thread: CPython 3.11 cannot compile in two at once (gh-106905), and the node's
+        # own preload, in its pool, compiles what pytest rewrites.
+        api.preload()
+
         async def start() -> Node:
             node = Node(config)
             await node.start()

@@ -256,6 +256,8 @@ def decode_sections(path: str, data: bytes, magic: bytes, version: int) -> dict[
             f"{path} has version {found_version} and was written by a newer kept; this one knows "
             f"{version}"
         )
+    if found_version < 1:
+        raise DamagedData(path, 4, -1, "there is no version 0")
     sections: dict[bytes, memoryview] = {}
     at = _FILE.size
     for _ in range(count):

@@ -221,3 +221,26 @@ def test_a_strategy_sees_the_clean_winner(world):
     w.roll()
     w.clean()
     assert w.offsets() == [0]
+
+
+class Everything(Latest):
+    """Keeps all records, tombstones included."""
+
+    def __init__(self, config=None):
+        self.config = config
+
+    def reduce(self, state, key, record):
+        if key not in state.keys and len(state.keys) >= state.max_keys:
+            return True
+        state.keys.setdefault(key, record.offset)
+        return False
+
+
+def test_a_winning_tombstone_drops_all_older_of_a_verdict_from_an_offset(world, monkeypatch):
+    entry_point(monkeypatch, Everything)
+    check_strategy(Everything())
+    w = world(compaction_strategy="mine")
+    w.append((b"a", b"1"), (b"a", b"2"), (b"a", None), (b"b", b"1"), (b"b", b"2"))
+    w.roll()
+    w.clean()
+    assert w.offsets() == [2, 3, 4]

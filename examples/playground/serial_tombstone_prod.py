@@ -37,6 +37,7 @@ def main() -> None:
             "bootstrap.servers": arguments.bootstrap,
             "partitioner": "murmur2_random",
             "enable.idempotence": True,
+            "batch.size": 16_384,  # well below segment.bytes, also without waiting
             "log_level": 3,
         }
     )

@@ -1,0 +1,68 @@
+"""The playground's programs, one after the other, as its README has them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAYGROUND = Path(__file__).parents[2] / "examples" / "playground"
+
+
+@pytest.fixture
+def play(kept_cluster):
+    cluster = kept_cluster(log_cleaner_backoff_ms=100)
+
+    def run(program: str, *arguments: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", program, *arguments],
+            cwd=PLAYGROUND,
+            env={**os.environ, "KEPT_BOOTSTRAP": cluster.bootstrap},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    run.cluster = cluster  # type: ignore[attr-defined]
+    return run
+
+
+def test_the_playground(play):
+    said = play("create_topic.py", "-t", "my_topic", "-p", "1", "-c", "fast_compact.props")
+    assert "cleanup.policy=compact" in said
+    assert "exists" in play("create_topic.py", "-t", "my_topic", status=1)
+    said = play("serial_tombstone_prod.py", "--topic", "my_topic", "--keys", "key1,key2,key3",
+                "--num_messages", "500", "--wait_time", "0", "--seed", "1")  # fmt: skip
+    assert said == "produced 449 values and 51 tombstones\n"
+
+    segments = play("watch.py", "-t", "my_topic", "--once")
+    assert re.search(r"00000000000000000000\.log .*(clean|dirty)", segments)
+    assert "active" in segments
+    assert "cleaner: " in segments
+
+    def cleaned() -> bool:
+        return " clean " in play("watch.py", "-t", "my_topic", "--once")
+
+    play.cluster.wait_until(cleaned, "a segment is clean")
+    log = play("consume.py", "-t", "my_topic", "-m", "log", "--until-end").splitlines()
+    assert 3 <= len(log) < 500
+    view = play("consume.py", "-t", "my_topic", "-m", "view", "--until-end")
+    assert [line.split()[0] for line in view.splitlines()[1:-1]] == ["key1", "key2", "key3"]
+    assert re.search(r"^3 keys from \d+ records", view, re.MULTILINE)
+
+
+def test_what_is_wrong_is_said(play, tmp_path):
+    wrong = tmp_path / "wrong.props"
+    wrong.write_text("cleanup.policy=compost\n")
+    assert "cleanup.policy" in play("create_topic.py", "-t", "t", "-c", str(wrong), status=1)
+    wrong.write_text("nonsense\n")
+    assert "not KEY=VALUE" in play("create_topic.py", "-t", "t", "-c", str(wrong), status=1)
+    assert "no topic nope" in play("watch.py", "-t", "nope", "--once", status=1)

@@ -1,4 +1,4 @@
-"""Failing disks, ports and directories in use, kill -9: a clear reason, nothing acknowledged lost."""
+"""Failing disks, addresses in use, kill -9: a clear reason, nothing acknowledged lost."""
 
 from __future__ import annotations
 

@@ -1,0 +1,66 @@
+"""The cache of fetch sessions: slots, eviction, ids, epochs."""
+
+from __future__ import annotations
+
+import itertools
+
+from kept.node import fetch_sessions as fs
+from kept.node.hot.fetch import FetchPartition, FetchRequest, PartitionData
+
+
+def request(session_id=0, epoch=0, topics=(), forgotten=()):
+    return FetchRequest(-1, 0, 1, 1, 0, session_id, epoch, list(topics), list(forgotten), b"")
+
+
+def cache(slots=2):
+    return fs.FetchSessions(itertools.count(1).__next__, slots)
+
+
+def test_a_full_cache_gives_no_session_until_one_is_old():
+    sessions = cache()
+    assert [sessions.open(request(), False, 0)[1].id for _ in range(2)] == [1, 2]
+    assert sessions.open(request(), False, fs.EVICTION_MS) == (0, None)
+    error, made = sessions.open(request(), False, fs.EVICTION_MS + 1)
+    assert (error, made.id, len(sessions)) == (0, 3, 2)
+    assert sessions.open(request(1, 1), False, 0)[0] == 70
+
+
+def test_use_keeps_a_session():
+    sessions = cache()
+    for _ in range(2):
+        sessions.open(request(), False, 0)
+    assert sessions.open(request(1, 1), False, 1000)[1].epoch == 2
+    sessions.open(request(), False, fs.EVICTION_MS + 1)
+    assert sessions.open(request(2, 1), False, 0)[0] == 70
+    assert sessions.open(request(1, 2), False, 0)[0] == 0
+
+
+def test_the_epoch_wraps_to_1():
+    sessions = cache()
+    session = sessions.open(request(), False, 0)[1]
+    session.epoch = fs.MAX_EPOCH
+    assert sessions.open(request(session.id, fs.MAX_EPOCH), False, 0)[0] == 0
+    assert session.epoch == 1
+
+
+def test_changes_and_forgotten_partitions():
+    sessions = cache()
+    first = request(topics=[(b"a", [FetchPartition(0, 5, 1), FetchPartition(1, 6, 1)])])
+    session = sessions.open(first, False, 0)[1]
+    change = request(
+        session.id, 1, topics=[(b"a", [FetchPartition(1, 9, 1)])], forgotten=[(b"a", [0, 7])]
+    )
+    sessions.open(change, False, 0)
+    left = {key: cached.request.fetch_offset for key, cached in session.partitions.items()}
+    assert left == {(b"a", 1): 9}
+
+
+def test_news():
+    cached = fs.CachedPartition(FetchPartition(0, 0, 1))
+    assert cached.has_news(PartitionData(0, 0, 5, 5, 0))
+    assert not cached.has_news(PartitionData(0, 0, 5, 5, 0))
+    assert cached.has_news(PartitionData(0, 0, 6, 5, 0))
+    assert cached.has_news(PartitionData(0, 0, 6, 5, 0, None, b"x"))
+    assert cached.has_news(PartitionData(0, 3))
+    assert cached.has_news(PartitionData(0, 3))
+    assert cached.has_news(PartitionData(0, 0, 6, 5, 0))

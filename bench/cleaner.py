@@ -50,6 +50,13 @@ def template():
     return batch, places
 
 
+def close(file):
+    """The log was on disk long before: its writing out must not count as the cleaner's."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
 def generate(directory, total_bytes, codec, clean_share):
     """Write the segments; returns the sources and where the dirty part begins."""
     batch, places = template()
@@ -62,7 +69,7 @@ def generate(directory, total_bytes, codec, clean_share):
         roll = file is None or size + len(batch) > SEGMENT_BYTES or number == clean_batches > 0
         if roll:
             if file is not None:
-                file.close()
+                close(file)
                 sources.append(jobs.Source(base, offset, size, NOW_MS))
             base, size = offset, 0
             file = open(f"{directory}/{base:020d}.log", "wb")  # noqa: SIM115
@@ -82,7 +89,7 @@ def generate(directory, total_bytes, codec, clean_share):
         file.write(out)
         size += len(out)
         offset += RECORDS_PER_BATCH
-    file.close()
+    close(file)
     sources.append(jobs.Source(base, offset, size, NOW_MS))
     return tuple(sources), dirty_from, offset
 

@@ -414,6 +414,18 @@ def test_transaction_that_ends_in_a_later_segment_is_known_as_aborted(world):
     assert [e.first_offset for e in w.log.aborted_transactions(0, 10)] == [0]
 
 
+def test_every_batch_of_an_aborted_transaction_goes(world):
+    w = world()
+    w.append((b"a", b"bad"), pid=9, sequence=0, transactional=True)
+    w.append((b"b", b"good"))
+    w.append((b"b", b"bad"), (b"c", b"bad"), pid=9, sequence=1, transactional=True)
+    w.marker(9, commit=False)
+    w.append((b"z", b"1"))
+    w.roll()
+    w.clean()
+    assert w.pairs() == [(1, b"b", b"good"), (5, b"z", b"1")]
+
+
 def test_two_transactions_of_one_producer_are_told_apart(world):
     w = world()
     transaction(w, 9, [(b"a", b"bad")], commit=False)

@@ -28,6 +28,7 @@ class Broker:
     port: int
     pid: int
     ready_seconds: float
+    log_dir: Path
 
     @property
     def bootstrap(self) -> str:
@@ -91,7 +92,7 @@ def kept(**settings: str) -> Iterator[Broker]:
         command = [sys.executable, "-m", "kept", "serve", "--port", str(port), "--data-dir", folder]
         for name, value in settings.items():
             command += ["--set", f"{name.replace('_', '.')}={value}"]
-        yield from _run("kept", command, port, {})
+        yield from _run("kept", command, port, Path(folder) / "log")
 
 
 @contextlib.contextmanager
@@ -124,20 +125,20 @@ def kafka(**settings: str) -> Iterator[Broker]:
             str(path),
         ]
         subprocess.run(kafka_dist.command(*tool), check=True, stdout=subprocess.DEVNULL)
-        yield from _run("kafka", kafka_dist.command("kafka.Kafka", str(path)), port, {})
+        command = kafka_dist.command("kafka.Kafka", str(path))
+        yield from _run("kafka", command, port, Path(folder) / "data")
 
 
-def _run(name: str, command: list[str], port: int, environment: dict[str, str]) -> Iterator[Broker]:
+def _run(name: str, command: list[str], port: int, log_dir: Path) -> Iterator[Broker]:
     started = time.monotonic()
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **environment},
     )
     try:
         _wait_ready(port, process, 60)
-        yield Broker(name, "127.0.0.1", port, process.pid, time.monotonic() - started)
+        yield Broker(name, "127.0.0.1", port, process.pid, time.monotonic() - started, log_dir)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

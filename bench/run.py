@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import brokers
+import cleaning
 import frames
 from brokers import Broker
 
@@ -146,12 +147,27 @@ def measure_latency(bench: Bench, broker: Broker, group: str = "latency") -> Non
         bench.add(group, f"{group} {quantile[:-3]}, 500/s", broker, "ms", got[quantile])
 
 
+def measure_cleaner(bench: Bench, broker: Broker) -> None:
+    """One pass inside the broker, and the p99 of producers while another one runs."""
+    gigabytes = max(0.6, bench.scale)
+    cpu, wall = cleaning.cpu_of_a_pass(broker, gigabytes)
+    bench.add("cleaner", "cleaner, all dirty", broker, "CPU-s/GB", cpu)
+    bench.add("cleaner", "cleaner, all dirty", broker, "s", wall)
+    create(broker, "aside")
+    frame = frames.produce("aside", frames.batch(1024, 1000, Codec.NONE, int(time.time() * 1000)))
+    quiet, during = cleaning.latency_during_a_pass(broker, bench.load, frame, gigabytes)
+    bench.add("cleaner", "p99 without a pass, 500/s", broker, "ms", quiet)
+    bench.add("cleaner", "p99 during a pass, 500/s", broker, "ms", during)
+    bench.add("cleaner", "p99 during / without", broker, "ratio", during / quiet)
+
+
 GROUPS: dict[str, Callable[[Bench, Broker], None]] = {
     "start": measure_start,
     "produce": measure_produce,
     "codecs": measure_codecs,
     "fetch": measure_fetch,
     "latency": measure_latency,
+    "cleaner": measure_cleaner,
 }
 
 
@@ -206,8 +222,8 @@ def main() -> None:
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     openers: dict[str, Callable[[], AbstractContextManager[Broker]]] = {
-        "kept": brokers.kept,
-        "kafka": brokers.kafka,
+        "kept": lambda: brokers.kept(log_cleaner_backoff_ms="200"),
+        "kafka": lambda: brokers.kafka(log_cleaner_backoff_ms="200"),
     }
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         bench = Bench(Path(folder), 0.1 if options.quick else 1.0)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The Cython twin of ``kept.node.hot.produce``'s parse and encode: same results, a fifth of the time.
+"""The Cython twin of ``kept.node.hot.python``: same results, a fifth of the time.
 
 The plain module is the specification; one suite runs over both.
 """

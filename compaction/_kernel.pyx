@@ -1,7 +1,7 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-# cython: freethreading_compatible=False
-"""The loops of a survey in C, GIL released for a whole chunk. ``offset_map.py`` is the specification:
-the same classes in plain Python, under the same tests."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False
+"""The loops of a survey in C, GIL released for a whole chunk. ``offset_map.py`` is the
+specification: the same classes in plain Python, under the same tests."""
 
 from array import array
 
@@ -199,7 +199,8 @@ cdef class OffsetMap:
         self.sorted_count = n
         self.finished = True
 
-    cdef void sort(self, uint64_t *items, uint64_t *spare, uint64_t n, uint64_t largest) noexcept nogil:
+    cdef void sort(self, uint64_t *items, uint64_t *spare, uint64_t n,
+                   uint64_t largest) noexcept nogil:
         """Radix sort, 11 bits a step; ``spare`` is the other half of the table."""
         cdef uint64_t count[2048]
         cdef uint64_t i, place, total
@@ -257,7 +258,7 @@ cdef class OffsetMap:
 
 cdef class SegmentScan:
     cdef readonly int64_t base_offset, first, last, full_at, records, next_offset, uncleanable
-    cdef readonly int64_t size_bytes, batches, record_bytes
+    cdef readonly int64_t size_bytes, batches
     cdef readonly bint special
     cdef readonly object fault
     cdef int mode
@@ -266,7 +267,6 @@ cdef class SegmentScan:
     cdef Words runs_, tombstones_, expired_, keyless_, kept_, aborted_, horizons_, empties_, bare_
     cdef list horizon_values
     cdef Words horizon_of_
-    cdef object survivors_ref
     cdef const uint32_t[::1] survivors
     cdef bint filtered
     cdef size_t cursor
@@ -299,7 +299,6 @@ cdef class SegmentScan:
         self.filtered = survivors is not None
         if self.filtered and len(survivors):
             self.survivors = survivors
-            self.survivors_ref = survivors
         self.producer_count = 0
         if producers is not None and len(producers):
             self.producers = producers
@@ -410,7 +409,8 @@ cdef class SegmentScan:
 
     cdef int batch(self, const uint8_t *head, const uint8_t *p, const uint8_t *end,
                    bint aborted) noexcept nogil:
-        cdef int64_t base = <int64_t>be64(head), horizon = -1, producer_id = <int64_t>be64(head + 43)
+        cdef int64_t base = <int64_t>be64(head), horizon = -1
+        cdef int64_t producer_id = <int64_t>be64(head + 43)
         cdef int64_t delta = <int32_t>be32(head + 23), count = <int32_t>be32(head + 57)
         cdef int64_t previous = -1, timestamp, first = base - self.base_offset
         cdef int32_t length, offset_delta, key_length, value_length

@@ -1,6 +1,7 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Copying the surviving records of a segment, in C, GIL released for a whole chunk. ``filter.py`` is
-the specification: the same class in plain Python, under the same tests."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False
+"""Copying the surviving records of a segment, in C, GIL released for a whole chunk.
+``filter.py`` is the specification: the same class in plain Python, under the same tests."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
@@ -88,7 +89,7 @@ cdef class SegmentFilter:
         self.at_survivor = self.at_empty = self.at_horizon = 0
 
     def feed(self, data):
-        """Filter whole batches from the start of ``data``; returns how many bytes, sets ``stop``."""
+        """Filter whole batches from the start of ``data``; returns the bytes used, sets ``stop``."""
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t size = view.shape[0]
         cdef int64_t used = 0
@@ -269,7 +270,8 @@ cdef class SegmentFilter:
         self.seal(target, HEADER)
         return self.count(target, HEADER, target)
 
-    cdef int count(self, const uint8_t *batch, int64_t size, const uint8_t *canonical) noexcept nogil:
+    cdef int count(self, const uint8_t *batch, int64_t size,
+                   const uint8_t *canonical) noexcept nogil:
         """Take the batch at the end of ``out`` into position, indexes and digest."""
         cdef int64_t timestamp = <int64_t>be64(batch + 35)
         cdef int64_t last = <int64_t>be64(batch) + <int32_t>be32(batch + 23)
@@ -301,8 +303,8 @@ cdef class SegmentFilter:
         self.last_offset = last
         return 0
 
-    cdef int64_t copy(self, const uint8_t *head, const uint8_t *p, const uint8_t *end, uint8_t *target,
-                      bint *changed) noexcept nogil:
+    cdef int64_t copy(self, const uint8_t *head, const uint8_t *p, const uint8_t *end,
+                      uint8_t *target, bint *changed) noexcept nogil:
         """Write the batch with its surviving records to ``target``; returns its size, -1 damaged.
 
         ``changed``: header and records differ, length and CRC are still to be set.
@@ -330,8 +332,8 @@ cdef class SegmentFilter:
         changed[0] = True
         return self.pick(head, p, end, target, first, horizon if horizon != old_horizon else -1)
 
-    cdef int64_t pick(self, const uint8_t *head, const uint8_t *p, const uint8_t *end, uint8_t *target,
-                      int64_t first, int64_t horizon) noexcept nogil:
+    cdef int64_t pick(self, const uint8_t *head, const uint8_t *p, const uint8_t *end,
+                      uint8_t *target, int64_t first, int64_t horizon) noexcept nogil:
         cdef int64_t base_timestamp = <int64_t>be64(head + 27), timestamp, largest = -1
         cdef int32_t length, offset_delta
         cdef const uint8_t *start

@@ -59,9 +59,11 @@ class Partition(Replica):
     def write(self) -> None:
         """Write what is staged; HW moves, and those who wait for it are told.
 
-        Raises KafkaStorageError when the disk failed: nothing that was staged is in the log then,
-        the partition is offline.
+        Raises KafkaStorageError when the partition is offline, by this write or since the batches
+        were staged (a roll between them may have failed, and lost them): none may be acknowledged.
         """
+        if self.offline is not None:
+            self._check_online()
         try:
             self.log.write()
         except MachineError as error:

@@ -410,6 +410,19 @@ def test_a_failed_write_takes_the_partition_offline(disk, tools) -> None:
     assert again.log_end_offset == 2, "what was staged is not there"
 
 
+def test_a_batch_that_a_failed_roll_lost_is_not_acknowledged(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk), 0)
+    tools.lead(partition)
+    tools.produce(partition, 10)
+    partition.append(tools.checked(30), tools.NOW)
+    disk.fail("write", ".log")
+    with pytest.raises(KafkaStorageError, match="write failed"):
+        partition.append(tools.checked(30), tools.NOW)
+    assert partition.log_end_offset == 10, "the roll was to write the first of them"
+    with pytest.raises(KafkaStorageError, match="write failed"):
+        partition.write()
+
+
 def test_offline_by_the_directory(partition, tools) -> None:
     partition.mark_offline("directory /d is offline: EIO")
     partition.mark_offline("another reason")

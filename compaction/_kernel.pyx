@@ -276,7 +276,6 @@ cdef class SegmentScan:
     cdef bint in_run
     cdef int64_t last_horizon
     cdef const char *why
-    # one block of hashed keys
     cdef uint64_t low[BLOCK]
     cdef uint64_t high[BLOCK]
     cdef int64_t offset[BLOCK]

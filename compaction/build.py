@@ -4,8 +4,8 @@
 ``<base>.log.cleaned`` with its indexes and transaction index, and computes the digest of each
 output. It hashes no key and reads no clock, so the same manifest gives the same records on every
 replica. Files are created exclusively; nothing that is in use is touched. Output is made durable
-every 16 MiB (one fsync of a gigabyte would stall appends) and leaves the page cache to the log's
-readers.
+every 16 MiB (one fsync of a gigabyte would stall appends) and leaves the page cache, as do sources
+that the pass brought in; what was there before stays, for it is the consumers'.
 
 A group whose only segment would not change is not written; its digest is computed from the file,
 unless the manifest has it.
@@ -62,11 +62,14 @@ def build(
     *,
     chunk_bytes: int,
     progress: Progress = quiet,
+    cached: frozenset[int] = frozenset(),
 ) -> Built:
-    """See the module. Raises DamagedData, NoSpace and MachineError; the files are then to be
-    discarded.
+    """See the module. The sources in ``cached`` stay in the page cache.
+
+    Raises DamagedData, NoSpace and MachineError; the files are then to be discarded.
     """
     builder = _Builder(directory, config, disk, chunk_bytes, progress)
+    builder.cached = cached
     segments: list[OutputSegment] = []
     swaps: list[SwapGroup] = []
     for group in groups:
@@ -94,6 +97,7 @@ class _Builder:
         self.directory, self.config, self.disk = directory, config, disk
         self.chunk_bytes, self.progress = chunk_bytes, progress
         self.bytes_written = 0
+        self.cached: frozenset[int] = frozenset()
 
     def write(self, group: Group) -> list[OutputSegment]:
         """Write a group's outputs."""
@@ -180,7 +184,8 @@ class _Run:
             self.builder.progress(used)
             return used
 
-        chunks(self.disk, file, source.size_bytes, self.builder.chunk_bytes, use)
+        drop = source.base_offset not in self.builder.cached
+        chunks(self.disk, file, source.size_bytes, self.builder.chunk_bytes, use, drop=drop)
 
     def _feed(self, view: memoryview, path: str, position: int) -> int:
         at = 0

@@ -63,7 +63,8 @@ class Control:
 @dataclass(slots=True)
 class SegmentFacts:
     """See the module. ``events`` are transactions in log order: a producer id for its data (once
-    in a row), or a :class:`Control`.
+    in a row), or a :class:`Control`. ``cached``: the segment was in the page cache before
+    the pass read it, so it is left there.
     """
 
     source: Source
@@ -77,6 +78,7 @@ class SegmentFacts:
     horizons: list[tuple[int, int, int]] = field(default_factory=list)
     events: list[int | Control] = field(default_factory=list)
     records: int = 0
+    cached: bool = False
 
     @property
     def controls(self) -> list[Control]:
@@ -215,7 +217,9 @@ def drive(
             progress(at)
             return at
 
-    drop = job.source_bytes > CACHED_BYTES
+    if facts is not None:
+        facts.cached = disk.resident(file, 0, source.size_bytes)
+    drop = job.source_bytes > CACHED_BYTES and not (facts is not None and facts.cached)
     chunks(disk, file, source.size_bytes, job.chunk_bytes, use, drop=drop)
 
 

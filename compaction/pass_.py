@@ -66,6 +66,7 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     built = build(
         found.manifest, found.groups, job.directory, job.config, disk,
         chunk_bytes=job.chunk_bytes, progress=progress,
+        cached=frozenset(f.source.base_offset for f in found.facts if f.cached),
     )  # fmt: skip
     disk.reach("compaction.built")
     removed = journal.removals(found)

@@ -89,7 +89,7 @@ cdef class SegmentFilter:
         self.at_survivor = self.at_empty = self.at_horizon = 0
 
     def feed(self, data):
-        """Filter whole batches from the start of ``data``; returns the bytes used, sets ``stop``."""
+        """Filter whole batches from the start of ``data``; returns bytes used, sets ``stop``."""
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t size = view.shape[0]
         cdef int64_t used = 0

@@ -23,7 +23,7 @@ demo: setup
 	@$(BIN)/python examples/git_changelog.py --repo $(REPO)
 
 test: setup
-	$(PYTEST) -q -m "not slow"
+	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile
 
 test-slow: setup
 	$(PYTEST) -q -m slow

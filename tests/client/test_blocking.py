@@ -6,7 +6,7 @@ import importlib.util
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,13 @@ def rows(count: int, start: int = 0) -> list[OutRecord]:
     return [OutRecord(b"k%d" % n, b"v%d" % n) for n in range(start, start + count)]
 
 
+def eventually(read: Callable[[], object], wanted: object) -> None:
+    """Apache Kafka's brokers follow its controller a moment later."""
+    deadline = time.monotonic() + 20
+    while (found := read()) != wanted:
+        assert time.monotonic() < deadline, (found, wanted)
+
+
 def test_topics_live_and_die(client):
     name = f"life-{time.time_ns()}"
     client.create_topics([NewTopic(name, 2, 1, {"segment.ms": "1234567"})])
@@ -68,13 +75,17 @@ def test_topics_live_and_die(client):
     config = {c.name: c for c in client.topic_configs([name])[name]}
     assert (config["segment.ms"].value, config["segment.ms"].source) == ("1234567", "topic")
     client.alter_topic(name, {"retention.ms": "99"}, delete=["segment.ms"])
-    config = {c.name: c for c in client.topic_configs([name])[name]}
-    assert config["retention.ms"].value == "99"
-    assert config["segment.ms"].source == "default"
+
+    def retention_and_segment() -> tuple[str | None, str]:
+        config = {c.name: c for c in client.topic_configs([name])[name]}
+        return config["retention.ms"].value, config["segment.ms"].source
+
+    eventually(retention_and_segment, ("99", "default"))
     client.create_partitions(name, 4)
-    assert sorted(client.topic(name).partitions) == [0, 1, 2, 3]
+    eventually(lambda: sorted(client.topic(name).partitions), [0, 1, 2, 3])
     assert name in client.metadata().topics
     client.delete_topics([name])
+    eventually(lambda: name in client.metadata().topics, False)
     with pytest.raises(errors.UnknownTopicOrPartition, match=name):
         client.topic(name)
 

@@ -11,6 +11,9 @@ that moved the offset, after the state is consistent; they must not raise.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from typing import Final
+
 from kept.replication.leader import WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket, Replica
@@ -27,6 +30,9 @@ from kept.storage.records import CheckedBatch
 from kept.storage.types import MAX_INT32, IsolationLevel
 
 __all__ = ["AppendInfo", "EpochTicket", "ListedOffset", "Partition", "PartitionFetch"]
+
+PLENTY: Final = MAX_INT32
+"""More than any ``min_bytes`` asks for."""
 
 
 class Partition(Replica):
@@ -178,18 +184,29 @@ class Partition(Replica):
     def readable_bytes(
         self, offset: int, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     ) -> int:
-        """Bytes that a consumer could fetch from ``offset``, within one segment: for ``min_bytes``.
+        """Bytes that a consumer could fetch from ``offset``: for ``min_bytes``.
 
+        PLENTY for an offset in an older segment: a fetch ends with its segment, so whoever asks for
+        more than is left there would wait for nothing (Kafka answers such a fetch at once, too).
         0 for an offset out of range, so that the fetch that follows says so.
         """
         end = self.last_stable_offset if isolation else self.core.high_watermark
         if self._leading and self.log.log_start_offset <= offset < end:
+            if self._is_in_older_segment(offset, end):
+                return PLENTY
             try:
                 found = self.log.read(offset, MAX_INT32, end)
             except MachineError as error:
                 self._failed(error)
             return 0 if found is None else found.size_bytes
         return 0
+
+    def _is_in_older_segment(self, offset: int, end: int) -> bool:
+        """Whether the batches below ``end`` reach into a segment after that of ``offset``."""
+        if self.log.active_segment.base_offset <= offset:
+            return False
+        bases = self.log.segments.bases
+        return bases[bisect_left(bases, end) - 1] > offset
 
     def list_offset(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kept.replication.leader import BrokersChanged, ProposeIsr
-from kept.replication.partition import Partition
+from kept.replication.partition import PLENTY, Partition
 from kept.storage.checkpoints import read_epochs
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -113,6 +113,23 @@ def test_readable_bytes(partition, tools) -> None:
     tools.produce(partition)
     assert (partition.readable_bytes(0), partition.readable_bytes(1)) == (2 * one, one)
     assert [partition.readable_bytes(offset) for offset in (2, 3, -1)] == [0, 0, 0]
+
+
+def test_an_older_segment_has_plenty_to_read(partition, tools) -> None:
+    for _ in range(5):
+        tools.produce(partition, 20)
+    assert [segment.base_offset for segment in partition.segments()] == [0, 60]
+    assert partition.readable_bytes(59) == partition.readable_bytes(0) == PLENTY
+    assert partition.readable_bytes(60) == 2 * partition.readable_bytes(80) < PLENTY
+
+
+def test_the_end_of_a_segment_is_no_reason_to_wait_for_more(replicated, tools) -> None:
+    for _ in range(4):
+        tools.produce(replicated, 20)
+    replicated.fetch(60, 1, replica_id=1)
+    assert 0 < replicated.readable_bytes(0) < PLENTY, "nothing committed beyond it yet"
+    replicated.fetch(80, 1, replica_id=1)
+    assert replicated.readable_bytes(0) == PLENTY
 
 
 def test_the_nodes_own_readers_get_bytes_up_to_the_high_watermark(replicated, tools) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
+import uuid
+from array import array
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +19,13 @@ from typing import Any
 import pytest
 
 from kept.client.blocking import OutRecord
+from kept.storage import layout, offset_index, snapshots, time_index, txn_index
 from kept.storage.check import check_directory
 from kept.storage.errors import OutOfOrderSequenceNumber
+from kept.storage.producers import ProducerBatch, ProducerState, ProducerStates
+from kept.storage.records import build_batch, records
+from kept.storage.swap import SwapGroup, SwapPlan
+from kept.storage.txn_index import AbortedTxn
 from kept.testing import Cluster
 
 GOLDEN = Path(__file__).resolve().parent
@@ -196,3 +204,85 @@ def test_a_tail_torn_by_a_power_cut_is_cut_off(golden, start):
     cluster = start(log_cleaner_enable=False)
     assert in_partition(cluster, "codecs-0") == expected
     assert log.read_bytes() == whole
+
+
+# The worked examples of docs/formats.
+
+FORMATS = GOLDEN.parent.parent / "docs" / "formats"
+NOW = make_data.START_MS
+LINE = re.compile(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} {1,2}){1,16})", re.MULTILINE)
+
+
+def example(page, name):
+    """The bytes of the hex dump that follows "Example `name`" on a page."""
+    text = (FORMATS / page).read_text().partition(f"xample `{name}`")[2].split("```")[1]
+    padded = "\n".join(line + "  " for line in text.splitlines())
+    return bytes.fromhex("".join(LINE.findall(padded)))
+
+
+def manifest_example():
+    from pyroaring import BitMap
+
+    from kept.compaction.manifest import Identity, Manifest, OutputSegment
+
+    horizon = NOW + 86_400_000
+    digest = bytes(range(16))
+    segment = OutputSegment(
+        0, 40, BitMap([5, 7, 9]), BitMap(), {horizon: BitMap([7])}, (), digest, 400
+    )
+    topic_id = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+    found = Manifest(topic_id, 0, Identity(2, 1), 0, 40, 40, NOW, horizon, (segment,))
+    return found, SwapPlan((SwapGroup((0,), (0, 20)),))
+
+
+def test_the_example_of_a_manifest():
+    from kept.compaction import manifest
+
+    data = example("manifest.md", "manifest")
+    assert manifest.encode(*manifest_example()) == data
+    assert manifest.decode("example", data) == manifest_example()
+
+
+def test_the_example_of_the_mark(tmp_path):
+    from kept.compaction.apply import MARK, read_mark, write_mark
+    from kept.compaction.manifest import Identity
+    from kept.storage.disk import Disk
+
+    write_mark(str(tmp_path), Disk({}), Identity(2, 1))
+    assert (tmp_path / MARK).read_bytes() == example("manifest.md", "mark")
+    assert read_mark(str(tmp_path), Disk({})) == Identity(2, 1)
+
+
+def test_the_example_of_the_journal():
+    from pyroaring import BitMap
+
+    from kept.compaction import journal
+    from kept.compaction.manifest import Identity
+
+    removed = {journal.Reason.SUPERSEDED: [(0, BitMap(range(5)))]}
+    record = journal.Removals(Identity(2, 1), NOW, removed)
+    data = example("manifest.md", "removals")
+    assert journal.encode(record) == data
+    assert journal.decode("example", data) == record
+
+
+def test_the_examples_of_a_segment():
+    rows = [(NOW, b"k", b"v", (("h", b"1"),)), (NOW + 1, b"k", None, ())]
+    batch = example("segment.md", "batch")
+    assert build_batch(rows, base_offset=5, leader_epoch=2) == batch
+    assert [tuple(r) for r in records(batch)] == [(5, *rows[0]), (6, *rows[1])]
+    index = offset_index.encode_entries(array("i", [9, 14]), array("i", [4200, 8400]))
+    assert index == example("segment.md", "index")
+    times = time_index.encode_entries(array("q", [NOW]), array("i", [9]))
+    assert times == example("segment.md", "timeindex")
+    aborted = txn_index.encode([AbortedTxn(7, 100, 104, 105)])
+    assert aborted == example("segment.md", "txnindex")
+    states, state = ProducerStates(1), ProducerState(1, NOW)
+    state.batches.append(ProducerBatch(4, 104, 4, NOW))
+    states.put(7, state)
+    assert snapshots.encode(states) == example("segment.md", "snapshot")
+
+
+def test_the_id_on_the_page_of_checkpoints():
+    (text,) = re.findall(r"topic_id: (\S{22})", (FORMATS / "checkpoints.md").read_text())
+    assert layout.decode_uuid(text) == manifest_example()[0].topic_id

@@ -45,7 +45,8 @@ def fill(broker: Broker, topic: str, total_bytes: float) -> None:
             for source in sources:
                 data = Path(f"{folder}/{source.base_offset:020d}.log").read_bytes()
                 for position, header in headers(data):
-                    batch = data[position : position + header.size_bytes]
+                    # Apache Kafka refuses a producer's batch whose base offset is not 0.
+                    batch = bytes(8) + data[position + 8 : position + header.size_bytes]
                     connection.sendall(frames.produce(topic, batch))
                     waiting += 1
                     if waiting == IN_FLIGHT:

@@ -76,10 +76,6 @@ ACCEPTED: Final = (
         ("queued.max.request.bytes", "long", "-1", ""),
     ),
     *_accepted(
-        "a Fetch response holds at most 55 MiB of records, Kafka's default.",
-        ("fetch.max.bytes", "int", "57671680", "1024:"),
-    ),
-    *_accepted(
         "one thread serves the network and the log; many cores: several nodes.",
         ("background.threads", "int", "10", "1: dynamic"),
         ("num.network.threads", "int", "3", "1: dynamic"),

@@ -237,9 +237,23 @@ _NETWORK: Final = (
         "Fetch sessions that are remembered.", low=0,
     ),
     _at_start(
+        "fetch.max.bytes", _INT, "57671680",
+        "Bytes of records in one Fetch response, whatever is asked; a first batch that is larger "
+        "is sent whole.", low=1024,
+    ),
+    _at_start(
         "kept.inflight.max.bytes", _LONG, "1073741824",
         "Bytes of unanswered requests and unsent responses of all connections; reading pauses "
         "above.", low=1 << 20,
+    ),
+    _at_start(
+        "kept.connection.inflight.max.bytes", _INT, "16777216",
+        "Bytes of responses that one connection's client has not taken; its next requests wait "
+        "above.", low=1024,
+    ),
+    _at_start(
+        "kept.connection.inflight.max.requests", _INT, "1000",
+        "Unanswered requests of one connection; the next ones wait.", low=1,
     ),
     _at_start(
         "kept.inflated.max.bytes", _INT, "268435456",

@@ -123,6 +123,9 @@ class NodeConfig:
     max_connections_per_ip: int
     max_incremental_fetch_session_cache_slots: int
     inflight_max_bytes: int
+    fetch_max_bytes: int
+    connection_inflight_max_bytes: int
+    connection_inflight_max_requests: int
     inflated_max_bytes: int
     http_request_max_bytes: int
     http_idle_ms: int

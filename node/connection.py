@@ -5,10 +5,11 @@ buffer, one ``writev`` per partition and one write of all responses per readines
 leave in request order whatever finishes first (SEMANTICS rule 41): each request that answers takes
 its place in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule 44).
 
-Limits: a frame may be ``socket.request.max.bytes``; beyond :data:`MAX_REPLIES` unanswered requests
-or :data:`MAX_UNSENT_BYTES` of responses the connection is not read; large frames and unsent
-responses draw on the node's :class:`Budget`. Anything that is not a request closes the connection
-with one line.
+Limits: a frame may be ``socket.request.max.bytes``; beyond
+``kept.connection.inflight.max.requests`` unanswered requests, or
+``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
+request is served, those that were read already included; large frames and unsent responses draw on
+the node's :class:`Budget`. Anything that is not a request closes the connection with one line.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kept.node.hot.wire import skip_tags
 from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender
+from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage, InvalidRequest, UnsupportedVersion
 
 if TYPE_CHECKING:
@@ -39,10 +41,6 @@ READ_BUFFER_BYTES: Final = 256 * 1024
 """What a busy one reads into at once: enough for one call of ``recv`` to drain the socket."""
 EXACT_FRAME_BYTES: Final = 64 * 1024
 """From this size on a read stops at the end of the frame, so that the next one is not moved."""
-MAX_REPLIES: Final = 1000
-"""Unanswered requests of one connection; librdkafka pipelines a million, and each costs memory."""
-MAX_UNSENT_BYTES: Final = 16 * 1024 * 1024
-"""Response bytes that the peer has not taken."""
 MIN_FRAME_BYTES: Final = 8
 """API key, version, correlation id: nothing shorter is a request."""
 
@@ -76,6 +74,10 @@ class Connection(asyncio.BufferedProtocol):
         self._in_event = False
         self._replies: deque[Reply] = deque()
         self._sender: Sender | None = None
+        self._made_bytes = 0
+        """Responses of this readiness event, not yet given to the sender to send."""
+        self._stalled = False
+        """Requests in the buffer wait until answers have left."""
 
     # Life.
 
@@ -120,6 +122,11 @@ class Connection(asyncio.BufferedProtocol):
     def idle(self) -> bool:
         """Nothing asked, nothing owed."""
         return not self._replies and not self._blocked and not (self._sender and self._sender.busy)
+
+    @property
+    def deaf(self) -> bool:
+        """Answers wait for the peer to take them."""
+        return self._sender is not None and self._sender.busy
 
     def abort(self, why: str = "", **fields: Any) -> None:
         """Close at once, with one line when there is a reason to tell."""
@@ -172,9 +179,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._in_event:
             return
         self._in_event = True
+        self._stalled = False
         self.last_active = self.node.loop.time()
         try:
             while not self._blocked:
+                if self._over_limits():
+                    self._stalled = True
+                    break
                 start = self._start
                 have = self._end - start
                 if have < 4:
@@ -197,6 +208,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish_event(self) -> None:
         self._send_ready()
+        self._made_bytes = 0
         if self._start == self._end and not self._blocked:
             self._start = self._end = 0
             if self._reserved_bytes:
@@ -367,21 +379,34 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = False
         self.process()
 
+    def _over_limits(self) -> bool:
+        """Whether this connection owes too much to be asked more."""
+        unsent = self._sender.unsent_bytes  # type: ignore[union-attr]
+        listener = self.listener
+        return (
+            len(self._replies) >= listener.max_replies
+            or unsent + self._made_bytes >= listener.max_unsent_bytes
+            or (unsent > 0 and self.node.budget.exhausted)
+        )
+
     def _regulate(self) -> None:
-        """Read or do not read, by what is owed."""
+        """Read or do not read, by what is owed; go on with requests that waited for answers."""
         if self.transport is None or self._sender is None:
             return
-        wanted = not (
-            self._blocked
-            or len(self._replies) >= MAX_REPLIES
-            or self._sender.unsent_bytes >= MAX_UNSENT_BYTES
-        )
+        wanted = not (self._blocked or self._over_limits())
+        if wanted and self._stalled:
+            wanted = False
+            self.node.loop.call_soon(self._go_on)
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if self._stalled and self.transport is not None and not self._blocked:
+            self.process()
 
     # Answering.
 
@@ -393,6 +418,9 @@ class Connection(asyncio.BufferedProtocol):
             self.complete(reply, segments)
         else:
             self._sender.stage(segments)  # type: ignore[union-attr]
+            for segment in segments:
+                if type(segment) is not FileSlice:
+                    self._made_bytes += len(segment)
 
     def expect_as(self, reply: Reply) -> None:
         """Like :meth:`expect`, with a place that the caller made."""

@@ -22,6 +22,7 @@ NOT_LEADER_OR_FOLLOWER: Final = 6
 REQUEST_TIMED_OUT: Final = 7
 MESSAGE_TOO_LARGE: Final = 10
 INVALID_TOPIC_EXCEPTION: Final = 17
+RECORD_LIST_TOO_LARGE: Final = 18
 NOT_ENOUGH_REPLICAS: Final = 19
 INVALID_REQUIRED_ACKS: Final = 21
 INVALID_TIMESTAMP: Final = 32
@@ -45,6 +46,7 @@ _NAMES: Final[dict[str, int]] = {
     "InvalidTimestamp": INVALID_TIMESTAMP,
     "UnsupportedCompressionType": 76,
     "MessageTooLarge": MESSAGE_TOO_LARGE,
+    "RecordListTooLarge": RECORD_LIST_TOO_LARGE,
     "InvalidProducerEpoch": 47,
     "OutOfOrderSequenceNumber": 45,
     "UnknownProducerId": 59,

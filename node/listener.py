@@ -45,6 +45,8 @@ class Listener:
         self.produce = produce.handle
         self.fetch = fetch.handle
         self.max_frame_bytes = node.config.socket_request_max_bytes
+        self.max_replies = node.config.connection_inflight_max_requests
+        self.max_unsent_bytes = node.config.connection_inflight_max_bytes
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._foreign: set[Any] = set()
@@ -168,7 +170,7 @@ class Listener:
         now = self.node.loop.time()
         oldest = now - self.node.config.connections_max_idle_ms / 1000
         for connection in list(self.connections):
-            if connection.last_active < oldest and connection.idle:
+            if connection.last_active < oldest and (connection.idle or connection.deaf):
                 connection.abort()
             elif connection.last_active < now - 10:
                 connection.shrink()

@@ -34,7 +34,7 @@ MAX_BUFFERS: Final = 64
 
 
 class Sender:
-    """A queue in front of a socket. ``on_progress`` is called when a full socket took bytes again,
+    """A queue in front of a socket. ``on_progress`` is called when what had to wait was sent,
     ``on_failure`` when nothing can be sent any more.
     """
 
@@ -89,6 +89,10 @@ class Sender:
     def stage(self, segments: list[Segment]) -> None:
         """Queue a response; :meth:`push` sends."""
         self._queue.extend(segments)
+        if self._watching or self._waiting:
+            more = sum(len(s) for s in segments if type(s) is not FileSlice)
+            self.unsent_bytes += more
+            self._node.budget.force(more)
 
     def push(self) -> None:
         """Send what the socket takes."""
@@ -211,14 +215,17 @@ class Sender:
                 rest = FileSlice(slice_.file, slice_.position + size, slice_.size_bytes - size)
                 self._queue.appendleft(rest)
             self._queue.appendleft(finished.result())
-            self.push()
+            self._again()
 
         future.add_done_callback(done)
 
     def _again(self) -> None:
+        """Another turn; what went out may let the connection be read again."""
         self._waiting = False
         if self._fd >= 0:
             self.push()
+            if self._fd >= 0:
+                self._on_progress()
 
     def _watch(self) -> None:
         if not self._watching:

@@ -93,6 +93,10 @@ class MessageTooLarge(PeerError):
     """A batch above ``max.message.bytes``."""
 
 
+class RecordListTooLarge(PeerError):
+    """A batch above ``segment.bytes``: no segment could hold it."""
+
+
 class InvalidProducerEpoch(PeerError):
     """A producer epoch older than the one known."""
 

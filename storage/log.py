@@ -32,6 +32,7 @@ from kept.storage.errors import (
     KafkaStorageError,
     MachineError,
     OffsetOutOfRange,
+    RecordListTooLarge,
 )
 from kept.storage.flush import FlushTicket
 from kept.storage.reading import TimestampOffset
@@ -92,6 +93,8 @@ class Log:
         self._tail: dict[int, int] = {}
         self._epoch = -1
         self.truncations = 0
+        self.replacement: replacement.Replacement | None = None
+        """Segments that are being replaced: meanwhile retention takes none."""
         self.names_changed = False
         self.log_end_offset = self.written_end_offset = self._active.next_offset
         self.update_config(config)
@@ -173,11 +176,18 @@ class Log:
     def append(self, checked: CheckedBatch, leader_epoch: int, now_ms: int) -> AppendInfo:
         """Stage a checked batch: offsets and epoch are written into it, producer state moves.
 
-        ``checked.data`` must not change until :meth:`write`. Raises OutOfOrderSequenceNumber,
-        InvalidProducerEpoch (nothing staged), MachineError when rolling fails.
+        ``checked.data`` must not change until :meth:`write`. Raises RecordListTooLarge,
+        OutOfOrderSequenceNumber, InvalidProducerEpoch (nothing staged), MachineError when rolling
+        fails.
         """
         if self.failed is not None:
             raise KafkaStorageError(str(self.failed))
+        size = checked.size_bytes
+        if size > self._segment_bytes:
+            raise RecordListTooLarge(
+                f"{self.topic_partition}: a batch of {size} bytes is larger than "
+                f"segment.bytes ({self._segment_bytes})"
+            )
         producer_id = checked.producer_id
         count = checked.record_count
         timestamp = checked.max_timestamp
@@ -194,7 +204,6 @@ class Log:
                 )  # fmt: skip
         base = self.log_end_offset
         last = base + count - 1
-        size = checked.size_bytes
         if leader_epoch != self._epoch:
             self._enter_epoch(leader_epoch, base)
         active = self._active
@@ -456,8 +465,10 @@ class Log:
 
         By time and size if the topic's policy says so, and always what lies below the log start;
         never anything at or above the high watermark. The log start moves (rule 43: leaders only
-        call this with a policy).
+        call this with a policy). While segments are being replaced it waits.
         """
+        if self.replacement is not None:
+            return []
         return retention.apply(self, now_ms, high_watermark)
 
     def truncate_to(self, offset: int) -> None:
@@ -466,10 +477,14 @@ class Log:
         The log end becomes that of the last batch left, or the log start when none is; epochs,
         producers and recovery point follow.
         """
+        if self.replacement is not None:
+            self.replacement.settle(self.last_seen_ms)
         truncation.truncate_to(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the empty log starts and ends at ``offset`` (rule 28)."""
+        if self.replacement is not None:
+            self.replacement.settle(self.last_seen_ms)
         truncation.start_at(self, offset)
 
     def reset_active(self, end_offset: int) -> None:
@@ -539,6 +554,13 @@ class Log:
     def replace_segments(self, plan: SwapPlan, now_ms: int) -> None:
         """Put cleaned segments in place of others (rule 11); their files are there and durable."""
         replacement.replace(self, plan, now_ms)
+
+    def begin_replacement(self, plan: SwapPlan) -> replacement.Replacement:
+        """The same in steps, for what blocks is to run in other threads. Raises InvariantViolation
+        when the plan does not fit.
+        """
+        self.replacement = replacement.Replacement(self, plan)
+        return self.replacement
 
     @property
     def expired_files(self) -> list[str]:

@@ -43,6 +43,7 @@ _TRANSLATED: Final = {
     ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
     ErrorCode.kafka_storage_error: ErrorCode.not_coordinator,
     ErrorCode.message_too_large: ErrorCode.unknown_server_error,
+    ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
     ErrorCode.invalid_record: ErrorCode.unknown_server_error,
 }
 """What a failed append means to the clients of a group, who know nothing of its log."""

@@ -9,7 +9,7 @@ partitions with news.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kept.node import error_codes
 from kept.node.fetch_sessions import CachedPartition, Key, Session
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from kept.node.connection import Connection
     from kept.node.reply import Reply
     from kept.replication.partition import Partition
-
-MAX_BYTES: Final = 57_671_680
-"""Kafka's fetch.max.bytes: the most that one response carries, whatever is asked."""
 
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
@@ -143,7 +140,7 @@ class PendingFetch:
 
     def _read(self) -> tuple[list[tuple[Key, codec.PartitionData]], int, bool]:
         """(data of each partition, bytes of records, whether to answer at once)."""
-        left = min(self._request.max_bytes, MAX_BYTES)
+        left = min(self._request.max_bytes, self._connection.node.config.fetch_max_bytes)
         size = 0
         urgent = False
         results = []

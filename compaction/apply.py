@@ -4,7 +4,7 @@
 :func:`apply` does, in this order, each step durable before the next:
 
 1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
-2. ``Log.replace_segments`` swaps the segments of the manifest's plan;
+2. the segments of the manifest's plan are swapped (:mod:`kept.storage.replacement`);
 3. the mark ``manifest-applied`` names the identity; older manifests go.
 
 Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
@@ -34,6 +34,7 @@ from kept.storage.swap import SwapPlan
 
 if TYPE_CHECKING:
     from kept.storage.log import Log
+    from kept.storage.replacement import Replacement
 
 MARK: Final = "manifest-applied"
 """Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""
@@ -91,11 +92,24 @@ def apply(
     pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
     the log's directory is to go offline: the next start completes or undoes the swap.
 
-    It is :func:`publish`, :func:`swap` and :func:`conclude`; the first and the last may run in a
-    pool, for they touch no state of the log.
+    A node takes the same steps itself: :func:`publish`, :meth:`Replacement.prepare` and ``finish``,
+    :func:`conclude` and :func:`withdraw` touch nothing that is in use and run in a pool;
+    :func:`begin` and :meth:`Replacement.place_next` belong to the log's thread.
     """
     published = publish(log.directory, log.disk, result, expected)
-    swap(log, published, now_ms)
+    replacement = None
+    try:
+        replacement = begin(log, published)
+        replacement.prepare()
+        while replacement.place_next(now_ms):
+            pass
+        replacement.finish()
+    except (InvariantViolation, DamagedData):
+        withdraw(log.directory, log.disk, published, replacement)
+        raise
+    finally:
+        if replacement is not None:
+            replacement.end()
     return conclude(log.directory, log.disk, published, history_bytes=history_bytes)
 
 
@@ -114,16 +128,10 @@ def publish(directory: str, disk: Disk, result: Result, expected: Identity | Non
     return Published(found, plan)
 
 
-def swap(log: Log, published: Published, now_ms: int) -> None:
-    """Step 2, where appends happen. A plan that does not fit the log is thrown away."""
-    try:
-        check_fits(log, published.manifest, published.plan)
-    except InvariantViolation:
-        withdraw(log.directory, log.disk, published.manifest.identity)
-        raise
-    if published.plan.groups:
-        log.replace_segments(published.plan, now_ms)
-    log.disk.reach("compaction.swapped")
+def begin(log: Log, published: Published) -> Replacement:
+    """Start of step 2. A plan that does not fit the log raises InvariantViolation."""
+    check_fits(log, published.manifest, published.plan)
+    return log.begin_replacement(published.plan)
 
 
 def conclude(
@@ -135,6 +143,7 @@ def conclude(
 ) -> CompactionState:
     """Step 3: the mark; older manifests and the journal's surplus go."""
     identity = published.manifest.identity
+    disk.reach("compaction.swapped")
     write_mark(directory, disk, identity)
     disk.reach("compaction.marked")
     _remove_older(directory, disk, identity)
@@ -142,9 +151,17 @@ def conclude(
     return state_of(published.manifest)
 
 
-def withdraw(directory: str, disk: Disk, identity: Identity) -> None:
-    """Take back a manifest whose swap has not begun, then its outputs."""
-    _forget(directory, disk, identity)
+def withdraw(
+    directory: str, disk: Disk, published: Published, replacement: Replacement | None = None
+) -> None:
+    """Take back a manifest of which nothing was placed, and its outputs.
+
+    A crash on the way leaves ``.cleaned`` files first, so that :func:`load_state` forgets the
+    manifest, and the manifest is gone before they are.
+    """
+    if replacement is not None:
+        replacement.withdraw()
+    _forget(directory, disk, published.manifest.identity)
     discard(directory, disk)
 
 

@@ -2,10 +2,12 @@
 
 Every ``log.cleaner.backoff.ms``, and at once when somebody asks, the planner looks at all compacted
 logs and picks (rules 1 to 3). A pass runs in a niced worker process that is exec'ed, never forked
-(FACTS.md); it only creates files, and what it made is applied here, on the loop, in the one place
-that knows leader epoch and applied generation: a pass during which either changed is thrown away
-(rule 13). Before the first swap the high watermark is raised to the pass's end and checkpointed
-(rule 12). A log that fails keeps its reason and is tried again later; the others go on.
+(FACTS.md); it only creates files, and what it made is applied here, in the one place that knows
+leader epoch and applied generation: a pass during which either changed is thrown away (rule 13).
+Before the first swap the high watermark is raised to the pass's end and checkpointed (rule 12). The
+loop does the renames of one group of segments at a time; all that blocks longer runs in the
+directory's threads (:mod:`kept.storage.replacement`). A log that fails keeps its reason and is
+tried again later; the others go on.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.compaction import apply as applying
 from kept.compaction import job as jobs
-from kept.compaction.apply import CompactionState, apply
+from kept.compaction.apply import CompactionState, Published
 from kept.compaction.manifest import Identity
 from kept.compaction.pass_ import Result, discard
 from kept.compaction.planner import (
@@ -35,12 +39,18 @@ from kept.compaction.worker import COMMAND, result_from
 from kept.node import timers
 from kept.node.logging import log
 from kept.storage.directory import Checkpoint
-from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+)
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.hosting import HostedPartition
     from kept.node.server import Node
+    from kept.storage.replacement import Replacement
 
 LINE_BYTES: Final = 1 << 20
 """Longest line that a worker may say."""
@@ -64,6 +74,7 @@ class Running:
     plan: Plan
     started_ms: int
     leader_epoch: int
+    truncations: int
     done_bytes: int = 0
     total_bytes: int = 0
     process: asyncio.subprocess.Process | None = None
@@ -111,6 +122,7 @@ class Cleaner:
         self._last: dict[TopicPartition, Result] = {}
         self._asked: dict[TopicPartition, _Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._applying: set[asyncio.Future[None]] = set()
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -123,7 +135,9 @@ class Cleaner:
             self._loop_task = self._node.loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the workers; what they made is thrown away by the next pass."""
+        """End the workers; what they made is thrown away by the next pass. What is being put into
+        place is finished, or withdrawn.
+        """
         self._stopping = True
         self._wake.set()
         for running in list(self.running.values()):
@@ -131,6 +145,8 @@ class Cleaner:
         tasks = [*self._tasks, *([self._loop_task] if self._loop_task else [])]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_WAIT_S)
+        if self._applying:
+            await asyncio.wait(self._applying)
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition is gone from here."""
@@ -236,7 +252,10 @@ class Cleaner:
             hosted = self._node.hosting.hosted.get(chosen.topic_partition)
             if hosted is None:
                 continue
-            running = Running(chosen, self._node.now_ms(), hosted.partition.leader_epoch)
+            partition = hosted.partition
+            running = Running(
+                chosen, self._node.now_ms(), partition.leader_epoch, partition.log.truncations
+            )
             self.running[chosen.topic_partition] = running
             task = self._node.loop.create_task(self._pass(hosted, running))
             self._tasks.add(task)
@@ -348,31 +367,93 @@ class Cleaner:
             limits=self.limits(hosted),
         )
         result = await self._work(job, running)
-        if running.cancelled:
+        self._check(hosted, running)
+        hosted.applying = done = node.loop.create_future()
+        self._applying.add(done)
+        try:
+            await self._apply(hosted, running, result, expected)
+        finally:
+            hosted.applying = None
+            self._applying.discard(done)
+            done.set_result(None)
+        return result
+
+    def _check(self, hosted: HostedPartition, running: Running) -> None:
+        """A pass is thrown away when it was cancelled, or leadership or directory are gone."""
+        partition = hosted.partition
+        if running.cancelled or self._stopping:
             raise PassFailed("cancelled", "Cancelled")
         if not partition.is_leader or partition.leader_epoch != running.leader_epoch:
             raise NotLeaderOrFollower(f"{partition.topic_partition}: leadership changed meanwhile")
-        partition.raise_high_watermark(result.end_offset)
-        offsets = timers.collect(node, hosted.directory, timers.high_watermark)
-        await hosted.directory.pool.run(
-            hosted.directory.directory.write_checkpoints, Checkpoint.HIGH_WATERMARKS, offsets
+        if partition.log.truncations != running.truncations:
+            raise PassFailed(f"{partition.topic_partition}: the log was truncated", "Truncated")
+
+    async def _apply(
+        self, hosted: HostedPartition, running: Running, result: Result, expected: Identity | None
+    ) -> None:
+        """Put the files of a pass into place: the steps of :func:`kept.compaction.apply.apply`."""
+        node, pool = self._node, hosted.directory.pool
+        log_ = hosted.partition.log
+        hosted.partition.raise_high_watermark(result.end_offset)
+        await self._checkpoint(
+            hosted,
+            Checkpoint.HIGH_WATERMARKS,
+            timers.collect(node, hosted.directory, timers.high_watermark),
         )
-        hosted.compaction = apply(
-            log_,
-            result,
-            expected,
-            node.now_ms(),
-            history_bytes=node.config.compaction_history_bytes,
+        published = await pool.run(applying.publish, log_.directory, node.disk, result, expected)
+        await self._swap(hosted, running, published)
+        hosted.compaction = await pool.run(
+            partial(
+                applying.conclude,
+                log_.directory,
+                node.disk,
+                published,
+                history_bytes=node.config.compaction_history_bytes,
+            )
         )
         cleaned = {
             tp: self.state(one).clean_to
             for tp, one in node.hosting.hosted.items()
             if one.directory is hosted.directory and one.compaction is not None
         }
-        await hosted.directory.pool.run(
-            hosted.directory.directory.write_checkpoints, Checkpoint.CLEANER, cleaned
-        )
-        return result
+        await self._checkpoint(hosted, Checkpoint.CLEANER, cleaned)
+
+    async def _checkpoint(
+        self, hosted: HostedPartition, kind: Checkpoint, offsets: dict[TopicPartition, int]
+    ) -> None:
+        directory = hosted.directory
+        await directory.pool.run(directory.directory.write_checkpoints, kind, offsets)
+
+    async def _swap(self, hosted: HostedPartition, running: Running, published: Published) -> None:
+        """Prepare in a thread, place group by group here. Until the first group is placed, a plan
+        that does not fit any more is withdrawn; after that all of it is.
+        """
+        node, directory, log_ = self._node, hosted.directory, hosted.partition.log
+        replacement: Replacement | None = None
+        try:
+            try:
+                self._check(hosted, running)
+                replacement = applying.begin(log_, published)
+                await directory.pool.run(replacement.prepare)
+                self._check(hosted, running)
+                more = replacement.place_next(node.now_ms())
+            except MachineError:
+                raise
+            except KeptError:
+                if directory.offline is None:
+                    await directory.pool.run(
+                        applying.withdraw, log_.directory, node.disk, published, replacement
+                    )
+                raise
+            while more:
+                await asyncio.sleep(0)
+                if directory.offline is not None:
+                    raise KafkaStorageError(f"{log_}: {directory.offline}")
+                more = replacement.place_next(node.now_ms())
+            await directory.pool.run(replacement.finish)
+        finally:
+            if replacement is not None:
+                replacement.end()
 
     async def _work(self, job: jobs.Job, running: Running) -> Result:
         """Run the worker process. Raises PassFailed."""

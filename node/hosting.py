@@ -52,13 +52,16 @@ class HostedDirectory:
 class HostedPartition:
     """A partition that this node leads, with what requests need beside it."""
 
-    __slots__ = ("compaction", "directory", "partition", "rules", "sync")
+    __slots__ = ("applying", "compaction", "directory", "partition", "rules", "sync")
 
     def __init__(self, partition: Partition, directory: HostedDirectory) -> None:
         self.partition = partition
         self.directory = directory
         self.compaction: CompactionState | None = None
         """What the cleaner has come to; None before the first pass."""
+        self.applying: asyncio.Future[None] | None = None
+        """Done when the cleaner's files are in place or withdrawn: until then the log's directory
+        keeps its name."""
         self.rules = CheckRules()
         self.sync = False
         """``flush.messages`` is set: an acknowledgement waits for the fsync."""
@@ -223,6 +226,7 @@ class Hosting:
                 opening.config,
                 now_ms=now_ms,
                 unfinished_swap=None if state is None else state.unfinished,
+                compacted_to=None if state is None or state.applied is None else state.end_offset,
                 producer_id_expiration_ms=expiration_ms,
             )
             if state is not None:
@@ -369,6 +373,8 @@ class Hosting:
             hosted.directory.count -= 1
             self._node.partition_gone(tp)
             hosted.partition.resign()
+            if hosted.applying is not None:
+                await hosted.applying
             try:
                 await hosted.directory.pool.run(
                     hosted.directory.directory.mark_deleted,

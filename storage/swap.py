@@ -2,7 +2,7 @@
 (rule 11).
 
 The cleaner writes ``<base>.log.cleaned`` (and, if it wants, the indexes) and fsyncs them. Then, for
-one plan, ascending by group:
+one plan, ascending by group (:mod:`kept.storage.replacement`):
 
 1. every output becomes ``.swap``, in descending order of offset; the directory is fsynced;
 2. group by group: the inputs become ``.deleted``, the outputs lose their suffix;
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from kept.storage import layout
 from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData
 from kept.storage.segment import SCAN_BYTES, Segment
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,9 @@ class SwapPlan:
     groups: tuple[SwapGroup, ...]
 
 
-def build_indexes(
-    disk: Disk, directory: str, base_offset: int, index_interval_bytes: int
-) -> Segment:
-    """Open the output ``<base>.log.cleaned`` and write durable indexes beside it.
+def open_output(disk: Disk, directory: str, base_offset: int, index_interval_bytes: int) -> Segment:
+    """Open the output ``<base>.log.cleaned`` with the indexes that lie beside it; without them, or
+    when they are no good (rule 23), they are made and durable when this returns.
 
     Runs anywhere: only ``.cleaned`` files are touched, all others stay.
     """
@@ -54,9 +54,20 @@ def build_indexes(
     stat = disk.stat(path)
     segment = Segment(
         disk, directory, base_offset, size_bytes=stat.size_bytes, mtime_ms=stat.mtime_ms,
-        index_interval_bytes=index_interval_bytes, loaded=True, state=layout.CLEANED,
+        index_interval_bytes=index_interval_bytes, state=layout.CLEANED,
     )  # fmt: skip
     segment.file = disk.open_append(path)
+    try:
+        segment.open_closed()
+    except (FileNotFoundError, DamagedData):
+        _build_indexes(disk, segment)
+    segment.index.path = segment.path(layout.INDEX)
+    segment.time_index.path = segment.path(layout.TIME_INDEX)
+    return segment
+
+
+def _build_indexes(disk: Disk, segment: Segment) -> None:
+    segment.reset_indexes()
     for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
         segment.note(batch)
     segment.time_index.append(segment.max_timestamp, segment.max_timestamp_offset)
@@ -64,9 +75,6 @@ def build_indexes(
     segment.time_index.save()
     disk.fsync(disk.open_read(segment.index.path))
     disk.fsync(disk.open_read(segment.time_index.path))
-    segment.index.path = segment.path(layout.INDEX)
-    segment.time_index.path = segment.path(layout.TIME_INDEX)
-    return segment
 
 
 def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import struct
 import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -95,8 +96,13 @@ class World:
         rules = CheckRules(
             timestamp_type=self.config.message_timestamp_type, timestamp_after_max_ms=MAX_INT64
         )
-        info = self.log.append(check(bytearray(data), rules, self.now), 0, self.now)
+        checked = check(bytearray(data), rules, self.now)
+        if checked.size_bytes > self.config.segment_bytes:  # as if segment.bytes was lowered since
+            self.roll()
+            self.log.update_config(replace(self.config, segment_bytes=1 << 30))
+        info = self.log.append(checked, 0, self.now)
         self.log.write()
+        self.log.update_config(self.config)
         return info.base_offset
 
     def marker(self, pid, *, commit, epoch=0):

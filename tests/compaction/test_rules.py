@@ -135,7 +135,7 @@ def test_horizon_of_a_batch_with_all_its_records_is_set_too(world):
 
 
 def test_a_pass_for_horizons_touches_only_their_segments(world):
-    w = world(delete_retention_ms=10, segment_bytes=200)
+    w = world(delete_retention_ms=10, segment_bytes=250)
     for i in range(6):
         w.append((b"k%d" % i, None if i == 2 else b"v" * 150))
         w.roll()

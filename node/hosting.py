@@ -183,10 +183,17 @@ class Hosting:
         await self._open_all(openings)
 
     async def _delete_stray(self, directory: HostedDirectory, tp: TopicPartition) -> None:
+        """Remove a log whose topic was deleted; what cannot be read as a log is left alone."""
+        try:
+            stray = await directory.pool.run(
+                lambda: directory.directory.open_log(
+                    tp, None, LogConfig(), now_ms=self._node.now_ms()
+                )
+            )
+        except DamagedData as error:
+            log.warning("a directory that is no log of this cluster is left alone", why=str(error))
+            return
         log.info("log of a deleted topic", topic=tp.topic, partition=tp.partition)
-        stray = await directory.pool.run(
-            lambda: directory.directory.open_log(tp, None, LogConfig(), now_ms=self._node.now_ms())
-        )
         directory.directory.mark_deleted(stray, uuid.uuid4(), self._node.now_ms())
 
     def _register(self, topic: TopicImage) -> HostedTopic:

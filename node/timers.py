@@ -37,7 +37,6 @@ class Timers:
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._stopped = False
         self._writing: set[tuple[str, Checkpoint]] = set()
-        self._written: dict[tuple[str, Checkpoint], dict[TopicPartition, int]] = {}
 
     def start(self) -> None:
         """Begin all jobs."""
@@ -110,26 +109,23 @@ class Timers:
             if directory.offline is not None or key in self._writing:
                 continue
             offsets = collect(self._node, directory, value)
-            if offsets == self._written.get(key):
+            if offsets == directory.directory.checkpoints.get(kind):
                 continue
             self._writing.add(key)
             future = directory.pool.run(directory.directory.write_checkpoints, kind, offsets)
-            future.add_done_callback(partial(self._checkpointed, key, directory, offsets))
+            future.add_done_callback(partial(self._checkpointed, key, directory))
 
     def _checkpointed(
         self,
         key: tuple[str, Checkpoint],
         directory: HostedDirectory,
-        offsets: dict[TopicPartition, int],
         done: asyncio.Future[Any],
     ) -> None:
         self._writing.discard(key)
         error = done.exception()
-        if error is None:
-            self._written[key] = offsets
-        elif isinstance(error, MachineError):
+        if isinstance(error, MachineError):
             self._node.hosting.fail(directory, error)
-        else:
+        elif error is not None:
             log.exception("checkpoint failed", error, path=directory.name)
 
     # Logs.

@@ -10,6 +10,7 @@ A disk error takes the directory offline: ``offline`` says why, and no file of i
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Mapping
 from enum import Enum
@@ -63,6 +64,8 @@ class LogDirectory:
         self.broker_epoch = -1
         self.offline: str | None = None
         self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
+        """What the files say: read at open, then as last written."""
+        self._writing = threading.Lock()
         self._deleted: list[tuple[int, str]] = []
 
     @classmethod
@@ -163,7 +166,11 @@ class LogDirectory:
         """The logs that are there. Names that are no log's are ignored with a log line."""
         found = []
         for name in self.disk.listdir(self.path):
-            if name in layout.IGNORED_NAMES or not self.disk.stat(self._file(name)).is_directory:
+            try:
+                is_directory = self.disk.stat(self._file(name)).is_directory
+            except FileNotFoundError:
+                continue  # a deleted log: purge_found runs beside us
+            if name in layout.IGNORED_NAMES or not is_directory:
                 continue
             parsed = layout.parse_directory_name(name)
             if parsed is None or parsed.state not in ("", layout.DELETE_DIRECTORY):
@@ -201,10 +208,13 @@ class LogDirectory:
         producer_id_expiration_ms: int = 86_400_000,
     ) -> Log:  # fmt: skip
         """Create an empty log; its id is durable when this returns. What an old log of that name
-        left in the checkpoints is forgotten.
+        left in the checkpoints is forgotten first, durably: after a crash the old one's log start
+        would empty the new log.
         """
-        for known in self.checkpoints.values():
-            known.pop(tp, None)
+        with self._writing:
+            for kind, known in self.checkpoints.items():
+                if known.pop(tp, None) is not None:
+                    checkpoints.write_offsets(self.disk, self._file(kind.value), known)
         return Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
             producer_id_expiration_ms=producer_id_expiration_ms,
@@ -238,8 +248,10 @@ class LogDirectory:
         return len(found)
 
     def write_checkpoints(self, kind: Checkpoint, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace one of the checkpoints durably; blocks."""
-        checkpoints.write_offsets(self.disk, self._file(kind.value), offsets)
+        """Replace one of the checkpoints durably; blocks, any thread may."""
+        with self._writing:
+            checkpoints.write_offsets(self.disk, self._file(kind.value), offsets)
+            self.checkpoints[kind] = dict(offsets)
 
     def fail(self, error: MachineError) -> None:
         """Take the directory offline; the first reason is kept."""

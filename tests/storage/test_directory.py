@@ -215,3 +215,25 @@ def test_fail_points_are_parsed() -> None:
     assert parse_fail_point("a.b:3")[0] == "a.b"
     with pytest.raises(ValueError):
         parse_fail_point("a=explode")
+
+
+def test_a_crash_after_creating_again_does_not_bring_the_old_start_back(disk) -> None:
+    directory = opened(disk)
+    tp, other = TopicPartition("t", 0), TopicPartition("other", 0)
+    old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    for kind in (Checkpoint.LOG_STARTS, Checkpoint.RECOVERY_POINTS):
+        directory.write_checkpoints(kind, {tp: 500, other: 7})
+    directory.mark_deleted(old, uuid.UUID(int=9), 0)
+    directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
+    again = opened(disk.after_kill())
+    assert again.log_starts == again.recovery_points == {other: 7}
+
+
+def test_a_log_that_is_purged_while_it_is_scanned(disk, monkeypatch) -> None:
+    directory = opened(disk)
+    gone = directory.create_log(TopicPartition("t", 0), uuid.UUID(int=1), LogConfig(), now_ms=0)
+    directory.mark_deleted(gone, uuid.UUID(int=9), 0)
+    names = disk.listdir("/d")
+    directory.purge_found()
+    monkeypatch.setattr(disk, "listdir", lambda path: names)
+    assert directory.scan() == []

@@ -2,7 +2,9 @@
 
 Reads only; the node must not run. Works on ours and on Apache Kafka's directories, on one partition
 or a whole entry of ``log.dirs``. A finding is either damage (bytes that are not what they must be)
-or a note: what an unclean stop leaves and the next start repairs.
+or a note: what an unclean stop leaves and the next start repairs. A bad end of the last segment is
+a note only where an unclean stop can have left it: there is no mark of a clean stop, and no whole
+batch follows.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kept.storage import checkpoints, layout, offset_index, snapshots, time_index, txn_index
-from kept.storage.disk import Disk
+from kept.storage.disk import Disk, parent
 from kept.storage.errors import CorruptMessage, DamagedData, InvalidRecord
 from kept.storage.records import BatchHeader, check_replica, scan
 
 CHUNK_BYTES: Final = 1 << 20
 INFLATE_LIMIT_BYTES: Final = 1 << 28
 """Largest batch that the check inflates."""
+SEARCH_BYTES: Final = 8 << 20
+"""How far behind a bad batch whole ones are looked for."""
 _LENGTH_END: Final = 12
 _HEADER_BYTES: Final = 61
+_MAGIC_AT: Final = 16
 
 
 class Finding(NamedTuple):
@@ -77,6 +82,20 @@ def batches(disk: Disk, path: str) -> Iterator[BatchAt]:
         position += at
 
 
+def _whole_batches(disk: Disk, path: str, position: int) -> int:
+    """How many whole batches, by their CRC, lie anywhere in the bytes from ``position`` on."""
+    data = disk.pread(disk.open_read(path), position, SEARCH_BYTES)
+    found, at = 0, 0
+    while (magic := data.find(b"\x02", at + _MAGIC_AT)) >= 0:
+        at = magic - _MAGIC_AT
+        try:
+            at += check_replica(data, at).size_bytes
+            found += 1
+        except CorruptMessage:
+            at += 1
+    return found
+
+
 class _Segment(NamedTuple):
     """What the indexes of a segment are compared with."""
 
@@ -87,7 +106,7 @@ class _Segment(NamedTuple):
 
 
 def check_log(
-    disk: Disk, path: str, base_offset: int, end_offset: int | None, is_last: bool
+    disk: Disk, path: str, base_offset: int, end_offset: int | None, may_be_torn: bool
 ) -> tuple[_Segment, list[Finding]]:
     """Check a ``.log`` down to its records; what its indexes must say."""
     findings: list[Finding] = []
@@ -112,13 +131,14 @@ def check_log(
             last_offset_at[position] = header.last_offset
             timestamps.append((header.last_offset, header.max_timestamp))
     except DamagedData as error:
-        torn = is_last and size - error.position < CHUNK_BYTES
-        findings.append(
-            Finding(
-                path, error.position, next_offset,
-                f"{error.why}; the next start cuts the log here" if torn else error.why, not torn,
-            )
-        )  # fmt: skip
+        why, torn = error.why, False
+        if may_be_torn:
+            behind = _whole_batches(disk, path, error.position + 1)
+            torn = not behind
+            why += "; the next start cuts the log here"
+            if behind:
+                why += f" and drops {behind} whole batches behind it"
+        findings.append(Finding(path, error.position, next_offset, why, not torn))
     return _Segment(base_offset, last_offset_at, timestamps, size), findings
 
 
@@ -174,6 +194,7 @@ def _preallocated(path: str, data: bytes, used: int, is_last: bool) -> list[Find
 def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
     """Check one partition's directory."""
     disk = disk or Disk({})
+    clean = disk.exists(f"{parent(path)}/{layout.CLEAN_SHUTDOWN}")
     names = disk.listdir(path)
     findings: list[Finding] = []
     files: dict[tuple[str, int], str] = {}
@@ -190,7 +211,9 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
     for i, base in enumerate(bases):
         is_last = i + 1 == len(bases)
         end_offset = None if is_last else bases[i + 1]
-        segment, found = check_log(disk, files[layout.LOG, base], base, end_offset, is_last)
+        segment, found = check_log(
+            disk, files[layout.LOG, base], base, end_offset, is_last and not clean
+        )
         findings += found
         if (layout.INDEX, base) in files:
             findings += check_index(disk, files[layout.INDEX, base], segment, is_last)

@@ -170,6 +170,34 @@ def test_check_calls_a_torn_tail_a_note(kit) -> None:
     assert not finding.damaged and "cuts the log here" in finding.why
 
 
+@pytest.mark.parametrize("what", ["rot", "torn"])
+def test_after_a_clean_stop_a_bad_end_is_damage(kit, what) -> None:
+    disk, _ = written(kit, close=False)
+    path = files(disk, ".log")[-1]
+    if what == "rot":
+        disk.flip_bit(path, disk.stat(path).size_bytes - 4, 1)
+    else:
+        disk.write_file(path, disk.read(path)[:-5])
+    assert not any(f.damaged for f in check_partition(DIRECTORY, disk))
+    disk.write_file("/d/.kafka_cleanshutdown", b"")
+    (finding,) = [f for f in check_partition(DIRECTORY, disk) if f.path == path]
+    assert finding.damaged and "cuts the log" not in finding.why
+
+
+@pytest.mark.parametrize("where", [8, 10, 40, 70])
+def test_a_bad_batch_with_whole_ones_behind_it_is_damage(kit, where) -> None:
+    """Whatever of it is wrong: its length, its header, its records."""
+    disk, contents = written(kit, close=False)
+    path = files(disk, ".log")[-1]
+    base = layout.parse_segment_file(path.rpartition("/")[2]).base_offset
+    behind = sum(c[0] >= base for c in contents) - 1
+    assert behind > 1
+    disk.flip_bit(path, where, 3)
+    (finding,) = [f for f in check_partition(DIRECTORY, disk) if f.path == path]
+    assert finding.damaged and finding.position == 0
+    assert f"{behind} whole batches behind it" in finding.why
+
+
 @pytest.mark.parametrize("known", ["nothing", "flushed", "policy", "compacted_to", "manifest"])
 def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, known) -> None:
     disk, contents = written(kit, close=False)

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from kept.testing import Cluster
+
 HERE = Path(__file__).parent / "node"
 
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("node-client")
-    for name in ("package.json", "round_trip.js"):
+    for name in ("package.json", "round_trip.js", "over_a_kill.js"):
         shutil.copy(HERE / name, folder)
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
@@ -34,3 +36,26 @@ def test_codecs_groups_and_commits(broker, workspace):
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["codecs"]) == 6
     assert result["grouped"] == 350
+
+
+@pytest.mark.node_js
+def test_nothing_is_lost_over_kill_9(workspace):
+    with Cluster() as cluster:
+        process = subprocess.Popen(
+            ["node", "over_a_kill.js", cluster.bootstrap, "survivor"],
+            cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout.readline() == "half\n"
+            cluster.kill(0)
+            cluster.start(0)
+            out, errors = process.communicate(timeout=100)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 0, errors
+        with cluster.client() as client:
+            held = sum(end - start for start, end in client.bounds("survivor").values())
+    result = json.loads(out.splitlines()[-1])
+    assert (result["sent"], result["seen"], held) == (600, 600, 600)
+    assert result["twice"] <= 300  # read again since the last commit, at most

@@ -1,0 +1,51 @@
+// Produces and consumes in a group; the test kills the node when this prints "half" and starts it again.
+// Ends with one JSON line: how many records were sent, seen, and seen more than once.
+const { Kafka, logLevel } = require('kafkajs')
+
+const [bootstrap, topic] = process.argv.slice(2)
+const HALF = 300
+const retry = { initialRetryTime: 50, maxRetryTime: 500, retries: 60 }
+const kafka = new Kafka({ clientId: 'survivor', brokers: [bootstrap], retry, logLevel: logLevel.NOTHING })
+
+async function until(what, condition) {
+  const deadline = Date.now() + 60000
+  while (!condition()) {
+    if (Date.now() > deadline) throw new Error(`timed out waiting for ${what}`)
+    await new Promise((resolve) => setTimeout(resolve, 20))
+  }
+}
+
+async function main() {
+  const admin = kafka.admin()
+  await admin.connect()
+  await admin.createTopics({ topics: [{ topic, numPartitions: 3 }] })
+  const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1, retry })
+  await producer.connect()
+  const seen = new Map()
+  const consumer = kafka.consumer({ groupId: topic, sessionTimeout: 6000, heartbeatInterval: 300, retry })
+  await consumer.connect()
+  await consumer.subscribe({ topic, fromBeginning: true })
+  await consumer.run({ autoCommitInterval: 100, eachMessage: async ({ message }) => {
+    const value = message.value.toString()
+    seen.set(value, (seen.get(value) || 0) + 1)
+  } })
+  let sent = 0
+  const send = async (count) => {
+    for (const end = sent + count; sent < end; sent += 10) {
+      const messages = Array.from({ length: 10 }, (_, i) => ({ key: `k${sent + i}`, value: String(sent + i) }))
+      await producer.send({ topic, acks: -1, messages })
+    }
+  }
+  await send(HALF)
+  await until('the first half', () => seen.size === sent)
+  console.log('half')
+  await send(HALF) // the node is killed and started again while this goes on
+  await until('the second half', () => seen.size === sent)
+  await consumer.disconnect()
+  await producer.disconnect()
+  await admin.disconnect()
+  const twice = [...seen.values()].filter((n) => n > 1).length
+  console.log(JSON.stringify({ sent, seen: seen.size, twice }))
+}
+
+main().then(() => process.exit(0), (error) => { console.error(error); process.exit(1) })

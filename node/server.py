@@ -36,7 +36,7 @@ from kept.node.listener import Listener
 from kept.node.logging import bridge, log
 from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
-from kept.storage.directory import Checkpoint, LogDirectory
+from kept.storage.directory import Checkpoint, LogDirectory, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     KeptError,
@@ -45,6 +45,7 @@ from kept.storage.errors import (
     UnknownTopicOrPartition,
 )
 from kept.storage.layout import encode_uuid
+from kept.storage.records import KERNEL
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -330,6 +331,10 @@ class Node:
 
     async def _warm_up(self) -> None:
         """Import what is needed soon but not to be ready; then the cleaner looks for work."""
+        if KERNEL == "python":
+            chosen = os.environ.get("KEPT_KERNEL") == "python"
+            why = "KEPT_KERNEL=python" if chosen else "there are no compiled ones; see the README"
+            log.warning("slow Python kernels", why=why)
         await self.in_pool(api.preload)
         if not self.stopped.is_set():
             self.cleaner  # noqa: B018 - starts it
@@ -341,6 +346,8 @@ class Node:
 
     def _open_metadata(self) -> None:
         path = self.config.metadata_log_dir
+        for place in (*self.config.log_dirs, path):
+            refuse_kafka(self.disk, place)
         self.disk.mkdir(path)
         self._metadata_lock = self.disk.lock(f"{path}/{METADATA_LOCK}")
         self.quorum = Quorum.open(path, self.disk, node_id=self.node_id)

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from kept.storage import checkpoints, layout
-from kept.storage.disk import Disk, Lock
+from kept.storage.disk import Disk, Lock, parent
 from kept.storage.errors import DamagedData, DirectoryRefused, MachineError
 from kept.storage.log import Log
 from kept.storage.swap import SwapPlan
@@ -50,6 +50,19 @@ class FoundLog(NamedTuple):
     is_delete: bool
 
 
+def refuse_kafka(disk: Disk, path: str) -> None:
+    """Raise DirectoryRefused if ``path`` is, or is directly in, a data directory of Apache Kafka.
+
+    To be asked before anything is created there, lock files included.
+    """
+    for place in (path.rstrip("/") or "/", parent(path)):
+        found = checkpoints.read_properties(disk, f"{place}/{layout.META_PROPERTIES}")
+        if found is not None and OWNER not in found and found.get("version") is not None:
+            raise DirectoryRefused(
+                f"{place} is Apache Kafka's data directory; a kept node needs one of its own"
+            )
+
+
 class LogDirectory:
     """An open data directory; see the module."""
 
@@ -80,6 +93,7 @@ class LogDirectory:
         MachineError.
         """
         path = path.rstrip("/") or "/"
+        refuse_kafka(disk, path)
         disk.ensure_directory(path)
         lock = disk.lock(f"{path}/{layout.LOCK}")
         directory = cls(path, disk, lock)
@@ -110,10 +124,6 @@ class LogDirectory:
         if found.get("version") != META_VERSION:
             raise DirectoryRefused(
                 f"{path} has version {found.get('version')!r}; this version reads {META_VERSION}"
-            )
-        if OWNER not in found:
-            raise DirectoryRefused(
-                f"{self.path} is Apache Kafka's data directory; a kept node needs one of its own"
             )
         for name, wanted in (("cluster.id", cluster_id), ("node.id", str(node_id))):
             if found.get(name) != wanted:

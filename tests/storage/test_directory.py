@@ -59,12 +59,19 @@ def test_somebody_elses_directory_is_refused(disk, changed) -> None:
     assert opened(disk).was_clean, "refusing changed nothing"
 
 
-def test_apache_kafkas_directory_is_refused(disk) -> None:
+@pytest.mark.parametrize("papers", [b"version=1\nnode.id=1\n", b"version=0\nbroker.id=1\n"])
+@pytest.mark.parametrize("path", ["/d", "/d/log"])
+def test_apache_kafkas_directory_is_refused_and_not_touched(disk, papers, path) -> None:
     disk.mkdir("/d")
-    disk.write_file("/d/meta.properties", b"version=1\ncluster.id=c\nnode.id=1\n")
-    with pytest.raises(DirectoryRefused, match="Apache Kafka"):
-        opened(disk)
-    disk.write_file("/d/meta.properties", b"version=0\nbroker.id=1\n")
+    disk.write_file("/d/meta.properties", papers)
+    with pytest.raises(DirectoryRefused, match="/d is Apache Kafka's"):
+        opened(disk, path)
+    assert disk.listdir("/d") == ["meta.properties"]
+
+
+def test_a_directory_of_a_later_version_is_refused(disk) -> None:
+    disk.mkdir("/d")
+    disk.write_file("/d/meta.properties", b"version=2\nkept=1\n")
     with pytest.raises(DirectoryRefused, match="version"):
         opened(disk)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -61,7 +61,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     """Compact a topic or one partition, whatever its dirty ratio."""
-    from kept.cli.output import progress, show_json, show_tree
+    from kept.cli.output import progress, show_json
 
     topic, partition = _target(target)
     body = {"topic": topic, "wait": wait}
@@ -72,7 +72,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     if as_json:
         show_json(answer)
     elif wait:
-        show_tree(answer["partitions"])
+        _show_passes(answer["partitions"])
     else:
         for one in answer["started"]:
             click.echo(f"compacting {one['topic']}-{one['partition']}")
@@ -91,7 +91,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
     """Say what a pass would do now, without doing it."""
-    from kept.cli.output import show_json, show_tree
+    from kept.cli.output import show_json
 
     topic, partition = _target(target)
     answer = _ask(
@@ -102,7 +102,8 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
     if as_json:
         show_json(answer)
     else:
-        show_tree(answer["partitions"])
+        for one in answer["partitions"]:
+            _show_dry_run(one)
 
 
 @compact.command("why-missing", epilog=examples("kept compact why-missing users 0 42 --key alice"))
@@ -148,6 +149,62 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
         show_json(answer)
     else:
         click.echo(f"trying {topic}-{partition} again")
+
+
+def _show_passes(partitions: list[dict[str, Any]]) -> None:
+    """What each pass did, a line a partition."""
+    from kept.cli.output import show_table, size
+
+    rows = []
+    for p in partitions:
+        done = bool(p.get("done"))
+        removed = p.get("removed") or {}
+        why = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in removed.items())
+        rows.append(
+            (
+                p["topic"],
+                p["partition"],
+                "yes" if done else "no",
+                p.get("identity"),
+                p.get("records_removed"),
+                f"{size(p['bytes_before'])} to {size(p['bytes_after'])}" if done else None,
+                why if done else p.get("error") or p.get("reason"),
+            )
+        )
+    columns = ("topic", "partition", "done", "generation", "removed", "rewritten", "why")
+    show_table(columns, rows)
+
+
+def _show_dry_run(partition: dict[str, Any]) -> None:
+    """What a pass would do, without what says nothing; a key's records as a table."""
+    from kept.cli.output import moment, show_table, show_tree, write
+
+    key = partition.get("key")
+    show_tree(_known({name: value for name, value in partition.items() if name != "key"}))
+    if key:
+        write("\n")
+        rows = [
+            (
+                one["offset"],
+                moment(one["timestamp"]),
+                "tombstone" if one["is_tombstone"] else f"{one['value_bytes']} B",
+                one["fate"],
+            )
+            for one in key
+        ]
+        show_table(("offset", "timestamp", "value", "fate"), rows)
+    elif key is not None:
+        write("no record of this key here\n")
+    write("\n")
+
+
+def _known(value: dict[str, Any]) -> dict[str, Any]:
+    """Without the members that are unset, at every depth."""
+    return {
+        name: _known(member) if isinstance(member, dict) else member
+        for name, member in value.items()
+        if member is not None
+    }
 
 
 def _target(text: str) -> tuple[str, int | None]:

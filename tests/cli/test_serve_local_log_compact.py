@@ -135,7 +135,9 @@ def test_compaction_from_the_command_line(kept, compacted):
     assert (before["topic"], before["partition"]) == (compacted, 0)
     assert compacted in kept("compact", "status", compacted).out
     assert compacted in kept("compact", "status").out
-    kept("compact", "explain", compacted, "--key", "k1")
+    explained = kept("compact", "explain", compacted, "--key", "k1").out
+    assert "OFFSET  TIMESTAMP" in explained and "\ndry run: -" not in explained
+    assert "no record of this key" in kept("compact", "explain", compacted, "--key", "k99").out
 
     ran = kept("compact", "now", compacted, "--wait", "--json")
     assert ran.json["partitions"][0]["records_removed"] == 20
@@ -148,7 +150,8 @@ def test_compaction_from_the_command_line(kept, compacted):
     assert gone["reason"] == "superseded"
     assert gone["winner"]["offset"] == 25
     assert "superseded" in kept("compact", "why-missing", compacted, 0, 5).out
-    kept("compact", "now", f"{compacted}:0", "--wait")
+    again = kept("compact", "now", f"{compacted}:0", "--wait")
+    assert again.lines[0].split()[:3] == ["TOPIC", "PARTITION", "DONE"] and len(again.lines) == 2
     assert f"compacting {compacted}-0" in kept("compact", "now", compacted).out
     assert "not uncleanable" in kept("compact", "retry", f"{compacted}:0", status=1).err
     assert "no partition 7" in kept("compact", "now", f"{compacted}:7", status=1).err

@@ -48,15 +48,15 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.hosting import HostedPartition
+    from collections.abc import Iterator
+
+    from kept.node.hosting import HostedDirectory, HostedPartition
     from kept.node.server import Node
     from kept.storage.replacement import Replacement
 
 LINE_BYTES: Final = 1 << 20
 """Longest line that a worker may say."""
 STOP_WAIT_S: Final = 5.0
-SLICE: Final = 50
-"""Logs looked at before others get their turn on the loop."""
 
 
 class PassFailed(KeptError):
@@ -169,11 +169,13 @@ class Cleaner:
         """What compaction has come to in a log."""
         return hosted.compaction or CompactionState()
 
-    def plan_for(self, hosted: HostedPartition, *, asked: bool = False) -> Plan | NotNow:
+    def plan_for(
+        self, hosted: HostedPartition, *, asked: bool = False, limits: Limits | None = None
+    ) -> Plan | NotNow:
         """What a pass would do now, or why none is due."""
         partition = hosted.partition
         found = view(partition.log, self.state(hosted), partition.last_stable_offset)
-        limits = self.limits(hosted)
+        limits = limits or self.limits(hosted)
         return plan(found, self._node.now_ms(), limits, asked=asked)
 
     def limits(self, hosted: HostedPartition) -> Limits:
@@ -263,21 +265,32 @@ class Cleaner:
 
     async def _choose(self) -> Plan | None:
         plans: list[Plan] = []
+        await timers.in_slices(self._look_for_work(plans))
+        return choose(plans, self.running, self.failures, self._node.now_ms())
+
+    def _look_for_work(self, plans: list[Plan]) -> Iterator[None]:
+        """Plan every log that may need it, in steps. One with only an active segment never does."""
         enabled = self._node.config.log_cleaner_enable
-        for number, (tp, hosted) in enumerate(list(self._node.hosting.hosted.items())):
-            if number % SLICE == SLICE - 1:
-                await asyncio.sleep(0)
+        hosting = self._node.hosting
+        limits: dict[HostedDirectory, Limits] = {}
+        for tp, hosted in list(hosting.hosted.items()):
+            yield
+            partition = hosted.partition
             asked = tp in self._asked
-            if tp in self.running or not (asked or (enabled and hosted.partition.config.compact)):
+            wanted = asked or (
+                enabled and len(partition.log.segments) > 1 and partition.config.compact
+            )
+            if not wanted or tp in self.running or hosting.hosted.get(tp) is not hosted:
                 continue
-            if hosted.partition.offline is not None or not hosted.partition.is_leader:
+            if partition.offline is not None or not partition.is_leader:
                 continue
-            found = self.plan_for(hosted, asked=asked)
+            if hosted.directory not in limits:
+                limits[hosted.directory] = self.limits(hosted)
+            found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
             if isinstance(found, Plan):
                 plans.append(found)
             elif asked:
                 self._answer(tp, found)
-        return choose(plans, self.running, self.failures, self._node.now_ms())
 
     def _answer(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
         asked = self._asked.pop(tp, None)
@@ -395,11 +408,11 @@ class Cleaner:
         node, pool = self._node, hosted.directory.pool
         log_ = hosted.partition.log
         hosted.partition.raise_high_watermark(result.end_offset)
-        await self._checkpoint(
-            hosted,
-            Checkpoint.HIGH_WATERMARKS,
-            timers.collect(node, hosted.directory, timers.high_watermark),
+        offsets: dict[TopicPartition, int] = {}
+        await timers.in_slices(
+            timers.collecting(node, hosted.directory, timers.high_watermark, offsets)
         )
+        await self._checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets)
         published = await pool.run(applying.publish, log_.directory, node.disk, result, expected)
         await self._swap(hosted, running, published)
         hosted.compaction = await pool.run(

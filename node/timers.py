@@ -1,14 +1,16 @@
 """What a node does on a clock: checkpoints, retention, rolling of idle logs, flushes, expiry.
 
-Each job runs on the loop and hands what blocks to the threads of its directory. A job that raises
-is logged and runs again at its next turn: one log's trouble never stops the others.
+Each job runs on the loop, in slices of :data:`SLICE_S` with the loop free in between, and hands
+what blocks to the threads of its directory. A job that raises is logged and runs again at its next
+turn: one log's trouble never stops the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.logging import log
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from kept.node.hosting import HostedDirectory, HostedPartition
     from kept.node.server import Node
     from kept.replication.partition import Partition
+    from kept.storage.disk import Disk
 
 FLUSH_TICK_MS: Final = 500
 """How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""
@@ -27,6 +30,13 @@ ROLL_TICK_MS: Final = 5_000
 DELETE_TICK_MS: Final = 5_000
 IDLE_TICK_MS: Final = 10_000
 EXPIRY_TICK_MS: Final = 60_000
+SLICE_S: Final = 0.0005
+"""How long a job holds the loop before requests have their turn."""
+PAUSE_S: Final = 0.002
+"""How long they have it at least."""
+
+Job = Callable[[], Iterator[None]]
+"""Starts a job; it may be paused wherever it yields."""
 
 
 class Timers:
@@ -62,53 +72,70 @@ class Timers:
             handle.cancel()
         self._handles.clear()
 
-    def _every(self, interval_ms: int, name: str, job: Callable[[], None]) -> None:
+    def _every(self, interval_ms: int, name: str, job: Job) -> None:
         seconds = min(interval_ms, 86_400_000) / 1000
+        loop = self._node.loop
 
-        def run() -> None:
+        def start() -> None:
+            work(job())
+
+        def work(steps: Iterator[None]) -> None:
             if self._stopped:
                 return
+            done = True
             try:
-                job()
+                done = advance(steps)
             except MachineError as error:
                 self._node.machine_failed(error)
             except Exception as error:  # noqa: BLE001 - reported, and the job goes on
                 log.exception("timer failed", error, job=name)
-            self._handles[name] = self._node.loop.call_later(seconds, run)
+            if done:
+                self._handles[name] = loop.call_later(seconds, start)
+            else:
+                self._handles[name] = loop.call_later(PAUSE_S, work, steps)
 
-        self._handles[name] = self._node.loop.call_later(seconds, run)
+        self._handles[name] = loop.call_later(seconds, start)
 
-    def _each(self, job: Callable[[HostedPartition], Any]) -> None:
+    def _each(self, job: Callable[[HostedPartition], Any]) -> Iterator[None]:
         """Run a job for every partition; a disk error takes its directory offline only."""
-        for tp, hosted in list(self._node.hosting.hosted.items()):
+        hosting = self._node.hosting
+        for tp, hosted in list(hosting.hosted.items()):
+            if hosting.hosted.get(tp) is not hosted:
+                continue
             try:
                 job(hosted)
             except MachineError as error:
-                self._node.hosting.fail(hosted.directory, error)
+                hosting.fail(hosted.directory, error)
             except KeptError as error:
                 log.error("job failed", topic=tp.topic, partition=tp.partition, error=str(error))
+            yield
 
     # Checkpoints.
 
-    def checkpoint_high_watermarks(self) -> None:
+    def checkpoint_high_watermarks(self) -> Iterator[None]:
         """replication-offset-checkpoint."""
-        self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
+        return self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
 
-    def checkpoint_recovery_points(self) -> None:
+    def checkpoint_recovery_points(self) -> Iterator[None]:
         """recovery-point-offset-checkpoint."""
-        self._checkpoint(Checkpoint.RECOVERY_POINTS, recovery_point)
+        return self._checkpoint(Checkpoint.RECOVERY_POINTS, recovery_point)
 
-    def checkpoint_log_starts(self) -> None:
+    def checkpoint_log_starts(self) -> Iterator[None]:
         """log-start-offset-checkpoint."""
-        self._checkpoint(Checkpoint.LOG_STARTS, log_start)
+        return self._checkpoint(Checkpoint.LOG_STARTS, log_start)
 
-    def _checkpoint(self, kind: Checkpoint, value: Callable[[Partition], int | None]) -> None:
+    def _checkpoint(
+        self, kind: Checkpoint, value: Callable[[Partition], int | None]
+    ) -> Iterator[None]:
         """Write what changed since the last time, in the directory's threads."""
         for directory in self._node.hosting.directories:
             key = (directory.name, kind)
-            if directory.offline is not None or key in self._writing:
+            if key in self._writing:
                 continue
-            offsets = collect(self._node, directory, value)
+            offsets: dict[TopicPartition, int] = {}
+            yield from collecting(self._node, directory, value, offsets)
+            if directory.offline is not None:
+                continue
             if offsets == directory.directory.checkpoints.get(kind):
                 continue
             self._writing.add(key)
@@ -130,7 +157,7 @@ class Timers:
 
     # Logs.
 
-    def retention(self) -> None:
+    def retention(self) -> Iterator[None]:
         """Delete what is too old or too much; only the leader decides (rule 43)."""
         now_ms = self._node.now_ms()
 
@@ -145,14 +172,14 @@ class Timers:
                     reason=reason,
                 )
 
-        self._each(one)
+        return self._each(one)
 
-    def roll_idle(self) -> None:
+    def roll_idle(self) -> Iterator[None]:
         """Roll active segments that are too old though nobody appends (rule 3)."""
         now_ms = self._node.now_ms()
-        self._each(lambda hosted: hosted.partition.log.maybe_roll(now_ms))
+        return self._each(lambda hosted: hosted.partition.log.maybe_roll(now_ms))
 
-    def flush_due(self) -> None:
+    def flush_due(self) -> Iterator[None]:
         """Flush by ``flush.ms`` and ``flush.messages``, and every rolled segment."""
         now_ms = self._node.now_ms()
 
@@ -162,12 +189,11 @@ class Timers:
             if due or log_.recovery_point < log_.active_segment.base_offset:
                 hosted.directory.pool.flush(log_)
 
-        self._each(one)
+        return self._each(one)
 
-    def delete_expired(self) -> None:
+    def delete_expired(self) -> Iterator[None]:
         """Remove files and logs whose ``file.delete.delay.ms`` is over, in threads."""
         now_ms = self._node.now_ms()
-        unlink = self._node.disk.unlink
 
         def one(hosted: HostedPartition) -> None:
             log_ = hosted.partition.log
@@ -176,11 +202,10 @@ class Timers:
             due = [entry for entry in log_.waiting_deletes if entry[0] <= now_ms]
             if due:
                 log_.waiting_deletes = [e for e in log_.waiting_deletes if e[0] > now_ms]
-                for _, paths in due:
-                    for path in paths:
-                        self._in_thread(hosted.directory, unlink, path)
+                paths = [path for _, files in due for path in files]
+                self._in_thread(hosted.directory, unlink_all, self._node.disk, paths)
 
-        self._each(one)
+        yield from self._each(one)
         for directory in self._node.hosting.directories:
             if directory.offline is None:
                 self._in_thread(directory, directory.directory.purge, now_ms)
@@ -195,28 +220,59 @@ class Timers:
 
         directory.pool.run(function, *args).add_done_callback(done)
 
-    def expire_producers(self) -> None:
+    def expire_producers(self) -> Iterator[None]:
         """Forget producers that were silent for ``producer.id.expiration.ms``."""
         now_ms = self._node.now_ms()
-        self._each(lambda hosted: hosted.partition.log.expire_producers(now_ms))
+        return self._each(lambda hosted: hosted.partition.log.expire_producers(now_ms))
 
-    def close_idle(self) -> None:
+    def close_idle(self) -> Iterator[None]:
         """Close idle connections."""
         for listener in self._node.listeners:
             listener.close_idle()
+            yield
+
+
+def advance(steps: Iterator[None]) -> bool:
+    """Run one slice of a job; returns whether it is done."""
+    end = perf_counter() + SLICE_S
+    return all(perf_counter() < end for _ in steps)
+
+
+def unlink_all(disk: Disk, paths: Sequence[str]) -> None:
+    """Remove files; the last link of a large one takes its time."""
+    for path in paths:
+        disk.unlink(path)
+
+
+def collecting(
+    node: Node,
+    directory: HostedDirectory,
+    value: Callable[[Partition], int | None],
+    found: dict[TopicPartition, int],
+) -> Iterator[None]:
+    """Put into ``found`` what a checkpoint of a directory holds, in steps."""
+    for tp, hosted in list(node.hosting.hosted.items()):
+        if hosted.directory is directory:
+            number = value(hosted.partition)
+            if number is not None:
+                found[tp] = number
+            yield
 
 
 def collect(
     node: Node, directory: HostedDirectory, value: Callable[[Partition], int | None]
 ) -> dict[TopicPartition, int]:
-    """What a checkpoint of a directory holds now."""
-    found = {}
-    for tp, hosted in node.hosting.hosted.items():
-        if hosted.directory is directory:
-            number = value(hosted.partition)
-            if number is not None:
-                found[tp] = number
+    """The same at once."""
+    found: dict[TopicPartition, int] = {}
+    for _ in collecting(node, directory, value, found):
+        pass
     return found
+
+
+async def in_slices(steps: Iterator[None]) -> None:
+    """Run a job of another task with the loop free in between."""
+    while not advance(steps):
+        await asyncio.sleep(PAUSE_S)
 
 
 def high_watermark(partition: Partition) -> int:

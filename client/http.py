@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -55,6 +56,9 @@ class JsonApi:
             raise HttpFailed(why) from error
         except ConnectionRefusedError as error:
             raise HttpFailed(f"{self.endpoint}: {method} {url}: connection refused") from error
+        except socket.gaierror as error:
+            why = f"{self.endpoint}: {self.endpoint.host} is not a known host ({error.strerror})"
+            raise HttpFailed(why) from error
         except (OSError, http.client.HTTPException) as error:
             raise HttpFailed(
                 f"{self.endpoint} does not answer HTTP: this needs a node of kept"

@@ -220,10 +220,7 @@ def _ask(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = 30
     from kept.client.http import HttpFailed, JsonApi
     from kept.client.view import parse_bootstrap
 
-    try:
-        endpoints = parse_bootstrap(bootstrap)
-    except ValueError as error:
-        raise click.UsageError(f"--bootstrap: {error}") from None
+    endpoints = parse_bootstrap(bootstrap)
     for endpoint in endpoints[:-1]:
         try:
             return request(JsonApi(endpoint, timeout_s))

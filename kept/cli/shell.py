@@ -18,6 +18,7 @@ from kept.storage.errors import KeptError
 
 INTERRUPTED: Final = 130
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
+NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -90,7 +91,18 @@ def bootstrap_option(function: _Function) -> _Function:
         show_default=True,
         show_envvar=True,
         help="Where the cluster is.",
+        callback=_check_bootstrap,
     )(function)
+
+
+def _check_bootstrap(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
+    from kept.client.view import parse_bootstrap
+
+    try:
+        parse_bootstrap(given)
+    except ValueError as error:
+        raise click.UsageError(f"--bootstrap: {error}") from None
+    return given
 
 
 def json_option(function: _Function) -> _Function:
@@ -139,7 +151,8 @@ def run(arguments: list[str]) -> int:
     except (KeptError, OSError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
-        return _fail(str(error))
+        said = str(error)
+        return _fail(said + NO_NODE if said.endswith("connection refused") else said)
     return status if isinstance(status, int) else 0
 
 

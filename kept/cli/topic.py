@@ -177,12 +177,13 @@ def _show(described: dict[str, Any]) -> None:
     write("Config:\n" if described["config"] else "Config: defaults\n")
     for name, entry in described["config"].items():
         source = "" if entry["source"] == "topic" else f"  ({entry['source']})"
-        write(f"  {name}: {entry['value']}{source}\n")
+        value = "-" if entry["value"] is None else entry["value"]
+        write(f"  {name}: {value}{source}\n")
     write("\n")
     columns = ["partition", "leader", "isr", "log start", "high watermark", "size"]
     compacted = described["compacted"]
     if compacted:
-        columns += ["dirty ratio", "last compaction", ""]
+        columns += ["dirty ratio", "last compaction", "why"]
     rows = []
     for p in described["partitions"]:
         leader = p["leader"] if p["leader"] >= 0 else "none"
@@ -223,6 +224,8 @@ def alter(
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
     with _client(bootstrap) as client:
         known = client.topic(name)
+        if delete_config:
+            _refuse_unknown(delete_config, [c.name for c in client.topic_configs([name])[name]])
         if changes or delete_config:
             client.alter_topic(name, changes, delete_config)
         if partitions is not None:
@@ -232,6 +235,17 @@ def alter(
             if partitions != has:
                 client.create_partitions(name, partitions)
     click.echo(f"altered topic {name}")
+
+
+def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
+    """A misspelt name is an error here: deleting it is none for the broker, and does nothing."""
+    from difflib import get_close_matches
+
+    for one in names:
+        if one not in known:
+            near = get_close_matches(one, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise Failure(f"--delete-config {one}: there is no such topic setting{hint}")
 
 
 @topic.command(epilog=examples("kept topic delete users"))

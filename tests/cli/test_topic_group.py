@@ -114,3 +114,19 @@ def test_offsets_of_a_group_with_members_are_not_reset(kept, kept_broker):
         arguments = ("group", "reset-offsets", f"live-{topic}", "--topic", topic)
         assert "stop its members" in kept(*arguments, "--to", "latest", status=1).err
         member.close()
+
+
+def test_deleting_a_misspelt_setting_is_an_error(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    ran = kept("topic", "alter", topic, "--delete-config", "segment.byte", status=1)
+    assert "did you mean segment.bytes?" in ran.err
+    kept("topic", "alter", topic, "--delete-config", "segment.bytes")
+
+
+def test_without_a_node_the_error_says_what_to_do(offline):
+    for command in (("topic", "list"), ("compact", "status")):
+        said = offline(*command, status=1).err
+        assert "connection refused" in said and "`kept serve` starts one" in said
+        assert "not host:port" in offline(*command, "--bootstrap", "localhost:abc", status=2).err
+    said = offline("compact", "status", "--bootstrap", "nohost.invalid:9092", status=1).err
+    assert "nohost.invalid is not a known host" in said

@@ -85,7 +85,7 @@ def main() -> None:
             "group.id": "playground",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "log_level": 3,
+            "log_level": 0,
         }
     )
     reading = {one.partition for one in assign(consumer, arguments.topic)}
@@ -117,3 +117,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
+    except KafkaException as error:
+        sys.exit(f"consume.py: {error.args[0].str()}")

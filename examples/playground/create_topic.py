@@ -38,7 +38,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     config = read_properties(arguments.config) if arguments.config else {}
-    admin = AdminClient({"bootstrap.servers": arguments.bootstrap, "log_level": 3})
+    admin = AdminClient({"bootstrap.servers": arguments.bootstrap, "log_level": 0})
     topic = NewTopic(arguments.topic, num_partitions=arguments.partitions, config=config)
     try:
         admin.create_topics([topic])[arguments.topic].result(30)

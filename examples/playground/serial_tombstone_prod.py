@@ -38,7 +38,7 @@ def main() -> None:
             "partitioner": "murmur2_random",
             "enable.idempotence": True,
             "batch.size": 16_384,  # well below segment.bytes, also without waiting
-            "log_level": 3,
+            "log_level": 0,
         }
     )
     counts = {"values": 0, "tombstones": 0}

@@ -156,12 +156,12 @@ class Hosting:
     async def start(self, image: Image) -> None:
         """Open what the image says is here; logs of topics that are gone are deleted."""
         self._defaults = self._node.config.topic_defaults()
-        found: dict[TopicPartition, tuple[HostedDirectory, uuid.UUID | None]] = {}
+        found: dict[TopicPartition, list[tuple[HostedDirectory, uuid.UUID | None]]] = {}
         for directory in self.directories:
             for entry in directory.directory.scan():
                 _, tp, topic_id, is_delete = entry
                 if not is_delete:
-                    found[tp] = (directory, topic_id)
+                    found.setdefault(tp, []).append((directory, topic_id))
         openings = []
         for topic in image.topics.values():
             self._register(topic)
@@ -170,16 +170,20 @@ class Hosting:
                 if self._node.node_id not in record.replicas:
                     continue
                 tp = TopicPartition(topic.name, record.partition)
-                there = found.get(tp)
-                if there is not None and there[1] in (None, topic.topic_id):
-                    directory, exists = there[0], True
-                    del found[tp]
+                there = found.get(tp, [])
+                mine = [entry for entry in there if entry[1] == topic.topic_id] or there
+                if mine:
+                    # A lone log of another id is not taken for a deleted topic's: one flipped bit
+                    # would lose it all. Opening it says what is wrong, and with which file.
+                    directory, exists = mine[0][0], True
+                    there.remove(mine[0])
                 else:
                     directory, exists = self._emptiest(), False
                 directory.count += 1
                 openings.append(_Opening(tp, topic.topic_id, record, config, directory, exists))
-        for tp, (directory, _) in found.items():
-            await self._delete_stray(directory, tp)
+        for tp, strays in found.items():
+            for directory, _ in strays:
+                await self._delete_stray(directory, tp)
         await self._open_all(openings)
 
     async def _delete_stray(self, directory: HostedDirectory, tp: TopicPartition) -> None:

@@ -149,7 +149,7 @@ class Sender:
             size += len(segment)
         sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
         left = sent
-        while left:
+        while left or (queue and not len(queue[0])):
             head = queue[0]
             if left < len(head):
                 queue[0] = memoryview(head)[left:]

@@ -256,7 +256,13 @@ def recover(
         disk.fsync_dir(directory)
     log_start_offset = max(log_start_offset, segments.bases[0])
     end_offset = segments.active.next_offset
+    if end_offset < recovery_point:
+        logger.error(
+            "%s: ends at %d, though everything below %d was durable: records are lost",
+            directory, end_offset, recovery_point,
+        )  # fmt: skip
     epochs = _load_epochs(disk, directory, segments)
+    _say_lost_start(directory, epochs, log_start_offset)
     for epoch, start in opening.epoch_starts:
         if epoch > (-1 if epochs.latest is None else epochs.latest):
             epochs.assign(epoch, start)
@@ -267,6 +273,15 @@ def recover(
     if clean and not scanned:
         recovery_point = end_offset
     return Recovered(segments, epochs, producers, log_start_offset, min(recovery_point, end_offset))
+
+
+def _say_lost_start(directory: str, epochs: LeaderEpochCache, log_start_offset: int) -> None:
+    """The first leader epoch begins at the log start, unless segments vanished before it."""
+    if epochs.entries and epochs.entries[0][1] < log_start_offset:
+        logger.error(
+            "%s: begins at %d, its leader epochs at %d: records may be lost",
+            directory, log_start_offset, epochs.entries[0][1],
+        )  # fmt: skip
 
 
 def _load_epochs(disk: Disk, directory: str, segments: Segments) -> LeaderEpochCache:

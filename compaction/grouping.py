@@ -1,30 +1,34 @@
 """Which segments become one (rule 10; Apache Kafka: ``Cleaner.groupSegmentsBySize``).
 
-Groups are made from the sizes of the sources, so that an output, which is hardly ever larger,
-stays within ``segment.bytes``, its indexes within ``segment.index.bytes`` and its offsets within
-2^31 - 1 of its base. What grows beyond that all the same (a new delete horizon lengthens
-timestamps) is split by the build.
+Groups are made from what the survey says survives of each source: the share of its records, taken
+of its size (Apache Kafka, which knows no survivors yet, goes by the sizes of the sources). So a log
+that shrinks by half ends with half as many segments. A source that loses nothing is joined by sizes
+only: it is not copied to fill up what its neighbours lost. The share is an estimate: what grows
+beyond ``segment.bytes`` or ``segment.index.bytes`` all the same (batch headers, a delete horizon
+that lengthens timestamps) is split by the build. That offsets stay within 2^31 - 1 of the group's
+base is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kept.compaction.job import Job, Source
 from kept.storage.types import MAX_INT32
 
 
 def group_sources(
-    job: Job, clean_to: int, alone: frozenset[int] = frozenset()
+    job: Job, clean_to: int, alone: frozenset[int], shares: Mapping[int, float]
 ) -> Iterator[tuple[Source, ...]]:
     """Neighbouring sources in groups, ascending.
 
-    Segments at or above ``clean_to`` and those in ``alone`` stay by themselves.
+    Segments at or above ``clean_to`` and those in ``alone`` stay by themselves. ``shares`` is how
+    much of each source survives, by base offset; all of it where nothing is said.
     """
     group: list[Source] = []
     for source in job.sources:
         single = source.base_offset >= clean_to or source.base_offset in alone
-        if group and (single or not _fits(job, group, source)):
+        if group and (single or not _fits(job, group, source, shares)):
             yield tuple(group)
             group = []
         group.append(source)
@@ -35,12 +39,18 @@ def group_sources(
         yield tuple(group)
 
 
-def _fits(job: Job, group: list[Source], source: Source) -> bool:
-    limit, index_limit = job.config.segment_bytes, job.config.segment_index_bytes
-    if sum(s.size_bytes for s in group) + source.size_bytes > limit:
+def _fits(job: Job, group: list[Source], source: Source, shares: Mapping[int, float]) -> bool:
+    chosen = (*group, source)
+    if any(shares.get(one.base_offset, 1.0) >= 1.0 for one in chosen):
+        shares = {}
+    size = index = time_index = 0.0
+    for one in chosen:
+        share = shares.get(one.base_offset, 1.0)
+        size += share * one.size_bytes
+        index += share * one.index_bytes
+        time_index += share * one.time_index_bytes
+    if size > job.config.segment_bytes:
         return False
-    if sum(s.index_bytes for s in group) + source.index_bytes > index_limit:
-        return False
-    if sum(s.time_index_bytes for s in group) + source.time_index_bytes > index_limit:
+    if max(index, time_index) > job.config.segment_index_bytes:
         return False
     return source.end_offset - 1 - group[0].base_offset <= MAX_INT32

@@ -257,7 +257,12 @@ class _Surveyor:
         job = self.job
         alone = carried if job.horizons_only else frozenset[int]()
         groups = []
-        for sources in group_sources(job, clean_to, alone):
+        shares = {
+            base: min(len(self.survivors[base]) / len(facts.present), 1.0)
+            for base, facts in self.facts.items()
+            if facts.present
+        }
+        for sources in group_sources(job, clean_to, alone, shares):
             base, end = sources[0].base_offset, sources[-1].end_offset
             if len(sources) == 1 and base in carried and self.previous is not None:
                 known = next(s for s in self.previous.segments if s.base_offset == base)

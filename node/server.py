@@ -25,7 +25,7 @@ from kept.cluster import controller
 from kept.cluster.quorum import Quorum
 from kept.cluster.records import ClusterRecord, Endpoint, MetadataRecord, ResourceType
 from kept.cluster.settings import validate_topic
-from kept.node import api, timers
+from kept.node import api, known_directories, timers
 from kept.node.budget import Budget
 from kept.node.connection import raise_file_limit
 from kept.node.fetch_sessions import FetchSessions
@@ -359,6 +359,8 @@ class Node:
 
     def _open_directories(self) -> None:
         self.reads_in_memory = False
+        metadata = self.config.metadata_log_dir
+        known_directories.refuse_missing(self.disk, metadata, self.config.log_dirs)
         for path in self.config.log_dirs:
             directory = LogDirectory.open(
                 path,
@@ -374,6 +376,8 @@ class Node:
             if self.disk.preadv_nowait(probe, 0, 1) is None:
                 self.reads_in_memory = True
             self._in_thread(directory.purge_found)
+        opened = [one.directory for one in self.hosting.directories]
+        known_directories.remember(self.disk, metadata, opened)
 
     def _in_thread(self, function: Callable[[], Any]) -> None:
         def done(finished: asyncio.Future[Any]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kept.client.blocking import OutRecord
 from kept.testing import Cluster
+from kept.testing.cluster import NodeFailed
 
 
 def log_dir(cluster: Cluster) -> Path:
@@ -54,3 +57,24 @@ def test_a_topic_created_again_is_not_cut_where_its_namesake_began() -> None:
         cluster.start(0)
         with cluster.client() as client:
             assert client.bounds("t")[0] == (0, 10)
+
+
+def test_a_log_directory_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    here, there, meta = tmp_path / "here", tmp_path / "there", tmp_path / "meta"
+    settings = {"log.dirs": f"{here},{there}", "metadata.log.dir": str(meta)}
+    with Cluster(**settings) as cluster:
+        with cluster.client() as client:
+            client.create_topic("t", partitions=2)
+            client.produce("t", [OutRecord(b"k%d" % i, b"v") for i in range(50)])
+            before = client.bounds("t")
+        cluster.stop(0)
+        there.rename(tmp_path / "unmounted")
+        for missing in (lambda: None, there.mkdir):
+            missing()
+            with pytest.raises(NodeFailed, match=f"last seen at {there}.*log-directories"):
+                cluster.start(0)
+        there.rmdir()
+        (tmp_path / "unmounted").rename(there)
+        cluster.start(0)
+        with cluster.client() as client:
+            assert client.bounds("t") == before

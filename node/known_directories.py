@@ -1,0 +1,54 @@
+"""Which log directories this node has used, so that one that is missing is noticed.
+
+A disk that is not mounted looks like an empty directory. To open it as such would answer for its
+partitions with empty logs, and for their offsets with records of other data. So the metadata
+directory keeps a list, ``log-directories`` (a properties file: directory id = path when last seen),
+and a node whose ``log.dirs`` lack one of them does not start. Apache Kafka does the same with the
+directory ids that a broker registers (KIP-858), partition by partition.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from kept.storage import checkpoints, layout
+from kept.storage.directory import LogDirectory
+from kept.storage.disk import Disk
+from kept.storage.errors import DirectoryRefused
+
+FILE: Final = "log-directories"
+
+
+def _known(disk: Disk, metadata_directory: str) -> dict[str, str]:
+    return checkpoints.read_properties(disk, f"{metadata_directory}/{FILE}") or {}
+
+
+def refuse_missing(disk: Disk, metadata_directory: str, log_directories: Iterable[str]) -> None:
+    """Raise DirectoryRefused when a directory that was used is not among ``log_directories``.
+
+    To be asked before any of them is opened, for opening an empty one makes it a new one.
+    """
+    found = set()
+    for path in log_directories:
+        properties = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}") or {}
+        found.add(properties.get("directory.id"))
+    for directory_id, path in _known(disk, metadata_directory).items():
+        if directory_id not in found:
+            raise DirectoryRefused(
+                f"the log directory {directory_id}, last seen at {path}, is not in log.dirs or is "
+                f"empty: mount it or name it; to give up what it holds, take its line out of "
+                f"{metadata_directory}/{FILE}"
+            )
+
+
+def remember(disk: Disk, metadata_directory: str, opened: Iterable[LogDirectory]) -> None:
+    """Note the directories that are open now, durably."""
+    now = {_text(one.directory_id): one.path for one in opened}
+    if now != _known(disk, metadata_directory):
+        checkpoints.write_properties(disk, f"{metadata_directory}/{FILE}", now)
+
+
+def _text(directory_id: uuid.UUID) -> str:
+    return layout.encode_uuid(directory_id)

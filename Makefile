@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS)
 setup: $(VENV)/.ready
 
 demo: setup
-	@$(BIN)/python examples/git_changelog.py --repo $(REPO)
+	@$(BIN)/python examples/git_changelog.py --repo "$(REPO)"
 
 test: setup
 	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile

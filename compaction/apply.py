@@ -234,7 +234,8 @@ def _remove_older(directory: str, disk: Disk, current: Identity) -> None:
 def load_state(directory: str, disk: Disk) -> CompactionState:
     """The state of a log that is about to be opened; see the module.
 
-    Raises DamagedData when the manifest is damaged, DirectoryRefused when it is a newer kept's.
+    Raises DamagedData when the manifest is damaged or missing (the caller then forgets all of it
+    with :func:`clear`), DirectoryRefused when it is a newer kept's.
     """
     try:
         names = disk.listdir(directory)
@@ -256,8 +257,8 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     path = layout.manifest_file(directory, *applied)
     try:
         found, _ = manifest.decode(path, disk.read(path))
-    except FileNotFoundError:
-        return CompactionState()
+    except FileNotFoundError as error:
+        raise DamagedData(path, -1, -1, f"it is missing, and {MARK} names it") from error
     return state_of(found)
 
 

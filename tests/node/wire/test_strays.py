@@ -71,7 +71,7 @@ def test_a_log_directory_that_is_not_there_is_not_taken_for_an_empty_one(tmp_pat
         there.rename(tmp_path / "unmounted")
         for missing in (lambda: None, there.mkdir):
             missing()
-            with pytest.raises(NodeFailed, match=f"last seen at {there}.*log-directories"):
+            with pytest.raises(NodeFailed, match=rf"last seen at {there}.*log-directories"):
                 cluster.start(0)
         there.rmdir()
         (tmp_path / "unmounted").rename(there)

@@ -97,6 +97,8 @@ class Produced:
 
     def written(self, failed: dict[Partition, KeptError]) -> None:
         """The event's writes are done, except for ``failed`` ones: wait for what is still due."""
+        # One for this loop: a waiter that is called at once must not answer for those to come.
+        self._waits = 1
         for hosted, end_offset, topic, place in self._appended:
             partition = hosted.partition
             if failed and partition in failed:
@@ -108,6 +110,7 @@ class Produced:
             if hosted.sync and self.acks != 0:
                 self._waits += 1
                 hosted.flush(end_offset, self._waiter(topic, place))
+        self._waits -= 1
         if self._waits == 0:
             self._answer()
         elif self._reply is not None:
@@ -383,6 +386,12 @@ def _check_in_thread(
     future = node.in_pool(_check_all, jobs, now_ms)
 
     def checked(finished: Any) -> None:
+        failed = finished.exception()
+        if failed is not None:
+            # A bug of ours, or no memory: whoever waits for this answer must not wait for ever.
+            log.exception("checking a batch failed", failed, peer=connection.peer)
+            connection.abort()
+            return
         outcomes = iter(finished.result())
         for name, partitions in request.topics:
             results = produced.topic(name)

@@ -239,7 +239,13 @@ class Connection(asyncio.BufferedProtocol):
                 position = skip_tags(frame, position) if buffer[position] else position + 1
             if key == api.PRODUCE:
                 self.listener.produce(self, version, correlation_id, frame, position)
-            elif key == api.FETCH:
+                return
+            if self.dirty:
+                # A connection sees what it produced before, answered or not.
+                self.node.write_dirty(self)
+                if self._blocked:
+                    return
+            if key == api.FETCH:
                 self.listener.fetch(self, version, correlation_id, frame, position)
             elif key == api.API_VERSIONS:
                 body = api.answer_api_versions(version, frame[position:])
@@ -374,7 +380,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def unblock(self) -> None:
         """Go on after :meth:`block`."""
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             return
         self._blocked = False
         self.process()

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from kept.client import protocol
 from kept.storage.records import build_batch, records
 from kept.storage.types import Codec
 from kept.testing import Cluster
@@ -121,3 +122,27 @@ def test_large_and_small_responses_are_whole(roomy, connect, tools):
             data = bytes(wire.fetch(topic, len(found), partition_max_bytes=limit).records)
             found += [r.value for r in records(data)]
         assert found == values
+
+
+@pytest.mark.parametrize("acks", [0, 1, -1])
+def test_a_connection_sees_what_it_produced_before(wire, kept_broker, tools, acks):
+    topic = kept_broker.create_topic()
+    produce = protocol.encode_request(
+        0, 9, 1, "w", tools.produce_values(topic, tools.batch(5), acks=acks)
+    )
+    partition = {"partition_index": 0, "timestamp": -1}
+    latest = {"replica_id": -1, "isolation_level": 0, "timeout": 1000}
+    latest["topics"] = [{"name": topic, "partitions": [partition]}]
+    gone = [{"name": topic, "partitions": [{"partition_index": 0, "offset": -1}]}]
+    wire.raw(
+        produce
+        + protocol.encode_request(2, 5, 2, "w", latest)
+        + protocol.encode_request(1, 11, 3, "w", tools.fetch_values(topic, 0, min_bytes=0))
+        + protocol.encode_request(21, 2, 4, "w", {"topics": gone, "timeout": 1000})
+    )
+    if acks:
+        assert wire.receive(0, 9)[0] == 1
+    assert wire.receive(2, 5)[1].topics[0].partitions[0].offset == 5
+    fetched = wire.receive(1, 11)[1].responses[0].partitions[0]
+    assert len(list(records(bytes(fetched.records)))) == 5
+    assert wire.receive(21, 2)[1].topics[0].partitions[0].low_watermark == 5

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from kept.node import error_codes
 from kept.node.fetch_sessions import CachedPartition, Key, Session
+from kept.node.handlers.offsets import isolation_level
 from kept.node.handlers.produce import find
 from kept.node.hot import fetch as codec
 from kept.node.logging import log
+from kept.replication.partition import PLENTY
 from kept.storage.disk import FileSlice
 from kept.storage.errors import KeptError, UnknownTopicId
-from kept.storage.types import IsolationLevel
 
 if TYPE_CHECKING:
     from kept.node.connection import Connection
@@ -36,6 +37,8 @@ class PendingFetch:
         "_correlation_id",
         "_deadline",
         "_isolation",
+        "_max_bytes",
+        "_min_bytes",
         "_reply",
         "_request",
         "_session",
@@ -59,7 +62,10 @@ class PendingFetch:
         self._correlation_id = correlation_id
         self._request = request
         self._session = session
-        self._isolation = IsolationLevel(request.isolation_level)
+        self._isolation = isolation_level(request.isolation_level)
+        self._max_bytes = min(request.max_bytes, connection.node.config.fetch_max_bytes)
+        self._min_bytes = min(request.min_bytes, self._max_bytes)
+        """Nobody waits for more than one response may carry."""
         self._reply: Reply | None = None
         self._started = connection.node.loop.time()
         self._timer: Any = None
@@ -78,7 +84,9 @@ class PendingFetch:
         """Answer now, or park."""
         results, size, urgent = self._read()
         request = self._request
-        if urgent or size >= request.min_bytes or request.max_wait_ms <= 0 or not self._wanted:
+        enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0 or not self._wanted
+        # A reading ends with its segment: with more behind it there is nothing to wait for.
+        if enough or self._enough():
             self._connection.reply(self._encode(results))
             return
         self._reply = self._connection.expect()
@@ -100,22 +108,22 @@ class PendingFetch:
 
     def _wake(self) -> None:
         """A partition moved: enough now?"""
-        if self._reply is None:
-            return
+        if self._reply is not None and self._enough():
+            self._finish()
+
+    def _enough(self) -> bool:
+        """Whether to answer now: ``min_bytes`` are readable, or an error is to be told."""
         readable = 0
         for (name, index), wanted in self._wanted:
             try:
                 hosted = find(self._connection, name, index, self._version)
-                readable += min(
-                    hosted.partition.readable_bytes(wanted.fetch_offset, self._isolation),
-                    max(wanted.max_bytes, 1),
-                )
+                here = hosted.partition.readable_bytes(wanted.fetch_offset, self._isolation)
             except KeptError:
-                self._finish()
-                return
-            if readable >= self._request.min_bytes:
-                self._finish()
-                return
+                return True
+            readable += min(here, max(wanted.max_bytes, 1))
+            if here >= PLENTY or readable >= self._min_bytes:
+                return True
+        return False
 
     def _finish(self) -> None:
         reply = self._reply
@@ -140,7 +148,7 @@ class PendingFetch:
 
     def _read(self) -> tuple[list[tuple[Key, codec.PartitionData]], int, bool]:
         """(data of each partition, bytes of records, whether to answer at once)."""
-        left = min(self._request.max_bytes, self._connection.node.config.fetch_max_bytes)
+        left = self._max_bytes
         size = 0
         urgent = False
         results = []

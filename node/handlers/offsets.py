@@ -9,18 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from kept.node import error_codes
 from kept.node.logging import log
-from kept.storage.errors import KeptError
+from kept.storage.errors import InvalidRequest, KeptError
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.api import Answer, RequestContext
 
 
+def isolation_level(number: int) -> IsolationLevel:
+    """The level of a request; raises InvalidRequest for a number that is none."""
+    try:
+        return IsolationLevel(number)
+    except ValueError:
+        raise InvalidRequest(f"isolation_level is 0 or 1, not {number}") from None
+
+
 def list_offsets(ctx: RequestContext, request: Any) -> Answer:
     """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
     -4 earliest local, -5 latest tiered.
     """
-    isolation = IsolationLevel(getattr(request, "isolation_level", 0))
+    isolation = isolation_level(getattr(request, "isolation_level", 0))
     topics = []
     for topic in request.topics:
         answers = []

@@ -193,3 +193,37 @@ def test_list_offsets(wire, kept_broker, tools, version):
     assert (ask(start), ask(start + 1), ask(start + 2000), ask(start + 2001)) == (0, 1, 2, -1)
     if version >= 7:
         assert ask(-3) == 2
+
+
+def test_nobody_waits_for_more_than_may_be_answered(wire, kept_broker, tools):
+    topic = kept_broker.create_topic(config={"segment.bytes": "5000"})
+    for _ in range(8):
+        wire.produce(topic, tools.batch(1, 2000))
+    for limits in (
+        {"min_bytes": 12_000},  # more is readable, but in the segments behind
+        {"min_bytes": 9000, "max_bytes": 3000},
+    ):
+        started = time.monotonic()
+        found = wire.fetch(topic, 0, max_wait=15_000, **limits)
+        assert time.monotonic() - started < 5
+        assert len(bytes(found.records)) > 2000
+    # In the last segment there is nothing behind: this one waits.
+    started = time.monotonic()
+    wire.fetch(topic, 7, max_wait=300, min_bytes=10_000)
+    assert time.monotonic() - started >= 0.29
+
+
+@pytest.mark.parametrize("key", [1, 2])
+def test_an_isolation_level_that_does_not_exist_is_no_bug_of_ours(kept_broker, connect, tools, key):
+    topic = kept_broker.create_topic()
+    odd = connect(kept_broker.port())
+    if key == 1:
+        odd.send(1, 11, **tools.fetch_values(topic, 0, isolation_level=7))
+    else:
+        partition = {"partition_index": 0, "timestamp": -1}
+        topics = [{"name": topic, "partitions": [partition]}]
+        odd.send(2, 5, replica_id=-1, isolation_level=7, topics=topics, timeout=1000)
+    assert odd.is_closed()
+    lines = kept_broker.log().splitlines()
+    assert any("isolation_level is 0 or 1, not 7" in line for line in lines[-3:])
+    assert "Traceback" not in "".join(lines[-3:])

@@ -1,0 +1,130 @@
+"""What happens while the cleaner's files are put into place: the node goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from kept.compaction.planner import NotNow
+from kept.storage.records import build_batch, check, records
+from kept.storage.types import TopicPartition
+
+TP = TopicPartition("t", 0)
+WAIT_S = 10
+
+
+class Gate:
+    """A fail point at which a thread of the directory waits."""
+
+    def __init__(self, node, point):
+        self.reached, self.open = threading.Event(), threading.Event()
+        node.disk.fail_points[point] = self._pass
+
+    def _pass(self):
+        self.reached.set()
+        assert self.open.wait(WAIT_S)
+
+    async def until_reached(self):
+        assert await asyncio.to_thread(self.reached.wait, WAIT_S)
+
+
+def write(hosted, count, start=0):
+    now = int(time.time() * 1000)
+    for i in range(start, start + count):
+        batch = build_batch([(now, b"k%d" % (i % 3), b"%d" % i * 20, ())])
+        hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
+        hosted.partition.write()
+
+
+def read(hosted):
+    log, offset, found = hosted.partition.log, 0, {}
+    while data := log.read_batches(offset, 1 << 20, log.log_end_offset):
+        for record in records(data):
+            found[record.offset] = record.key
+            offset = record.offset + 1
+    return found
+
+
+@pytest.fixture
+def filled(lone_node):
+    lone = lone_node(log_cleaner_enable="false")
+    lone.create("t", cleanup_policy="compact", segment_bytes="1024")
+    hosted = lone.node.hosting.hosted[TP]
+    write(hosted, 40)
+    assert len(hosted.partition.log.segments) > 3
+    return lone, hosted
+
+
+@pytest.mark.parametrize("point", ["compaction.manifest", "swap.cleaned", "swap.done"])
+def test_appends_reads_and_retention_go_on(filled, point):
+    lone, hosted = filled
+    gate = Gate(lone.node, point)
+
+    async def go():
+        asked = lone.node.cleaner.request(TP)
+        await gate.until_reached()
+        write(hosted, 10, start=40)
+        assert hosted.partition.retention(int(time.time() * 1000)) == []
+        assert set(read(hosted).values()) == {b"k0", b"k1", b"k2"}
+        gate.open.set()
+        return await asyncio.wait_for(asked, WAIT_S)
+
+    result = lone.run(go())
+    assert result.records_removed == 37
+    assert sorted(read(hosted)) == list(range(37, 50))
+    log = hosted.partition.log
+    log.check_invariants()
+    assert log.replacement is None and hosted.applying is None
+    assert hosted.compaction.clean_to == 40
+
+
+@pytest.mark.parametrize("point", ["compaction.manifest", "swap.prepared", "swap.done"])
+def test_a_topic_deleted_meanwhile_keeps_its_directory_until_then(filled, point):
+    lone, hosted = filled
+    gate = Gate(lone.node, point)
+    directory = hosted.partition.log.directory
+
+    async def go():
+        asked = lone.node.cleaner.request(TP)
+        await gate.until_reached()
+        deleting = asyncio.ensure_future(lone.node.hosting._delete(lone.node.image.topics["t"]))
+        await asyncio.sleep(0.05)
+        assert not deleting.done() and os.path.isdir(directory)
+        gate.open.set()
+        await asyncio.wait_for(deleting, WAIT_S)
+        return await asyncio.wait_for(asked, WAIT_S)
+
+    assert isinstance(lone.run(go()), NotNow)
+    assert not os.path.exists(directory)
+    gone = hosted.partition.log.directory
+    names = os.listdir(gone)
+    assert not [name for name in names if name.endswith((".swap", ".cleaned", ".tmp"))]
+    assert ("manifest-applied" in names) == (point == "swap.done")
+
+
+@pytest.mark.parametrize("point", ["compaction.manifest", "swap.prepared", "swap.done"])
+def test_a_stop_waits_for_what_is_being_put_into_place(filled, point):
+    lone, hosted = filled
+    gate = Gate(lone.node, point)
+    directory = hosted.partition.log.directory
+    before = read(hosted)
+
+    async def go():
+        lone.node.cleaner.request(TP)
+        await gate.until_reached()
+        stopping = asyncio.ensure_future(lone.node.cleaner.stop())
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        gate.open.set()
+        await asyncio.wait_for(stopping, WAIT_S)
+
+    lone.run(go())
+    hosted.partition.log.check_invariants()
+    names = os.listdir(directory)
+    assert not [name for name in names if name.endswith((".swap", ".cleaned", ".tmp"))]
+    after = read(hosted)
+    assert len(after) == 3 if point == "swap.done" else after == before

@@ -254,8 +254,15 @@ class Cluster:
     def _launch(self, node: _Node, fail_point: str | None) -> int:
         """Start the process; the size of its log before it."""
         command = [sys.executable, "-m", "kept", "serve", "--port", str(node.port)]
-        command += ["--data-dir", self.data_dir(node.number), "--node-id", str(node.number)]
-        for name, value in {**self._settings, **node.settings}.items():
+        command += ["--node-id", str(node.number)]
+        settings = {**self._settings, **node.settings}
+        if "log.dirs" in settings:
+            settings.setdefault(
+                "metadata.log.dir", os.path.join(self.data_dir(node.number), "meta")
+            )
+        else:
+            command += ["--data-dir", self.data_dir(node.number)]
+        for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
         for name in ("KEPT_KERNEL",):

@@ -452,7 +452,7 @@ class Cleaner:
                 more = replacement.place_next(node.now_ms())
             except MachineError:
                 raise
-            except KeptError:
+            except Exception:
                 if directory.offline is None:
                     await directory.pool.run(
                         applying.withdraw, log_.directory, node.disk, published, replacement

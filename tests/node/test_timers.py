@@ -1,0 +1,215 @@
+"""What a node does on a clock: each job does its work, and a fault of one log stops no other."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kept.node import timers
+from kept.storage.checkpoints import read_offsets
+from kept.storage.disk import Disk
+from kept.storage.errors import InvariantViolation, MachineError
+from kept.storage.records import build_batch, check
+from kept.storage.types import TopicPartition
+
+
+class Kit:
+    """One node with two topics, its timers, and a clock that the test turns."""
+
+    def __init__(self, lone_node, **settings):
+        self.lone = lone_node(log_cleaner_enable="false", **settings)
+        self.node = self.lone.node
+        self.ahead_ms = 0
+        real = self.node.now_ms
+        self.node.now_ms = lambda: real() + self.ahead_ms
+        self.timers = self.node._timers
+
+    def hosted(self, topic):
+        return self.node.hosting.hosted[TopicPartition(topic, 0)]
+
+    def append(self, topic, count=1, size=10, **more):
+        hosted = self.hosted(topic)
+        now = self.node.now_ms()
+        for _ in range(count):
+            batch = bytearray(build_batch([(now, b"k", b"v" * size, ())], **more))
+            hosted.partition.append(check(memoryview(batch), hosted.rules, now), now)
+            hosted.partition.write()
+
+    def drain(self):
+        async def drained():
+            for directory in self.node.log_directories:
+                await directory.pool.run(int)
+                await directory.pool.drain()
+
+        self.lone.run(drained())
+
+    def on_loop(self, job):
+        async def run():
+            for _ in job() or ():  # a job is a generator of small steps
+                pass
+
+        return self.lone.run(run())
+
+
+@pytest.fixture
+def kit(lone_node):
+    def make(topic_config=None, **settings):
+        kit = Kit(lone_node, **settings)
+        for name in ("first", "second"):
+            kit.lone.create(name, **(topic_config or {}))
+        return kit
+
+    return make
+
+
+def checkpoint(kit, name):
+    return read_offsets(Disk({}), f"{kit.node.log_directories[0].name}/{name}")
+
+
+def test_checkpoints_say_what_is_and_are_written_when_it_changed(kit):
+    kit = kit()
+    kit.append("first", 3)
+    writes = []
+    directory = kit.node.log_directories[0].directory
+    real = directory.write_checkpoints
+    directory.write_checkpoints = lambda *args: (writes.append(args[0]), real(*args))
+    for _ in range(3):
+        kit.on_loop(kit.timers.checkpoint_high_watermarks)
+        kit.drain()
+    assert len(writes) == 1, "nothing changed since"
+    found = checkpoint(kit, "replication-offset-checkpoint")
+    assert found == {TopicPartition("first", 0): 3, TopicPartition("second", 0): 0}
+    kit.append("second")
+    kit.on_loop(kit.timers.checkpoint_high_watermarks)
+    kit.drain()
+    assert len(writes) == 2
+    kit.on_loop(kit.timers.checkpoint_recovery_points)
+    kit.drain()
+    found = checkpoint(kit, "recovery-point-offset-checkpoint")
+    assert found[TopicPartition("first", 0)] == 0, "nothing was flushed"
+    log = kit.hosted("first").partition.log
+    kit.on_loop(lambda: log.advance_log_start(2, kit.node.now_ms()))
+    kit.on_loop(kit.timers.checkpoint_log_starts)
+    kit.drain()
+    found = checkpoint(kit, "log-start-offset-checkpoint")
+    assert found == {TopicPartition("first", 0): 2}, "only starts inside a segment"
+
+
+def test_retention_deletes_by_time_and_tells(kit, capsys):
+    kit = kit({"segment_bytes": "1024", "retention_ms": "60000", "file_delete_delay_ms": "1000"})
+    kit.append("first", 10, size=400)
+    kit.on_loop(kit.timers.retention)
+    assert kit.hosted("first").partition.log_start_offset == 0
+    kit.ahead_ms = 120_000
+    kit.append("second")
+    kit.on_loop(kit.timers.retention)
+    log = kit.hosted("first").partition.log
+    assert log.log_start_offset == 10
+    assert 'event="segment deleted"' in capsys.readouterr().err
+    gone = [path for path in log.expired_files if path.endswith(".log.deleted")]
+    assert gone and all(os.path.exists(path) for path in gone)
+    kit.on_loop(kit.timers.delete_expired)
+    kit.drain()
+    assert all(os.path.exists(path) for path in gone), "file.delete.delay.ms is not over"
+    kit.ahead_ms += 2000
+    kit.on_loop(kit.timers.delete_expired)
+    kit.drain()
+    assert not any(os.path.exists(path) for path in gone) and not log.expired_files
+
+
+def test_an_idle_log_rolls_and_the_rolled_segment_is_flushed(kit):
+    kit = kit({"segment_ms": "60000"})
+    kit.append("first", 2)
+    log = kit.hosted("first").partition.log
+    kit.on_loop(kit.timers.roll_idle)
+    assert len(log.segments) == 1
+    kit.ahead_ms = 61_000
+    kit.on_loop(kit.timers.roll_idle)
+    assert [s.base_offset for s in log.segments] == [0, 2]
+    assert log.recovery_point == 0
+    kit.on_loop(kit.timers.flush_due)
+    kit.drain()
+    assert log.recovery_point == 2
+
+
+def test_flush_ms_is_kept(kit):
+    kit = kit({"flush_ms": "1000"})
+    kit.append("first")
+    log = kit.hosted("first").partition.log
+    kit.on_loop(kit.timers.flush_due)
+    kit.drain()
+    assert log.recovery_point == 0
+    kit.ahead_ms = 5_000
+    kit.on_loop(kit.timers.flush_due)
+    kit.drain()
+    assert log.recovery_point == 1
+
+
+def test_silent_producers_are_forgotten(kit):
+    kit = kit(producer_id_expiration_ms="10000")
+    kit.append("first", producer_id=9, producer_epoch=0, base_sequence=0)
+    producers = kit.hosted("first").partition.log.producers
+    kit.on_loop(kit.timers.expire_producers)
+    assert len(producers) == 1
+    kit.ahead_ms = 20_000
+    kit.on_loop(kit.timers.expire_producers)
+    assert len(producers) == 0
+
+
+def test_one_logs_trouble_stops_no_other(kit, capsys):
+    kit = kit({"segment_ms": "60000"})
+    kit.append("first")
+    kit.append("second")
+
+    def broken(now_ms):
+        raise InvariantViolation("something is wrong")
+
+    kit.hosted("first").partition.log.maybe_roll = broken
+    kit.ahead_ms = 61_000
+    kit.on_loop(kit.timers.roll_idle)
+    assert len(kit.hosted("second").partition.log.segments) == 2
+    said = capsys.readouterr().err
+    assert 'event="job failed"' in said and "topic=first" in said
+
+
+def test_a_disk_error_takes_the_directory_offline(kit):
+    kit = kit({"segment_ms": "60000"})
+    kit.append("first")
+
+    def broken(now_ms):
+        raise MachineError(kit.hosted("first").partition.log.directory, "open", OSError(5, "EIO"))
+
+    kit.hosted("first").partition.log.maybe_roll = broken
+    kit.on_loop(kit.timers.roll_idle)
+    assert kit.node.log_directories[0].offline is not None
+    assert kit.node.exit_code == 1, "it was the only one"
+
+
+@pytest.mark.parametrize("error", ["bug", "machine"])
+def test_a_job_that_raises_runs_again(kit, capsys, error):
+    import asyncio
+
+    kit = kit()
+    calls = []
+
+    def job():
+        calls.append(1)
+        yield
+        if error == "bug":
+            raise ZeroDivisionError
+        raise MachineError("/elsewhere/file", "open", OSError(5, "EIO"))
+
+    async def wait():
+        kit.timers._every(1, "broken", job)
+        while len(calls) < 3:
+            await asyncio.sleep(0.001)
+        kit.timers.stop()
+        seen = len(calls)
+        await asyncio.sleep(0.01)
+        assert len(calls) == seen, "stopped"
+
+    kit.lone.run(wait())
+    said = capsys.readouterr().err
+    assert ("ZeroDivisionError" in said and "broken" in said) or "disk error" in said
+    assert timers.FLUSH_TICK_MS < timers.ROLL_TICK_MS

@@ -18,7 +18,7 @@ class Kit:
     """One node with two topics, its timers, and a clock that the test turns."""
 
     def __init__(self, lone_node, **settings):
-        self.lone = lone_node(log_cleaner_enable="false", **settings)
+        self.lone = lone_node(log_cleaner_enable="false", kept_fsync_threads="1", **settings)
         self.node = self.lone.node
         self.ahead_ms = 0
         real = self.node.now_ms

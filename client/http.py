@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from kept.client.view import Endpoint
 from kept.storage.errors import KeptError
 
+CONNECT_TIMEOUT_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
@@ -45,9 +46,11 @@ class JsonApi:
         if body is not None:
             headers |= {"Content-Type": "application/json", "X-Kept": "1"}
         connection = http.client.HTTPConnection(
-            self.endpoint.host, self.endpoint.port, timeout=self.timeout_s
+            self.endpoint.host, self.endpoint.port, timeout=min(CONNECT_TIMEOUT_S, self.timeout_s)
         )
         try:
+            connection.connect()
+            connection.sock.settimeout(self.timeout_s)
             connection.request(method, url, body, headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER_BYTES)

@@ -413,7 +413,7 @@ def round_trip(git: Git, blobs: Blobs, plan: Plan) -> None:
     if plan.max_message_bytes > 64 * 1024 * 1024:
         room["socket.request.max.bytes"] = plan.max_message_bytes + 16 * 1024 * 1024
     with Cluster(**room) as cluster:
-        print(f"kept listens on {cluster.bootstrap}, also for a browser")
+        print(f"kept listens on {cluster.bootstrap}, HTTP on the same port (/metrics, /api/v1/)")
         api = Api(cluster.url())
         create_topic(plan, cluster.bootstrap)
         stream(git, blobs, plan, cluster.bootstrap, api)

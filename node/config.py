@@ -126,6 +126,7 @@ class NodeConfig:
     fetch_max_bytes: int
     connection_inflight_max_bytes: int
     connection_inflight_max_requests: int
+    request_receive_ms: int
     inflated_max_bytes: int
     http_request_max_bytes: int
     http_idle_ms: int
@@ -289,6 +290,8 @@ class NodeConfig:
     def _resolve_directories(self, here: dict[str, Any]) -> None:
         if self.log_dir is not None and here["log_dirs"] not in (None, self.log_dir):
             raise ConfigurationError("log.dir and log.dirs contradict each other; give log.dirs")
+        if here["log_dirs"] == ():
+            raise ConfigurationError("log.dirs is empty: name at least one directory")
         dirs = here["log_dirs"] or self.log_dir
         metadata = here["metadata_log_dir"]
         if dirs is None:

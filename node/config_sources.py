@@ -17,6 +17,9 @@ from kept.storage.errors import ConfigurationError
 NOT_SETTINGS: Final = frozenset({"KEPT_KERNEL", "KEPT_FAIL_POINT", "KEPT_BOOTSTRAP"})
 """Variables of ours that are no settings: choice of kernel, fail points, the CLI's default."""
 
+KERNELS: Final = ("python", "cython")
+"""What ``KEPT_KERNEL`` may say; the compiled ones are taken anyway where there are any."""
+
 _KUBERNETES: Final = re.compile(
     r"KEPT_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?"
     r"|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
@@ -36,6 +39,9 @@ def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict
     """Settings given by ``KEPT_…`` variables. Raises ConfigurationError for an unknown one."""
     by_variable = {variable(name): name for name in names}
     found = {}
+    kernel = environ.get("KEPT_KERNEL", "")
+    if kernel and kernel not in KERNELS:
+        raise ConfigurationError(f"KEPT_KERNEL={kernel} is not one of {', '.join(KERNELS)}")
     for key, text in environ.items():
         if not key.startswith("KEPT_") or key in NOT_SETTINGS:
             continue

@@ -460,3 +460,10 @@ def test_yaml_is_only_imported_for_a_file():
         "sys.exit('yaml' in sys.modules or 'difflib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_empty_log_dirs_and_unknown_kernels_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"log\.dirs is empty"):
+        NodeConfig.load(None, {"log.dirs": ""}, {})
+    with pytest.raises(ConfigurationError, match="KEPT_KERNEL=foo is not one of python, cython"):
+        NodeConfig.load(None, {}, {"KEPT_KERNEL": "foo"})

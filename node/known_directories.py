@@ -30,16 +30,21 @@ def refuse_missing(disk: Disk, metadata_directory: str, log_directories: Iterabl
 
     To be asked before any of them is opened, for opening an empty one makes it a new one.
     """
+    known = _known(disk, metadata_directory)
     found = set()
+    unknown = ""
     for path in log_directories:
-        properties = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}") or {}
-        found.add(properties.get("directory.id"))
-    for directory_id, path in _known(disk, metadata_directory).items():
+        name = f"{path}/{layout.META_PROPERTIES}"
+        directory_id = (checkpoints.read_properties(disk, name) or {}).get("directory.id")
+        found.add(directory_id)
+        if directory_id not in known:
+            unknown += f" ({name} has {directory_id or 'no directory.id'})"
+    for directory_id, path in known.items():
         if directory_id not in found:
             raise DirectoryRefused(
                 f"the log directory {directory_id}, last seen at {path}, is not in log.dirs or is "
-                f"empty: mount it or name it; to give up what it holds, take its line out of "
-                f"{metadata_directory}/{FILE}"
+                f"empty{unknown}: mount it or name it; to give up what it holds, take its line out "
+                f"of {metadata_directory}/{FILE}"
             )
 
 

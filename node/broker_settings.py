@@ -256,6 +256,11 @@ _NETWORK: Final = (
         "Unanswered requests of one connection; the next ones wait.", low=1,
     ),
     _at_start(
+        "kept.request.receive.ms", _LONG, "60000",
+        "A connection whose request does not come in whole within this is closed: its client has "
+        "given up (request.timeout.ms is 30 s), and its bytes are reserved meanwhile.", low=100,
+    ),
+    _at_start(
         "kept.inflated.max.bytes", _INT, "268435456",
         "Largest size of one batch after decompression; more is refused as a bomb.",
         low=1 << 16, high=MAX_INT32,

@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 from collections import deque
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import api, error_codes
@@ -43,6 +44,8 @@ EXACT_FRAME_BYTES: Final = 64 * 1024
 """From this size on a read stops at the end of the frame, so that the next one is not moved."""
 MIN_FRAME_BYTES: Final = 8
 """API key, version, correlation id: nothing shorter is a request."""
+TURN_S: Final = 0.005
+"""How long one connection is served before others get their turn."""
 
 _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
@@ -77,7 +80,10 @@ class Connection(asyncio.BufferedProtocol):
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
         self._stalled = False
-        """Requests in the buffer wait until answers have left."""
+        """Requests in the buffer wait until answers have left, or for this connection's turn."""
+        self._turn_scheduled = False
+        self._partial_since = 0.0
+        """When the first bytes of a request came whose rest is still missing; 0: of none."""
 
     # Life.
 
@@ -127,6 +133,10 @@ class Connection(asyncio.BufferedProtocol):
     def deaf(self) -> bool:
         """Answers wait for the peer to take them."""
         return self._sender is not None and self._sender.busy
+
+    def is_late(self, oldest: float) -> bool:
+        """Whether the rest of a request is missing since before ``oldest``, though we read."""
+        return self._reading and 0 < self._partial_since < oldest
 
     def abort(self, why: str = "", **fields: Any) -> None:
         """Close at once, with one line when there is a reason to tell."""
@@ -181,6 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         self._in_event = True
         self._stalled = False
         self.last_active = self.node.loop.time()
+        turn_end = perf_counter() + TURN_S
         try:
             while not self._blocked:
                 if self._over_limits():
@@ -195,9 +206,15 @@ class Connection(asyncio.BufferedProtocol):
                     self.abort("not a Kafka request: frame size out of range", size=size)
                     break
                 if have < size + 4:
+                    if not self._partial_since:
+                        self._partial_since = self.last_active
                     if size + 4 > len(self._buffer):
                         self._grow(size + 4)
                     break
+                if perf_counter() >= turn_end:
+                    self._stalled = True
+                    break
+                self._partial_since = 0.0
                 self._start = start + 4 + size
                 self._serve(start + 4, start + 4 + size)
             if self.unwritten or self.dirty:
@@ -383,14 +400,17 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport is None or self.transport.is_closing():
             return
         self._blocked = False
+        self._partial_since = 0.0
         self.process()
 
     def _over_limits(self) -> bool:
         """Whether this connection owes too much to be asked more."""
-        unsent = self._sender.unsent_bytes  # type: ignore[union-attr]
+        sender = self._sender
+        unsent = sender.unsent_bytes  # type: ignore[union-attr]
         listener = self.listener
         return (
             len(self._replies) >= listener.max_replies
+            or sender.queued >= listener.max_queued  # type: ignore[union-attr]
             or unsent + self._made_bytes >= listener.max_unsent_bytes
             or (unsent > 0 and self.node.budget.exhausted)
         )
@@ -402,15 +422,19 @@ class Connection(asyncio.BufferedProtocol):
         wanted = not (self._blocked or self._over_limits())
         if wanted and self._stalled:
             wanted = False
-            self.node.loop.call_soon(self._go_on)
+            if not self._turn_scheduled:
+                self._turn_scheduled = True
+                self.node.loop.call_soon(self._go_on)
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
+                self._partial_since = 0.0
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
 
     def _go_on(self) -> None:
+        self._turn_scheduled = False
         if self._stalled and self.transport is not None and not self._blocked:
             self.process()
 

@@ -30,6 +30,9 @@ HTTP_METHODS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"P
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
 
+PIECES_PER_REPLY: Final = 4
+"""A response of one partition has two or three: bytes, a slice of a file, bytes."""
+
 
 class Listener:
     """One of ``listeners``: its sockets, and the connections accepted there."""
@@ -47,6 +50,8 @@ class Listener:
         self.max_frame_bytes = node.config.socket_request_max_bytes
         self.max_replies = node.config.connection_inflight_max_requests
         self.max_unsent_bytes = node.config.connection_inflight_max_bytes
+        self.max_queued = PIECES_PER_REPLY * self.max_replies
+        """Pieces of responses, bytes or slices: many small ones cost more than their bytes."""
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._foreign: set[Any] = set()
@@ -165,12 +170,19 @@ class Listener:
         self.node.connection_count -= len(closed)
 
     def close_idle(self) -> None:
-        """Close connections idle longer than ``connections.max.idle.ms``; a timer calls."""
+        """Close connections idle longer than ``connections.max.idle.ms``, and those whose request
+        takes longer than ``kept.request.receive.ms`` to come in; a timer calls.
+        """
         self._forget_closed()
         now = self.node.loop.time()
-        oldest = now - self.node.config.connections_max_idle_ms / 1000
+        config = self.node.config
+        idle_ms = config.connections_max_idle_ms
+        oldest = now - idle_ms / 1000 if idle_ms >= 0 else -1.0
+        oldest_request = now - config.request_receive_ms / 1000
         for connection in list(self.connections):
-            if connection.last_active < oldest and (connection.idle or connection.deaf):
+            if connection.is_late(oldest_request):
+                connection.abort("a request did not come in whole within kept.request.receive.ms")
+            elif connection.last_active < oldest and (connection.idle or connection.deaf):
                 connection.abort()
             elif connection.last_active < now - 10:
                 connection.shrink()

@@ -74,6 +74,11 @@ class Sender:
         """Whether anything waits to be sent."""
         return bool(self._queue)
 
+    @property
+    def queued(self) -> int:
+        """How many pieces of responses wait to be sent."""
+        return len(self._queue)
+
     def close(self) -> None:
         """The socket is closing: drop what waits, and the duplicate, else the peer sees no end."""
         self._fd = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import threading
 import time
 
 import pytest
@@ -214,3 +215,66 @@ def test_compressed_batches_are_inflated_within_the_limit(kept_cluster, connect,
         assert wire.end_offset(topic) == end
     data = bytes(wire.fetch(topic, 0, partition_max_bytes=1 << 24).records)
     assert len(list(records(data))) == len(list(headers(data))) == 4
+
+
+def test_one_client_does_not_keep_the_others_waiting(kept_cluster, connect):
+    cluster = kept_cluster()
+    cluster.create_topic(partitions=300)
+    busy, other = connect(cluster.port()), connect(cluster.port())
+    busy.ask(3, 9, topics=None)
+    count = 600
+    busy.socket.settimeout(60)
+    frames = b"".join(
+        protocol.encode_request(3, 9, n, "wire", {"topics": None}) for n in range(count)
+    )
+    answers = threading.Thread(target=lambda: [busy.frame() for _ in range(count)])
+    answers.start()
+    busy.raw(frames)
+    slowest = 0.0
+    asked = 0
+    while answers.is_alive():
+        started = time.monotonic()
+        assert other.ask(18, 0).error_code == 0
+        slowest = max(slowest, time.monotonic() - started)
+        asked += 1
+    assert asked > 10
+    assert slowest < 0.5
+
+
+def test_many_small_answers_that_nobody_takes_are_limited(kept_cluster, connect):
+    cluster = kept_cluster(kept_connection_inflight_max_requests=10)
+    deaf = connect(cluster.port())
+    deaf.socket.settimeout(2)
+    frame = protocol.encode_request(18, 0, 1, "w", {})
+    before = resident_kib(cluster)
+    with pytest.raises(TimeoutError):
+        for _ in range(2000):
+            deaf.raw(frame * 1000)
+    assert resident_kib(cluster) - before < 10_000
+    assert connect(cluster.port()).ask(18, 0).error_code == 0
+
+
+def test_a_request_that_drips_gives_its_reservation_back(kept_cluster, connect, tools):
+    cluster = kept_cluster(
+        kept_inflight_max_bytes=2_000_000, kept_request_receive_ms=500, connections_max_idle_ms=2000
+    )
+    topic = cluster.create_topic()
+    drip = connect(cluster.port())
+    drip.raw(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1))
+    waiting = connect(cluster.port())
+    waiting.send(0, 9, **tools.produce_values(topic, tools.batch(1, 900_000)))
+    drip.socket.settimeout(0.05)
+    deadline = time.monotonic() + 20
+    closed = False
+    while not closed and time.monotonic() < deadline:
+        try:
+            drip.raw(b"x")
+            closed = drip.socket.recv(1) == b""
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            closed = True
+    assert closed
+    found = waiting.receive(0, 9)[1].responses[0].partition_responses[0]
+    assert found.base_offset == 0
+    assert "kept.request.receive.ms" in cluster.log()

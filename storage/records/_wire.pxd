@@ -232,7 +232,7 @@ cdef inline bint header_is_right(const unsigned char *p, Py_ssize_t size) noexce
     """The frame at p is one that a producer may send. Mirrors ``twin.check_header``."""
     cdef int32_t count = <int32_t>be32(p + 57)
     cdef int attributes = be16(p + 21)
-    if <int32_t>be32(p + 8) + <int64_t>12 != size:
+    if <int32_t>be32(p + 8) + <int64_t>12 != size or be64(p) != 0:
         return False
     if count == 0 or count != <int64_t><int32_t>be32(p + 23) + 1:
         return False

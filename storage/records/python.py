@@ -174,6 +174,8 @@ def check_header(batch: Buffer, max_batch_bytes: int) -> BatchHeader:
     header = check_replica(batch)
     if header.size_bytes != len(batch):
         raise InvalidRecord("exactly one batch per partition is accepted, and nothing after it")
+    if header.base_offset != 0:
+        raise InvalidRecord(f"producers start at base offset 0, not {header.base_offset}")
     if header.record_count == 0:
         raise InvalidRecord("the batch holds no records")
     if header.record_count != header.last_offset_delta + 1:

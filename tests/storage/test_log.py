@@ -122,12 +122,12 @@ def test_rolls_by_size_age_and_index(kit, make_log) -> None:
 def test_idempotent_producers(kit, make_log) -> None:
     log = make_log()
     sent = [kit.batch(2, pid=7, epoch=0, sequence=2 * n) for n in range(6)]
-    first = [kit.append(log, data) for data in sent]
-    again = [kit.append(log, data) for data in sent[1:]]
+    first = [kit.append(log, bytearray(data)) for data in sent]
+    again = [kit.append(log, bytearray(data)) for data in sent[1:]]
     assert [i[:2] for i in again] == [i[:2] for i in first[1:]]
     assert all(i.duplicate for i in again)
     with pytest.raises(OutOfOrderSequenceNumber):
-        kit.append(log, sent[0])
+        kit.append(log, bytearray(sent[0]))
     with pytest.raises(OutOfOrderSequenceNumber):
         kit.append(log, kit.batch(1, pid=7, epoch=0, sequence=13))
     assert log.log_end_offset == 12

@@ -28,6 +28,7 @@ NOW = 1_700_000_000_000
 HOUR = 3_600_000
 RULES = CheckRules()
 HEADER_FIELDS = {  # name: (position, struct format)
+    "base_offset": (0, ">q"),
     "batch_length": (8, ">i"),
     "magic": (16, ">b"),
     "attributes": (21, ">h"),
@@ -149,6 +150,8 @@ def test_impossible_lengths(kernel: ModuleType, length: int) -> None:
     [
         ({"record_count": 0}, "no records"),
         ({"record_count": 0, "last_offset_delta": 0}, "no records"),
+        ({"base_offset": 5}, "base offset 0, not 5"),
+        ({"base_offset": -1}, "base offset 0, not -1"),
         ({"record_count": 2}, "do not match"),
         ({"last_offset_delta": 3}, "do not match"),
         ({"record_count": 2**31 - 1, "last_offset_delta": 2**31 - 1}, "do not match"),

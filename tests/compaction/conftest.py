@@ -87,7 +87,7 @@ class World:
         data = build_batch(
             full, codec=codec, producer_id=pid, producer_epoch=epoch if pid >= 0 else -1,
             base_sequence=sequence, is_transactional=transactional, leader_epoch=0,
-            base_offset=self.log.log_end_offset,
+            base_offset=self.log.log_end_offset if transactional else 0,
         )  # fmt: skip
         if transactional:
             self.log.append_as_follower(data, self.now)
@@ -111,7 +111,7 @@ class World:
         data = build_batch(
             [(self.now, struct.pack(">hh", 0, int(commit)), value, ())], producer_id=pid,
             producer_epoch=epoch, is_transactional=True, is_control=True, leader_epoch=0,
-            base_offset=self.log.log_end_offset,
+            base_offset=self.log.log_end_offset if transactional else 0,
         )  # fmt: skip
         self.log.append_as_follower(data, self.now)
         self.log.write()

@@ -4,7 +4,12 @@ Input (pinned seed): 1 GB, 5.7 M records of about 180 bytes in batches of 16 KiB
 million, in segments of 256 MiB. Two cases: the whole log is dirty; the first half is clean (its
 keys are distinct). Apache Kafka 4.3 needs 5.35 CPU-s/GB for the first.
 
+Other strategies than ``latest`` map the whole log in any case. For ``highest-version-header`` every
+record carries a version of 8 digits; ``user`` is a class by entry point, in Python:
+examples/strategies/first_and_latest.py.
+
     python bench/cleaner.py [--gb 1.0] [--dir DIR] [--codec none|lz4|zstd...] [--json FILE]
+                            [--strategy NAME|all] [--case both|all_dirty|half_clean]
 """
 
 import argparse
@@ -35,13 +40,34 @@ RECORDS_PER_BATCH = 90
 VALUE_BYTES = 150
 SEGMENT_BYTES = 256 << 20
 NOW_MS = 1_795_000_000_000
+HEADER = "version"
+STRATEGIES = {
+    "latest": ("latest", {}),
+    "latest-n": ("latest-n", {"kept.compaction.latest.n": "3"}),
+    "highest-version": ("highest-version", {}),
+    "highest-version-header": ("highest-version", {"kept.compaction.version.header": HEADER}),
+    "by-key-prefix": (
+        "by-key-prefix",
+        {
+            "kept.compaction.prefixes": "cfg.=latest,user-000000=latest-n:3,"
+            "user-0000005=highest-version,user-0000015=latest-n:2"
+        },
+    ),
+    "user": ("first-and-latest", {}),
+}
+"""Name here, name in the topic's settings, further settings."""
+ENTRY_POINT = "[kept.compaction.strategies]\nfirst-and-latest = first_and_latest:FirstAndLatest\n"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "strategies"
 
 
-def template():
+def template(versions=False):
     """A batch of records with 16-byte keys, and where the keys are."""
     noise = random.Random(SEED)
     value = bytes(noise.randrange(97, 123) for _ in range(VALUE_BYTES))
-    records = [(NOW_MS + i, b"k" * 16, value, ()) for i in range(RECORDS_PER_BATCH)]
+    records = [
+        (NOW_MS + i, b"k" * 16, value, ((HEADER, b"%08d" % noise.randrange(10**8)),) * versions)
+        for i in range(RECORDS_PER_BATCH)
+    ]
     batch = bytearray(build_batch(records))
     places, at = [], batch.find(b"k" * 16)
     while at >= 0:
@@ -57,9 +83,9 @@ def close(file):
     file.close()
 
 
-def generate(directory, total_bytes, codec, clean_share):
+def generate(directory, total_bytes, codec, clean_share, versions=False):
     """Write the segments; returns the sources and where the dirty part begins."""
-    batch, places = template()
+    batch, places = template(versions)
     draw = random.Random(SEED + 1)
     batches = int(total_bytes / len(batch)) + 1
     clean_batches = int(batches * clean_share)
@@ -94,14 +120,25 @@ def generate(directory, total_bytes, codec, clean_share):
     return tuple(sources), dirty_from, offset
 
 
+def install_example(site):
+    """An environment in which the example's entry point is found."""
+    info = Path(site, "bench_strategy-1.dist-info")
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-strategy\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINT)
+    paths = [site, str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
     """One case: generate, clean in a worker process, return the figures."""
     shutil.rmtree(directory, ignore_errors=True)
     os.makedirs(directory)
-    sources, dirty_from, end = generate(directory, total_bytes, codec, clean_share)
+    versions = strategy == "highest-version-header"
+    sources, dirty_from, end = generate(directory, total_bytes, codec, clean_share, versions)
     size = sum(source.size_bytes for source in sources)
-    raw = {"kept.compaction.latest.n": "3"} if strategy == "latest-n" else {}
-    config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=strategy, raw=raw)
+    name, raw = STRATEGIES[strategy]
+    config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
     job = jobs.Job(
         directory, "bench", 0, str(uuid.UUID(int=1)), Identity(0, 1), 0, dirty_from, end, sources,
         NOW_MS + 1_000_000, random.Random(SEED).randbytes(16), config,
@@ -109,8 +146,9 @@ def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     process = subprocess.Popen(
-        worker.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        worker.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=install_example(f"{directory}.site") if strategy == "user" else None,
+    )  # fmt: skip
     process.stdin.write(jobs.encode(job) + "\n")
     process.stdin.flush()
     messages = [json.loads(line) for line in process.stdout]
@@ -146,19 +184,23 @@ def main():
     parser.add_argument("--gb", type=float, default=1.0)
     parser.add_argument("--dir", default=None, help="where the log is written")
     parser.add_argument("--codec", default="none", choices=[c.name.lower() for c in Codec])
-    parser.add_argument("--strategy", default="latest", choices=["latest", "latest-n"])
+    parser.add_argument("--strategy", default="latest", choices=[*STRATEGIES, "all"])
     parser.add_argument("--case", default="both", choices=["both", "all_dirty", "half_clean"])
     parser.add_argument("--json", default=None, help="also write the figures to this file")
     options = parser.parse_args()
     codec = Codec[options.codec.upper()]
     found = {"benchmark": "cleaner", "kernel": kernel.KERNEL, "codec": options.codec, "seed": SEED}
     found["kafka_4_3_all_dirty_cpu_s_per_gb"] = 5.35
+    chosen = list(STRATEGIES) if options.strategy == "all" else [options.strategy]
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         for case, share in (("all_dirty", 0.0), ("half_clean", 0.5)):
-            if options.case in ("both", case):
-                found[case] = measure(
-                    f"{directory}/bench-0", options.gb * 1e9, codec, share, options.strategy
-                )
+            if options.case not in ("both", case):
+                continue
+            for strategy in chosen:
+                figures = measure(f"{directory}/bench-0", options.gb * 1e9, codec, share, strategy)
+                if strategy == "latest":
+                    found[case] = figures
+                found.setdefault("strategies", {}).setdefault(strategy, {})[case] = figures
     text = json.dumps(found, indent=2)
     print(text)
     if options.json:

@@ -20,39 +20,7 @@ cdef extern from "siphash.h" nogil:
     void kept_siphash128(uint64_t k0, uint64_t k1, const uint8_t *p, size_t length,
                          uint64_t *low, uint64_t *high)
 
-cdef extern from * nogil:
-    """
-    #include <stdlib.h>
-    #ifdef __linux__
-    #include <sys/mman.h>
-    #endif
-    static inline uint64_t kept_scale(uint64_t hash, uint64_t slots)
-    { return (uint64_t)(((unsigned __int128)hash * slots) >> 64); }
-    static inline void kept_prefetch(const void *p) { __builtin_prefetch(p, 1, 1); }
-    /* Zeroed memory, in huge pages where the system has them: the map is hit at random. */
-    static void *kept_table_new(size_t size)
-    {
-    #ifdef __linux__
-        void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return NULL;
-    #ifdef MADV_HUGEPAGE
-        madvise(p, size, MADV_HUGEPAGE);
-    #endif
-        return p;
-    #else
-        return calloc(size, 1);
-    #endif
-    }
-    static void kept_table_free(void *p, size_t size)
-    {
-        if (!p) return;
-    #ifdef __linux__
-        munmap(p, size);
-    #else
-        (void)size; free(p);
-    #endif
-    }
-    """
+cdef extern from "table.h" nogil:
     uint64_t kept_scale(uint64_t hash, uint64_t slots)
     void kept_prefetch(const void *p)
     void *kept_table_new(size_t size)

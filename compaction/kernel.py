@@ -1,5 +1,5 @@
-"""Which of the two kernels runs: ``_kernel.pyx`` if it was compiled, else its twin
-``offset_map.py``.
+"""Which kernels run: ``_kernel.pyx`` and ``_strategies.pyx`` if they were compiled, else their
+twins ``offset_map.py`` and ``rule_map.py``.
 
 ``KEPT_KERNEL=python`` in the environment forces the twin. ``KERNEL`` says which one it is.
 """
@@ -11,10 +11,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
     from kept.compaction.offset_map import FACTS, KERNEL, LOOKUP, MAP, OffsetMap, SegmentScan
+    from kept.compaction.rule_map import RecordScan, RuleMap, RuleScan, class_of
 else:
     try:
         from kept.compaction._kernel import FACTS, KERNEL, LOOKUP, MAP, OffsetMap, SegmentScan
     except ImportError:
         from kept.compaction.offset_map import FACTS, KERNEL, LOOKUP, MAP, OffsetMap, SegmentScan
+    try:
+        from kept.compaction._strategies import RecordScan, RuleMap, RuleScan, class_of
+    except ImportError:
+        from kept.compaction.rule_map import RecordScan, RuleMap, RuleScan, class_of
 
-__all__ = ["FACTS", "KERNEL", "LOOKUP", "MAP", "OffsetMap", "SegmentScan"]
+__all__ = [
+    "FACTS",
+    "KERNEL",
+    "LOOKUP",
+    "MAP",
+    "OffsetMap",
+    "RecordScan",
+    "RuleMap",
+    "RuleScan",
+    "SegmentScan",
+    "class_of",
+]

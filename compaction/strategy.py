@@ -23,13 +23,14 @@ the topic's :class:`~kept.storage.types.LogConfig` as its only argument.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Protocol
 
 from kept.storage.errors import InvalidConfig
 from kept.storage.records import Record
-from kept.storage.types import LogConfig
+from kept.storage.types import MAX_INT64, LogConfig
 
 ENTRY_POINT_GROUP: Final = "kept.compaction.strategies"
 MAX_VERSION_DIGITS: Final = 40
@@ -151,7 +152,7 @@ class HighestVersion(_ByRecordKey):
         for name, value in record.headers:
             if name == self.header:
                 found = value
-        number = None if found is None else _number(found)
+        number = None if found is None else version_number(found)
         return (0, 0) if number is None else (1, number)
 
     def reduce(self, state: _Counted, key: bytes, record: Record) -> MaxKeysReached:
@@ -169,7 +170,8 @@ class HighestVersion(_ByRecordKey):
         return {key: Only(frozenset((best[1],))) for key, best in state.keys.items()}
 
 
-def _number(value: bytes) -> int | None:
+def version_number(value: bytes) -> int | None:
+    """The number in a version header; None when it is none."""
     if value.isdigit():
         return int(value) if len(value) <= MAX_VERSION_DIGITS else None
     if len(value) in (4, 8):
@@ -185,6 +187,11 @@ class ByKeyPrefix(_ByRecordKey):
     def __init__(self, parts: Mapping[bytes, Strategy]) -> None:
         self._parts = sorted(parts.items(), key=lambda item: -len(item[0]))
         self._parts.append((b"", Latest()))
+
+    @property
+    def parts(self) -> Sequence[tuple[bytes, Strategy]]:
+        """(prefix, strategy) in the order in which they are tried; the last prefix is empty."""
+        return self._parts
 
     def _part(self, key: bytes) -> int:
         return next(i for i, (prefix, _) in enumerate(self._parts) if key.startswith(prefix))
@@ -205,6 +212,48 @@ class ByKeyPrefix(_ByRecordKey):
         for (_, strategy), part in zip(self._parts, state, strict=True):
             found.update(strategy.collect(part))
         return found
+
+
+class Kind(IntEnum):
+    """What a :class:`Rule` orders the records of a key by."""
+
+    LATEST = 0
+    LATEST_N = 1
+    TIMESTAMP = 2
+    VERSION = 3
+
+
+class Rule(NamedTuple):
+    """A built-in strategy, for the keys with a prefix, as the kernel knows it."""
+
+    prefix: bytes
+    kind: Kind
+    n: int = 1
+    header: bytes = b""
+
+
+def rules(strategy: Strategy) -> tuple[Rule, ...] | None:
+    """A strategy as rules for the kernel, the first with a key's prefix counts; None when it is not
+    built in.
+    """
+    parts = strategy.parts if type(strategy) is ByKeyPrefix else [(b"", strategy)]
+    found = [_rule(prefix, part) for prefix, part in parts]
+    return None if None in found else tuple(rule for rule in found if rule is not None)
+
+
+def _rule(prefix: bytes, strategy: Strategy) -> Rule | None:
+    if type(strategy) is Latest:
+        return Rule(prefix, Kind.LATEST)
+    if type(strategy) is LatestN:
+        return Rule(prefix, Kind.LATEST_N, min(strategy.n, MAX_INT64))
+    if type(strategy) is not HighestVersion:
+        return None
+    if strategy.header is None:
+        return Rule(prefix, Kind.TIMESTAMP)
+    name = strategy.header.encode("utf-8", "surrogatepass")
+    if "\ufffd" in name.decode("utf-8", "replace"):  # it stands for anything that is not UTF-8
+        return None
+    return Rule(prefix, Kind.VERSION, 1, name)
 
 
 def parse(text: str) -> Strategy:

@@ -1,27 +1,36 @@
 """Running a strategy over the whole log, in as many scans as its memory needs (rule 4a).
 
-A scan hands the strategy the records of one class of key hashes. The first attempt has one class.
-When the strategy says *MaxKeysReached*, the scan is thrown away and the keys are split into more
-classes, guessed from how far it came; so every verdict is made from all records of its key. The
-hash is keyed as the offset map's is, so nobody can aim keys at one class.
+**Built in** (and prefixes of these): the kernel's map, see ``rule_map.py``. Each scan takes a range
+of key hashes and halves it when the map is full; the next one goes on where the range ended, as
+wide as the map will probably hold. The log is read twice for each: to fill the map, and to ask it.
+
+**Anyone else's.** A scan hands the strategy the records of one class of key hashes, as objects. The
+first attempt has one class. When the strategy says *MaxKeysReached*, the scan is thrown away and
+the keys are split into more classes, guessed from how far it came; so every verdict is made from
+all records of its key. Then only those records are read again of which the verdicts do not say by
+themselves whose they are.
+
+The hash is keyed as the offset map's is, so nobody can aim keys at one class.
 """
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pyroaring import BitMap
 
-from kept.compaction.facts import Progress, SegmentFacts, whole_batches
-from kept.compaction.job import INFLATE_LIMIT, Job
-from kept.compaction.strategy import From, Only, Strategy, Verdict
+from kept.compaction import kernel
+from kept.compaction.facts import AbortedIndex, Progress, SegmentFacts, drive
+from kept.compaction.job import Job
+from kept.compaction.rule_map import CLASSES, WORD_BYTES, slot_words
+from kept.compaction.strategy import From, Kind, Only, Rule, Strategy, Verdict, rules
 from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError
-from kept.storage.records import Record, records
+from kept.storage.records import Record
 
 BYTES_PER_KEY: Final = 256
 """Memory that a Python strategy is reckoned to need for a key: the buffer's size sets
@@ -29,6 +38,14 @@ BYTES_PER_KEY: Final = 256
 """
 MAX_CLASSES: Final = 1024
 """Scans of one pass at most; a strategy that asks for more has too little memory."""
+_SLACK: Final = 1.05
+"""Classes of keys are not equally large, and their number is an estimate."""
+_COUNT_BYTES: Final = 1 << 16
+"""Memory at least for counting keys."""
+_MANY: Final = 1000
+"""In a map for so many keys they are spread evenly: it tells how many classes the next one holds.
+A smaller one begins with all that are left, and gives up what it must.
+"""
 
 
 @dataclass(slots=True)
@@ -36,8 +53,8 @@ class Verdicts:
     """Survivors by the base of their segment, relative to it."""
 
     survivors: dict[int, BitMap]
-    scans: int
-    keys: int
+    scans: int = 0
+    keys: int = 0
 
 
 class _Full(Exception):
@@ -61,30 +78,255 @@ def verdicts(
 ) -> Verdicts:
     """What ``strategy`` keeps of the log; expired tombstones are still among it.
 
-    Raises ConfigurationError naming ``log.cleaner.dedupe.buffer.size`` when the keys do not fit.
+    Raises ConfigurationError naming ``log.cleaner.dedupe.buffer.size`` when the keys do not fit,
+    and DamagedData where a segment is damaged.
     """
-    reader = _Reader(job, disk, strategy, facts, progress)
-    classes, scans = 1, 0
+    segments = _Segments(job, disk, facts, progress)
+    known = rules(strategy)
+    if known is not None:
+        return _by_rules(segments, known)
+    return _by_strategy(segments, strategy)
+
+
+class _Segments:
+    """The segments of one job, and reading them."""
+
+    def __init__(
+        self, job: Job, disk: Disk, facts: Mapping[int, SegmentFacts], progress: Progress
+    ) -> None:
+        self.job, self.facts = job, facts
+        self._disk, self._progress = disk, progress
+        self._aborted = AbortedIndex(job.aborted)
+        self._bases = sorted(facts)
+        self.tombstones = any(segment.tombstones for segment in facts.values())
+
+    def none_survives(self) -> Verdicts:
+        """To begin with."""
+        return Verdicts({source.base_offset: BitMap() for source in self.job.sources})
+
+    def scan(self, make: Callable[[int], Any]) -> None:
+        """Drive the scan that ``make`` makes for each segment's base; None: it is not read."""
+        for source in self.job.sources:
+            scan = make(source.base_offset)
+            if scan is not None:
+                drive(
+                    scan, source, job=self.job, disk=self._disk, aborted=self._aborted,
+                    facts=None, progress=self._progress,
+                )  # fmt: skip
+
+    def base_of(self, offset: int) -> int:
+        """Base of the segment that an offset is in, -1 below the first."""
+        index = bisect_right(self._bases, offset) - 1
+        return self._bases[index] if index >= 0 else -1
+
+    def is_tombstone(self, offset: int) -> bool:
+        """The record at ``offset`` has no value."""
+        base = self.base_of(offset)
+        return base >= 0 and offset - base in self.facts[base].tombstones
+
+    def too_small(self, scans: int) -> ConfigurationError:
+        """The error for too little memory."""
+        return ConfigurationError(
+            f"{self.job.topic_partition}: the strategy {self.job.config.compaction_strategy} would "
+            f"need {scans} scans: raise log.cleaner.dedupe.buffer.size"
+        )
+
+
+# Built in.
+
+
+def _by_rules(segments: _Segments, known: tuple[Rule, ...]) -> Verdicts:
+    rule_map = _new_map(segments, known, segments.job.buffer_bytes)
+    found = segments.none_survives()
+    low, width = 0, CLASSES
+    while low < CLASSES:
+        scans = found.scans + max(1, (CLASSES - low) // width)
+        if scans > MAX_CLASSES:
+            raise segments.too_small(scans)
+        rule_map.begin(low, min(low + width, CLASSES))
+        _scan_by_rules(segments, rule_map, found)
+        if rule_map.capacity >= _MANY:
+            width = (rule_map.high - low) * rule_map.capacity * 95 // (100 * rule_map.size + 1)
+        low, width = rule_map.high, max(1, min(width, CLASSES))
+        found.scans += 1
+        found.keys += rule_map.size
+    return found
+
+
+def _new_map(segments: _Segments, known: tuple[Rule, ...], buffer_bytes: int) -> kernel.RuleMap:
+    """As large as the memory allows and the records need."""
+    job, words = segments.job, slot_words(known)
+    records = sum(facts.records for facts in segments.facts.values())
+    wanted = int(records / job.load_factor) + 2
+    slots = min(buffer_bytes // (words * WORD_BYTES), wanted)
+    found = kernel.RuleMap(slots, job.load_factor, job.hash_key, known, words)
+    if found.capacity < 1:
+        raise segments.too_small(records)
+    return found
+
+
+def _fill(segments: _Segments, rule_map: kernel.RuleMap) -> None:
+    first = segments.job.log_start_offset
+    segments.scan(lambda base: kernel.RuleScan(base, rule_map, first=first))
+
+
+def _scan_by_rules(segments: _Segments, rule_map: kernel.RuleMap, found: Verdicts) -> None:
+    """Fill the map from all segments, then ask it about all of them."""
+    _fill(segments, rule_map)
+    if rule_map.full:
+        raise segments.too_small(CLASSES)
+    first = segments.job.log_start_offset
+    scans = {}
+
+    def ask(base: int) -> kernel.RuleScan:
+        scans[base] = kernel.RuleScan(base, rule_map, first=first, keep=True)
+        return scans[base]
+
+    segments.scan(ask)
+    for base, scan in scans.items():
+        found.survivors[base] |= BitMap(scan.kept())
+
+
+# Anyone else's.
+
+
+def _by_strategy(segments: _Segments, strategy: Strategy) -> Verdicts:
+    classes, scans, keys = 1, 0, 0
+    room = max_keys(segments.job.buffer_bytes)
     while True:
-        found = Verdicts({source.base_offset: BitMap() for source in job.sources}, 0, 0)
+        found = segments.none_survives()
+        share = 1.0
         try:
             for chosen in range(classes):
                 scans += 1
-                verdict = reader.verdicts_of_class(chosen, classes)
-                for base, key, record in reader.records(chosen, classes):
-                    if keeps(verdict.get(key), record.offset):
-                        found.survivors[base].add(record.offset - base)
-                found.keys += len(verdict)
+                _Class(segments, strategy, chosen, classes).settle(found)
         except _Full as full:
-            classes = max(classes * 2, int(classes / max(full.share, 1e-3)) + 1)
-            if classes > MAX_CLASSES:
-                raise ConfigurationError(
-                    f"{job.topic_partition}: the strategy {job.config.compaction_strategy} would "
-                    f"need {classes} scans: raise log.cleaner.dedupe.buffer.size"
-                ) from None
-            continue
-        found.scans = scans
-        return found
+            share = max(full.share, 1e-3)
+        else:
+            found.scans = scans
+            return found
+        keys = keys or _record_keys(segments)
+        classes = max(classes * 2, int(min(classes / share, keys * _SLACK / room)) + 1)
+        if classes > MAX_CLASSES:
+            raise segments.too_small(classes)
+
+
+def _record_keys(segments: _Segments) -> int:
+    """About how many keys the records have; a strategy's own are mostly no more."""
+    buffer_bytes = max(segments.job.buffer_bytes, _COUNT_BYTES)
+    rule_map = _new_map(segments, (Rule(b"", Kind.LATEST),), buffer_bytes)
+    _fill(segments, rule_map)
+    return rule_map.size * CLASSES // (rule_map.high - rule_map.low)
+
+
+class _Class:
+    """One class of keys under a strategy."""
+
+    def __init__(self, segments: _Segments, strategy: Strategy, chosen: int, classes: int) -> None:
+        self._segments, self._strategy = segments, strategy
+        self._chosen, self._classes = chosen, classes
+        self._newest: dict[bytes, int] = {}
+        self._doubtful: dict[bytes, Verdict] = {}
+        self._from = segments.job.end_offset
+        self._offsets = array("q")
+
+    def settle(self, found: Verdicts) -> None:
+        """Add the survivors to ``found``."""
+        given = self._collect()
+        found.keys += len(given)
+        for base, offsets in self._by_segment(self._judge(given)):
+            found.survivors[base] |= offsets
+        if self._doubtful:
+            self._look_again(found)
+
+    def _collect(self) -> Mapping[bytes, Verdict]:
+        """What the strategy says after all records of the class."""
+        job = self._segments.job
+        state = self._strategy.init(max_keys(job.buffer_bytes))
+        key_of, reduce, newest = self._strategy.key, self._strategy.reduce, self._newest
+        class_of_key, hash_key = kernel.class_of, job.hash_key
+        chosen, classes = self._chosen, self._classes
+
+        def use(records: list[Record]) -> None:
+            for record in records:
+                key = key_of(record)
+                if classes != 1 and class_of_key(hash_key, key, classes) != chosen:
+                    continue
+                if reduce(state, key, record):
+                    done = record.offset - job.log_start_offset
+                    raise _Full(done / max(job.end_offset - job.log_start_offset, 1))
+                newest[key] = record.offset
+
+        first = job.log_start_offset
+        self._segments.scan(lambda base: kernel.RecordScan(base, use, first=first))
+        return self._strategy.collect(state)
+
+    def _judge(self, given: Mapping[bytes, Verdict]) -> array[int]:
+        """The records that certainly stay, each the newest of its key; notes what is doubtful."""
+        certain, doubtful, offsets = array("q"), self._doubtful, self._offsets
+        newest_of, end = self._newest, self._from
+        is_tombstone = self._segments.is_tombstone if self._segments.tombstones else None
+        for key, said in given.items():
+            verdict = said
+            newest = newest_of.get(key, -1)
+            if isinstance(verdict, From):
+                if verdict.offset < newest and is_tombstone is not None:
+                    verdict = without_older(verdict, newest, is_tombstone)
+            elif len(verdict.offsets) > 1 and is_tombstone is not None:
+                verdict = without_older(verdict, newest, is_tombstone)
+            if isinstance(verdict, From):
+                if newest >= verdict.offset:
+                    certain.append(newest)
+                    if newest > verdict.offset:
+                        doubtful[key] = verdict
+                        end = min(end, verdict.offset)
+                continue
+            certainly = newest in verdict.offsets
+            if certainly:
+                certain.append(newest)
+            if len(verdict.offsets) > certainly:
+                doubtful[key] = verdict
+                offsets.extend(verdict.offsets)
+        self._from = end
+        return certain
+
+    def _by_segment(self, offsets: array[int]) -> Iterator[tuple[int, BitMap]]:
+        """(base, relative offsets) of the segments that some offsets are in."""
+        ordered = sorted(offsets)
+        at = 0
+        for source in self._segments.job.sources:
+            base = source.base_offset
+            at = bisect_left(ordered, base, at)
+            end = bisect_left(ordered, source.end_offset, at)
+            if end > at:
+                yield base, BitMap(array("I", [offset - base for offset in ordered[at:end]]))
+            at = end
+
+    def _look_again(self, found: Verdicts) -> None:
+        """Read the records that doubtful verdicts may be about, and keep those that they name."""
+        job, key_of, verdicts_ = self._segments.job, self._strategy.key, self._doubtful
+        wanted = dict(self._by_segment(self._offsets))
+        for source in job.sources:
+            low = max(self._from, job.log_start_offset, source.base_offset)
+            if low < source.end_offset:
+                base = source.base_offset
+                wanted.setdefault(base, BitMap()).add_range(low - base, source.end_offset - base)
+
+        def scan(base: int) -> kernel.RecordScan | None:
+            if base not in wanted:
+                return None
+            survivors, left = found.survivors[base], wanted[base] - found.survivors[base]
+
+            def use(records: list[Record]) -> None:
+                for record in records:
+                    if keeps(verdicts_.get(key_of(record)), record.offset):
+                        survivors.add(record.offset - base)
+
+            return kernel.RecordScan(
+                base, use, first=job.log_start_offset, wanted=left.to_array()
+            )  # fmt: skip
+
+        self._segments.scan(scan)
 
 
 def keeps(verdict: Verdict | None, offset: int) -> bool:
@@ -92,58 +334,6 @@ def keeps(verdict: Verdict | None, offset: int) -> bool:
     if isinstance(verdict, From):
         return offset >= verdict.offset
     return verdict is not None and offset in verdict.offsets
-
-
-class _Reader:
-    """The live records of one log as a strategy sees them."""
-
-    def __init__(
-        self,
-        job: Job,
-        disk: Disk,
-        strategy: Strategy,
-        facts: Mapping[int, SegmentFacts],
-        progress: Progress,
-    ) -> None:
-        self._job, self._disk, self._strategy = job, disk, strategy
-        self._facts, self._progress = facts, progress
-        self._bases = sorted(facts)
-
-    def verdicts_of_class(self, chosen: int, classes: int) -> dict[bytes, Verdict]:
-        """Verdicts about one class of keys; a winning tombstone drops all that is older."""
-        job, strategy = self._job, self._strategy
-        state = strategy.init(max_keys(job.buffer_bytes))
-        newest: dict[bytes, int] = {}
-        for _, key, record in self.records(chosen, classes):
-            if strategy.reduce(state, key, record):
-                done = record.offset - job.log_start_offset
-                raise _Full(done / max(job.end_offset - job.log_start_offset, 1))
-            newest[key] = record.offset
-        return {
-            key: without_older(verdict, newest.get(key, -1), self._is_tombstone)
-            for key, verdict in strategy.collect(state).items()
-        }
-
-    def _is_tombstone(self, offset: int) -> bool:
-        index = bisect_right(self._bases, offset) - 1
-        base = self._bases[index] if index >= 0 else 0
-        return index >= 0 and offset - base in self._facts[base].tombstones
-
-    def records(self, chosen: int, classes: int) -> Iterator[tuple[int, bytes, Record]]:
-        """(segment base, strategy's key, record) of the records of one class, in order."""
-        job = self._job
-        for source in job.sources:
-            base = source.base_offset
-            dead = self._facts[base].aborted | self._facts[base].keyless
-            file = self._disk.open_read(source.path(job.directory))
-            for data in whole_batches(self._disk, file, source.size_bytes, job.chunk_bytes):
-                self._progress(len(data))
-                for record in records(data, inflate_limit=INFLATE_LIMIT):
-                    if record.offset < job.log_start_offset or record.offset - base in dead:
-                        continue
-                    key = self._strategy.key(record)
-                    if classes == 1 or class_of(job.hash_key, key, classes) == chosen:
-                        yield base, key, record
 
 
 def without_older(verdict: Verdict, newest: int, is_tombstone: Callable[[int], bool]) -> Verdict:
@@ -162,5 +352,4 @@ def without_older(verdict: Verdict, newest: int, is_tombstone: Callable[[int], b
 
 def class_of(hash_key: bytes, key: bytes, classes: int) -> int:
     """Which of the disjoint classes a key is in."""
-    digest = hashlib.blake2b(key, digest_size=8, key=hash_key).digest()
-    return int.from_bytes(digest, "big") % classes
+    return kernel.class_of(hash_key, key, classes)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from kept.compaction import apply as applying
-from kept.compaction import kernel, offset_map, planner, view
+from kept.compaction import kernel, offset_map, planner, rule_map, view
 from kept.compaction.pass_ import discard, run_pass
 from kept.storage.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
@@ -22,10 +22,10 @@ from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, Topic
 from kept.testing.simulated_disk import SimulatedDisk
 
 try:
-    from kept.compaction import _kernel
+    from kept.compaction import _kernel, _strategies
     from kept.storage.records import _filter
 except ImportError:  # no compiler at install time: the twins are all there is
-    _kernel = _filter = None
+    _kernel = _strategies = _filter = None
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)
@@ -44,7 +44,13 @@ def each_kernel(request, monkeypatch):
     else:
         maps, filters = offset_map, records_filter.PythonSegmentFilter
     use_kernel(monkeypatch, maps, filters)
+    use_strategies(monkeypatch, _strategies if request.param == "cython" else rule_map)
     return request.param
+
+
+def use_strategies(monkeypatch, module):
+    for name in ("RecordScan", "RuleMap", "RuleScan", "class_of"):
+        monkeypatch.setattr(kernel, name, getattr(module, name))
 
 
 def use_kernel(monkeypatch, maps, filters):
@@ -111,7 +117,7 @@ class World:
         data = build_batch(
             [(self.now, struct.pack(">hh", 0, int(commit)), value, ())], producer_id=pid,
             producer_epoch=epoch, is_transactional=True, is_control=True, leader_epoch=0,
-            base_offset=self.log.log_end_offset if transactional else 0,
+            base_offset=self.log.log_end_offset,
         )  # fmt: skip
         self.log.append_as_follower(data, self.now)
         self.log.write()

@@ -183,7 +183,8 @@ def test_what_we_derive_is_what_kafka_derived(written, tmp_path, topic) -> None:
             if theirs.exists():
                 assert ours.read_bytes() == theirs.read_bytes(), f"{path.stem}{kind}"
                 compared += 1
-    assert compared >= 4
+    # How many segments Kafka's cleaner leaves depends on when it ran; the active one is always there.
+    assert compared >= (2 if topic == "compacted" else 4)
 
 
 def test_check_passes_on_them(written) -> None:
@@ -191,7 +192,6 @@ def test_check_passes_on_them(written) -> None:
         findings = check_directory(str(written[clean]))
         serious = [f for f in findings if f.damaged]
         assert not serious, serious[:5]
-    assert len({f.path for f in check_directory(str(written[True]))}) >= 0
 
 
 def test_snapshots_hold_the_producers(written, tmp_path) -> None:

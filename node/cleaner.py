@@ -408,11 +408,12 @@ class Cleaner:
         node, pool = self._node, hosted.directory.pool
         log_ = hosted.partition.log
         hosted.partition.raise_high_watermark(result.end_offset)
+        created = hosted.directory.directory.created
         offsets: dict[TopicPartition, int] = {}
         await timers.in_slices(
             timers.collecting(node, hosted.directory, timers.high_watermark, offsets)
         )
-        await self._checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets)
+        await self._checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, created)
         published = await pool.run(applying.publish, log_.directory, node.disk, result, expected)
         await self._swap(hosted, running, published)
         hosted.compaction = await pool.run(
@@ -424,18 +425,19 @@ class Cleaner:
                 history_bytes=node.config.compaction_history_bytes,
             )
         )
+        created = hosted.directory.directory.created
         cleaned = {
             tp: self.state(one).clean_to
             for tp, one in node.hosting.hosted.items()
             if one.directory is hosted.directory and one.compaction is not None
         }
-        await self._checkpoint(hosted, Checkpoint.CLEANER, cleaned)
+        await self._checkpoint(hosted, Checkpoint.CLEANER, cleaned, created)
 
     async def _checkpoint(
-        self, hosted: HostedPartition, kind: Checkpoint, offsets: dict[TopicPartition, int]
+        self, hosted: HostedPartition, kind: Checkpoint, *what: dict[TopicPartition, int] | int
     ) -> None:
         directory = hosted.directory
-        await directory.pool.run(directory.directory.write_checkpoints, kind, offsets)
+        await directory.pool.run(directory.directory.write_checkpoints, kind, *what)
 
     async def _swap(self, hosted: HostedPartition, running: Running, published: Published) -> None:
         """Prepare in a thread, place group by group here. Until the first group is placed, a plan

@@ -194,11 +194,14 @@ class Hosting:
                     tp, None, LogConfig(), now_ms=self._node.now_ms()
                 )
             )
+            log.info("log of a deleted topic", topic=tp.topic, partition=tp.partition)
+            await directory.pool.run(
+                directory.directory.mark_deleted, stray, uuid.uuid4(), self._node.now_ms()
+            )
         except DamagedData as error:
             log.warning("a directory that is no log of this cluster is left alone", why=str(error))
-            return
-        log.info("log of a deleted topic", topic=tp.topic, partition=tp.partition)
-        directory.directory.mark_deleted(stray, uuid.uuid4(), self._node.now_ms())
+        except MachineError as error:
+            self.fail(directory, error)
 
     def _register(self, topic: TopicImage) -> HostedTopic:
         hosted = HostedTopic(topic.name, topic.topic_id)

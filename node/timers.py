@@ -132,6 +132,7 @@ class Timers:
             key = (directory.name, kind)
             if key in self._writing:
                 continue
+            created = directory.directory.created
             offsets: dict[TopicPartition, int] = {}
             yield from collecting(self._node, directory, value, offsets)
             if directory.offline is not None:
@@ -139,7 +140,8 @@ class Timers:
             if offsets == directory.directory.checkpoints.get(kind):
                 continue
             self._writing.add(key)
-            future = directory.pool.run(directory.directory.write_checkpoints, kind, offsets)
+            write = directory.directory.write_checkpoints
+            future = directory.pool.run(write, kind, offsets, created)
             future.add_done_callback(partial(self._checkpointed, key, directory))
 
     def _checkpointed(

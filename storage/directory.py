@@ -21,7 +21,7 @@ from kept.storage.disk import Disk, Lock, parent
 from kept.storage.errors import DamagedData, DirectoryRefused, MachineError
 from kept.storage.log import Log
 from kept.storage.swap import SwapPlan
-from kept.storage.types import LogConfig, TopicPartition
+from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 META_VERSION: Final = "1"
 OWNER: Final = "kept"
@@ -78,7 +78,11 @@ class LogDirectory:
         self.offline: str | None = None
         self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
         """What the files say: read at open, then as last written."""
+        self.created = 0
+        """How many logs were created since it was opened; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
+        self._births: dict[TopicPartition, int] = {}
+        self._deleting = threading.Lock()
         self._deleted: list[tuple[int, str]] = []
 
     @classmethod
@@ -219,9 +223,11 @@ class LogDirectory:
     ) -> Log:  # fmt: skip
         """Create an empty log; its id is durable when this returns. What an old log of that name
         left in the checkpoints is forgotten first, durably: after a crash the old one's log start
-        would empty the new log.
+        would empty the new log. What was collected of the old one and is not written yet, is not.
         """
         with self._writing:
+            self.created += 1
+            self._births[tp] = self.created
             for kind, known in self.checkpoints.items():
                 if known.pop(tp, None) is not None:
                     checkpoints.write_offsets(self.disk, self._file(kind.value), known)
@@ -240,12 +246,15 @@ class LogDirectory:
         self.disk.rename(log.directory, self._file(name))
         self.disk.fsync_dir(self.path)
         log.directory = self._file(name)
-        self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
+        self._births.pop(log.topic_partition, None)
+        with self._deleting:
+            self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
 
     def purge(self, now_ms: int) -> int:
         """Remove deleted logs whose ``file.delete.delay.ms`` is over; returns how many."""
-        due = [path for at, path in self._deleted if at <= now_ms]
-        self._deleted = [(at, path) for at, path in self._deleted if at > now_ms]
+        with self._deleting:
+            due = [path for at, path in self._deleted if at <= now_ms]
+            self._deleted = [(at, path) for at, path in self._deleted if at > now_ms]
         for path in due:
             self.disk.remove_tree(path)
         return len(due)
@@ -257,11 +266,21 @@ class LogDirectory:
             self.disk.remove_tree(self._file(entry.directory_name))
         return len(found)
 
-    def write_checkpoints(self, kind: Checkpoint, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace one of the checkpoints durably; blocks, any thread may."""
+    def write_checkpoints(
+        self, kind: Checkpoint, offsets: Mapping[TopicPartition, int], created: int = MAX_INT64
+    ) -> None:
+        """Replace one of the checkpoints durably; blocks, any thread may.
+
+        ``created`` is what :attr:`created` was before the first of the offsets was looked up: a log
+        made since has nothing but its name in common with the one that an offset is of.
+        """
         with self._writing:
-            checkpoints.write_offsets(self.disk, self._file(kind.value), offsets)
-            self.checkpoints[kind] = dict(offsets)
+            current = dict(offsets)
+            if created < self.created:
+                births = self._births
+                current = {tp: n for tp, n in offsets.items() if births.get(tp, 0) <= created}
+            checkpoints.write_offsets(self.disk, self._file(kind.value), current)
+            self.checkpoints[kind] = current
 
     def fail(self, error: MachineError) -> None:
         """Take the directory offline; the first reason is kept."""

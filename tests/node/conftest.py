@@ -25,7 +25,8 @@ class Lone:
         self._runner = runner
         given = {name.replace("_", "."): text for name, text in settings.items()}
         port = None if "listeners" in given else 0
-        config = NodeConfig.load(None, given, {}, port=port, data_dir=directory)
+        data_dir = None if "log.dirs" in given else directory
+        config = NodeConfig.load(None, given, {}, port=port, data_dir=data_dir)
 
         # In this thread: CPython 3.11 cannot compile in two at once (gh-106905), and the node's
         # own preload, in its pool, compiles what pytest rewrites.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import threading
 import uuid
 
 import pytest
@@ -243,4 +244,50 @@ def test_a_log_that_is_purged_while_it_is_scanned(disk, monkeypatch) -> None:
     names = disk.listdir("/d")
     directory.purge_found()
     monkeypatch.setattr(disk, "listdir", lambda path: names)
+    assert directory.scan() == []
+
+
+@pytest.mark.parametrize("kind", Checkpoint)
+def test_what_was_collected_of_a_deleted_log_does_not_reach_its_successor(disk, kind) -> None:
+    directory = opened(disk)
+    tp, other = TopicPartition("t", 0), TopicPartition("other", 0)
+    old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    directory.create_log(other, uuid.UUID(int=3), LogConfig(), now_ms=0)
+    created, collected = directory.created, {tp: 100, other: 7}
+    directory.mark_deleted(old, uuid.UUID(int=9), 0)
+    directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
+    directory.write_checkpoints(kind, collected, created)
+    assert directory.checkpoints[kind] == {other: 7}
+    again = opened(disk.after_kill())
+    assert again.checkpoints[kind] == {other: 7}
+    log = again.open_log(tp, None, LogConfig(), now_ms=0)
+    assert log.log_start_offset == log.log_end_offset == 0
+    directory.write_checkpoints(kind, collected, directory.created)
+    assert directory.checkpoints[kind] == collected, "looked up after both were made"
+
+
+def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> None:
+    directory = opened(disk)
+    logs = [
+        directory.create_log(TopicPartition("t", i), uuid.UUID(int=i), LogConfig(), now_ms=0)
+        for i in (1, 2)
+    ]
+    directory.mark_deleted(logs[0], uuid.UUID(int=8), 0)
+    deleting = threading.Thread(
+        target=directory.mark_deleted, args=(logs[1], uuid.UUID(int=9), 0), daemon=True
+    )
+
+    class Late(int):
+        """A time that, compared for what stays, lets another thread go first."""
+
+        def __lt__(self, other: int) -> bool:
+            if not deleting.ident:
+                deleting.start()
+                deleting.join(0.2)
+            return int(self) < other
+
+    delay_ms = logs[0].config.file_delete_delay_ms
+    assert directory.purge(Late(delay_ms)) == 1
+    deleting.join(10)
+    assert directory.purge(delay_ms) == 1
     assert directory.scan() == []

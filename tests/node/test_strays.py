@@ -1,0 +1,52 @@
+"""Logs of topics that were deleted while the node was down."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+
+import pytest
+
+from kept.storage import layout
+from kept.storage.checkpoints import write_partition_metadata
+from kept.storage.disk import Disk
+from kept.storage.errors import MachineError
+
+
+@pytest.fixture
+def two_directories(lone_node, tmp_path):
+    """Starts a node over two log directories, the first with a log that no topic owns."""
+    first, second = (str(tmp_path / name) for name in "ab")
+    settings = {"log_dirs": f"{first},{second}", "metadata_log_dir": str(tmp_path / "meta")}
+    lone_node(**settings).stop()
+    os.mkdir(f"{first}/gone-0")
+    disk = Disk({})
+    write_partition_metadata(disk, f"{first}/gone-0/{layout.PARTITION_METADATA}", uuid.uuid4())
+    return lambda: lone_node(**settings), first, second
+
+
+def test_a_stray_is_deleted(two_directories):
+    start, first, _ = two_directories
+    start()
+    assert [name[:4] for name in os.listdir(first) if name.endswith("-delete")] == ["gone"]
+
+
+@pytest.mark.parametrize("call", ["rename", "listdir"])
+def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
+    two_directories, monkeypatch, call
+):
+    start, first, second = two_directories
+    real = getattr(Disk, call)
+
+    def failing(disk, path, *more):
+        if path.startswith(f"{first}/gone"):
+            raise MachineError(path, call, OSError(errno.EIO, "I/O error"))
+        return real(disk, path, *more)
+
+    monkeypatch.setattr(Disk, call, failing)
+    lone = start()
+    directories = {one.name: one.offline for one in lone.node.hosting.directories}
+    assert "I/O error" in directories[first] and directories[second] is None
+    lone.create("t")
+    assert os.path.isdir(f"{second}/t-0")

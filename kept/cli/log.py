@@ -16,28 +16,40 @@ def log() -> None:
     epilog=examples(
         "kept log dump data/log/users-0/00000000000000000000.log",
         "kept log dump data/log/users-0/*.index data/log/users-0/leader-epoch-checkpoint",
+        "kept log dump data/log/users-0/manifest-* data/meta/metadata.wal",
+        "kept log dump data/log/users-0/*.log --json | jq 'select(.kind == \"record\").key'",
     )
 )
 @click.argument("files", metavar="FILE …", nargs=-1, required=True, type=click.Path())
-def dump(*, files: tuple[str, ...]) -> None:
-    """Print what is in FILES: batches and records, index entries, snapshots, checkpoints."""
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def dump(*, files: tuple[str, ...], as_json: bool) -> None:
+    """Print what is in FILES, as Kafka's DumpLogSegments does where that knows them.
+
+    Batches and records, indexes, snapshots, checkpoints, manifests and removals of compaction, the
+    metadata log and its snapshots. Damage is printed where it is, and makes the command fail.
+    """
     import os
 
-    from kept.cli.output import write
-    from kept.storage.check import dump_file
+    from kept.cli.dumps import as_object
+    from kept.cli.dumps import dump as entries
+    from kept.cli.output import json_line, write
 
+    damaged = 0
     for file in files:
-        if len(files) > 1:
-            write(f"{file}:\n")
         if os.path.isdir(file):
             raise Failure(f"{file} is a directory; kept log check looks at those")
         if not os.path.exists(file):
             raise Failure(f"{file}: no such file")
+        if not as_json:
+            write(f"Dumping {file}\n")
         try:
-            for line in dump_file(file):
-                write(f"{line}\n")
+            for entry in entries(file):
+                damaged += entry.kind == "damage"
+                write(json_line(as_object(file, entry)) if as_json else f"{entry.line}\n")
         except ValueError as error:
             raise Failure(str(error)) from error
+    if damaged:
+        raise Failure(f"{damaged} place{'s'[: damaged != 1]} damaged")
 
 
 @log.command(epilog=examples("kept log check data/log", "kept log check data/log/users-0 --json"))

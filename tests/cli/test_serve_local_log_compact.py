@@ -168,7 +168,7 @@ def test_log_dump_and_check(kept, compacted, kept_broker):
     segment = directory / "00000000000000000000.log"
     assert "k1" in kept("log", "dump", segment).out
     both = kept("log", "dump", segment, directory / "leader-epoch-checkpoint").lines
-    assert both[0] == f"{segment}:"
+    assert both[0] == f"Dumping {segment}"
     assert "no such file" in kept("log", "dump", directory / "none.log", status=1).err
     assert "nothing damaged" in kept("log", "check", directory).out
     assert kept("log", "check", directory, "--json").json == []

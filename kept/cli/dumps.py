@@ -1,0 +1,139 @@
+"""What ``kept log dump`` prints of a file, whichever part of the house wrote it.
+
+Segments, indexes, snapshots and checkpoints are :mod:`kept.storage.dump`'s, the metadata log and
+its snapshots :mod:`kept.cluster.dump`'s; manifests and removal journals of compaction are told
+here: what survived of each segment, and how much went for which reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kept.storage.dump import Entry, damage, entries
+from kept.storage.errors import DamagedData
+
+_MANIFEST: Final = re.compile(r"manifest-\d+-\d+")
+_REMOVALS: Final = re.compile(r"removals-\d+-\d+")
+
+
+def dump(path: str) -> Iterator[Entry]:
+    """What is in a file of a data directory; damage is an entry that says where.
+
+    Raises FileNotFoundError, MachineError, DirectoryRefused for a newer version; ValueError for a
+    file that is none of them.
+    """
+    name = path.rpartition("/")[2]
+    try:
+        if _MANIFEST.fullmatch(name):
+            yield from _manifest(path)
+        elif _REMOVALS.fullmatch(name):
+            yield from _removals(path)
+        elif _is_metadata(path):
+            yield from _metadata(path)
+        else:
+            yield from entries(path)
+    except DamagedData as error:
+        yield damage(error)
+
+
+def as_object(file: str, entry: Entry) -> dict[str, Any]:
+    """An entry as ``--json`` prints it: bytes as text, or as base64 where they are none."""
+    from kept.cli.output import put_bytes
+
+    out: dict[str, Any] = {"file": file, "kind": entry.kind}
+    for name, value in entry.values.items():
+        if name in ("key", "value") and not isinstance(value, str):
+            put_bytes(out, name, value)
+        elif name == "headers":
+            out[name] = []
+            for header, content in value:
+                one: dict[str, Any] = {"key": header}
+                put_bytes(one, "value", content)
+                out[name].append(one)
+        else:
+            out[name] = value
+    return out
+
+
+def _is_metadata(path: str) -> bool:
+    from kept.cluster.dump import is_metadata_file
+
+    return is_metadata_file(path)
+
+
+def _metadata(path: str) -> Iterator[Entry]:
+    from kept.cluster.dump import dump_metadata
+
+    for line in dump_metadata(path):
+        yield Entry("metadata", {"text": line.strip()}, line)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as source:
+        return source.read()
+
+
+def _manifest(path: str) -> Iterator[Entry]:
+    from kept.cli.output import moment
+    from kept.compaction.manifest import decode
+
+    manifest, plan = decode(path, _read(path))
+    values = {
+        "topic_id": str(manifest.topic_id),
+        "partition": manifest.partition,
+        "identity": str(manifest.identity),
+        "log_start_offset": manifest.log_start_offset,
+        "clean_to": manifest.clean_to,
+        "end_offset": manifest.end_offset,
+        "decided_ms": manifest.now_ms,
+        "delete_horizon_ms": manifest.horizon_ms,
+        "segments": len(manifest.segments),
+    }
+    yield Entry(
+        "manifest",
+        values,
+        f"manifest {manifest.identity} of partition {manifest.partition} of topic id "
+        f"{manifest.topic_id}: logStartOffset: {manifest.log_start_offset} cleanTo: "
+        f"{manifest.clean_to} endOffset: {manifest.end_offset} decided: {moment(manifest.now_ms)} "
+        f"deleteHorizon: {moment(manifest.horizon_ms) or '-'}",
+    )
+    for segment in manifest.segments:
+        values = {
+            "base_offset": segment.base_offset,
+            "end_offset": segment.end_offset,
+            "survivors": len(segment.survivors),
+            "empty_batches": len(segment.empties),
+            "horizons": {str(ms): len(held) for ms, held in sorted(segment.horizons.items())},
+            "aborted": len(segment.aborted),
+            "size_bytes": None if segment.size_bytes < 0 else segment.size_bytes,
+            "digest": segment.digest.hex(),
+        }
+        yield Entry(
+            "manifest segment",
+            values,
+            f"| baseOffset: {segment.base_offset} endOffset: {segment.end_offset} survivors: "
+            f"{len(segment.survivors)} emptyBatches: {len(segment.empties)} batchesWithHorizon: "
+            f"{sum(map(len, segment.horizons.values()))} abortedTransactions: "
+            f"{len(segment.aborted)} size: {segment.size_bytes} digest: "
+            f"{segment.digest.hex() or '-'}",
+        )
+    for group in plan.groups:
+        values = {"inputs": list(group.input_bases), "outputs": list(group.output_bases)}
+        yield Entry("swap", values, f"| swap: {values['inputs']} became {values['outputs']}")
+
+
+def _removals(path: str) -> Iterator[Entry]:
+    from kept.cli.output import moment
+    from kept.compaction.journal import decode
+
+    found = decode(path, _read(path))
+    values = {"identity": str(found.identity), "decided_ms": found.now_ms}
+    line = f"removals of generation {found.identity}, decided {moment(found.now_ms)}"
+    yield Entry("removals", values, line)
+    for reason, parts in found.reasons.items():
+        for base, bitmap in parts:
+            values = {"reason": reason.value, "base_offset": base, "records": len(bitmap)}
+            line = f"| baseOffset: {base} {reason.value}: {len(bitmap)}"
+            yield Entry("removed", values, line)

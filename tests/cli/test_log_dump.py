@@ -1,0 +1,128 @@
+"""``kept log dump``: as DumpLogSegments where that knows the file, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from kept.storage.records import build_batch
+from kept.storage.types import Codec, TimestampType
+from tests.tools import kafka_dist
+
+NOW = 1_700_000_000_000
+
+
+def records(count: int) -> list:
+    return [
+        (NOW + n, None if n % 5 == 1 else b"k%d" % n, None if n % 5 == 2 else b"v", (("h", b"x"),))
+        for n in range(count)
+    ]
+
+
+@pytest.fixture
+def segment(tmp_path) -> Path:
+    """One segment with batches of every kind that a log can hold."""
+    batches = [
+        build_batch(records(6), base_offset=6 * n, codec=codec, leader_epoch=n)
+        for n, codec in enumerate(Codec)
+    ]
+    at = 6 * len(batches)
+    batches.append(
+        build_batch(
+            records(3),
+            base_offset=at,
+            producer_id=7,
+            producer_epoch=1,
+            base_sequence=2**31 - 2,
+            is_transactional=True,
+            timestamp_type=TimestampType.LOG_APPEND_TIME,
+        )
+    )
+    marker = [(NOW, struct.pack(">hh", 0, 1), struct.pack(">hi", 0, 9), ())]
+    batches.append(
+        build_batch(
+            marker,
+            base_offset=at + 3,
+            producer_id=7,
+            producer_epoch=1,
+            is_transactional=True,
+            is_control=True,
+        )
+    )
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(b"".join(batches))
+    return path
+
+
+@pytest.mark.java
+def test_the_lines_are_those_of_dump_log_segments(offline, segment):
+    theirs = kafka_dist.dump([segment], "--deep-iteration", "--print-data-log")
+    ours = offline("log", "dump", segment).lines
+    assert [line.rstrip() for line in ours] == [line.rstrip() for line in theirs.splitlines()]
+
+
+def test_timestamp_types_are_spelt_as_apache_kafka_does(offline, segment):
+    batches = [line for line in offline("log", "dump", segment).lines if "baseOffset" in line]
+    assert f" CreateTime: {NOW + 5} " in batches[0]
+    assert any(" LogAppendTime: " in line for line in batches)
+
+
+def test_json_is_an_object_a_line(offline, segment):
+    found = [json.loads(line) for line in offline("log", "dump", segment, "--json").lines]
+    assert {one["file"] for one in found} == {str(segment)}
+    batches = [one for one in found if one["kind"] == "batch"]
+    assert [b["codec"] for b in batches[:5]] == [c.name.lower() for c in Codec]
+    held = [one for one in found if one["kind"] == "record"]
+    assert [one["offset"] for one in held] == list(range(33))
+    assert (held[0]["key"], held[0]["value"], held[1]["key"]) == ("k0", "v", None)
+    assert held[0]["headers"] == [{"key": "h", "value": "x"}]
+    assert [one["sequence"] for one in held[-3:]] == [2**31 - 2, 2**31 - 1, 0]
+    assert found[-1]["kind"] == "control" and found[-1]["coordinator_epoch"] == 9
+
+
+def test_damage_is_where_it_is_and_fails(offline, segment):
+    segment.write_bytes(segment.read_bytes()[:-7])
+    ran = offline("log", "dump", segment, "--json", status=1)
+    assert json.loads(ran.lines[-1])["kind"] == "damage"
+    assert "1 place damaged" in ran.err
+    assert "DAMAGED" in offline("log", "dump", segment, status=1).lines[-1]
+
+
+def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
+    cluster = kept_cluster()
+    topic = cluster.create_topic(config={"cleanup.policy": "compact"})
+    with cluster.client() as client:
+        from kept.client.blocking import OutRecord
+
+        for n in range(3):
+            client.produce(topic, [OutRecord(b"k%d" % (m % 2), b"%d" % n) for m in range(10)])
+    offline("compact", "now", topic, "--wait", "--bootstrap", cluster.bootstrap)
+    cluster.stop()
+    directory = Path(cluster.log_dir()) / f"{topic}-0"
+    (manifest,) = directory.glob("manifest-*")
+    (removals,) = directory.glob("removals-*")
+    lines = offline("log", "dump", manifest, removals).lines
+    assert any("survivors: 2 " in line for line in lines)
+    assert lines[-1].endswith("superseded: 28")
+    found = [json.loads(x) for x in offline("log", "dump", manifest, removals, "--json").lines]
+    assert [one["kind"] for one in found] == [
+        "manifest", "manifest segment", "swap", "removals", "removed"
+    ]  # fmt: skip
+    assert (found[0]["end_offset"], found[1]["survivors"]) == (30, 2)
+    assert found[-1]["records"] == 28
+
+    meta = Path(cluster.data_dir()) / "meta"
+    for file in (meta / "metadata.wal", meta / "hard-state"):
+        assert len(offline("log", "dump", file).lines) > 1, file
+    said = offline("log", "dump", meta / "metadata.wal", "--json").out
+    assert f"name='{topic}'" in said
+    assert json.loads(said.splitlines()[0])["kind"] == "metadata"
+
+
+def test_a_file_of_somebody_else_is_refused(offline, tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "not a file of a log" in offline("log", "dump", tmp_path / "notes.txt", status=1).err
+    assert "no such file" in offline("log", "dump", tmp_path / "none.log", status=1).err

@@ -118,7 +118,9 @@ def publish(directory: str, disk: Disk, result: Result, expected: Identity | Non
     if read_mark(directory, disk) != expected:
         discard(directory, disk)
         raise InvariantViolation(f"{directory}: another generation was applied meanwhile")
-    removals = f"{directory}/{journal.file_name(result.identity)}"
+    removals = journal.find(directory, disk, result.identity, layout.TEMPORARY)
+    if removals is None:
+        raise InvariantViolation(f"{directory}: the pass {result.identity} left no journal")
     path = layout.manifest_file(directory, *result.identity)
     found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
     disk.rename(removals + layout.TEMPORARY, removals)
@@ -166,7 +168,9 @@ def withdraw(
 
 
 def _forget(directory: str, disk: Disk, identity: Identity) -> None:
-    disk.unlink(f"{directory}/{journal.file_name(identity)}")
+    removals = journal.find(directory, disk, identity)
+    if removals is not None:
+        disk.unlink(removals)
     disk.unlink(layout.manifest_file(directory, *identity))
     disk.fsync_dir(directory)
 

@@ -1,9 +1,13 @@
 """The removal journal: why an offset is not there any more.
 
-Each pass leaves a file ``removals-<epoch>-<generation>`` in the partition's directory with one
-roaring bitmap per reason (in parts, one per segment, because offsets have 64 bits). Together they
-are bounded by ``kept.compaction.history.bytes``: the oldest go first, and what they knew is
-answered with "before generation G".
+Each pass leaves a file ``removals-<sequence>-<epoch>-<generation>`` in the partition's directory
+with one roaring bitmap per reason (in parts, one per segment, because offsets have 64 bits). The
+sequence counts the files of this directory: generations begin anew when a manifest is given up, and
+epochs say nothing about order either. Together the files are bounded by
+``kept.compaction.history.bytes``: the oldest go first, and what they knew is answered with "before
+generation G".
+
+Version 1 had no sequence in the name, and 32 bits for the generation; its files come first.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ from kept.storage.errors import DamagedData
 from kept.storage.types import MAX_INT32
 
 MAGIC: Final = b"KREM"
-VERSION: Final = 1
+VERSION: Final = 2
 PREFIX: Final = "removals-"
-_HEAD: Final = struct.Struct(">iiq")
+_HEADS: Final = {1: struct.Struct(">iiq"), 2: struct.Struct(">iqq")}
+_VERSION_AT: Final = 4
 _PART: Final = struct.Struct(">qi")
 
 
@@ -96,14 +101,47 @@ def removals(found: Survey) -> Removals:
     return Removals(found.manifest.identity, found.manifest.now_ms, reasons)
 
 
-def file_name(identity: Identity) -> str:
-    """Name of the file of one pass."""
-    return f"{PREFIX}{identity.epoch}-{identity.generation}"
+def _parse(name: str) -> tuple[int, Identity] | None:
+    """Sequence (-1 in version 1) and identity in a file's name; None when it is none of ours."""
+    parts = name.removeprefix(PREFIX).split("-")
+    if not name.startswith(PREFIX) or not all(part.isdecimal() for part in parts):
+        return None
+    if len(parts) == 2:
+        return -1, Identity(int(parts[0]), int(parts[1]))
+    if len(parts) == 3:
+        return int(parts[0]), Identity(int(parts[1]), int(parts[2]))
+    return None
+
+
+def _files(directory: str, disk: Disk, suffix: str = "") -> list[tuple[int, Identity, str]]:
+    found = [
+        (*parsed, f"{directory}/{name.removesuffix(suffix)}")
+        for name in disk.listdir(directory)
+        if name.endswith(suffix) and (parsed := _parse(name.removesuffix(suffix))) is not None
+    ]
+    return sorted(found, key=lambda item: (item[0], item[1].generation, item[1].epoch))
+
+
+def files(directory: str, disk: Disk) -> list[tuple[Identity, str]]:
+    """The journal's files, oldest pass first."""
+    return [(identity, path) for _, identity, path in _files(directory, disk)]
+
+
+def new_path(directory: str, disk: Disk, identity: Identity) -> str:
+    """Where the next pass leaves what it removed."""
+    newest = max((sequence for sequence, _, _ in _files(directory, disk)), default=0)
+    return f"{directory}/{PREFIX}{max(newest, 0) + 1}-{identity.epoch}-{identity.generation}"
+
+
+def find(directory: str, disk: Disk, identity: Identity, suffix: str = "") -> str | None:
+    """The newest file of an identity, its name without ``suffix``; None when there is none."""
+    found = [path for _, one, path in _files(directory, disk, suffix) if one == identity]
+    return found[-1] if found else None
 
 
 def encode(record: Removals) -> bytes:
     """The file's bytes."""
-    sections = {b"HEAD": _HEAD.pack(*record.identity, record.now_ms)}
+    sections = {b"HEAD": _HEADS[VERSION].pack(*record.identity, record.now_ms)}
     for reason, parts in record.reasons.items():
         packed: list[bytes] = []
         for base, bitmap in parts:
@@ -117,9 +155,10 @@ def encode(record: Removals) -> bytes:
 def decode(path: str, data: bytes) -> Removals:
     """The content of a file. Raises DamagedData; DirectoryRefused for a newer version."""
     sections = decode_sections(path, data, MAGIC, VERSION)
-    if b"HEAD" not in sections or len(sections[b"HEAD"]) != _HEAD.size:
+    head = _HEADS[int.from_bytes(data[_VERSION_AT : _VERSION_AT + 2], "big")]
+    if b"HEAD" not in sections or len(sections[b"HEAD"]) != head.size:
         raise DamagedData(path, 0, -1, "there is no head in the file")
-    epoch, generation, now_ms = _HEAD.unpack(sections[b"HEAD"])
+    epoch, generation, now_ms = head.unpack(sections[b"HEAD"])
     reasons = {
         reason: list(_parts(path, sections[name]))
         for reason, name in _NAMES.items()
@@ -139,16 +178,6 @@ def _parts(path: str, data: memoryview) -> Iterator[tuple[int, BitMap]]:
             raise DamagedData(path, at, -1, "a bitmap is cut off")
         yield base, BitMap.deserialize(bytes(data[at : at + size]))
         at += size
-
-
-def files(directory: str, disk: Disk) -> list[tuple[Identity, str]]:
-    """The journal's files, oldest pass first."""
-    found = []
-    for name in disk.listdir(directory):
-        epoch, dash, generation = name.removeprefix(PREFIX).partition("-")
-        if name.startswith(PREFIX) and dash and epoch.isdigit() and generation.isdigit():
-            found.append((Identity(int(epoch), int(generation)), f"{directory}/{name}"))
-    return sorted(found, key=lambda item: (item[0].generation, item[0].epoch))
 
 
 def trim(directory: str, disk: Disk, history_bytes: int) -> int:

@@ -70,7 +70,8 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     )  # fmt: skip
     disk.reach("compaction.built")
     removed = journal.removals(found)
-    _write(disk, f"{job.directory}/{journal.file_name(job.identity)}", journal.encode(removed))
+    path = journal.new_path(job.directory, disk, job.identity)
+    _write(disk, path, journal.encode(removed))
     path = layout.manifest_file(job.directory, *job.identity)
     _write(disk, path, manifest.encode(built.manifest, built.plan))
     disk.fsync_dir(job.directory)

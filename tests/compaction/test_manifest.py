@@ -183,6 +183,65 @@ def test_a_damaged_journal_is_told(world):
         fates(w, [0])
 
 
+def test_the_newest_pass_is_the_newest_also_after_a_manifest_was_given_up(world):
+    w = cleaned(world)
+    before = journal.files("/t-0", w.disk)
+    applying.clear("/t-0", w.disk)
+    w.log.close(w.now)
+    w.open()
+    w.append((b"c", b"2"))
+    w.roll()
+    w.clean()
+    assert w.state.applied == Identity(0, 1), "generations begin anew"
+    after = journal.files("/t-0", w.disk)
+    assert after[:-1] == before, "the first pass 0.1 is not overwritten"
+    assert after[-1][0] == Identity(0, 1)
+    assert [a.reason for a in fates(w, [0, 6])] == [Reason.SUPERSEDED] * 2
+    newest = w.disk.stat(after[-1][1]).size_bytes
+    assert journal.trim("/t-0", w.disk, newest) == 3
+    assert journal.files("/t-0", w.disk) == after[-1:]
+    answers = fates(w, [0, 6])
+    assert [a.fate for a in answers] == [Fate.BEFORE_HISTORY, Fate.REMOVED]
+
+
+def test_the_journal_knows_every_generation_that_a_manifest_knows():
+    identity = Identity(2**31 - 1, 2**63 - 1)
+    record = journal.Removals(identity, 5, {Reason.KEYLESS: [(7, BitMap([1, 9]))]})
+    assert journal.decode("r", journal.encode(record)) == record
+
+
+def first_version(record):
+    """A file as kept 0.1.0 wrote it."""
+    content = record.reasons[Reason.SUPERSEDED][0][1].serialize()
+    sections = {
+        b"HEAD": struct.pack(">iiq", *record.identity, record.now_ms),
+        b"SUPE": struct.pack(">qi", 0, len(content)) + content,
+    }
+    return manifest.encode_sections(b"KREM", 1, sections)
+
+
+def test_journals_of_the_first_version_are_read_and_come_first(world):
+    w = world()
+    old = journal.Removals(Identity(3, 70), 5, {Reason.SUPERSEDED: [(0, BitMap([1, 9]))]})
+    w.disk.write_file("/t-0/removals-3-70", first_version(old))
+    w.disk.write_file("/t-0/removals-4-9", first_version(old))
+    w.append((b"a", b"1"), (b"a", b"2"))
+    w.roll()
+    w.clean()
+    found = journal.files("/t-0", w.disk)
+    assert [i for i, _ in found] == [Identity(4, 9), Identity(3, 70), Identity(0, 1)]
+    assert journal.decode("r", w.disk.read(found[1][1])) == old
+    assert str(fates(w, [0])[0].identity) == "0.1"
+    answer = journal.why(
+        9, directory="/t-0", disk=w.disk, log_start_offset=0, high_watermark=99,
+        log_end_offset=99, manifest=None, is_there=lambda offset: False,
+    )  # fmt: skip
+    assert answer.identity == Identity(3, 70)
+    newer = b"KREM\0\3" + journal.encode(old)[6:]
+    with pytest.raises(DirectoryRefused):
+        journal.decode("r", newer)
+
+
 # State.
 
 

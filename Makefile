@@ -4,16 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 REPO   ?= .
 PYTEST  = $(BIN)/python -m pytest
-KERNELS := $(shell find storage compaction -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+KERNELS := $(shell find storage compaction node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+PROTOS  := $(wildcard node/proto/*.proto)
 
 .PHONY: demo test test-slow check bench dist setup clean help
 
 help:
 	@echo "make demo | test | test-slow | check | bench | dist | clean"
 
-$(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS)
+$(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel cython
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel cython grpcio-tools
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[test,check]'
 	@touch $@
 
@@ -45,3 +46,4 @@ dist: setup
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 	find . -name '*.so' -delete
+	rm -f node/proto/*_pb2.py node/proto/*_pb2.pyi

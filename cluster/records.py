@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
 from uuid import UUID
@@ -128,7 +128,12 @@ class PartitionRecord:
     ``replicas`` are in order of preference. ``leader`` is :data:`NO_LEADER` when none can lead.
     ``leader_epoch`` grows with every new leader, ``partition_epoch`` with every record.
     ``unclean`` marks a partition whose leader was elected outside the ISR and has not yet published
-    its base generation.
+    its base generation. ``adding`` and ``removing`` are the replicas that a reassignment in
+    progress brings and takes away; ``replicas`` holds both kinds (KIP-455).
+
+    ``suspects`` (rule 33) are the members whom the controller took out of the ISR, or who restarted
+    without their clean mark, since a leader was last known to live: should the whole ISR turn out
+    to have lost its page cache with them, one of them may hold what nobody else has.
     """
 
     topic_id: UUID
@@ -139,6 +144,24 @@ class PartitionRecord:
     leader_epoch: int
     partition_epoch: int
     unclean: bool = False
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
+
+    @property
+    def leader_recovery_state(self) -> int:
+        """Kafka's number for it: 0 recovered, 1 recovering from an unclean election."""
+        return int(self.unclean)
+
+    @property
+    def reassigning(self) -> bool:
+        """A reassignment is in progress."""
+        return bool(self.adding or self.removing)
+
+    @property
+    def recovering(self) -> bool:
+        """Nobody leads because the whole ISR restarted unclean: all suspects are waited for."""
+        return self.leader == NO_LEADER and bool(self.isr) and set(self.isr) <= set(self.suspects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +304,23 @@ def _write_partition(record: PartitionRecord) -> bytes:
         record.partition_epoch,
         _UNCLEAN * record.unclean,
     )
-    return head + _integers(record.replicas) + _integers(record.isr)
+    body = head + _integers(record.replicas) + _integers(record.isr)
+    if _partition_version(record):
+        for members in (record.adding, record.removing, record.suspects):
+            body += _integers(members)
+    return body
+
+
+def _partition_version(record: PartitionRecord) -> int:
+    """The oldest version that holds it all, so that most records stay what 0.1.0 reads."""
+    return int(bool(record.adding or record.removing or record.suspects))
+
+
+def _read_partition_v1(reader: _Reader) -> PartitionRecord:
+    record = _read_partition(reader)
+    return replace(
+        record, adding=reader.integers(), removing=reader.integers(), suspects=reader.integers()
+    )
 
 
 def _read_partition(reader: _Reader) -> PartitionRecord:
@@ -313,45 +352,48 @@ def _read_config(reader: _Reader) -> ConfigRecord:
     )
 
 
-_WRITERS: Final[dict[type, tuple[int, int, Callable[[Any], bytes]]]] = {
-    UnregisterBrokerRecord: (1, 0, lambda r: _I32.pack(r.broker_id) + _I64.pack(r.broker_epoch)),
-    TopicRecord: (2, 0, lambda r: r.topic_id.bytes + _string(r.name)),
-    PartitionRecord: (3, 0, _write_partition),
-    ConfigRecord: (4, 0, _write_config),
-    RemoveTopicRecord: (9, 0, lambda r: r.topic_id.bytes),
-    FeatureRecord: (12, 0, lambda r: _string(r.name) + _U16.pack(r.level)),
+_WRITERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
+    UnregisterBrokerRecord: (1, lambda r: _I32.pack(r.broker_id) + _I64.pack(r.broker_epoch)),
+    TopicRecord: (2, lambda r: r.topic_id.bytes + _string(r.name)),
+    PartitionRecord: (3, _write_partition),
+    ConfigRecord: (4, _write_config),
+    RemoveTopicRecord: (9, lambda r: r.topic_id.bytes),
+    FeatureRecord: (12, lambda r: _string(r.name) + _U16.pack(r.level)),
     ProducerIdsRecord: (
         15,
-        0,
         lambda r: _PRODUCER_IDS.pack(r.broker_id, r.broker_epoch, r.next_producer_id),
     ),
-    BrokerChangeRecord: (17, 0, _write_change),
-    NoOpRecord: (20, 0, lambda _: b""),
-    BrokerRecord: (27, 0, _write_broker),
-    ClusterRecord: (64, 0, lambda r: _string(r.cluster_id)),
+    BrokerChangeRecord: (17, _write_change),
+    NoOpRecord: (20, lambda _: b""),
+    BrokerRecord: (27, _write_broker),
+    ClusterRecord: (64, lambda r: _string(r.cluster_id)),
 }
-"""Class -> type, the version written, the body's writer."""
+"""Class -> type, the body's writer."""
 
-_READERS: Final[dict[int, tuple[int, Callable[[_Reader], Any]]]] = {
-    1: (0, lambda r: UnregisterBrokerRecord(r.integer(_I32), r.integer(_I64))),
-    2: (0, lambda r: TopicRecord(topic_id=r.uuid(), name=r.string())),
-    3: (0, _read_partition),
-    4: (0, _read_config),
-    9: (0, lambda r: RemoveTopicRecord(r.uuid())),
-    12: (0, lambda r: FeatureRecord(r.string(), r.integer(_U16))),
-    15: (0, lambda r: ProducerIdsRecord(*r.unpack(_PRODUCER_IDS))),
-    17: (0, _read_change),
-    20: (0, lambda _: NoOpRecord()),
-    27: (0, _read_broker),
-    64: (0, lambda r: ClusterRecord(r.string())),
+_VERSIONS: Final[dict[type, Callable[[Any], int]]] = {PartitionRecord: _partition_version}
+"""Class -> the version that a record is written in; 0 for what is not listed."""
+
+_READERS: Final[dict[int, tuple[Callable[[_Reader], Any], ...]]] = {
+    1: (lambda r: UnregisterBrokerRecord(r.integer(_I32), r.integer(_I64)),),
+    2: (lambda r: TopicRecord(topic_id=r.uuid(), name=r.string()),),
+    3: (_read_partition, _read_partition_v1),
+    4: (_read_config,),
+    9: (lambda r: RemoveTopicRecord(r.uuid()),),
+    12: (lambda r: FeatureRecord(r.string(), r.integer(_U16)),),
+    15: (lambda r: ProducerIdsRecord(*r.unpack(_PRODUCER_IDS)),),
+    17: (_read_change,),
+    20: (lambda _: NoOpRecord(),),
+    27: (_read_broker,),
+    64: (lambda r: ClusterRecord(r.string()),),
 }
-"""Type -> the newest version read, the body's reader."""
+"""Type -> the body's reader of each version, from version 0."""
 
 
 def encode(record: MetadataRecord) -> bytes:
     """The bytes of one record."""
-    kind, version, write = _WRITERS[type(record)]
-    return _HEAD.pack(kind, version) + write(record)
+    kind, write = _WRITERS[type(record)]
+    version = _VERSIONS.get(type(record))
+    return _HEAD.pack(kind, version(record) if version else 0) + write(record)
 
 
 def decode(data: bytes | memoryview) -> MetadataRecord:
@@ -365,13 +407,13 @@ def decode(data: bytes | memoryview) -> MetadataRecord:
         raise CorruptMessage(f"metadata record of {len(view)} bytes")
     kind, version = _HEAD.unpack_from(view)
     known = _READERS.get(kind)
-    if known is None or version > known[0]:
+    if known is None or version >= len(known):
         raise UnsupportedVersion(
             f"metadata record of type {kind} version {version} was written by a newer kept"
         )
     reader = _Reader(view, _HEAD.size)
     try:
-        record: MetadataRecord = known[1](reader)
+        record: MetadataRecord = known[version](reader)
     except (struct.error, UnicodeDecodeError) as error:
         raise CorruptMessage(f"metadata record of type {kind}: {error}") from error
     if reader.position != len(view):

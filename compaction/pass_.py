@@ -24,14 +24,16 @@ from kept.storage.errors import DamagedData
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a pass did, in numbers. ``bytes_before`` and ``bytes_after`` are of the segments it
-    rewrote.
+    """What a pass did, in numbers.
+
+    ``records_examined`` counts the segments whose records were looked at (those carried over from
+    the pass before are not); ``bytes_before`` and ``bytes_after`` are of the segments it rewrote.
     """
 
     identity: Identity
     clean_to: int
     end_offset: int
-    records_before: int
+    records_examined: int
     records_removed: int
     bytes_before: int
     bytes_after: int
@@ -81,7 +83,7 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
         identity=job.identity,
         clean_to=built.manifest.clean_to,
         end_offset=built.manifest.end_offset,
-        records_before=sum(facts.records for facts in found.facts),
+        records_examined=sum(facts.records for facts in found.facts),
         records_removed=sum(removed.counts().values()),
         bytes_before=sum(s.size_bytes for s in job.sources if s.base_offset in rewritten),
         bytes_after=built.bytes_written,

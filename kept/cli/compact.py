@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kept.cli.shell import Failure, bootstrap_option, examples, json_option
+from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
 
 if TYPE_CHECKING:
     from kept.client.http import JsonApi
@@ -18,7 +18,7 @@ WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for an answer."""
 
 
-@click.group(epilog=examples("kept compact status", "kept compact now users --wait"))
+@click.group(cls=Group, epilog=examples("kept compact status", "kept compact now users --wait"))
 def compact() -> None:
     """See, start and explain compaction."""
 

@@ -15,7 +15,7 @@ from kept.storage.dump import Entry, damage, entries
 from kept.storage.errors import DamagedData
 
 _MANIFEST: Final = re.compile(r"manifest-\d+-\d+")
-_REMOVALS: Final = re.compile(r"removals-\d+-\d+")
+_REMOVALS: Final = re.compile(r"removals(?:-\d+){2,3}")
 
 
 def dump(path: str) -> Iterator[Entry]:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kept.cli.shell import Failure, bootstrap_option, examples, json_option
+from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
     from kept.storage.types import TopicPartition
 
 
-@click.group(epilog=examples("kept group describe readers"))
+@click.group(cls=Group, epilog=examples("kept group describe readers"))
 def group() -> None:
     """List, describe, reset and delete consumer groups."""
 

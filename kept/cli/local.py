@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from kept.cli.shell import Failure, examples, json_option, pairs
+from kept.cli.shell import Failure, Group, examples, json_option, pairs
 
 READY_DEADLINE_S: Final = 30.0
 STOP_DEADLINE_S: Final = 30.0
@@ -36,7 +36,9 @@ def _dir_option(function: Any) -> Any:
     )(function)
 
 
-@click.group(epilog=examples("kept local up --port 9192", "kept local status", "kept local down"))
+@click.group(
+    cls=Group, epilog=examples("kept local up --port 9192", "kept local status", "kept local down")
+)
 def local() -> None:
     """Run nodes on this machine, in the background."""
 

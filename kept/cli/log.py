@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from kept.cli.shell import Failure, examples, json_option
+from kept.cli.shell import Failure, Group, examples, json_option
 
 
-@click.group(epilog=examples("kept log check data/log"))
+@click.group(cls=Group, epilog=examples("kept log check data/log"))
 def log() -> None:
     """Look at files of a data directory, offline."""
 
@@ -23,10 +23,11 @@ def log() -> None:
 @click.argument("files", metavar="FILE …", nargs=-1, required=True, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def dump(*, files: tuple[str, ...], as_json: bool) -> None:
-    """Print what is in FILES, as Kafka's DumpLogSegments does where that knows them.
+    """Print what is in FILES of a data directory.
 
-    Batches and records, indexes, snapshots, checkpoints, manifests and removals of compaction, the
-    metadata log and its snapshots. Damage is printed where it is, and makes the command fail.
+    Batches and records, indexes, snapshots, checkpoints, as Kafka's DumpLogSegments prints them;
+    manifests and removals of compaction; the metadata log and its snapshots. Damage is printed
+    where it is, and makes the command fail.
     """
     import os
 

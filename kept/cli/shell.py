@@ -17,48 +17,32 @@ import click
 from kept.storage.errors import KeptError
 
 INTERRUPTED: Final = 130
+SUMMARY_COLUMNS: Final = 200
+"""Longer than any summary of a command: the formatter wraps, it does not cut."""
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are run.
+class Group(click.Group):
+    """A group that lists its commands in the order of their declaration, none cut short."""
 
-    ``commands_at`` maps a command's name to (``module:attribute``, one line of help), so that
-    listing the commands imports none of them.
-    """
-
-    def __init__(
-        self, *args: Any, commands_at: Mapping[str, tuple[str, str]] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.commands_at = dict(commands_at or {})
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names in the order in which they were declared."""
-        return [*self.commands_at, *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now."""
-        if cmd_name not in self.commands_at:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = self.commands_at[cmd_name][0].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in the help, without importing them."""
-        rows = [(name, text) for name, (_, text) in self.commands_at.items()]
-        for name in super().list_commands(ctx):
-            command = super().get_command(ctx, name)
-            if command is not None and not command.hidden:
-                rows.append((name, command.get_short_help_str(limit=90)))
+        """The list of commands in the help: the whole first sentence of each."""
+        rows = [(name, self.summary(ctx, name)) for name in self.list_commands(ctx)]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+    def summary(self, ctx: click.Context, name: str) -> str:
+        """One line about a command."""
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit=SUMMARY_COLUMNS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -74,6 +58,41 @@ class LazyGroup(click.Group):
                 text = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
                 raise click.UsageError(text, ctx) from error
             raise
+
+
+class LazyGroup(Group):
+    """A group whose commands are imported when they are run.
+
+    ``commands_at`` maps a command's name to (``module:attribute``, one line of help), so that
+    listing the commands imports none of them.
+    """
+
+    def __init__(
+        self, *args: Any, commands_at: Mapping[str, tuple[str, str]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands_at = dict(commands_at or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names in the order in which they were declared."""
+        return list(self.commands_at)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
+    ) -> click.Command | None:
+        """The command of that name, imported now."""
+        if cmd_name not in self.commands_at:
+            return None
+        module, _, attribute = self.commands_at[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def summary(self, ctx: click.Context, name: str) -> str:  # noqa: ARG002
+        """One line about a command, without importing it."""
+        return self.commands_at[name][1]
 
 
 def examples(*lines: str) -> str:

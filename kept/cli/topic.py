@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kept.cli.shell import Failure, bootstrap_option, examples, json_option, pairs
+from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option, pairs
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
 
 
 @click.group(
-    epilog=examples("kept topic create users --partitions 3 --config cleanup.policy=compact")
+    cls=Group,
+    epilog=examples("kept topic create users --partitions 3 --config cleanup.policy=compact"),
 )
 def topic() -> None:
     """Create, list, describe, alter and delete topics."""

@@ -102,8 +102,8 @@ def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     offline("compact", "now", topic, "--wait", "--bootstrap", cluster.bootstrap)
     cluster.stop()
     directory = Path(cluster.log_dir()) / f"{topic}-0"
-    (manifest,) = directory.glob("manifest-*")
-    (removals,) = directory.glob("removals-*")
+    (manifest,) = directory.glob("manifest-*[0-9]")
+    (removals,) = directory.glob("removals-*[0-9]")
     lines = offline("log", "dump", manifest, removals).lines
     assert any("survivors: 2 " in line for line in lines)
     assert lines[-1].endswith("superseded: 28")

@@ -48,6 +48,14 @@ def test_every_level_has_help_with_an_example(path, capsys):
         assert not line.strip() or "kept " in line
 
 
+@pytest.mark.parametrize("name", [path[0] for path in PATHS if len(path) == 1])
+def test_no_summary_of_a_command_is_cut_off(name):
+    group = root.get_command(click.Context(root), name)
+    if isinstance(group, click.Group):
+        text = group.get_help(click.Context(group, info_name=name))
+        assert not [line for line in text.splitlines()[1:] if line.endswith("...")]
+
+
 def test_the_tree_of_commands_is_that_of_the_documents():
     names = {" ".join(p) for p in PATHS}
     assert names >= {

@@ -26,7 +26,7 @@ def test_it_says_what_the_pass_then_does(world, strategy):
     assert w.records() == before, "nothing was written"
     result = w.clean()
     assert said.removed == result.removed
-    assert said.records == result.records_before == 21
+    assert said.records == result.records_examined == 21
     assert (said.clean_to, said.end_offset) == (w.state.clean_to, w.state.end_offset)
     assert said.segments_after == result.segments_after
     assert sum(s.kept for s in said.segments) == len(w.records())

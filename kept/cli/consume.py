@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kept.cli.shell import bootstrap_option, examples
+from kept.cli.shell import Failure, bootstrap_option, examples
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 )
 @click.argument("topic")
 @click.option("--from-beginning", is_flag=True, help="Not only what comes from now on.")
-@click.option("--offset", type=click.IntRange(0), help="Start there; needs --partition.")
+@click.option(
+    "--offset",
+    type=click.IntRange(0),
+    help="Start there; needs --partition. Above the end, it says so and waits for what comes "
+    "next, as kcat and Kafka's console consumer do (with --until-end: fails). Below the log start, "
+    "it says so and starts there.",
+)
 @click.option("--partition", type=click.IntRange(0), help="Only this one.")
 @click.option("--max", "maximum", type=click.IntRange(1), help="Stop after so many records.")
 @click.option("--until-end", is_flag=True, help="Stop at the end as it is now.")
@@ -106,6 +112,8 @@ def _of_partitions(
         count = len(known.partitions)
         raise UnknownTopicOrPartition(f"topic {topic} has partitions 0 to {count - 1}")
     numbers = known.partitions if partition is None else (partition,)
+    if start >= 0 and partition is not None:
+        _compare(topic, partition, start, client.bounds(topic)[partition], to_end=to_end)
     consumer = Consumer(client, {TopicPartition(topic, p): start for p in numbers}, limits)
     if not to_end:
         while True:
@@ -118,6 +126,21 @@ def _of_partitions(
             yield batch
             done += len(batch)
             advance(done)
+
+
+def _compare(
+    topic: str, partition: int, offset: int, bounds: tuple[int, int], *, to_end: bool
+) -> None:
+    """Say when an offset that was asked for is not there to be read."""
+    start, end = bounds
+    if offset > end:
+        said = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
+        if to_end:
+            raise Failure(f"{said}: there is nothing to read up to it")
+        click.echo(f"kept: {said}; waiting for records from the end on", err=True)
+    elif offset < start:
+        said = f"offset {offset} is below the log start of {topic}-{partition}"
+        click.echo(f"kept: {said}; reading from {start} on", err=True)
 
 
 def _of_group(

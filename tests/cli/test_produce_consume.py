@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
@@ -125,6 +126,43 @@ def test_where_and_how_much(kept, kept_broker):
     assert line.endswith("(no key)  0\n")
     assert "partitions 0 to 1" in kept("consume", topic, "--partition", 9, status=1).err
     assert "nope" in kept("consume", "nope", "--until-end", status=1).err
+
+
+def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, stdin="".join(f"{n}\n" for n in range(10)))
+    part = ("consume", topic, "--partition", 0, "--value-only")
+    ran = kept(*part, "--offset", 11, "--until-end", status=1)
+    assert ran.out == ""
+    assert f"offset 11 is above the end of {topic}-0, which is 10" in ran.err
+    at_the_end = kept(*part, "--offset", 10, "--until-end")
+    assert (at_the_end.out, at_the_end.err) == ("", "")
+
+    waiting = subprocess.Popen(
+        kept.command(*part, "--offset", 99, "--max", 1),
+        env=kept.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert "which is 10; waiting for records from the end on" in waiting.stderr.readline()
+    sent = 0
+    while waiting.poll() is None:  # it looks the end up in its own time
+        kept("produce", topic, stdin=f"late {sent}\n")
+        sent += 1
+        assert sent < 60
+    out, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0
+    assert out.startswith("late ")
+
+    with kept_broker.client() as client:
+        client.request(
+            21,
+            {
+                "topics": [{"name": topic, "partitions": [{"partition_index": 0, "offset": 5}]}],
+                "timeout": 10_000,
+            },
+        )
+    ran = kept(*part, "--offset", 2, "--until-end")
+    assert ran.lines[0] == "5"
+    assert f"offset 2 is below the log start of {topic}-0; reading from 5 on" in ran.err
 
 
 def test_a_table_says_what_would_mislead(kept, kept_broker):

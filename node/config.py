@@ -22,7 +22,7 @@ from kept.cluster.settings import (
 from kept.node.accepted_settings import REFUSED_PREFIXES
 from kept.node.broker_settings import BROKER_SETTINGS, HONOURED
 from kept.node.config_listeners import Listener, Voter, parse_voters, resolve
-from kept.node.config_sources import Sugar, gather
+from kept.node.config_sources import Sugar, gather, located
 from kept.storage.errors import ConfigurationError, InvalidConfig
 
 __all__ = ["BROKER_SETTINGS", "Listener", "NodeConfig", "Voter", "attribute"]
@@ -188,15 +188,17 @@ class NodeConfig:
         ``port``, ``data_dir`` and ``node_id`` are the command line's short forms. Raises
         ConfigurationError, whose message names the setting, what is wrong and what would be right.
         """
-        given = gather(
+        sources = (
             file,
             overrides or {},
             os.environ if environ is None else environ,
             Sugar(port, data_dir, node_id),
-            names=BROKER_SETTINGS,
-            refused_prefixes=REFUSED_PREFIXES,
         )
-        return cls(given)
+        given = gather(*sources, names=BROKER_SETTINGS, refused_prefixes=REFUSED_PREFIXES)
+        try:
+            return cls(given)
+        except ConfigurationError as error:
+            raise ConfigurationError(located(str(error), *sources, names=given)) from error
 
     def with_dynamic(self, own: Mapping[str, str], default: Mapping[str, str]) -> NodeConfig:
         """The same node's settings with those changed at run time, for itself and for all nodes.

@@ -186,7 +186,9 @@ def gather(
     for where, settings in from_where:
         for name in settings:
             if name not in names:
-                raise ConfigurationError(where + _unknown(name, names, refused_prefixes))
+                line = _line(file, name) if where and file is not None else None
+                place = where if line is None else f"{file} line {line}: "
+                raise ConfigurationError(place + _unknown(name, names, refused_prefixes))
         given.update(settings)
     sugar.lay_over(given)
     return given
@@ -197,3 +199,54 @@ def _unknown(name: str, names: Collection[str], refused_prefixes: Mapping[str, s
         if name.startswith(prefix):
             return f"{name}: refused, since {why}"
     return unknown_name("broker", name, names)
+
+
+def located(
+    message: str, file: str | None, overrides: Mapping[str, str], environ: Mapping[str, str],
+    sugar: Sugar, *, names: Collection[str],
+) -> str:  # fmt: skip
+    """A refusal with where the settings that it names were given: file and line, variable, flag."""
+    flags = {name: flag for flag, settings in sugar.settings for name in settings}
+    given = {} if file is None else from_file(file)
+    places = {}
+    for name in names:
+        if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\.?\w)", message):
+            continue
+        if name in flags:
+            places[name] = flags[name]
+        elif name in overrides:
+            places[name] = f"--set {name}"
+        elif variable(name) in environ:
+            places[name] = f"environment variable {variable(name)}"
+        elif name in given:
+            line = _line(file or "", name)
+            places[name] = f"{file}" if line is None else f"{file} line {line}"
+    if not places:
+        return message
+    if len(places) == 1:
+        return f"{next(iter(places.values()))}: {message}"
+    said = ", ".join(f"{name} by {place}" for name, place in places.items())
+    return f"{message} (given: {said})"
+
+
+def _line(path: str, name: str) -> int | None:
+    """The line of a setting in a YAML file, flat or nested; None when it is not found."""
+    import yaml
+
+    try:
+        with open(path, "rb") as source:
+            root = yaml.compose(source, Loader=yaml.SafeLoader)
+    except (OSError, yaml.YAMLError):
+        return None
+    pending = [("", root)]
+    while pending:
+        prefix, node = pending.pop()
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        for key, value in node.value:
+            whole = f"{prefix}{key.value}"
+            if whole == name:
+                found: int = key.start_mark.line + 1
+                return found
+            pending.append((f"{whole}.", value))
+    return None

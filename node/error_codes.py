@@ -63,6 +63,7 @@ _NAMES: Final[dict[str, int]] = {
     "NotEnoughReplicas": NOT_ENOUGH_REPLICAS,
     "NotEnoughReplicasAfterAppend": 20,
     "RequestTimedOut": REQUEST_TIMED_OUT,
+    "NetworkException": 13,
     "ReplicaNotAvailable": 9,
     "InvalidRequest": INVALID_REQUEST,
     "InvalidTopicException": INVALID_TOPIC_EXCEPTION,

@@ -34,7 +34,9 @@ from kept.cluster.records import (
     ResourceType,
     TopicRecord,
     UnregisterBrokerRecord,
+    VotersRecord,
 )
+from kept.cluster.voters import Voter
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 
@@ -100,6 +102,7 @@ class Delta:
     configs: frozenset[ResourceKey] = frozenset()
     brokers: frozenset[int] = frozenset()
     features: frozenset[str] = frozenset()
+    voters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class Image:
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
     next_producer_id: int = 0
+    voters: tuple[Voter, ...] = ()
 
     def topic(self, key: str | UUID) -> TopicImage | None:
         """A topic by name or by id."""
@@ -150,6 +154,8 @@ class Image:
         """The shortest list of records that makes this image out of nothing (but its index)."""
         if self.cluster_id is not None:
             yield ClusterRecord(self.cluster_id)
+        if self.voters:
+            yield VotersRecord(self.voters)
         for name in sorted(self.features):
             yield FeatureRecord(name, self.features[name])
         for broker_id in sorted(self.brokers):
@@ -225,6 +231,8 @@ class _Step:
                 self._feature(record)
             case ClusterRecord():
                 self._cluster(record)
+            case VotersRecord():
+                self._values["voters"] = record.voters
             case NoOpRecord():
                 pass
 
@@ -373,4 +381,5 @@ class _Step:
             frozenset(self._touched["configs"]),
             frozenset(self._touched["brokers"]),
             frozenset(self._touched["features"]),
+            image.voters != self._before.voters,
         )

@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import Any, Final
 from uuid import UUID
 
+from kept.cluster.voters import Voter
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
 NO_LEADER: Final = -1
@@ -184,6 +185,13 @@ class ProducerIdsRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class VotersRecord:
+    """Who votes from this entry on; the first record of its entry (``kept.cluster.raft``)."""
+
+    voters: tuple[Voter, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NoOpRecord:
     """Nothing; a new Raft leader commits it to commit what came before."""
 
@@ -199,6 +207,7 @@ MetadataRecord = (
     | PartitionRecord
     | ConfigRecord
     | ProducerIdsRecord
+    | VotersRecord
     | NoOpRecord
 )
 
@@ -352,6 +361,22 @@ def _read_config(reader: _Reader) -> ConfigRecord:
     )
 
 
+def _write_voters(record: VotersRecord) -> bytes:
+    return _U16.pack(len(record.voters)) + b"".join(
+        _I32.pack(v.node_id) + v.directory_id.bytes + _string(v.host) + _I32.pack(v.port)
+        for v in record.voters
+    )
+
+
+def _read_voters(reader: _Reader) -> VotersRecord:
+    return VotersRecord(
+        tuple(
+            Voter(reader.integer(_I32), reader.uuid(), reader.string(), reader.integer(_I32))
+            for _ in range(reader.integer(_U16))
+        )
+    )
+
+
 _WRITERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     UnregisterBrokerRecord: (1, lambda r: _I32.pack(r.broker_id) + _I64.pack(r.broker_epoch)),
     TopicRecord: (2, lambda r: r.topic_id.bytes + _string(r.name)),
@@ -367,6 +392,7 @@ _WRITERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     NoOpRecord: (20, lambda _: b""),
     BrokerRecord: (27, _write_broker),
     ClusterRecord: (64, lambda r: _string(r.cluster_id)),
+    VotersRecord: (65, _write_voters),
 }
 """Class -> type, the body's writer."""
 
@@ -385,6 +411,7 @@ _READERS: Final[dict[int, tuple[Callable[[_Reader], Any], ...]]] = {
     20: (lambda _: NoOpRecord(),),
     27: (_read_broker,),
     64: (lambda r: ClusterRecord(r.string()),),
+    65: (_read_voters,),
 }
 """Type -> the body's reader of each version, from version 0."""
 

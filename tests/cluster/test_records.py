@@ -22,11 +22,13 @@ from kept.cluster.records import (
     RemoveTopicRecord,
     TopicRecord,
     UnregisterBrokerRecord,
+    VotersRecord,
     decode,
     decode_batch,
     encode,
     encode_batch,
 )
+from kept.cluster.voters import Voter
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -59,6 +61,7 @@ EXAMPLES = [
     RemoveTopicRecord(ID),
     ProducerIdsRecord(3, 17, 5000),
     NoOpRecord(),
+    VotersRecord((Voter(0, ID, "node-0", 10092), Voter(1, INCARNATION, "::1", 10093))),
 ]
 
 texts = st.text(max_size=40)
@@ -82,6 +85,10 @@ any_record = st.one_of(
     st.builds(ConfigRecord, st.integers(0, 255), texts, texts, nullable),
     st.builds(ProducerIdsRecord, int32, int64, int64),
     st.just(NoOpRecord()),
+    st.builds(
+        VotersRecord,
+        st.lists(st.builds(Voter, int32, st.uuids(), texts, int32), max_size=3).map(tuple),
+    ),
 )
 
 

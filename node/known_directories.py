@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from kept.cluster.wal import WAL_NAME
 from kept.storage import checkpoints, layout
 from kept.storage.directory import LogDirectory
 from kept.storage.disk import Disk
@@ -45,6 +46,38 @@ def refuse_missing(disk: Disk, metadata_directory: str, log_directories: Iterabl
                 f"the log directory {directory_id}, last seen at {path}, is not in log.dirs or is "
                 f"empty{unknown}: mount it or name it; to give up what it holds, take its line out "
                 f"of {metadata_directory}/{FILE}"
+            )
+
+
+def refuse_foreign(
+    disk: Disk,
+    metadata_directory: str,
+    log_directories: Iterable[str],
+    *,
+    node_id: int,
+    alone: bool,
+) -> None:
+    """Raise DirectoryRefused for a log directory that cannot be this node's.
+
+    To be asked before the metadata directory is made, so that a start which fails leaves nothing
+    behind. A node that is ``alone`` makes up a cluster id when it has no metadata, and no directory
+    that is in use can have it; others are told theirs by the cluster.
+    """
+    fresh = not disk.exists(f"{metadata_directory}/{WAL_NAME}")
+    for path in log_directories:
+        name = f"{path}/{layout.META_PROPERTIES}"
+        found = checkpoints.read_properties(disk, name)
+        if found is None:
+            continue
+        owner, cluster_id = found.get("node.id"), found.get("cluster.id")
+        if owner != str(node_id):
+            raise DirectoryRefused(
+                f"{path} belongs to node.id {owner!r}, not to {str(node_id)!r} (says {name})"
+            )
+        if alone and fresh:
+            raise DirectoryRefused(
+                f"{path} belongs to cluster.id {cluster_id!r}, and {metadata_directory} holds no "
+                f"metadata of it: set metadata.log.dir to where that is, or take other log.dirs"
             )
 
 

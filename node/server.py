@@ -348,6 +348,13 @@ class Node:
         path = self.config.metadata_log_dir
         for place in (*self.config.log_dirs, path):
             refuse_kafka(self.disk, place)
+        known_directories.refuse_foreign(
+            self.disk,
+            path,
+            self.config.log_dirs,
+            node_id=self.node_id,
+            alone=len(self.config.controller_quorum_voters) <= 1,
+        )
         self.disk.mkdir(path)
         self._metadata_lock = self.disk.lock(f"{path}/{METADATA_LOCK}")
         self.quorum = Quorum.open(path, self.disk, node_id=self.node_id)

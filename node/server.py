@@ -25,7 +25,7 @@ from kept.cluster import controller
 from kept.cluster.quorum import Quorum
 from kept.cluster.records import ClusterRecord, Endpoint, MetadataRecord, ResourceType
 from kept.cluster.settings import validate_topic
-from kept.node import api, known_directories, timers
+from kept.node import api, internal_topics, known_directories, timers
 from kept.node.budget import Budget
 from kept.node.connection import raise_file_limit
 from kept.node.fetch_sessions import FetchSessions
@@ -217,17 +217,13 @@ class Node:
     async def _create_internal(self, name: str) -> None:
         if name in self.image.topics:
             return
-        brokers = sum(1 for broker in self.image.brokers.values() if broker.active)
+        defaults = internal_topics.defaults(self.image, self.config)
         try:
             await self.create_topic(
                 name,
-                num_partitions=self.config.offsets_topic_num_partitions,
-                replication_factor=min(self.config.offsets_topic_replication_factor, brokers),
-                configs={
-                    "cleanup.policy": "compact",
-                    "compression.type": "producer",
-                    "segment.bytes": str(self.config.offsets_topic_segment_bytes),
-                },
+                num_partitions=defaults.num_partitions,
+                replication_factor=defaults.replication_factor,
+                configs=internal_topics.settings(self.config, {}),
             )
         except TopicAlreadyExists:
             return

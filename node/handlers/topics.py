@@ -22,9 +22,11 @@ from kept.cluster.controller import (
 )
 from kept.cluster.image import Image, TopicImage
 from kept.cluster.records import ConfigRecord, MetadataRecord
+from kept.node import internal_topics
 from kept.node.error_codes import code_for, message_for
 from kept.node.handlers.config_schema import check_topic, topic_entries
 from kept.node.handlers.decisions import decide
+from kept.node.internal_topics import CONSUMER_OFFSETS
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,
@@ -133,6 +135,11 @@ def _create(
             )
         assignments[entry.partition_index] = entry.broker_ids
     config = node.config
+    settings = {entry.name: entry.value for entry in topic.configs}
+    defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
+    if topic.name == CONSUMER_OFFSETS:
+        settings = internal_topics.settings(config, settings)
+        defaults = internal_topics.defaults(image, config)
     records = controller.create_topic(
         image,
         CreateTopic(
@@ -141,9 +148,9 @@ def _create(
             topic.num_partitions,
             topic.replication_factor,
             assignments,
-            {entry.name: entry.value for entry in topic.configs},
+            settings,
         ),
-        TopicDefaults(config.num_partitions, config.default_replication_factor),
+        defaults,
         lambda values: check_topic(node, values),
     )
     partitions, factor = controller.topic_counts(records)

@@ -59,6 +59,19 @@ def append(lone, topic, count, partition=0):
 # CreateTopics.
 
 
+def test_consumer_offsets_is_made_as_the_coordinator_needs_it(lone):
+    asked = {"name": "__consumer_offsets", "num_partitions": -1, "replication_factor": -1}
+    refused = one(lone, **asked, configs=configs(cleanup_policy="delete"))
+    assert refused.error_code.name == "invalid_config"
+    assert "must be compact, not delete" in refused.error_message
+    made = one(lone, **asked, configs=configs(segment_bytes="1048576"))
+    assert said(made) == ("none", None)
+    assert (made.num_partitions, made.replication_factor) == (50, 1)
+    given = {c.name: c.value for c in made.configs}
+    assert given["cleanup.policy"] == "compact"
+    assert (given["compression.type"], given["segment.bytes"]) == ("producer", "1048576")
+
+
 @pytest.mark.parametrize("version", range(2, 8))
 def test_create_in_every_version(lone, version):
     result = creations(lone, {"name": "t", "num_partitions": 3}, version=version)["t"]

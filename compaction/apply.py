@@ -21,7 +21,7 @@ ended:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from kept.compaction import journal, manifest
@@ -47,7 +47,8 @@ class CompactionState:
     """What compaction has come to in one log.
 
     ``clean_to`` and ``end_offset`` are of the applied manifest (0 without one); ``horizons`` has
-    the smallest delete horizon by segment. ``unfinished`` is to be given to ``Log.open``.
+    the smallest delete horizon by segment, ``tombstones`` how many wait for theirs. ``unfinished``
+    is to be given to ``Log.open``.
     """
 
     applied: Identity | None = None
@@ -56,6 +57,11 @@ class CompactionState:
     horizons: dict[int, int] = field(default_factory=dict)
     last_ms: int = -1
     unfinished: SwapPlan | None = None
+    tombstones: dict[int, int] = field(default_factory=dict)
+
+    def tombstones_from(self, base_offset: int) -> int:
+        """How many tombstones wait in the segments from one on."""
+        return sum(count for base, count in self.tombstones.items() if base >= base_offset)
 
 
 def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionState:
@@ -66,8 +72,9 @@ def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionS
         if (next_ms := segment.next_horizon_ms(found.now_ms)) is not None
     }
     return CompactionState(
-        found.identity, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished
-    )
+        found.identity, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished,
+        {s.base_offset: len(s.tombstones) for s in found.segments if s.tombstones},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +279,7 @@ def settle(directory: str, disk: Disk, state: CompactionState) -> CompactionStat
         if read_mark(directory, disk) != state.applied:
             write_mark(directory, disk, state.applied)
         _remove_older(directory, disk, state.applied)
-    return CompactionState(
-        state.applied, state.clean_to, state.end_offset, state.horizons, state.last_ms
-    )
+    return replace(state, unfinished=None)
 
 
 def _newest(pending: list[Identity], applied: Identity | None) -> Identity | None:

@@ -32,6 +32,16 @@ class SegmentOutlook:
 
 
 @dataclass(frozen=True, slots=True)
+class TombstoneOutlook:
+    """Tombstones that stay until ``removable_at_ms``; the first pass after that removes them."""
+
+    removable_at_ms: int
+    tombstones: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What a pass would do. ``removed`` counts records by reason; ``bytes_dropped`` is an
     estimate.
@@ -51,12 +61,13 @@ class Explanation:
     segments_before: int
     segments_after: int
     segments: tuple[SegmentOutlook, ...]
+    tombstones: tuple[TombstoneOutlook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
     """One record of a key: ``fate`` is ``survives``, a reason of removal, or ``not cleanable
-    yet``.
+    yet``. A tombstone that stays for now may go at ``removable_at_ms``.
     """
 
     offset: int
@@ -64,6 +75,29 @@ class KeyRecord:
     is_tombstone: bool
     value_bytes: int
     fate: str
+    removable_at_ms: int | None = None
+
+
+def tombstones(found: Manifest) -> tuple[TombstoneOutlook, ...]:
+    """When each tombstone that a manifest keeps may go, the first ones first."""
+    by_time: dict[int, list[int]] = {}
+    for segment in found.segments:
+        for ms, offsets in segment.removable().items():
+            low, high = segment.base_offset + offsets.min(), segment.base_offset + offsets.max()
+            known = by_time.setdefault(ms, [0, low, high])
+            known[0] += len(offsets)
+            known[2] = high
+    return tuple(TombstoneOutlook(ms, *by_time[ms]) for ms in sorted(by_time))
+
+
+def removable_at_ms(found: Manifest, offset: int) -> int | None:
+    """When the tombstone at an offset may go; None where the manifest knows of none."""
+    for segment in found.segments:
+        if segment.base_offset <= offset < segment.end_offset:
+            for ms, offsets in segment.removable().items():
+                if offset - segment.base_offset in offsets:
+                    return ms
+    return None
 
 
 def explain(
@@ -88,6 +122,7 @@ def explain(
         segments_before=len(job.sources),
         segments_after=len(found.groups),
         segments=segments,
+        tombstones=tombstones(found.manifest),
     ), found
 
 
@@ -127,7 +162,12 @@ def life_of_key(
                     reason = removals.reason(record.offset)
                     fate = "survives" if reason is None else reason.value
                 size = len(record.value or b"")
+                goes = None
+                if record.value is None:
+                    goes = removable_at_ms(found.manifest, record.offset)
                 life.append(
-                    KeyRecord(record.offset, record.timestamp, record.value is None, size, fate)
+                    KeyRecord(
+                        record.offset, record.timestamp, record.value is None, size, fate, goes
+                    )
                 )
     return life

@@ -12,8 +12,8 @@ On disk it is the file ``manifest-<epoch>-<generation>`` in the partition's dire
     4 bytes name, int64 length, uint32 CRC-32C of the content xor that of the name, content
 
 Section ``MANI`` is the manifest and may travel; ``PLAN`` says which local segments the swap
-replaces, so that recovery never has to guess. Big-endian. A newer version is refused, damage is
-told by the CRC.
+replaces, so that recovery never has to guess; ``TOMB`` where the tombstones are that wait for their
+horizon, if there are any. Big-endian. A newer version is refused, damage is told by the CRC.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _SECTION: Final = struct.Struct(">4sqI")
 _HEAD: Final = struct.Struct(">16siiqqqqqqI")
 _SEGMENT: Final = struct.Struct(">qqqIII")
 _TXN: Final = struct.Struct(">qqqq")
+_ALL: Final = 1 << 32
 
 
 class Identity(NamedTuple):
@@ -56,7 +57,7 @@ class OutputSegment:
     """A segment after the pass. Bitmaps hold offsets relative to ``base_offset``.
 
     ``empties`` and ``horizons`` name batches by their base offset. ``digest`` is empty until the
-    segment was built.
+    segment was built. ``tombstones`` are the survivors without a value, in batches with a horizon.
     """
 
     base_offset: int
@@ -67,6 +68,20 @@ class OutputSegment:
     aborted: tuple[AbortedTxn, ...] = ()
     digest: bytes = b""
     size_bytes: int = -1
+    tombstones: BitMap = field(default_factory=BitMap)
+
+    def removable(self) -> dict[int, BitMap]:
+        """Its tombstones by the time from which a pass removes them."""
+        batches = sorted((base, ms) for ms, bases in self.horizons.items() for base in bases)
+        found: dict[int, BitMap] = {}
+        for index, (base, ms) in enumerate(batches):
+            end = batches[index + 1][0] if index + 1 < len(batches) else _ALL
+            if self.tombstones.range_cardinality(base, end):
+                there = self.tombstones.copy()
+                there.remove_range(0, base)
+                there.remove_range(end, _ALL)
+                found[ms] = found.get(ms, BitMap()) | there
+        return found
 
     def next_horizon_ms(self, now_ms: int) -> int | None:
         """When the first of its tombstones or markers may go, seen from a pass at ``now_ms``.
@@ -87,6 +102,7 @@ class OutputSegment:
             cut(self.empties, low, high),
             {ms: batches for ms, batches in horizons.items() if batches},
             tuple(t for t in self.aborted if base_offset <= t.last_offset < end_offset),
+            tombstones=cut(self.tombstones, low, high),
         )
 
 
@@ -194,11 +210,22 @@ def encode_plan(plan: SwapPlan) -> bytes:
     return b"".join(parts)
 
 
+def encode_tombstones(manifest: Manifest) -> bytes:
+    """The content of section ``TOMB``."""
+    return b"".join(
+        struct.pack(">q", segment.base_offset) + _pack_bitmap(segment.tombstones)
+        for segment in manifest.segments
+        if segment.tombstones
+    )
+
+
 def encode(manifest: Manifest, plan: SwapPlan) -> bytes:
     """The file's bytes."""
-    return encode_sections(
-        MAGIC, VERSION, {b"MANI": encode_manifest(manifest), b"PLAN": encode_plan(plan)}
-    )
+    sections = {b"MANI": encode_manifest(manifest), b"PLAN": encode_plan(plan)}
+    tombstones = encode_tombstones(manifest)
+    if tombstones:
+        sections[b"TOMB"] = tombstones
+    return encode_sections(MAGIC, VERSION, sections)
 
 
 def _crc(name: bytes, content: Buffer) -> int:
@@ -238,6 +265,9 @@ class _Reader:
 
     def bitmap(self) -> BitMap:
         return BitMap.deserialize(bytes(self.take(self.number("I"))))
+
+    def has_more(self) -> bool:
+        return self._at < len(self._data)
 
     def end(self) -> None:
         if self._at != len(self._data):
@@ -326,10 +356,27 @@ def decode_plan(path: str, data: memoryview) -> SwapPlan:
     return SwapPlan(tuple(groups))
 
 
+def decode_tombstones(path: str, data: memoryview) -> dict[int, BitMap]:
+    """Section ``TOMB``: tombstones by the base of their segment. Raises DamagedData."""
+    reader = _Reader(path, data)
+    found = {}
+    while reader.has_more():
+        base = reader.number("q")
+        found[base] = reader.bitmap()
+    return found
+
+
 def decode(path: str, data: bytes) -> tuple[Manifest, SwapPlan]:
     """A manifest file. Raises DamagedData; DirectoryRefused for a newer version."""
     sections = decode_sections(path, data, MAGIC, VERSION)
     if b"MANI" not in sections:
         raise DamagedData(path, 0, -1, "there is no manifest in the file")
     plan = decode_plan(path, sections[b"PLAN"]) if b"PLAN" in sections else SwapPlan(())
-    return decode_manifest(path, sections[b"MANI"]), plan
+    found = decode_manifest(path, sections[b"MANI"])
+    if b"TOMB" in sections:
+        tombstones = decode_tombstones(path, sections[b"TOMB"])
+        found = found.with_segments(
+            replace(segment, tombstones=tombstones.get(segment.base_offset, BitMap()))
+            for segment in found.segments
+        )
+    return found, plan

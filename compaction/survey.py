@@ -14,7 +14,7 @@ delete horizon is unset or in the future. Keyless and aborted records do not sur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyroaring import BitMap
@@ -282,7 +282,8 @@ class _Surveyor:
         """An unchanged segment is what the last pass made of it: its digest still holds."""
         for known in self.previous.segments if self.previous is not None else ():
             if (known.base_offset, known.end_offset) == (output.base_offset, output.end_offset):
-                return known if known.survivors == output.survivors else output
+                if known.survivors == output.survivors:
+                    return replace(known, tombstones=output.tombstones)
         return output
 
     def _part(self, source: Source, markers: Markers, clean_to: int) -> OutputSegment:
@@ -292,6 +293,7 @@ class _Surveyor:
         horizon_ms = self.job.now_ms + self.job.config.delete_retention_ms
         tombstones = facts.tombstones & alive
         horizons: dict[int, BitMap] = {}
+        waiting = BitMap()
         for first, last, old in facts.horizons:
             if old >= 0:
                 keep, value = alive.range_cardinality(first, last + 1) > 0, old
@@ -300,6 +302,7 @@ class _Surveyor:
                 value = horizon_ms
             if keep:
                 horizons.setdefault(value, BitMap()).add(first)
+                waiting.add_range(first, last + 1)
         for first, value in markers.horizons:
             horizons.setdefault(value, BitMap()).add(first)
         empties = BitMap(
@@ -308,8 +311,9 @@ class _Surveyor:
         empties |= BitMap(first for first, _ in facts.bare if base + first >= clean_to)
         empties |= BitMap(markers.empties)
         return OutputSegment(
-            base, source.end_offset, alive, empties, horizons, tuple(markers.aborted)
-        )
+            base, source.end_offset, alive, empties, horizons, tuple(markers.aborted),
+            tombstones=tombstones & waiting,
+        )  # fmt: skip
 
     def _differs(self, source: Source, output: OutputSegment) -> bool:
         """Whether a rewrite of this one segment would change anything."""
@@ -339,16 +343,19 @@ def _above(bitmap: BitMap, low: int) -> BitMap:
 
 def _joined(base: int, end: int, parts: Sequence[OutputSegment]) -> OutputSegment:
     """Several parts as one segment."""
-    survivors, empties = BitMap(), BitMap()
+    survivors, empties, tombstones = BitMap(), BitMap(), BitMap()
     horizons: dict[int, BitMap] = {}
     for part in parts:
         shift = part.base_offset - base
         survivors |= part.survivors.shift(shift)
         empties |= part.empties.shift(shift)
+        tombstones |= part.tombstones.shift(shift)
         for value, batches in part.horizons.items():
             horizons[value] = horizons.get(value, BitMap()) | batches.shift(shift)
     aborted = tuple(entry for part in parts for entry in part.aborted)
-    return OutputSegment(base, end, survivors, empties, horizons, aborted)
+    return OutputSegment(
+        base, end, survivors, empties, horizons, aborted, tombstones=tombstones
+    )  # fmt: skip
 
 
 def _too_small(job: Job) -> ConfigurationError:

@@ -57,8 +57,12 @@ class LogView:
         return self.segments[-1]
 
 
-def view(log: Log, state: CompactionState, last_stable_offset: int) -> LogView:
-    """A log's view. Cheap: first timestamps are read once per segment."""
+def view(
+    log: Log, state: CompactionState, last_stable_offset: int, uncleanable: str | None = None
+) -> LogView:
+    """A log's view. Cheap: first timestamps are read once per segment. ``uncleanable``: why no pass
+    may touch it.
+    """
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
     return LogView(
@@ -71,6 +75,7 @@ def view(log: Log, state: CompactionState, last_stable_offset: int) -> LogView:
         last_stable_offset,
         log.config,
         state,
+        uncleanable,
     )
 
 

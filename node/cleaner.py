@@ -52,10 +52,13 @@ if TYPE_CHECKING:
 
     from kept.node.hosting import HostedDirectory, HostedPartition
     from kept.node.server import Node
+    from kept.replication.partition import Partition
     from kept.storage.replacement import Replacement
 
 LINE_BYTES: Final = 1 << 20
 """Longest line that a worker may say."""
+AWAITS_MANIFESTS: Final = "awaits-manifests"
+"""Why a log with several replicas is not cleaned: each replica alone must not decide (rule 13)."""
 STOP_WAIT_S: Final = 5.0
 
 
@@ -109,6 +112,11 @@ class _Asked:
     """Those who asked for a pass over a log now."""
 
     waiters: list[asyncio.Future[Result | NotNow]] = field(default_factory=list)
+
+
+def replicated(partition: Partition) -> bool:
+    """Whether other nodes hold the log too."""
+    return len(partition.core.replicas) > 1
 
 
 class Cleaner:
@@ -174,7 +182,12 @@ class Cleaner:
     ) -> Plan | NotNow:
         """What a pass would do now, or why none is due."""
         partition = hosted.partition
-        found = view(partition.log, self.state(hosted), partition.last_stable_offset)
+        found = view(
+            partition.log,
+            self.state(hosted),
+            partition.last_stable_offset,
+            AWAITS_MANIFESTS if replicated(partition) else None,
+        )
         limits = limits or self.limits(hosted)
         return plan(found, self._node.now_ms(), limits, asked=asked)
 
@@ -211,7 +224,8 @@ class Cleaner:
         self._node.partition(tp)
         hosted = self._node.hosting.hosted[tp]
         log_ = hosted.partition.log
-        if log_.config.compact and log_.active_segment.size_bytes:
+        may = log_.config.compact and not replicated(hosted.partition)
+        if may and log_.active_segment.size_bytes:
             log_.roll(self._node.now_ms())
         self.failures.retry(tp)
         future: asyncio.Future[Result | NotNow] = self._node.loop.create_future()
@@ -283,6 +297,8 @@ class Cleaner:
             if not wanted or tp in self.running or hosting.hosted.get(tp) is not hosted:
                 continue
             if partition.offline is not None or not partition.is_leader:
+                if asked:
+                    self._answer(tp, NotNow(tp, "this node does not lead the partition"))
                 continue
             if hosted.directory not in limits:
                 limits[hosted.directory] = self.limits(hosted)
@@ -398,6 +414,9 @@ class Cleaner:
             raise PassFailed("cancelled", "Cancelled")
         if not partition.is_leader or partition.leader_epoch != running.leader_epoch:
             raise NotLeaderOrFollower(f"{partition.topic_partition}: leadership changed meanwhile")
+        if replicated(partition):
+            running.cancelled = True
+            raise PassFailed(AWAITS_MANIFESTS, "Cancelled")
         if partition.log.truncations != running.truncations:
             raise PassFailed(f"{partition.topic_partition}: the log was truncated", "Truncated")
 

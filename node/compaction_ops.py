@@ -40,7 +40,8 @@ class CompactionStatus:
     ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
     ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``). ``reason``
     is a sentence: what is due, why nothing is, or what failed. The cleanable range is
-    ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``.
+    ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``. ``tombstones_pending`` are
+    in the clean part and wait for their delete horizon, the first of which is ``next_horizon_ms``.
     """
 
     state: str
@@ -56,6 +57,8 @@ class CompactionStatus:
     retry_at_ms: int | None = None
     failures: int = 0
     progress: float | None = None
+    tombstones_pending: int = 0
+    next_horizon_ms: int | None = None
 
 
 def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
@@ -91,6 +94,8 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         retry_at_ms=None if said.failure is None else said.failure.retry_at_ms,
         failures=0 if said.failure is None else said.failure.count,
         progress=progress,
+        tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
+        next_horizon_ms=min(known.horizons.values(), default=None),
     )
 
 
@@ -122,6 +127,7 @@ async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dic
     answer: dict[str, Any] = {"status": asdict(status(node, hosted)), "due": isinstance(due, Plan)}
     if isinstance(found, NotNow):
         answer |= {"reason": found.reason, "dry_run": None}
+        answer["tombstones"] = await node.in_pool(_tombstones, node, hosted)
         if key is None:
             return answer
         return answer | {"key": await _records_of(node, hosted, key)}
@@ -132,7 +138,18 @@ async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dic
         "horizons_only": found.horizons_only,
     }
     said = await dry_run.run(node, _job(node, hosted, found), key, _above(hosted, found.end_offset))
-    return {**answer, **said}
+    return {**answer, "tombstones": said["dry_run"].pop("tombstones"), **said}
+
+
+def _tombstones(node: Node, hosted: HostedPartition) -> list[dict[str, Any]]:
+    """When the tombstones go that the last pass kept."""
+    from kept.compaction.explain import tombstones
+
+    applied = node.cleaner.state(hosted).applied
+    if applied is None:
+        return []
+    found = read_manifest(hosted.partition.log.directory, applied, node.disk)
+    return [asdict(outlook) for outlook in tombstones(found)]
 
 
 def _job(node: Node, hosted: HostedPartition, found: Plan) -> jobs.Job:
@@ -159,11 +176,11 @@ def _above(hosted: HostedPartition, end_offset: int) -> list[jobs.Source]:
 
 async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[Mapping[str, Any]]:
     """Every record of a key that is in the log."""
-    log = hosted.partition.log
-    clean_to = node.cleaner.state(hosted).clean_to
+    log, known = hosted.partition.log, node.cleaner.state(hosted)
     return await dry_run.find_key(
-        node, log.directory, log.config, key=key, sources=_above(hosted, 0), clean_to=clean_to
-    )
+        node, log.directory, log.config, key=key, sources=_above(hosted, 0),
+        clean_to=known.clean_to, applied=known.applied,
+    )  # fmt: skip
 
 
 # Why an offset is missing.

@@ -24,6 +24,7 @@ from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
     from kept.compaction.job import Job, Source
+    from kept.compaction.manifest import Identity
     from kept.node.server import Node
     from kept.storage.types import LogConfig
 
@@ -77,6 +78,7 @@ async def find_key(
     key: bytes,
     sources: Sequence[Source],
     clean_to: int,
+    applied: Identity | None,
 ) -> list[Mapping[str, Any]]:
     """Every record of a key in these segments, in order. Raises DryRunFailed."""
     answer = await _ask(
@@ -87,6 +89,7 @@ async def find_key(
             "key": base64.b64encode(key).decode(),
             "above": [asdict(source) for source in sources],
             "clean_to": clean_to,
+            "applied": applied,
         },
     )
     found: list[Mapping[str, Any]] = answer["key"]
@@ -179,14 +182,19 @@ def _search(
     question: Mapping[str, Any], disk: Any, key: bytes, sources: Sequence[Source]
 ) -> list[dict[str, Any]]:
     """The records of a key, below ``clean_to`` as survivors."""
-    from kept.compaction.explain import KeyRecord
+    from kept.compaction.explain import KeyRecord, removable_at_ms
     from kept.compaction.facts import whole_batches
     from kept.compaction.job import INFLATE_LIMIT
+    from kept.compaction.manifest import Identity
+    from kept.compaction.pass_ import read_manifest
     from kept.compaction.strategy import resolve
     from kept.storage.records import records
     from kept.storage.types import LogConfig
 
     strategy = resolve(replace(LogConfig(), **question["strategy"]))
+    applied, manifest = question["applied"], None
+    if applied is not None:
+        manifest = read_manifest(question["directory"], Identity(*applied), disk)
     life: list[KeyRecord] = []
     for source in sources:
         file = disk.open_read(source.path(question["directory"]))
@@ -195,9 +203,13 @@ def _search(
                 if record.key is None or strategy.key(record) != key:
                     continue
                 fate = "survives" if record.offset < question["clean_to"] else "not cleanable yet"
-                size = len(record.value or b"")
+                size, goes = len(record.value or b""), None
+                if record.value is None and manifest is not None:
+                    goes = removable_at_ms(manifest, record.offset)
                 life.append(
-                    KeyRecord(record.offset, record.timestamp, record.value is None, size, fate)
+                    KeyRecord(
+                        record.offset, record.timestamp, record.value is None, size, fate, goes
+                    )
                 )
         del life[:-MAX_RECORDS]
     return [asdict(record) for record in life]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import kept
 from kept.node.admin import Admin
+from kept.node.cleaner import AWAITS_MANIFESTS
 from kept.node.compaction_ops import CompactionStatus
 from kept.node.metrics import Histogram
 from kept.node.slices import ITEMS_PER_SLICE
@@ -195,10 +196,15 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
     generation = GaugeMetricFamily(
         "kept_manifest_generation", "Generation of the last pass applied here.", labels=labels
     )
+    tombstones = GaugeMetricFamily(
+        "kept_log_cleaner_tombstones_pending", "Tombstones that wait for their delete horizon.",
+        labels=labels,
+    )  # fmt: skip
     offline = GaugeMetricFamily("kept_partition_offline", "1: not served.", labels=labels)
     all_of_them = node.config.metrics_partitions == "all"
     admin = Admin(node)
     totals = {"count": 0, "bytes": 0, "offline": 0, "under": 0, "uncleanable": 0}
+    totals |= {"tombstones": 0, "awaiting": 0}
     for number, (tp, record) in enumerate(_records(node)):
         if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
             yield None
@@ -214,8 +220,12 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
         totals["bytes"] += partition.log.size_bytes
         status = admin.compaction_status(tp)
         above = status is not None and _needs_attention(status, partition.log.config)
+        if status is not None:
+            totals["tombstones"] += status.tombstones_pending
+            totals["awaiting"] += status.reason == AWAITS_MANIFESTS
         if status is not None and (all_of_them or above):
             dirty.add_metric(name, status.dirty_ratio)
+            tombstones.add_metric(name, status.tombstones_pending)
             if status.generation is not None:
                 generation.add_metric(name, int(status.generation.rpartition(".")[2]))
         if status is not None and status.state == "uncleanable":
@@ -223,7 +233,7 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
             uncleanable.add_metric([*name, status.reason], 1)
         if all_of_them or above or under:
             size.add_metric(name, partition.log.size_bytes)
-    yield from (dirty, uncleanable, generation, size, offline)
+    yield from (dirty, uncleanable, generation, tombstones, size, offline)
     yield _gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
     yield _gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
     yield _gauge("offline_partitions", "Partitions that are not served.", totals["offline"])
@@ -231,6 +241,15 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
     yield _gauge(
         "log_cleaner_uncleanable_partitions", "Partitions that compaction fails on.",
         totals["uncleanable"],
+    )  # fmt: skip
+    yield _gauge(
+        "log_cleaner_awaiting_manifests_partitions",
+        "Compacted partitions with several replicas: not cleaned until manifests travel.",
+        totals["awaiting"],
+    )
+    yield _gauge(
+        "tombstones_pending", "Tombstones of all logs that wait for their delete horizon.",
+        totals["tombstones"],
     )  # fmt: skip
 
 

@@ -35,7 +35,16 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     if as_json:
         show_json(answer)
         return
-    columns = ("topic", "partition", "state", "dirty ratio", "clean", "dirty", "cleanable")
+    columns = (
+        "topic",
+        "partition",
+        "state",
+        "dirty ratio",
+        "clean",
+        "dirty",
+        "cleanable",
+        "tombstones",
+    )
     rows = [
         (
             p["topic"],
@@ -45,6 +54,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
             size(p["clean_bytes"]),
             size(p["dirty_bytes"]),
             f"{p['first_dirty_offset']}..{p['cleanable_end_offset']}",
+            p.get("tombstones_pending"),
             p["generation"],
             moment(p["last_compaction_ms"]) or "never",
             p["reason"],
@@ -179,8 +189,20 @@ def _show_dry_run(partition: dict[str, Any]) -> None:
     """What a pass would do, without what says nothing; a key's records as a table."""
     from kept.cli.output import moment, show_table, show_tree, write
 
-    key = partition.get("key")
-    show_tree(_known({name: value for name, value in partition.items() if name != "key"}))
+    key, tombstones = partition.get("key"), partition.get("tombstones")
+    apart = ("key", "tombstones")
+    show_tree(_known({name: value for name, value in partition.items() if name not in apart}))
+    if tombstones:
+        write("\n")
+        waiting = [
+            (
+                one["tombstones"],
+                f"{one['first_offset']}..{one['last_offset']}",
+                moment(one["removable_at_ms"]),
+            )
+            for one in tombstones
+        ]
+        show_table(("tombstones", "offsets", "removable from"), waiting)
     if key:
         write("\n")
         rows = [
@@ -189,10 +211,11 @@ def _show_dry_run(partition: dict[str, Any]) -> None:
                 moment(one["timestamp"]),
                 "tombstone" if one["is_tombstone"] else f"{one['value_bytes']} B",
                 one["fate"],
+                moment(one.get("removable_at_ms")),
             )
             for one in key
         ]
-        show_table(("offset", "timestamp", "value", "fate"), rows)
+        show_table(("offset", "timestamp", "value", "fate", "removable from"), rows)
     elif key is not None:
         write("no record of this key here\n")
     write("\n")

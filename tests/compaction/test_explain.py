@@ -2,7 +2,7 @@
 
 import pytest
 
-from kept.compaction.explain import explain, life_of_key
+from kept.compaction.explain import TombstoneOutlook, explain, life_of_key
 
 DAY = 86_400_000
 
@@ -34,6 +34,29 @@ def test_it_says_what_the_pass_then_does(world, strategy):
     tombstones = [r for r in w.records() if r.value is None]
     assert said.tombstones_kept == len(tombstones) > 0
     assert {s.tombstones_go_at_ms for s in said.segments if s.tombstones} == {w.now + DAY}
+    (outlook,) = said.tombstones
+    offsets = [r.offset for r in tombstones]
+    assert outlook == TombstoneOutlook(w.now + DAY, len(offsets), offsets[0], offsets[-1])
+    assert w.state.tombstones_from(0) == len(offsets)
+
+
+def test_tombstones_are_known_whatever_the_passes_do(world):
+    """Mapped, carried by a pass for horizons, joined and untouched segments."""
+    w = world(segment_bytes=400, delete_retention_ms=1000)
+    for i in range(30):
+        w.append((b"k%d" % i, None if i % 5 == 4 else b"v" * 100))
+        w.now += 100
+        if i % 10 == 9:
+            w.roll()
+            w.clean()
+        kept = [r.offset for r in w.records() if r.value is None and r.offset < w.state.clean_to]
+        assert w.state.tombstones_from(0) == len(kept)
+    for _ in range(6):
+        w.now += 400
+        w.clean(asked=False)
+        kept = [r.offset for r in w.records() if r.value is None]
+        assert w.state.tombstones_from(0) == len(kept)
+    assert w.state.tombstones_from(0) == 0
 
 
 def test_the_life_of_a_key(world):

@@ -10,6 +10,7 @@ from pyroaring import BitMap
 
 from kept.compaction import apply as applying
 from kept.compaction import journal, manifest
+from kept.compaction.explain import TombstoneOutlook, removable_at_ms, tombstones
 from kept.compaction.journal import Fate, Reason
 from kept.compaction.manifest import Identity, Manifest, OutputSegment
 from kept.storage.errors import DamagedData, DirectoryRefused
@@ -18,12 +19,12 @@ from kept.storage.txn_index import AbortedTxn
 
 offsets = st.sets(st.integers(0, 999), max_size=30).map(BitMap)
 segments = st.builds(
-    lambda survivors, empties, horizons, txns, digest: OutputSegment(
-        0, 1000, survivors, empties, horizons, tuple(txns), digest, 17
+    lambda survivors, empties, horizons, txns, digest, tombstones: OutputSegment(
+        0, 1000, survivors, empties, horizons, tuple(txns), digest, 17, tombstones
     ),
     offsets, offsets, st.dictionaries(st.integers(0, 1 << 45), offsets, max_size=3),
     st.lists(st.builds(AbortedTxn, *[st.integers(0, 1 << 40)] * 4), max_size=3),
-    st.sampled_from([b"", bytes(range(16))]),
+    st.sampled_from([b"", bytes(range(16))]), offsets,
 )  # fmt: skip
 
 
@@ -105,6 +106,28 @@ def test_a_part_of_a_segment_is_relative_to_its_new_base():
 def test_survives_knows_the_whole_log_below_the_end():
     found = of(OutputSegment(0, 10, BitMap([3])), OutputSegment(10, 20, BitMap([5])))
     assert [found.survives(o) for o in (3, 4, 15, 19, 20)] == [True, False, True, False, None]
+
+
+def test_a_manifest_without_tombstones_says_nothing_of_them():
+    """As those of kept 0.1.0, which do not know of them."""
+    found = of(OutputSegment(0, 1000, BitMap([1]), BitMap(), {5: BitMap([1])}))
+    assert b"TOMB" not in manifest.encode(found, PLAN)
+
+
+def test_when_tombstones_may_go():
+    segment = OutputSegment(
+        100, 200, BitMap(range(60)), BitMap(), {7: BitMap([10, 40]), 5: BitMap([20])},
+        tombstones=BitMap([12, 13, 25, 44]),
+    )  # fmt: skip
+    assert segment.removable() == {7: BitMap([12, 13, 44]), 5: BitMap([25])}
+    found = of(segment)
+    assert [removable_at_ms(found, o) for o in (99, 112, 125, 126, 144, 200)] == [
+        None, 7, 5, None, 7, None,
+    ]  # fmt: skip
+    assert tombstones(found) == (
+        TombstoneOutlook(5, 1, 125, 125), TombstoneOutlook(7, 3, 112, 144),
+    )  # fmt: skip
+    assert segment.part(120, 150).tombstones == BitMap([5, 24])
 
 
 # The removal journal, through real passes.

@@ -23,6 +23,7 @@ class Lone:
 
     def __init__(self, runner: asyncio.Runner, directory: str, **settings: str) -> None:
         self._runner = runner
+        self._stopped = False
         given = {name.replace("_", "."): text for name, text in settings.items()}
         port = None if "listeners" in given else 0
         data_dir = None if "log.dirs" in given else directory
@@ -48,8 +49,10 @@ class Lone:
         return self._runner.run(wait())
 
     def stop(self) -> None:
-        """Stop it cleanly."""
-        self.run(self.node.stop())
+        """Stop it cleanly, if it was not yet."""
+        stopped, self._stopped = self._stopped, True
+        if not stopped:
+            self.run(self.node.stop())
 
     @property
     def port(self) -> int:

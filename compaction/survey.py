@@ -281,9 +281,9 @@ class _Surveyor:
     def _with_digest(self, output: OutputSegment) -> OutputSegment:
         """An unchanged segment is what the last pass made of it: its digest still holds."""
         for known in self.previous.segments if self.previous is not None else ():
-            if (known.base_offset, known.end_offset) == (output.base_offset, output.end_offset):
-                if known.survivors == output.survivors:
-                    return replace(known, tombstones=output.tombstones)
+            same = (known.base_offset, known.end_offset) == (output.base_offset, output.end_offset)
+            if same and known.survivors == output.survivors:
+                return replace(known, tombstones=output.tombstones)
         return output
 
     def _part(self, source: Source, markers: Markers, clean_to: int) -> OutputSegment:

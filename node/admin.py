@@ -54,13 +54,8 @@ class Admin:
         node = self._node
         if not node.ready:
             return "starting or stopping"
-        for directory in node.log_directories:
-            if directory.offline is not None:
-                return f"log directory {directory.name} is offline: {directory.offline}"
-        broker = node.image.brokers.get(node.node_id)
-        if broker is None or broker.fenced:
-            return "fenced by the controller"
-        return None
+        offline = {d.name: d.offline for d in node.log_directories if d.offline is not None}
+        return node.readiness.unready(node.image, node.broker_epoch, offline)
 
     # The cluster and its topics.
 

@@ -36,6 +36,7 @@ from kept.node.listener import Listener
 from kept.node.logging import bridge, log
 from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
+from kept.node.readiness import Readiness
 from kept.storage.directory import Checkpoint, LogDirectory, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -89,6 +90,7 @@ class Node:
         self._warming: asyncio.Task[None] | None = None
         self.metrics = Metrics(self)
         self.ready = False
+        self.readiness = Readiness(self.node_id)
         self.reads_in_memory = True
         """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
         self.exit_code = 0

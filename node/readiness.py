@@ -1,0 +1,90 @@
+"""When clients may come: the answer of ``/readyz``.
+
+A node is not ready while it starts or stops. It becomes ready once every replica that it held when
+it started has been in its ISR since, or has no leader alive to catch up with; a rolling restart can
+wait for that before it goes on to the next node. From then on it is unready only when it is fenced
+or a log directory is offline: replicas that lag now and then are no reason to send clients away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image
+    from kept.cluster.records import PartitionRecord
+
+
+class _Awaited(NamedTuple):
+    """A replica that has not been seen in its ISR."""
+
+    topic_id: UUID
+    partition: int
+
+
+class Readiness:
+    """What has been seen since the node started. Pure: it looks at images."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self._awaited: set[_Awaited] | None = None
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all replicas of the start have been in their ISR."""
+        return self._awaited is not None and not self._awaited
+
+    def unready(
+        self, image: Image, broker_epoch: int, offline_directories: Mapping[str, str]
+    ) -> str | None:
+        """Why clients should not come now; None when they may.
+
+        ``broker_epoch`` is that of this start: what the image says of an earlier one does not
+        count. ``offline_directories``: name -> reason.
+        """
+        for name, reason in offline_directories.items():
+            return f"log directory {name} is offline: {reason}"
+        broker = image.brokers.get(self.node_id)
+        if broker is None or broker.broker_epoch != broker_epoch:
+            return "not registered with the controller yet"
+        if broker.fenced:
+            return "fenced by the controller"
+        if not self.caught_up:
+            self._look(image)
+        if self._awaited:
+            one = min(self._awaited)
+            topic = image.topics_by_id[one.topic_id]
+            where = TopicPartition(topic.name, one.partition)
+            return f"{len(self._awaited)} replicas are not in their ISR yet, such as {where}"
+        return None
+
+    def _look(self, image: Image) -> None:
+        """Strike out the replicas that are in their ISR in ``image``."""
+        if self._awaited is None:
+            held = (
+                _Awaited(topic.topic_id, record.partition)
+                for topic in image.topics.values()
+                for record in topic.partitions
+                if self.node_id in record.replicas
+            )
+            self._awaited = self._behind(image, held)
+        else:
+            self._awaited = self._behind(image, self._awaited)
+
+    def _behind(self, image: Image, awaited: Iterable[_Awaited]) -> set[_Awaited]:
+        return {one for one in awaited if self._is_behind(image, *one)}
+
+    def _is_behind(self, image: Image, topic_id: UUID, partition: int) -> bool:
+        record = image.partition(topic_id, partition)
+        if record is None or self.node_id not in record.replicas or self.node_id in record.isr:
+            return False
+        return _has_leader(image, record)
+
+
+def _has_leader(image: Image, record: PartitionRecord) -> bool:
+    leader = image.brokers.get(record.leader)
+    return leader is not None and not leader.fenced

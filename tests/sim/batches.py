@@ -1,0 +1,55 @@
+"""Batches as the checkers see them: decoded here from the bytes on disk, by no code of ``kept``."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from kept.storage.log import Log
+
+_HEADER = Struct(">qiibIhiqqqhii")
+"""KIP-98: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, first and
+largest timestamp, producer id, producer epoch, base sequence, count."""
+
+
+class Batch(NamedTuple):
+    """One batch of a replica. ``crc`` covers everything but offset, length and leader epoch."""
+
+    base: int
+    last: int
+    epoch: int
+    crc: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    count: int
+
+    def __repr__(self) -> str:
+        who = "" if self.producer_id < 0 else f" by {self.producer_id} #{self.sequence}"
+        return f"{self.base}..{self.last} of epoch {self.epoch}{who}"
+
+
+def decode(data: bytes) -> list[Batch]:
+    """The batches in a run of bytes; the bytes must end with one."""
+    found = []
+    position = 0
+    while position < len(data):
+        (base, length, epoch, _, crc, _, delta, _, _, producer, producer_epoch, sequence, count) = (
+            _HEADER.unpack_from(data, position)
+        )
+        found.append(
+            Batch(base, base + delta, epoch, crc, producer, producer_epoch, sequence, count)
+        )
+        position += length + 12
+    assert position == len(data)
+    return found
+
+
+def read(log: Log, start: int) -> list[Batch]:
+    """What a log holds from ``start`` on: its files' written bytes, segment after segment."""
+    found: list[Batch] = []
+    for segment in log.segments:
+        if segment.next_offset > start and segment.size_bytes:
+            data = log.disk.pread(segment.file, 0, segment.size_bytes)
+            found += (batch for batch in decode(data) if batch.last >= start)
+    return found

@@ -1,0 +1,341 @@
+"""Stage A: the metadata's Raft alone. Members on simulated disks, clients that propose and read.
+
+A history: three or five voters and some observers; faults for a while, then everything is healed,
+and within :data:`PATIENCE_US` there must be a leader, a new proposal committed everywhere, and all
+members at the same image, which holds every proposal that was acknowledged, once.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from uuid import UUID
+
+from kept.cluster.image import Image
+from kept.cluster.member import MetadataMember, Outcome, Work
+from kept.cluster.raft.log import RaftLog
+from kept.cluster.raft.messages import Message, PreVote, PreVoteReply, Vote, VoteReply
+from kept.cluster.raft.ready import RaftSettings, Role
+from kept.cluster.records import ConfigRecord, ResourceType
+from kept.cluster.voters import Voter
+from kept.storage.errors import KeptError, NotController
+from tests.sim.faults import KINDS, Nemesis, Profile
+from tests.sim.machine import Machine
+from tests.sim.network import Network
+from tests.sim.raft_checks import RaftChecks
+from tests.sim.world import MS, SECOND, Violation, World
+
+TICK_MS = 50
+PATIENCE_US = 40 * SECOND
+SETTINGS = RaftSettings()
+
+
+class View:
+    """A core's log as the checkers read it."""
+
+    def __init__(self, log: RaftLog) -> None:
+        self.base = log.base_index
+        self.last = log.last_index
+        self.term = log.term_at
+        self._entry = log.entry
+
+    def data(self, index: int) -> bytes:
+        return self._entry(index).data
+
+
+class RaftApp:
+    """One process: a member, its ticks, its one outstanding work for the disk."""
+
+    def __init__(self, machine: Machine, history: RaftHistory) -> None:
+        self.machine = machine
+        self.history = history
+        self.node_id = machine.node_id
+        self.process = machine.generation
+        seed = machine.world.between(0, 1 << 30)
+        self.random = Random(seed)
+        self.member = MetadataMember.open(
+            "/meta",
+            machine.disk,
+            node_id=self.node_id,
+            directory_id=UUID(int=self.node_id + 1),
+            voters=history.voters,
+            observer=self.node_id not in history.voter_ids,
+            random=self.random.randrange,
+            raft=SETTINGS,
+            snapshot_after_bytes=history.snapshot_after_bytes,
+        )
+        self.working = False
+        self.waiting: dict[int, str] = {}
+        self.reads: dict[object, int] = {}
+
+    def started(self) -> None:
+        self.history.judge(self)
+        self.machine.after_ms(self.random.randrange(TICK_MS) + 1, self.tick)
+
+    def tick(self) -> None:
+        self.member.tick()
+        self.pump()
+        self.machine.after_ms(TICK_MS, self.tick)
+
+    def receive(self, sender: int, message: object) -> None:
+        assert isinstance(message, Message)
+        self.machine.world.note(self.machine.name, f"<- n{sender}", message)
+        self.member.receive(message)
+        self.pump()
+
+    def peer_down(self, node_id: int) -> None:
+        self.machine.world.note(self.machine.name, f"hears that n{node_id} is down")
+        self.member.peer_down(node_id)
+        self.pump()
+
+    def propose(self, name: str) -> None:
+        """Raises NotController, or another KeptError when it is refused."""
+        record = ConfigRecord(ResourceType.BROKER, "", name, name)
+        index = self.member.propose([record])
+        self.machine.world.note(self.machine.name, f"proposes {name} as entry {index}")
+        self.waiting[index] = name
+        self.pump()
+
+    def read(self, token: object) -> None:
+        """A linearizable read: whatever is acknowledged now must be seen."""
+        self.reads[token] = self.history.acknowledged_to
+        self.member.read_barrier(token)
+        self.pump()
+
+    def propose_safely(self, name: str) -> None:
+        """A client's proposal to whoever it may be."""
+        try:
+            self.propose(name)
+        except NotController:
+            self.machine.world.note(self.machine.name, f"is no controller: {name} refused")
+        except KeptError as error:
+            self.machine.world.note(self.machine.name, f"refuses {name}: {error}")
+
+    def read_safely(self, token: object) -> None:
+        """A client's read from whoever it may be."""
+        try:
+            self.read(token)
+        except KeptError:
+            self.reads.pop(token, None)
+
+    def pump(self) -> None:
+        """One work is with the disk at a time."""
+        self.history.judge(self)
+        if self.working:
+            return
+        work = self.member.work()
+        if work is not None:
+            self.working = True
+            self.machine.after_us(
+                self.machine.world.between(*self.machine.disk_us) // 2, self.run_work, work
+            )
+
+    def run_work(self, work: Work) -> None:
+        work.run()
+        self.machine.after_us(
+            self.machine.world.between(*self.machine.disk_us) // 2, self.work_done, work
+        )
+
+    def work_done(self, work: Work) -> None:
+        self.working = False
+        outcome = self.member.done(work)
+        self.history.judge(self)
+        self.history.outcome(self, outcome)
+        for message in outcome.messages:
+            self.machine.network.send(self.node_id, message.to, message)
+        self.pump()
+
+
+class RaftHistory:
+    """One seed; see the module. ``kinds``: the faults that may be drawn."""
+
+    stage = "raft"
+
+    def __init__(
+        self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] = KINDS,
+        assertions: bool = True,
+    ) -> None:  # fmt: skip
+        self.world = world = World(seed, tracing=tracing)
+        self.network = Network(world)
+        self.checks = RaftChecks()
+        self.assertions = assertions
+        count = world.random.choice((3, 3, 5))
+        self.observers = world.random.choice((0, 1, 2))
+        self.voter_ids = frozenset(range(count))
+        self.voters = tuple(Voter(i, UUID(int=i + 1), "sim", 1000 + i) for i in range(count))
+        self.snapshot_after_bytes = world.random.choice((300, 2_000, 1 << 20))
+        self.machines = [
+            Machine(world, self.network, i, lambda machine: RaftApp(machine, self))
+            for i in range(count + self.observers)
+        ]
+        self.fault_us = world.between(3, 15) * SECOND
+        self.profile = Profile.draw(world, kinds)
+        self.nemesis = Nemesis(world, self.network, self.machines, self.profile, self.leader)
+        self.votes: dict[tuple[int, int], int] = {}
+        self.acknowledged: dict[str, int] = {}
+        self.acknowledged_to = 0
+        self.proposed = 0
+        self.reads_done = 0
+        self.lies = world.chance(0.3)
+        for machine in self.machines:
+            machine.on_death.append(self._died)
+
+    def __str__(self) -> str:
+        profile = self.profile
+        return (
+            f"{len(self.voter_ids)} voters, {self.observers} observers, snapshots after "
+            f"{self.snapshot_after_bytes} bytes, faults for {self.fault_us // SECOND} s: "
+            f"{', '.join(sorted(profile.kinds))}, every {profile.pace_ms} ms"
+        )
+
+    # The run.
+
+    def run(self) -> None:
+        """Raises Violation."""
+        world = self.world
+        world.note("history", str(self))
+        for machine in self.machines:
+            world.after(world.between(0, 300) * MS, machine.start)
+        world.after(world.between(100, 3000) * MS, self.nemesis.start)
+        world.after(500 * MS, self._client)
+        world.run(self.fault_us)
+        self.nemesis.heal()
+        self._live()
+
+    def _live(self) -> None:
+        world = self.world
+        world.run(world.now_us + 3 * SECOND)
+        limit = world.now_us + PATIENCE_US
+        last = f"last-{self.proposed}"
+        while not self._agreed(last):
+            if world.now_us >= limit:
+                raise Violation("liveness", f"healed, and not agreed on {last}: {self._state()}")
+            leader = self.leader()
+            if leader is not None and last not in self.acknowledged:
+                app = leader.app
+                assert isinstance(app, RaftApp)
+                if last not in app.waiting.values():
+                    leader.deliver("propose_safely", last)
+            world.run(world.now_us + 500 * MS)
+        self._finish()
+
+    def _agreed(self, last: str) -> bool:
+        images = [app.member.image for app in self.apps()]
+        return (
+            len(images) == len(self.machines)
+            and all(last in image.config(ResourceType.BROKER, "") for image in images)
+            and len({image.index for image in images}) == 1
+        )
+
+    def _state(self) -> str:
+        return "; ".join(
+            f"n{app.node_id} {app.member.role.value} term {app.member.term} "
+            f"commit {app.member.commit_index} image {app.member.image.index}"
+            for app in self.apps()
+        )
+
+    def _finish(self) -> None:
+        images: list[Image] = [app.member.image for app in self.apps()]
+        first = images[0]
+        for image in images[1:]:
+            if image != first:
+                raise Violation("state-machine-safety", "the images differ at the same index")
+        held = first.config(ResourceType.BROKER, "")
+        lost = [name for name in self.acknowledged if name not in held]
+        if lost:
+            raise Violation("committed-lost", f"acknowledged and gone: {lost}")
+
+    def apps(self) -> list[RaftApp]:
+        """The living processes."""
+        return [m.app for m in self.machines if isinstance(m.app, RaftApp)]
+
+    def leader(self) -> Machine | None:
+        """Who leads the newest term."""
+        leading = [app for app in self.apps() if app.member.role is Role.LEADER]
+        return max(leading, key=lambda app: app.member.term).machine if leading else None
+
+    def _died(self, machine: Machine, kind: str) -> None:
+        """Whoever had a connection hears of a killed process; of a dark machine nobody does."""
+        self.world.mark("died", machine.node_id, kind)
+        if kind == "power":
+            return
+        for other in self.machines:
+            if other is not machine and self.network.passes(machine.node_id, other.node_id):
+                delay = self.world.between(1, 20) * MS
+                self.world.after(delay, other.deliver, "peer_down", machine.node_id)
+
+    # The client.
+
+    def _client(self) -> None:
+        world = self.world
+        if not self.nemesis.healed or len(self.acknowledged) < 1:
+            world.after(world.between(10, 250) * MS, self._client)
+        machine = world.random.choice(self.machines)
+        if world.chance(0.6):
+            machine = self.leader() or machine
+        if self.lies and world.chance(0.02):
+            liar = world.random.choice(self.machines)
+            machine.deliver("peer_down", liar.node_id)
+        elif world.chance(0.2):
+            self.proposed += 1
+            machine.deliver("read_safely", ("read", self.proposed))
+        else:
+            self.proposed += 1
+            machine.deliver("propose_safely", f"p{self.proposed}")
+
+    # What is judged.
+
+    def judge(self, app: RaftApp) -> None:
+        """After every step of a member."""
+        member = app.member
+        if self.assertions:
+            member.check_invariants()
+        self.checks.look(
+            app.node_id,
+            app.process,
+            term=member.term,
+            leads=member.role is Role.LEADER,
+            commit=member.commit_index,
+            log=View(member.core.log),
+        )
+
+    def outcome(self, app: RaftApp, outcome: Outcome) -> None:
+        """What a member says and what it applied."""
+        world = self.world
+        for message in outcome.messages:
+            if not isinstance(message, PreVote | PreVoteReply):
+                self.checks.promised(app.node_id, message.term)
+            self._vote(app.node_id, message)
+        for index in outcome.lost_proposals:
+            app.waiting.pop(index, None)
+        for image, _, index in outcome.applied:
+            world.mark("applied", app.node_id, index)
+            held = image.config(ResourceType.BROKER, "")
+            self.checks.applied(app.node_id, app.process, index, sorted(held))
+            name = app.waiting.pop(index, None)
+            if name is None:
+                continue
+            if name not in held:
+                raise Violation("committed-lost", f"{name} acknowledged at {index}, not in there")
+            world.note(app.machine.name, f"acknowledges {name}, entry {index}")
+            self.acknowledged[name] = index
+            self.acknowledged_to = max(self.acknowledged_to, index)
+        for token, index in outcome.reads:
+            asked = app.reads.pop(token, 0)
+            self.reads_done += 1
+            if app.member.image.index < asked or index < asked:
+                raise Violation("stale-read", f"n{app.node_id}: {index}, {asked} was acknowledged")
+
+    def _vote(self, node_id: int, message: Message) -> None:
+        """A voter's vote of a term goes to one candidate, whatever happens to it."""
+        if isinstance(message, Vote):
+            candidate = node_id
+        elif isinstance(message, VoteReply) and message.granted:
+            candidate = message.to
+        else:
+            return
+        known = self.votes.setdefault((node_id, message.term), candidate)
+        if known != candidate:
+            raise Violation(
+                "double-vote", f"n{node_id} votes for n{candidate} in term {message.term}, after "
+                f"n{known}"
+            )  # fmt: skip

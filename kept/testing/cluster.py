@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kept.storage.errors import ConfigurationError, KeptError
+from kept.testing import reaper
 from kept.testing.ports import free_port, is_free
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Cluster:
 
     ``settings`` are settings of every node, Kafka's names with underscores for dots:
     ``Cluster(log_segment_bytes=4096, kept_fsync_threads=2)``. A context manager: entering starts
-    the nodes, leaving stops them and removes their files (unless ``directory`` was given).
+    the nodes, leaving stops them and removes their files (unless ``directory`` was given). When the
+    process that made it dies, its nodes do too (:mod:`kept.testing.reaper`).
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Cluster:
         self.directory = (
             tempfile.mkdtemp(prefix="kept-") if directory is None else os.path.abspath(directory)
         )
+        reaper.watch(self.directory, remove=self._temporary)
         self._environ = dict(environ or {})
         self._settings = {name.replace("_", "."): _text(value) for name, value in settings.items()}
         self._nodes = [
@@ -248,6 +251,7 @@ class Cluster:
         finally:
             if self._temporary:
                 shutil.rmtree(self.directory, ignore_errors=True)
+            reaper.forget(self.directory)
 
     # Inside.
 

@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kept.testing import reaper
 
 DEADLINE_S = 60
 
@@ -73,3 +77,14 @@ def kept(kept_broker) -> Kept:
 def offline() -> Kept:
     """The command where no node is needed."""
     return Kept()
+
+
+@pytest.fixture
+def local_dir(offline, tmp_path) -> Iterator[Path]:
+    """A --dir for ``kept local``, whose nodes are gone when the test is, however it ended."""
+    directory = tmp_path / "nodes"
+    reaper.watch(str(tmp_path))
+    yield directory
+    if directory.exists():
+        offline("local", "down", "--purge", "--dir", directory, status=None)
+    reaper.forget(str(tmp_path))

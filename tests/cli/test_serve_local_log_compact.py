@@ -77,45 +77,41 @@ def test_a_data_directory_in_use_is_refused(offline, kept_broker):
     assert kept_broker.data_dir() in ran.err
 
 
-def test_local_from_up_to_down(offline, tmp_path):
+def test_local_from_up_to_down(offline, local_dir):
     port = free_port()
-    directory = ("--dir", tmp_path / "nodes")
+    directory = ("--dir", local_dir)
     assert "one node" in offline("local", "up", "--nodes", 3, *directory, status=1).err
     assert "no nodes" in offline("local", "status", *directory, status=1).err
     ran = offline("local", "up", "--port", port, "--set", "num.partitions=4", *directory)
-    try:
-        assert f"ready on localhost:{port}" in ran.out
-        node = tmp_path / "nodes" / "node-0"
-        assert {p.name for p in node.iterdir()} == {"kept.yaml", "kept.pid", "kept.log", "data"}
-        assert "runs already" in offline("local", "up", "--port", port, *directory, status=1).err
-        here = ("--bootstrap", f"localhost:{port}")
-        offline("topic", "create", "t", *here)
-        assert len(offline("topic", "describe", "t", "--json", *here).json["partitions"]) == 4
-        (status,) = offline("local", "status", "--json", *directory).json
-        assert (status["state"], status["port"]) == ("running", port)
-        assert status["pid"] == int((node / "kept.pid").read_text())
+    assert f"ready on localhost:{port}" in ran.out
+    node = local_dir / "node-0"
+    assert {p.name for p in node.iterdir()} == {"kept.yaml", "kept.pid", "kept.log", "data"}
+    assert "runs already" in offline("local", "up", "--port", port, *directory, status=1).err
+    here = ("--bootstrap", f"localhost:{port}")
+    offline("topic", "create", "t", *here)
+    assert len(offline("topic", "describe", "t", "--json", *here).json["partitions"]) == 4
+    (status,) = offline("local", "status", "--json", *directory).json
+    assert (status["state"], status["port"]) == ("running", port)
+    assert status["pid"] == int((node / "kept.pid").read_text())
 
-        assert offline("local", "kill", 0, *directory).out == "node 0 killed\n"
-        assert offline("local", "status", "--json", *directory).json[0]["state"] == "stopped"
-        assert "does not run" in offline("local", "stop", 0, *directory, status=1).err
-        assert "ready on" in offline("local", "start", 0, *directory).out
-        assert "t" in [t["name"] for t in offline("topic", "list", "--json", *here).json]
-        assert offline("local", "stop", 0, *directory).out == "node 0 stopped\n"
-        assert "ready on" in offline("local", "start", 0, *directory).out
-        assert offline("local", "down", *directory).out == "node 0 stopped\n"
-        assert (node / "data").is_dir()
-        (node / "kept.pid").write_text(f"{os.getpid()}\n")  # another process has that id now
-        assert offline("local", "status", "--json", *directory).json[0]["state"] == "stopped"
-    finally:
-        offline("local", "down", "--purge", *directory, status=None)
+    assert offline("local", "kill", 0, *directory).out == "node 0 killed\n"
+    assert offline("local", "status", "--json", *directory).json[0]["state"] == "stopped"
+    assert "does not run" in offline("local", "stop", 0, *directory, status=1).err
+    assert "ready on" in offline("local", "start", 0, *directory).out
+    assert "t" in [t["name"] for t in offline("topic", "list", "--json", *here).json]
+    assert offline("local", "stop", 0, *directory).out == "node 0 stopped\n"
+    assert "ready on" in offline("local", "start", 0, *directory).out
+    assert offline("local", "down", *directory).out == "node 0 stopped\n"
+    assert (node / "data").is_dir()
+    (node / "kept.pid").write_text(f"{os.getpid()}\n")  # another process has that id now
+    assert offline("local", "status", "--json", *directory).json[0]["state"] == "stopped"
+    assert f"removed {node}" in offline("local", "down", "--purge", *directory).out
     assert not node.exists()
     assert "no node 7" in offline("local", "start", 7, *directory, status=1).err
 
 
-def test_local_says_why_a_node_does_not_start(offline, kept_broker, tmp_path):
-    ran = offline(
-        "local", "up", "--port", kept_broker.port(), "--dir", tmp_path / "nodes", status=1
-    )
+def test_local_says_why_a_node_does_not_start(offline, kept_broker, local_dir):
+    ran = offline("local", "up", "--port", kept_broker.port(), "--dir", local_dir, status=1)
     assert "ended with status" in ran.err
     assert "kept.log" in ran.err
 

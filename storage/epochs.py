@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from threading import Lock
 
 from kept.storage.checkpoints import read_epochs, write_epochs
 from kept.storage.disk import Disk
@@ -20,15 +21,23 @@ from kept.storage.errors import DamagedData, InvariantViolation
 class LeaderEpochCache:
     """The leader epochs of a log, ascending."""
 
-    __slots__ = ("_disk", "_epochs", "_path", "_saved", "_starts", "_version", "log_end_offset")
+    __slots__ = (
+        "_disk",
+        "_epochs",
+        "_path",
+        "_saved",
+        "_saving",
+        "_starts",
+        "_state",
+        "log_end_offset",
+    )
 
     def __init__(self, disk: Disk, path: str, entries: list[tuple[int, int]]) -> None:
         self._disk = disk
         self._path = path
         self._epochs: list[int] = []
         self._starts: list[int] = []
-        self._version = 0
-        self._saved = 0
+        self._saving = Lock()
         self.log_end_offset: Callable[[], int] = lambda: self._starts[-1] if self._starts else 0
         """Tells where the latest epoch ends; the log puts itself here."""
         for epoch, start in entries:
@@ -41,6 +50,14 @@ class LeaderEpochCache:
                 self._starts.pop()
             self._epochs.append(epoch)
             self._starts.append(start)
+        self._state: tuple[tuple[int, int], ...] = ()
+        """The entries as one value, for other threads: replaced with every change."""
+        self._changed()
+        self._saved: tuple[tuple[int, int], ...] = self._state
+        """The entries as they are on disk."""
+
+    def _changed(self) -> None:
+        self._state = tuple(zip(self._epochs, self._starts, strict=True))
 
     @classmethod
     def load(cls, disk: Disk, path: str) -> LeaderEpochCache:
@@ -55,19 +72,22 @@ class LeaderEpochCache:
     @property
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, start offset), ascending; a copy."""
-        return list(zip(self._epochs, self._starts, strict=True))
+        return list(self._state)
 
     @property
     def dirty(self) -> bool:
         """Memory is ahead of the disk."""
-        return self._version != self._saved
+        return self._state != self._saved
 
     def save(self) -> None:
-        """Write the checkpoint durably when it is due. Blocks; may run in any thread."""
-        version = self._version
-        if version != self._saved:
-            write_epochs(self._disk, self._path, self.entries)
-            self._saved = version
+        """Write the checkpoint durably when it is due. Blocks; any thread, several at once."""
+        if self._state == self._saved:
+            return
+        with self._saving:
+            state = self._state
+            if state != self._saved:
+                write_epochs(self._disk, self._path, state)
+                self._saved = state
 
     def assign(self, epoch: int, start_offset: int) -> bool:
         """A leader's term starts at ``start_offset``; True when that was news.
@@ -85,7 +105,7 @@ class LeaderEpochCache:
         del self._epochs[keep:], self._starts[keep:]
         self._epochs.append(epoch)
         self._starts.append(start_offset)
-        self._version += 1
+        self._changed()
         return True
 
     def end_offset_for(self, epoch: int) -> tuple[int, int] | None:
@@ -114,7 +134,7 @@ class LeaderEpochCache:
         keep = bisect_left(self._starts, end_offset)
         if keep < len(self._starts):
             del self._epochs[keep:], self._starts[keep:]
-            self._version += 1
+            self._changed()
 
     def truncate_from_start(self, start_offset: int) -> None:
         """The log now starts there: the epoch that covers it starts there, older ones go."""
@@ -122,11 +142,11 @@ class LeaderEpochCache:
         if covering >= 0 and (covering > 0 or self._starts[0] < start_offset):
             del self._epochs[:covering], self._starts[:covering]
             self._starts[0] = start_offset
-            self._version += 1
+            self._changed()
 
     def clear(self) -> None:
         """Forget everything: the log was emptied."""
         if self._epochs:
             self._epochs.clear()
             self._starts.clear()
-            self._version += 1
+            self._changed()

@@ -172,18 +172,6 @@ class ReplicaNotAvailable(RetriableError):
     """No such replica here."""
 
 
-class FetchSessionIdNotFound(RetriableError):
-    """The server does not know the fetch session (KIP-227); begin a new one."""
-
-
-class InvalidFetchSessionEpoch(RetriableError):
-    """A request of the fetch session got lost or came twice; begin a new one."""
-
-
-class FetchSessionTopicIdError(RetriableError):
-    """The fetch session was made with topic names and goes on with ids, or the other way round."""
-
-
 # Administration.
 
 

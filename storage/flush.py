@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kept.storage.disk import Disk, File
+from kept.storage.epochs import LeaderEpochCache
 from kept.storage.segment import Segment
 
 
@@ -17,26 +18,31 @@ class FlushTicket:
     """Durability of a log up to ``end_offset``: :meth:`run` in any thread, then :meth:`done`."""
 
     __slots__ = (
-        "_active", "_disk", "_settle", "directory", "end_offset", "segments", "sync_names",
-        "truncations",
+        "_active", "_disk", "_epochs", "_settle", "directory", "end_offset", "segments",
+        "sync_names", "truncations",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917
         self, disk: Disk, directory: str, end_offset: int, segments: list[Segment],
         active: File | None, settle: Callable[[FlushTicket], None], *, sync_names: bool,
-        truncations: int,
+        truncations: int, epochs: LeaderEpochCache,
     ) -> None:  # fmt: skip
         self._disk = disk
         self.directory = directory
         self.end_offset = end_offset
         self.segments = segments
         self._active = active
+        self._epochs = epochs
         self._settle = settle
         self.sync_names = sync_names
         self.truncations = truncations
 
     def run(self) -> None:
-        """Fsync; blocks. Raises MachineError."""
+        """Fsync; blocks. Raises MachineError.
+
+        Leader epochs first: what lies below the recovery point is never read for them again.
+        """
+        self._epochs.save()
         for segment in self.segments:
             segment.fsync()
         if self.segments or self.sync_names:

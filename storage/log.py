@@ -23,7 +23,16 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from kept.storage import closing, layout, reading, recovery, replacement, retention, truncation
+from kept.storage import (
+    closing,
+    following,
+    layout,
+    reading,
+    recovery,
+    replacement,
+    retention,
+    truncation,
+)
 from kept.storage.checkpoints import read_partition_metadata, write_partition_metadata
 from kept.storage.disk import Bytes, Disk, FileSlice
 from kept.storage.errors import (
@@ -36,7 +45,7 @@ from kept.storage.errors import (
 )
 from kept.storage.flush import FlushTicket
 from kept.storage.reading import TimestampOffset
-from kept.storage.records import BatchHeader, CheckedBatch, check_replica
+from kept.storage.records import CheckedBatch
 from kept.storage.segment import Segment
 from kept.storage.segments import Segments
 from kept.storage.swap import SwapPlan
@@ -89,7 +98,7 @@ class Log:
         self.last_flush_ms = self.last_seen_ms = now_ms
         self._active = self.segments.active
         self._staged: list[Bytes] = []
-        self._staged_bytes = 0
+        self.staged_bytes = 0
         self._tail: dict[int, int] = {}
         self._epoch = -1
         self.truncations = 0
@@ -205,9 +214,10 @@ class Log:
         base = self.log_end_offset
         last = base + count - 1
         if leader_epoch != self._epoch:
-            self._enter_epoch(leader_epoch, base)
+            self.enter_epoch(leader_epoch, base)
+            self.leader_epochs.save()
         active = self._active
-        position = active.size_bytes + self._staged_bytes
+        position = active.size_bytes + self.staged_bytes
         if position and self._roll_is_due(active, position + size, last, timestamp, now_ms):
             self.roll(now_ms)
             active = self._active
@@ -218,7 +228,9 @@ class Log:
         except TypeError:
             data = bytearray(data)
             _PREFIX.pack_into(data, 0, base, size - _LENGTH_END, leader_epoch)
-        self._stage(active, data, size, position, base, last, timestamp, now_ms)
+        self.note(self.staged_bytes, size, base, last, timestamp, now_ms)
+        self._staged.append(data)
+        self.staged_bytes += size
         if producer_id >= 0:
             self.producers.update(
                 producer_id, checked.producer_epoch, checked.base_sequence, count - 1, last,
@@ -226,11 +238,15 @@ class Log:
             )  # fmt: skip
         return AppendInfo(base, last, append_time, self.log_start_offset, False)
 
-    def _stage(  # noqa: PLR0917
-        self, active: Segment, data: Bytes, size: int, position: int, base: int, last: int,
-        timestamp: int, now_ms: int,
-    ) -> None:  # fmt: skip
-        """Segment.note, inlined: this runs for every batch."""
+    def note(  # noqa: PLR0917
+        self, ahead: int, size: int, base: int, last: int, timestamp: int, now_ms: int
+    ) -> None:
+        """A batch is staged, or about to be, ``ahead`` bytes after what is written.
+
+        ``Segment.note``, inlined: this runs for every batch.
+        """
+        active = self._active
+        position = active.size_bytes + ahead
         if timestamp > active.max_timestamp:
             active.max_timestamp, active.max_timestamp_offset = timestamp, last
         if active.bytes_since_index > self._interval:
@@ -247,9 +263,23 @@ class Log:
         if len(tail) >= TAIL_OFFSETS:
             tail.clear()
         tail[base] = position
-        self._staged.append(data)
-        self._staged_bytes += size
         self.log_end_offset = last + 1
+
+    def stage(self, data: Bytes, size: int) -> None:
+        """Have noted batches written by :meth:`write`."""
+        if size:
+            self._staged.append(data)
+            self.staged_bytes += size
+
+    def has_room(self, ahead: int, size: int, last: int, timestamp: int, now_ms: int) -> bool:
+        """Whether the active segment takes a batch of a leader's ``ahead`` bytes after its end."""
+        active = self._active
+        position = active.size_bytes + ahead
+        if last - active.base_offset > MAX_INT32:
+            return False
+        return not position or not self._roll_is_due(
+            active, position + size, last, timestamp, now_ms
+        )
 
     def _roll_is_due(
         self, active: Segment, size_after: int, last: int, timestamp: int, now_ms: int
@@ -262,65 +292,29 @@ class Log:
         waited = timestamp - first if first >= 0 else now_ms - active.created_ms
         return waited > self.roll_age_ms
 
-    def _enter_epoch(self, leader_epoch: int, start_offset: int) -> None:
+    def enter_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        """Batches from ``start_offset`` on are of another epoch. Not durable yet."""
         latest = self.leader_epochs.latest
         if latest is not None and leader_epoch < latest:
             raise InvariantViolation(f"{self}: append in epoch {leader_epoch} after {latest}")
         self.leader_epochs.assign(leader_epoch, start_offset)
-        self.leader_epochs.save()
         self._epoch = leader_epoch
 
-    def append_as_follower(self, batches: Bytes, now_ms: int | None = None) -> AppendInfo | None:
+    def append_as_follower(
+        self, batches: Bytes, now_ms: int | None = None, *, max_leader_epoch: int | None = None
+    ) -> AppendInfo | None:
         """Append whole batches that have their offsets and epochs; gaps are fine, overlaps refused.
 
-        Every CRC is checked first and nothing is appended when one is wrong. One exception of rule
+        Every CRC is checked first and nothing is appended when one is wrong; batches of an epoch
+        above ``max_leader_epoch`` are left out with all that follows them. One exception of rule
         31: an empty log whose start lies inside the first batch restarts at that batch's base.
-        Raises CorruptMessage, OffsetOutOfRange for an overlap. Staged like :meth:`append`.
+        Raises CorruptMessage, OffsetOutOfRange for an overlap. Staged like :meth:`append`; the
+        epochs become durable before the recovery point passes them. None: nothing was staged.
         """
-        if self.failed is not None:
-            raise KafkaStorageError(str(self.failed))
-        view = memoryview(batches)
-        found: list[tuple[int, BatchHeader]] = []
-        position, next_offset = 0, self.log_end_offset
-        while position < len(view):
-            header = check_replica(view, position)
-            empty = next_offset == self.log_start_offset == self.segments.bases[0]
-            if header.base_offset < next_offset and not (
-                empty and not found and header.last_offset >= next_offset
-            ):
-                raise OffsetOutOfRange(
-                    f"{self.topic_partition}: batch {header.base_offset}..{header.last_offset} "
-                    f"overlaps the log, which ends at {next_offset}"
-                )
-            found.append((position, header))
-            next_offset = header.next_offset
-            position += header.size_bytes
-        if not found:
+        staged = following.append(self, batches, now_ms, max_leader_epoch)
+        if staged is None:
             return None
-        now_ms = self.last_seen_ms if now_ms is None else now_ms
-        first = found[0][1].base_offset
-        if first < self.log_end_offset:
-            self.truncate_fully_and_start_at(first)
-        for at, header in found:
-            size, last = header.size_bytes, header.last_offset
-            if header.partition_leader_epoch > self._epoch:
-                self._enter_epoch(header.partition_leader_epoch, header.base_offset)
-            active = self._active
-            start = active.size_bytes + self._staged_bytes
-            timestamp = header.max_timestamp
-            if last - active.base_offset > MAX_INT32 or (
-                start and self._roll_is_due(active, start + size, last, timestamp, now_ms)
-            ):
-                far = last - self.log_end_offset > MAX_INT32
-                self.roll(now_ms, header.base_offset if far else self.log_end_offset)
-                active, start = self._active, 0
-            data = view[at : at + size]
-            self._stage(active, data, size, start, header.base_offset, last, timestamp, now_ms)
-            if header.producer_id >= 0:
-                aborted = recovery.note_producer(self.producers, header, view, at)
-                if aborted is not None:
-                    active.note_aborted(aborted)
-        return AppendInfo(first, next_offset - 1, NO_TIMESTAMP, self.log_start_offset, False)
+        return AppendInfo(*staged, NO_TIMESTAMP, self.log_start_offset, False)
 
     def write(self) -> None:
         """Write what is staged. On a failure the file is cut back, what was staged is forgotten
@@ -340,16 +334,16 @@ class Log:
         except MachineError as error:
             self._cut_back(error)
             raise
-        active.size_bytes += self._staged_bytes
+        active.size_bytes += self.staged_bytes
         active.flushed = False
-        self._staged_bytes = 0
+        self.staged_bytes = 0
         self._staged = []
         active.next_offset = self.written_end_offset = self.log_end_offset
 
     def _cut_back(self, error: MachineError) -> None:
         self.failed = error
         self._staged = []
-        self._staged_bytes = 0
+        self.staged_bytes = 0
         self.log_end_offset = self.written_end_offset
         self._tail.clear()
         active = self._active
@@ -460,16 +454,18 @@ class Log:
         self.leader_epochs.truncate_from_start(offset)
         self.producers.truncate_from_start(offset)
 
-    def delete_old_segments(self, now_ms: int, high_watermark: int) -> list[tuple[int, str]]:
+    def delete_old_segments(
+        self, now_ms: int, high_watermark: int, *, by_policy: bool = True
+    ) -> list[tuple[int, str]]:
         """Retention: (base offset, reason) of the segments that went, oldest first.
 
-        By time and size if the topic's policy says so, and always what lies below the log start;
-        never anything at or above the high watermark. The log start moves (rule 43: leaders only
-        call this with a policy). While segments are being replaced it waits.
+        By time and size if the topic's policy says so and ``by_policy`` (leaders only, rule 43),
+        and always what lies below the log start; never anything at or above the high watermark.
+        The log start moves. While segments are being replaced it waits.
         """
         if self.replacement is not None:
             return []
-        return retention.apply(self, now_ms, high_watermark)
+        return retention.apply(self, now_ms, high_watermark, by_policy)
 
     def truncate_to(self, offset: int) -> None:
         """Cut the log: batches with records at or above ``offset`` go (rules 19, 27).
@@ -496,7 +492,7 @@ class Log:
         self.truncations += 1
         self._active = self.segments.active
         self._active.index_interval_bytes = self._interval
-        self._staged, self._staged_bytes = [], 0
+        self._staged, self.staged_bytes = [], 0
         self._tail.clear()
         self.log_end_offset = self.written_end_offset = end_offset
         self._epoch = -1
@@ -513,7 +509,7 @@ class Log:
             return None
         return FlushTicket(
             self.disk, self.directory, end, unflushed, self._active.file, self._settle_flush,
-            sync_names=self.names_changed, truncations=self.truncations,
+            sync_names=self.names_changed, truncations=self.truncations, epochs=self.leader_epochs,
         )  # fmt: skip
 
     def _settle_flush(self, ticket: FlushTicket) -> None:

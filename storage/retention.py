@@ -27,9 +27,12 @@ logger = logging.getLogger(__name__)
 
 def deletable(
     segments: Sequence[Segment], config: LogConfig, *, log_start_offset: int,
-    log_end_offset: int, high_watermark: int, now_ms: int,
+    log_end_offset: int, high_watermark: int, now_ms: int, by_policy: bool = True,
 ) -> list[tuple[int, str]]:  # fmt: skip
-    """(index, reason) of the segments that are due, a prefix of ``segments``."""
+    """(index, reason) of the segments that are due, a prefix of ``segments``.
+
+    Without ``by_policy`` only what lies below the log start is: that is a follower's part.
+    """
     excess = sum(s.size_bytes for s in segments) - config.retention_bytes
     found = []
     for i, segment in enumerate(segments):
@@ -39,7 +42,7 @@ def deletable(
             break
         if not is_active and end <= log_start_offset:
             reason = REASON_START
-        elif not config.delete:
+        elif not (by_policy and config.delete):
             break
         elif 0 <= config.retention_ms < now_ms - segment.largest_timestamp:
             reason = REASON_TIME
@@ -52,12 +55,15 @@ def deletable(
     return found
 
 
-def apply(log: Log, now_ms: int, high_watermark: int) -> list[tuple[int, str]]:
+def apply(
+    log: Log, now_ms: int, high_watermark: int, by_policy: bool = True
+) -> list[tuple[int, str]]:
     """See :meth:`Log.delete_old_segments`."""
     log.write()
     due = deletable(
         log.segments, log.config, log_start_offset=log.log_start_offset,
         log_end_offset=log.log_end_offset, high_watermark=high_watermark, now_ms=now_ms,
+        by_policy=by_policy,
     )  # fmt: skip
     if not due:
         return []

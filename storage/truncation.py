@@ -30,6 +30,9 @@ def truncate_to(log: Log, offset: int) -> None:
         raise OffsetOutOfRange(f"{log}: cannot truncate to {offset}")
     log.write()
     if offset >= log.log_end_offset:
+        # A leader that appended nothing in its epoch left an entry at the log end.
+        log.leader_epochs.truncate_from_end(log.log_end_offset)
+        log.leader_epochs.save()
         return
     if offset < log.log_start_offset:
         start_at(log, offset)

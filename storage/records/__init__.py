@@ -25,18 +25,40 @@ from kept.storage.records.header import (
     HEADER_BYTES,
     BatchHeader,
     Buffer,
+    ReplicaBatch,
     headers,
     patch,
     read_header,
 )
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
-    from kept.storage.records.python import KERNEL, check, check_replica, crc32c, scan
+    from kept.storage.records.python import (
+        KERNEL,
+        check,
+        check_replica,
+        check_replicas,
+        crc32c,
+        scan,
+    )
 else:
     try:
-        from kept.storage.records._kernel import KERNEL, check, check_replica, crc32c, scan
+        from kept.storage.records._kernel import (
+            KERNEL,
+            check,
+            check_replica,
+            check_replicas,
+            crc32c,
+            scan,
+        )
     except ImportError:
-        from kept.storage.records.python import KERNEL, check, check_replica, crc32c, scan
+        from kept.storage.records.python import (
+            KERNEL,
+            check,
+            check_replica,
+            check_replicas,
+            crc32c,
+            scan,
+        )
 
 __all__ = [
     "DEFAULT_INFLATE_LIMIT",
@@ -49,9 +71,11 @@ __all__ = [
     "Record",
     "RecordColumns",
     "RecordFields",
+    "ReplicaBatch",
     "build_batch",
     "check",
     "check_replica",
+    "check_replicas",
     "compress",
     "crc32c",
     "decompress",

@@ -174,6 +174,58 @@ def check_replica(buf, Py_ssize_t position=0):
         PyBuffer_Release(&view)
 
 
+def check_replicas(buf):
+    """See :func:`kept.storage.records.python.check_replicas`: the same in one pass."""
+    cdef Py_buffer view
+    cdef const unsigned char *p
+    cdef Py_ssize_t end, position = 0
+    cdef int32_t length
+    cdef list found = []
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        p = <const unsigned char *>view.buf
+        if view.len >= NOGIL_BYTES:
+            with nogil:
+                end = _right_frames(p, view.len)
+        else:
+            end = _right_frames(p, view.len)
+        if end < view.len and (end == 0 or not _is_cut_off(p + end, view.len - end)):
+            twin.check_replica(memoryview(buf), end)
+        while position < end:
+            length = <int32_t>be32(p + 8)
+            found.append((
+                position,
+                length + 12,
+                <int64_t>be64(p),
+                <int64_t>be64(p) + <int32_t>be32(p + 23),
+                <int64_t>be64(p + 35),
+                <int32_t>be32(p + 12),
+                <int64_t>be64(p + 43),
+            ))
+            position += length + 12
+            p += length + 12
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef Py_ssize_t _right_frames(const unsigned char *p, Py_ssize_t size) noexcept nogil:
+    """Where the batches that are whole and right end."""
+    cdef Py_ssize_t position = 0
+    while position < size and frame_is_right(p + position, size - position, True):
+        position += <int32_t>be32(p + position + 8) + 12
+    return position
+
+
+cdef bint _is_cut_off(const unsigned char *p, Py_ssize_t size) noexcept nogil:
+    """What is there could be the beginning of a batch."""
+    cdef int64_t length
+    if size < 12:
+        return True
+    length = <int32_t>be32(p + 8)
+    return length >= HEADER_BYTES - 12 and length + 12 > size
+
+
 cdef int _walk(
     const unsigned char *p,
     const unsigned char *end,

@@ -35,6 +35,10 @@ from kept.storage.types import MAX_INT32, NO_SEQUENCE, NO_TIMESTAMP, Codec, Time
 Buffer = bytes | bytearray | memoryview
 """What every function here reads: contiguous bytes, not copied."""
 
+ReplicaBatch = tuple[int, int, int, int, int, int, int]
+"""What a follower notes of a batch: (position, size in bytes, base offset, last offset, max
+timestamp, leader epoch, producer id)."""
+
 HEADER_BYTES: Final = 61
 LENGTH_PREFIX_BYTES: Final = 12
 """Bytes up to and including batchLength, which counts what follows it."""

@@ -37,10 +37,12 @@ from kept.storage.records.faults import Fault, refusal
 from kept.storage.records.header import (
     CRC_START,
     HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
     MAGIC_POSITION,
     MIN_RECORD_BYTES,
     BatchHeader,
     Buffer,
+    ReplicaBatch,
     codec_of,
     read_header,
 )
@@ -88,6 +90,36 @@ def check_replica(buf: Buffer, position: int = 0) -> BatchHeader:
     if crc != header.crc:
         raise CorruptMessage(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
     return header
+
+
+def check_replicas(buf: Buffer) -> list[ReplicaBatch]:
+    """The batches of what a leader answered, framing and CRC of every one checked.
+
+    A batch that is cut off at the end is left out, unless it is the first. Raises CorruptMessage;
+    then none of them may be used.
+    """
+    found: list[ReplicaBatch] = []
+    position, end = 0, len(buf)
+    while position < end:
+        left = end - position
+        if found and left < LENGTH_PREFIX_BYTES:
+            break
+        if found:
+            size = int.from_bytes(buf[position + 8 : position + 12], "big", signed=True) + 12
+            if size >= HEADER_BYTES and size > left:
+                break
+        header = check_replica(buf, position)
+        found.append((
+            position,
+            header.size_bytes,
+            header.base_offset,
+            header.last_offset,
+            header.max_timestamp,
+            header.partition_leader_epoch,
+            header.producer_id,
+        ))  # fmt: skip
+        position += header.size_bytes
+    return found
 
 
 def _whole_batch(buf: Buffer, position: int) -> BatchHeader:

@@ -55,6 +55,10 @@ class Voter(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.node_id}@{host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class Listeners:

@@ -1,7 +1,8 @@
 """Where clients connect: accepts sockets, counts them, closes idle ones, knows who speaks what.
 
 The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are
-handed over with the transport; anything else is Kafka's length prefix. Addresses come from
+handed over with the transport; anything else is Kafka's length prefix. The listener for nodes takes
+gRPC and the greetings of other nodes besides (``kept.node.peers``). Addresses come from
 ``listeners``; each listener answers with its own advertised address (SEMANTICS rule 42).
 """
 
@@ -35,15 +36,20 @@ PIECES_PER_REPLY: Final = 4
 
 
 class Listener:
-    """One of ``listeners``: its sockets, and the connections accepted there."""
+    """One of ``listeners``: its sockets, and the connections accepted there.
 
-    def __init__(self, node: Node, address: Address) -> None:
+    ``between_nodes``: it is the node listener, and hands gRPC and greetings to ``node.peers``.
+    """
+
+    def __init__(self, node: Node, address: Address, *, between_nodes: bool = False) -> None:
         self.node = node
         self.name = address.name
         self.address = address
         self.port = address.port
         self.connections: set[Connection] = set()
         self.takeovers: dict[bytes, TakeOver] = dict.fromkeys(HTTP_METHODS, take_over_http)
+        if between_nodes:
+            self.takeovers |= {b"PRI ": take_over_grpc, b"KEPT": take_over_greeting}
         self.apis = api.served()
         self.produce = produce.handle
         self.fetch = fetch.handle
@@ -193,3 +199,13 @@ def take_over_http(node: Node, transport: Any, first_bytes: bytes) -> None:
     from kept.node.http import take_over
 
     take_over(node, transport, first_bytes)
+
+
+def take_over_grpc(node: Any, transport: Any, first_bytes: bytes) -> None:
+    """Hand a connection of another node to gRPC."""
+    node.peers.take_over(transport, first_bytes)
+
+
+def take_over_greeting(node: Any, transport: Any, first_bytes: bytes) -> None:
+    """Answer a node that asks who this is."""
+    node.peers.greet(transport, first_bytes)

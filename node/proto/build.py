@@ -12,15 +12,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from setuptools.command.build_py import build_py as _BuildPy
+try:
+    from setuptools.command import build_py as _setuptools
+except ImportError:
+    _BuildPy: type = object
 else:
-    try:
-        from setuptools.command.build_py import build_py as _BuildPy
-    except ImportError:
-        _BuildPy = object
+    _BuildPy = _setuptools.build_py
 
 HERE: Final = Path(__file__).resolve().parent
 PACKAGE: Final = Path("kept/node/proto")
@@ -54,7 +53,7 @@ def compile_protos(folder: Path = HERE) -> list[Path]:
     return changed
 
 
-class BuildPy(_BuildPy):
+class BuildPy(_BuildPy):  # type: ignore[misc]
     """setuptools' ``build_py`` that first makes the modules."""
 
     def run(self) -> None:

@@ -1,0 +1,214 @@
+"""The calls between brokers and controller: requests and replies, field for field as in
+``node/proto/controller.proto``.
+
+:data:`CALLS` is the table: a method's name to its request and reply. A new method is two classes
+here, two messages and a line in the .proto, and a line in the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from kept.cluster.records import Endpoint
+
+__all__ = ["CALLS", "Endpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of kept by its class, as one of several results (``kept.node.peers.failures``)."""
+
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterRequest:
+    """A broker's process presents itself. ``incarnation`` is random, one per process;
+    ``clean_epoch`` the broker epoch in the mark of its last clean stop, -1 without one (rule 33).
+    """
+
+    broker_id: int
+    incarnation: UUID
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None = None
+    clean_epoch: int = -1
+    log_dirs: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterReply:
+    """Registered; it takes part once it is unfenced by a heartbeat."""
+
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    """A broker lives and acts on the metadata up to ``applied_index``."""
+
+    broker_id: int
+    broker_epoch: int
+    applied_index: int
+    wants_shutdown: bool = False
+    offline_log_dirs: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """How the controller sees the broker."""
+
+    fenced: bool
+    should_shut_down: bool = False
+    caught_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IsrMember:
+    """A member of the ISR asked for, by its registration."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChange:
+    """The ISR that a leader asks for; compare-and-set on ``partition_epoch`` (rule 35)."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[IsrMember, ...]
+    leader_recovery_state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitionsRequest:
+    """ISR changes of one leader's partitions."""
+
+    broker_id: int
+    broker_epoch: int
+    changes: tuple[IsrChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IsrResult:
+    """What became of a change; the partition as it is now. ``failure`` None: done."""
+
+    topic_id: UUID
+    partition: int
+    failure: Failure | None = None
+    leader_id: int = -1
+    leader_epoch: int = -1
+    partition_epoch: int = -1
+    isr: tuple[int, ...] = ()
+    leader_recovery_state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitionsReply:
+    """One result for each change, in their order."""
+
+    results: tuple[IsrResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIdsRequest:
+    """A broker wants producer ids."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIdsReply:
+    """``first`` and the ``count - 1`` ids above it, given to nobody else ever."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRequest:
+    """A client's admin request for the controller to answer: ``body`` without the header."""
+
+    api_key: int
+    version: int
+    body: bytes
+    listener: str
+    client_id: str | None = None
+    client_host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReply:
+    """The response's body, without its header."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionId:
+    """A partition by its topic's id."""
+
+    topic_id: UUID
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEndsRequest:
+    """Which log is the longest, where a whole ISR restarted unclean (rule 33)."""
+
+    partitions: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a replica's log ends. ``failure`` set: this node cannot say."""
+
+    topic_id: UUID
+    partition: int
+    failure: Failure | None = None
+    last_epoch: int = -1
+    log_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LogEndsReply:
+    """One end for each partition asked, of the broker registered as ``broker_epoch``."""
+
+    broker_epoch: int
+    ends: tuple[LogEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeVotersRequest:
+    """Add or remove one voter. ``directory_id`` None: the one that the node presents."""
+
+    add: bool
+    node_id: int
+    directory_id: UUID | None = None
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeVotersReply:
+    """Index of the entry that holds the change."""
+
+    index: int
+
+
+CALLS: Final[dict[str, tuple[type, type]]] = {
+    "Register": (RegisterRequest, RegisterReply),
+    "Heartbeat": (HeartbeatRequest, HeartbeatReply),
+    "AlterPartitions": (AlterPartitionsRequest, AlterPartitionsReply),
+    "AllocateProducerIds": (AllocateProducerIdsRequest, AllocateProducerIdsReply),
+    "Forward": (ForwardRequest, ForwardReply),
+    "LogEnds": (LogEndsRequest, LogEndsReply),
+    "ChangeVoters": (ChangeVotersRequest, ChangeVotersReply),
+}
+"""Methods of the service ``kept.node.v1.Controller``."""

@@ -1,0 +1,89 @@
+"""Who a node is to its peers, and whom it refuses. Pure.
+
+Every stream begins with a :class:`Hello` in each direction, and so does a probe. A stranger is
+refused with a message that says what would be right (rule 34): another cluster, another version of
+the protocol, this node's own id, an id that was not the one wanted, voter lists that disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from kept.node.config_listeners import Voter
+
+PROTOCOL_VERSION: Final = 1
+"""Of the streams between nodes; nodes of different versions refuse each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """How a node presents itself.
+
+    ``cluster_id`` is empty until it has heard of one; ``voters`` are those of its metadata log,
+    else of its settings; ``has_log`` whether that log holds anything; ``wanted`` the node that it
+    means to reach, None for whoever answers; ``refusal`` why it refuses the other, or empty.
+    """
+
+    cluster_id: str
+    node_id: int
+    incarnation: UUID
+    voters: tuple[Voter, ...] = ()
+    has_log: bool = False
+    directory_id: UUID | None = None
+    wanted: int | None = None
+    refusal: str = ""
+    protocol: int = PROTOCOL_VERSION
+
+
+def refusal(own: Hello, other: Hello) -> str:
+    """Why ``own`` does not speak with ``other``; empty when it does."""
+    if own.protocol != other.protocol:
+        return (
+            f"node {other.node_id} speaks version {other.protocol} of the protocol between nodes, "
+            f"node {own.node_id} version {own.protocol}: run the same version of kept on both"
+        )
+    if own.cluster_id and other.cluster_id and own.cluster_id != other.cluster_id:
+        return (
+            f"node {other.node_id} belongs to cluster {other.cluster_id}, node {own.node_id} to "
+            f"{own.cluster_id}: correct controller.quorum.voters, or start the one that is wrong "
+            "with empty directories"
+        )
+    if other.wanted is not None and other.wanted != own.node_id:
+        return (
+            f"this is node {own.node_id}, not node {other.wanted}: correct its address in "
+            "controller.quorum.voters or advertised.listeners"
+        )
+    if own.node_id == other.node_id and own.incarnation != other.incarnation:
+        return (
+            f"node id {own.node_id} is used twice: give one of the two another node.id, and name "
+            "it so in controller.quorum.voters"
+        )
+    return _voters_disagree(own, other)
+
+
+def _voters_disagree(own: Hello, other: Hello) -> str:
+    if not own.voters or not other.voters:
+        return ""
+    if not own.has_log and not other.has_log:
+        if sorted(own.voters) == sorted(other.voters):
+            return ""
+        return (
+            f"controller.quorum.voters of node {other.node_id} is {_listed(other.voters)}, of node "
+            f"{own.node_id} {_listed(own.voters)}: give every node the same list at the first start"
+        )
+    settled, fresh = (own, other) if own.has_log else (other, own)
+    if fresh.has_log:
+        return ""
+    current = {voter.node_id for voter in settled.voters}
+    if current.isdisjoint(voter.node_id for voter in fresh.voters):
+        return (
+            f"controller.quorum.voters of node {fresh.node_id} names no current voter: the cluster "
+            f"has {_listed(settled.voters)}"
+        )
+    return ""
+
+
+def _listed(voters: tuple[Voter, ...]) -> str:
+    return ",".join(str(voter) for voter in sorted(voters))

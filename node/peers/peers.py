@@ -1,0 +1,293 @@
+"""A node's peers: messages out and in, calls, probes, and who is gone.
+
+:class:`Peers` belongs to one node and lives on its loop. It starts nothing by itself: a channel to
+a peer is made by the first message or call to it. A peer is *down* when a stream to or from it
+broke and a probe of its node port was refused: nobody listens, so the process is gone. Silence is
+never taken for that. Own voters' messages stay in this process (nothing is sent to oneself).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import UUID
+
+from kept.node.logging import log
+from kept.node.peers import greeting
+from kept.node.peers.calls import CALLS, HeartbeatReply, HeartbeatRequest
+from kept.node.peers.channel import Channel
+from kept.node.peers.control import Control
+from kept.node.peers.identity import Hello, refusal
+from kept.node.peers.server import Server
+from kept.node.peers.splice import splice
+from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from kept.cluster.raft.messages import Message
+    from kept.node.config_listeners import Voter
+
+Address = tuple[str, int]
+Handler = Callable[[Any], Awaitable[Any]]
+
+PROBE_S: Final = 1.0
+"""A probe that has no answer within this is a timeout: the peer may be slow, or cut off."""
+CALL_S: Final = 2.0
+TIMEOUT: Final = "timeout"
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+class Peers:
+    """All other nodes, as seen from this one.
+
+    ``addresses`` says where a node's listener for nodes is, or None; it is asked at each connect.
+    ``cluster_id``, ``voters`` and ``has_log`` are what Hello tells; whoever learns them sets them.
+
+    ``on_message`` gets what peers send; ``on_peer_down`` the id of a node whose process is gone;
+    ``on_control_lost`` the id of a broker whose Control stream broke. All are called on the loop.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        cluster_id: str,
+        incarnation: UUID,
+        loop: asyncio.AbstractEventLoop,
+        addresses: Callable[[int], Address | None],
+        *,
+        voters: tuple[Voter, ...] = (),
+        has_log: bool = False,
+        directory_id: UUID | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.incarnation = incarnation
+        self.loop = loop
+        self.address = addresses
+        self.voters = voters
+        self.has_log = has_log
+        self.directory_id = directory_id
+        self.on_message: Callable[[Message], None] = _nothing
+        self.on_peer_down: Callable[[int], None] = _nothing
+        self.on_control_lost: Callable[[int], None] = _nothing
+        self.refusals: dict[int, str] = {}
+        """Peers that refuse this node, or that it refuses, and why; until they do no more."""
+        self._handlers: dict[str, Handler] = {}
+        self._channels: dict[int, Channel] = {}
+        self._control = Control(self)
+        self._server = Server(self)
+        self._streams: dict[int, dict[UUID, int]] = {}
+        """Open streams to and from each node, by the incarnation at the other end."""
+        self._seen: set[int] = set()
+        """Nodes that were connected, and were not found dead since."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running = False
+
+    # Life.
+
+    async def start(self) -> None:
+        """Answer peers from now on. Raises MachineError."""
+        await self._server.start()
+        self._running = True
+
+    async def stop(self) -> None:
+        """Close every stream; messages and calls in flight are lost."""
+        self._running = False
+        await self._control.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
+        await self._server.stop()
+
+    def take_over(self, transport: Any, first_bytes: bytes) -> None:
+        """A connection to the node listener that speaks HTTP/2."""
+        if self._running:
+            self._spawn(splice(transport, first_bytes, self._server.path))
+        else:
+            transport.abort()
+
+    def greet(self, transport: Any, first_bytes: bytes) -> None:
+        """A connection to the node listener that says ``KEPT``: a peer asks who this is."""
+        greeter = greeting.Greeter(transport, self._answer_greeting)
+        transport.set_protocol(greeter)
+        transport.resume_reading()
+        greeter.data_received(first_bytes[len(greeting.PREFACE) :])
+
+    def _answer_greeting(self, other: Hello) -> Hello:
+        return self.hello(why=refusal(self.hello(), other))
+
+    def _spawn(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hello(self, *, wanted: int | None = None, why: str = "") -> Hello:
+        """How this node presents itself; ``why`` it refuses the other."""
+        return Hello(
+            self.cluster_id,
+            self.node_id,
+            self.incarnation,
+            self.voters,
+            self.has_log,
+            self.directory_id,
+            wanted,
+            why,
+        )
+
+    # What the node does with its peers.
+
+    def send(self, message: Message) -> None:
+        """Send a message to ``message.to``. It may be lost, never repeated or reordered."""
+        if self._running:
+            self.channel(message.to).send(message)
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Answer a method of ``CALLS``: a coroutine function of the request that returns the reply
+        or raises a KeptError.
+        """
+        if method not in CALLS:
+            raise InvariantViolation(f"there is no method {method}")
+        self._handlers[method] = handler
+
+    async def call(self, node_id: int, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
+        """Ask a node, or this one. Raises what its handler raises, RequestTimedOut,
+        NetworkException (nothing is known of what became of it), PolicyViolation (one of the two
+        refuses the other, and why), UnsupportedVersion.
+        """
+        if node_id == self.node_id:
+            return await self.answer(method, request)
+        if not self._running:
+            raise NetworkException(f"node {node_id}: this node stops")
+        return await self.channel(node_id).call(method, request, timeout_s)
+
+    def hold_control(self, node_id: int | None) -> None:
+        """Keep a Control stream to the active controller; None: none is known."""
+        self._control.hold(node_id)
+
+    async def heartbeat(
+        self, request: HeartbeatRequest, timeout_s: float = CALL_S
+    ) -> HeartbeatReply:
+        """A heartbeat over the Control stream. Raises as :meth:`call`."""
+        return await self._control.heartbeat(request, timeout_s)
+
+    async def probe(
+        self, node_id: int, timeout_s: float = PROBE_S
+    ) -> UUID | Literal["timeout"] | None:
+        """The incarnation of the process that answers at a node's address.
+
+        None: the connection is refused, so the process that was there is gone. ``"timeout"``:
+        nobody knows (no answer in time, no way there, no address, or another node is there).
+        """
+        address = self.address(node_id)
+        if address is None:
+            return TIMEOUT
+        try:
+            hello, _ = await greeting.ask(*address, self.hello(), timeout_s)
+        except greeting.ConnectionRefused:
+            return None
+        except NetworkException:
+            return TIMEOUT
+        return hello.incarnation if hello.node_id == node_id else TIMEOUT
+
+    async def ask(self, host: str, port: int, timeout_s: float = PROBE_S) -> Hello:
+        """The Hello of whoever serves an address: its cluster, voters, and whether it has a log.
+
+        Raises ConnectionRefused, NetworkException.
+        """
+        hello, _ = await greeting.ask(host, port, self.hello(), timeout_s)
+        return hello
+
+    def is_connected(self, node_id: int) -> bool:
+        """Whether a stream to that node is open."""
+        channel = self._channels.get(node_id)
+        return channel is not None and channel.connected
+
+    # What channels and the server tell.
+
+    def channel(self, node_id: int) -> Channel:
+        """The way to a peer."""
+        found = self._channels.get(node_id)
+        if found is None:
+            found = self._channels[node_id] = Channel(self, node_id)
+        return found
+
+    def keeps(self, node_id: int) -> bool:
+        """Whether a broken connection is made again before anybody needs it."""
+        return self._control.node_id == node_id
+
+    def received(self, message: Message) -> None:
+        """A message came."""
+        try:
+            self.on_message(message)
+        # The stream of a peer must not break over a bug of ours.
+        except Exception as error:  # noqa: BLE001
+            log.exception("message failed", error, kind=type(message).__name__)
+
+    async def answer(self, method: str, request: Any) -> Any:
+        """What this node answers. Raises what the handler raises, UnsupportedVersion."""
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise UnsupportedVersion(f"node {self.node_id} does not answer {method}")
+        return await handler(request)
+
+    async def admit(self, other: Hello) -> str:
+        """Why a stream from a node is refused; empty when it is welcome."""
+        why = refusal(self.hello(), other) or await self._imposter(other)
+        if why:
+            self.was_refused(other.node_id, why)
+        return why
+
+    async def _imposter(self, other: Hello) -> str:
+        """Whether another live process has this node id."""
+        open_streams = self._streams.get(other.node_id, {})
+        rivals = [one for one in open_streams if one != other.incarnation]
+        if not rivals:
+            return ""
+        if await self.probe(other.node_id) not in rivals:
+            return ""
+        return (
+            f"node id {other.node_id} belongs to another process that is alive: give this one "
+            "another node.id"
+        )
+
+    def was_refused(self, node_id: int, why: str) -> None:
+        """A peer and this node refuse each other; said once."""
+        if self.refusals.get(node_id) != why:
+            self.refusals[node_id] = why
+            log.warning("peer refused", peer=node_id, reason=why)
+
+    def stream_opened(self, hello: Hello) -> None:
+        """A stream to or from a node is open."""
+        counts = self._streams.setdefault(hello.node_id, {})
+        counts[hello.incarnation] = counts.get(hello.incarnation, 0) + 1
+        self._seen.add(hello.node_id)
+        self.refusals.pop(hello.node_id, None)
+
+    def stream_broken(self, hello: Hello) -> None:
+        """It is open no more: the process may be gone."""
+        counts = self._streams[hello.node_id]
+        counts[hello.incarnation] -= 1
+        if not counts[hello.incarnation]:
+            del counts[hello.incarnation]
+        if self._running and hello.node_id in self._seen:
+            self._spawn(self._examine(hello.node_id, hello.incarnation))
+
+    async def _examine(self, node_id: int, incarnation: UUID) -> None:
+        found = await self.probe(node_id)
+        if found not in (TIMEOUT, incarnation):
+            self.found_dead(node_id)
+
+    def found_dead(self, node_id: int) -> None:
+        """Nobody listens at a node's address any more."""
+        if self._running and node_id in self._seen:
+            self._seen.discard(node_id)
+            self.on_peer_down(node_id)
+
+    def control_lost(self, broker_id: int) -> None:
+        """A broker's Control stream broke."""
+        if self._running:
+            self.on_control_lost(broker_id)

@@ -1,0 +1,253 @@
+"""What a node answers its peers: gRPC on a unix socket that the node listener splices to.
+
+The socket is in a directory of its own that only this user may enter. Streams: the first frame is a
+Hello, answered by ours or refused with what would be right. The Raft stream then brings messages,
+the Snapshot stream pieces of a large one, the Control stream a broker's heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.logging import log
+from kept.node.peers import convert, grpc_options
+from kept.node.peers.calls import CALLS, HeartbeatRequest
+from kept.node.peers.failures import failure_of
+from kept.node.peers.greeting import HELLO
+from kept.node.peers.identity import Hello, refusal
+from kept.node.peers.snapshots import Assembly, Piece
+from kept.node.proto import controller_pb2, peers_pb2
+from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, MachineError
+
+# isort: split
+import grpc
+import grpc.aio
+
+if TYPE_CHECKING:
+    from kept.node.peers.peers import Peers
+
+MAX_PATH_BYTES: Final = 107
+"""Of a unix socket's name, on Linux."""
+SOCKET: Final = "grpc"
+PREFIX: Final = "kept-peers-"
+
+_FAILED: Final = grpc.StatusCode.FAILED_PRECONDITION
+
+
+def private_directory() -> str:
+    """A new directory that only this user may enter, with a path short enough for a socket.
+
+    What processes that were killed left behind is removed first. Raises MachineError.
+    """
+    error: OSError | None = None
+    for root in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/run", "/dev/shm")):
+        if len(os.fsencode(root)) + len(PREFIX) + 30 > MAX_PATH_BYTES:
+            continue
+        try:
+            _remove_left_behind(root)
+            return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)
+        except OSError as failed:
+            error = failed
+    raise MachineError(tempfile.gettempdir(), "mkdir", error or OSError("path too long"))
+
+
+def _remove_left_behind(root: str) -> None:
+    for name in os.listdir(root):
+        pid = name.removeprefix(PREFIX).partition("-")[0]
+        if name.startswith(PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            path = f"{root}/{name}"
+            if os.stat(path).st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class Server:
+    """The gRPC server of one node."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._server: grpc.aio.Server | None = None
+        self._directory = ""
+        self._controls: dict[int, object] = {}
+        """The newest Control stream of each broker."""
+        self._judged = lru_cache(maxsize=64)(self._judge)
+
+    @property
+    def path(self) -> str:
+        """Of the unix socket."""
+        return f"{self._directory}/{SOCKET}"
+
+    async def start(self) -> None:
+        """Answer. Raises MachineError."""
+        self._directory = private_directory()
+        server = grpc.aio.server(options=grpc_options.SERVER)
+        server.add_generic_rpc_handlers((self._streams(), self._calls()))
+        try:
+            server.add_insecure_port(f"unix:{self.path}")
+        except RuntimeError as error:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise MachineError(self.path, "bind", OSError(str(error))) from error
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Answer no more; streams break."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _streams(self) -> Any:
+        def stream(handler: Any, frame: Any) -> Any:
+            return grpc.stream_stream_rpc_method_handler(
+                handler, frame.FromString, frame.SerializeToString
+            )
+
+        return grpc.method_handlers_generic_handler(
+            "kept.node.v1.Peers",
+            {
+                "Raft": stream(self._raft, peers_pb2.RaftFrame),
+                "Snapshot": stream(self._snapshot, peers_pb2.SnapshotFrame),
+                "Control": stream(self._control, peers_pb2.ControlFrame),
+            },
+        )
+
+    def _calls(self) -> Any:
+        def unary(method: str) -> Any:
+            request, _ = CALLS[method]
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(method),
+                getattr(controller_pb2, request.__name__).FromString,
+                lambda reply: reply.SerializeToString(),
+            )
+
+        handlers = {method: unary(method) for method in CALLS}
+        return grpc.method_handlers_generic_handler(grpc_options.CONTROLLER, handlers)
+
+    # Streams.
+
+    async def _admit(self, frame: Any, context: Any) -> Hello:
+        """The Hello that a stream begins with; aborts the stream of a stranger."""
+        if frame is grpc.aio.EOF or not frame.HasField("hello"):
+            await context.abort(_FAILED, "a stream between nodes of kept begins with a Hello")
+        try:
+            hello: Hello = HELLO.decode(frame.hello)
+        except CorruptMessage as error:
+            await context.abort(_FAILED, str(error))
+        why = await self._peers.admit(hello)
+        if why:
+            await context.abort(_FAILED, why)
+        return hello
+
+    @contextlib.asynccontextmanager
+    async def _stream_of(self, context: Any, frame_type: Any) -> Any:
+        """Greets, counts the stream while it lasts, and says so when it breaks."""
+        hello = await self._admit(await context.read(), context)
+        peers = self._peers
+        peers.stream_opened(hello)
+        try:
+            await context.write(frame_type(hello=HELLO.encode(peers.hello())))
+            yield hello
+        finally:
+            peers.stream_broken(hello)
+
+    async def _raft(self, _: Any, context: Any) -> None:
+        peers = self._peers
+        async with self._stream_of(context, peers_pb2.RaftFrame) as hello:
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                for message in frame.messages:
+                    try:
+                        decoded = convert.decode_raft(message)
+                    except CorruptMessage as error:
+                        await context.abort(_FAILED, str(error))
+                    if decoded.sender != hello.node_id or decoded.to != peers.node_id:
+                        await context.abort(
+                            _FAILED,
+                            f"a message from {decoded.sender} to {decoded.to} on the stream from "
+                            f"{hello.node_id} to {peers.node_id}",
+                        )
+                    peers.received(decoded)
+
+    async def _snapshot(self, _: Any, context: Any) -> None:
+        async with self._stream_of(context, peers_pb2.SnapshotFrame) as hello:
+            frame = await context.read()
+            if frame is grpc.aio.EOF:
+                return
+            try:
+                head = convert.decode_install(frame.head.message, b"")
+                if head.sender != hello.node_id or head.to != self._peers.node_id:
+                    raise CorruptMessage(f"a snapshot from {head.sender} to {head.to}")
+                assembly = Assembly(frame.head.size_bytes)
+                while (frame := await context.read()) is not grpc.aio.EOF:
+                    chunk = frame.chunk
+                    assembly.add(Piece(chunk.position, chunk.data, chunk.crc))
+                message = convert.with_image(head, assembly.image())
+            except CorruptMessage as error:
+                log.warning("snapshot refused", peer=hello.node_id, error=str(error))
+                await context.abort(_FAILED, str(error))
+            self._peers.received(message)
+
+    async def _control(self, _: Any, context: Any) -> None:
+        peers = self._peers
+        request, reply = convert.of_call("Heartbeat")
+        async with self._stream_of(context, peers_pb2.ControlFrame) as hello:
+            mine = object()
+            self._controls[hello.node_id] = mine
+            try:
+                while (frame := await context.read()) is not grpc.aio.EOF:
+                    answer = peers_pb2.ControlFrame(number=frame.number)
+                    try:
+                        asked: HeartbeatRequest = request.decode(frame.heartbeat)
+                        found = await peers.answer("Heartbeat", asked)
+                        answer.answer.CopyFrom(reply.encode(found))
+                    except KeptError as error:
+                        failed = failure_of(error)
+                        answer.failure.error = failed.error
+                        answer.failure.message = failed.message
+                    await context.write(answer)
+            finally:
+                if self._controls.get(hello.node_id) is mine:
+                    del self._controls[hello.node_id]
+                    peers.control_lost(hello.node_id)
+
+    # Calls.
+
+    def _judge(self, data: bytes, cluster_id: str) -> str:  # noqa: ARG002 - a key of the cache
+        try:
+            hello: Hello = HELLO.from_bytes(data)
+        except CorruptMessage as error:
+            return str(error)
+        return refusal(self._peers.hello(), hello)
+
+    def _unary(self, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        request_codec, reply_codec = convert.of_call(method)
+
+        async def handle(request: Any, context: Any) -> Any:
+            hello = dict(context.invocation_metadata() or ()).get(grpc_options.HELLO_KEY, b"")
+            why = self._judged(hello, self._peers.cluster_id) if hello else "a call without a Hello"
+            if why:
+                await context.abort(_FAILED, why)
+            try:
+                reply = await self._peers.answer(method, request_codec.decode(request))
+            except KeptError as error:
+                if isinstance(error, InvariantViolation):
+                    log.exception("call failed", error, method=method)
+                await _fail(context, error)
+            # The one place that reports our own bugs.
+            except Exception as error:  # noqa: BLE001
+                log.exception("call failed", error, method=method)
+                await _fail(context, error)
+            return reply_codec.encode(reply)
+
+        return handle
+
+
+async def _fail(context: Any, error: Exception) -> None:
+    failed = failure_of(error)
+    trailing = ((grpc_options.ERROR_KEY, failed.error),)
+    await context.abort(grpc.StatusCode.ABORTED, failed.message, trailing)

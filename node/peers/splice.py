@@ -1,0 +1,73 @@
+"""Joins a connection of the node listener with gRPC's unix socket: bytes through, both ways.
+
+gRPC's server owns its sockets, so one port for several protocols needs this: the listener reads the
+first four bytes, and hands ``PRI `` (HTTP/2) over to here. Each side stops reading while the other
+cannot write, so that nothing piles up; either side's end is the other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+HIGH_WATER_BYTES: Final = 256 * 1024
+"""Unsent bytes of one direction at which its source is read no more."""
+
+
+class _End(asyncio.Protocol):
+    """One side; what it reads goes to ``other``."""
+
+    def __init__(self, transport: Any = None) -> None:
+        self.transport = transport
+        self.other: _End | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.transport.write(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        other, self.other = self.other, None
+        if other is not None:
+            other.other = None
+            other.transport.close()
+
+
+async def splice(transport: Any, first_bytes: bytes, path: str) -> None:
+    """Join ``transport``, of which ``first_bytes`` were read, with a unix socket.
+
+    The transport is closed when the socket takes nobody.
+    """
+    loop = asyncio.get_running_loop()
+    transport.pause_reading()
+    outer = _End(transport)
+    transport.set_protocol(outer)
+    try:
+        inner_transport, inner = await loop.create_unix_connection(_End, path)
+    except OSError:
+        transport.abort()
+        return
+    except asyncio.CancelledError:
+        transport.abort()
+        raise
+    if transport.is_closing():
+        inner_transport.close()
+        return
+    for one in (transport, inner_transport):
+        one.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+    outer.other, inner.other = inner, outer
+    inner_transport.write(first_bytes)
+    transport.resume_reading()

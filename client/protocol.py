@@ -26,6 +26,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import DecodeError
 from kio.static.constants import EntityType
 
+from kept.client.wire import skip_tags
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
 _ZERO_MS: Final = datetime.timedelta(0)
@@ -213,32 +214,6 @@ def decode_response(api_key: int, version: int, frame: bytes | memoryview) -> tu
         position = skip_tags(frame, position)
     message, _ = decode(cls, frame, position)
     return correlation_id, message
-
-
-def skip_tags(data: bytes | memoryview, position: int) -> int:
-    """The position after a section of tagged fields."""
-    count, position = read_uvarint(data, position)
-    for _ in range(count):
-        _, position = read_uvarint(data, position)
-        size, position = read_uvarint(data, position)
-        position += size
-        if position > len(data):
-            raise CorruptMessage("a tagged field ends outside its message")
-    return position
-
-
-def read_uvarint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """(value, position after it) of an unsigned varint of at most 5 bytes."""
-    value = shift = 0
-    while True:
-        if position >= len(data) or shift > 28:
-            raise CorruptMessage("a varint that does not end")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
 
 
 def unknown_fields(api_key: int, kind: EntityType, names: Iterable[str]) -> set[str]:

@@ -19,8 +19,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node import error_codes
-from kept.node.hot.wire import read_uvarint, skip_tags, uvarint
 
 if TYPE_CHECKING:
     from kept.node.connection import Connection

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kept.node.hot.wire import read_uvarint, skip_tags, tags, uvarint
+from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from kept.node.hot.wire import read_uvarint, skip_tags, uvarint
+from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.storage.errors import CorruptMessage
 
 FLEXIBLE: Final = 9

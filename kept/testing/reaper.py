@@ -17,12 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import IO, Final
+from typing import Final
 
 _ATTEMPTS: Final = 100
 _PAUSE_S: Final = 0.02
 
-_companions: dict[int, IO[bytes]] = {}
+_companions: dict[int, int] = {}
 """The pipe to the companion, by the process that made it: a forked child gets its own."""
 
 
@@ -40,20 +40,20 @@ def forget(directory: str) -> None:
 def _tell(what: dict[str, object]) -> None:
     pipe = _companions.get(os.getpid())
     if pipe is None:
+        theirs, pipe = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
-            stdin=subprocess.PIPE,
+            stdin=theirs,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
         )
+        os.close(theirs)
         process.returncode = 0  # it outlives this process; nobody is to wait for it
-        assert process.stdin is not None
-        pipe = _companions[os.getpid()] = process.stdin
+        _companions[os.getpid()] = pipe
     try:
-        pipe.write(json.dumps(what).encode() + b"\n")
-        pipe.flush()
+        os.write(pipe, json.dumps(what).encode() + b"\n")
     except BrokenPipeError:  # somebody ended it: without it tests still run
         del _companions[os.getpid()]
 

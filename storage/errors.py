@@ -168,6 +168,14 @@ class NetworkException(RetriableError):
     """A node cannot be reached, or the connection broke before its answer."""
 
 
+class NotController(RetriableError):
+    """This node is not the active controller; ``leader_id`` is, if anybody is known (else -1)."""
+
+    def __init__(self, message: str, leader_id: int = -1) -> None:
+        super().__init__(message)
+        self.leader_id = leader_id
+
+
 class ReplicaNotAvailable(RetriableError):
     """No such replica here."""
 

@@ -39,6 +39,10 @@ class RaftSettings:
     """Entries that no majority has yet; a proposal above it is refused."""
     max_observers: int = 1024
     """Nodes that follow without a vote; more are not answered."""
+    observer_ticks: int = 200
+    """An observer that is silent for this long is forgotten; it presents itself again."""
+    snapshot_ticks: int = 200
+    """A snapshot that is not answered for this long is sent again: 10 s for some megabytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,141 @@
+"""The follower's part: appends and snapshots from the leader; and, without a vote, finding it."""
+
+from __future__ import annotations
+
+from kept.cluster.raft.election import Election
+from kept.cluster.raft.messages import (
+    NO_NODE,
+    Append,
+    AppendReply,
+    InstallSnapshot,
+    LeaderHint,
+    Observe,
+    PreVote,
+    SnapshotReply,
+)
+from kept.cluster.raft.ready import Snapshot
+
+
+class Following(Election):
+    """What a node does while another one leads."""
+
+    contacts: tuple[int, ...] = ()
+    """Nodes to ask for the leader, from configuration; the log's voters come on top."""
+    cluster_id = ""
+    """Told to those who ask; the core does not read it."""
+    observe_gap = 1
+    observe_in = 0
+    hinted = False
+
+    def handle_append(self, message: Append) -> None:
+        """Entries of the leader, or a heartbeat.
+
+        What is there already stays, however old the message is: only an entry of another term in
+        the same place is replaced, and everything after it.
+        """
+        self.follow(message.sender)
+        log = self.log
+        last = message.prev_index + len(message.entries)
+        if message.prev_index < log.commit_index:
+            self._accept(message, log.commit_index)
+            return
+        if not log.matches(message.prev_index, message.prev_term):
+            hint_index, hint_term = log.last_of_term(message.prev_index, message.prev_term)
+            self.send(
+                AppendReply(
+                    **self.head(message.sender),
+                    accepted=False,
+                    match_index=message.prev_index,
+                    hint_index=hint_index,
+                    hint_term=hint_term,
+                    round=message.round,
+                )
+            )
+            return
+        for entry in message.entries:
+            if not log.matches(entry.index, entry.term):
+                if entry.index <= log.last_index:
+                    log.truncate_from(entry.index)
+                    self.membership.truncate_from(entry.index)
+                rest = message.entries[entry.index - message.prev_index - 1 :]
+                log.append(rest)
+                self.membership.see(rest)
+                break
+        if log.commit_to(min(message.commit_index, last)):
+            self.membership.committed(log.commit_index)
+        self._accept(message, last)
+
+    def _accept(self, message: Append, match_index: int) -> None:
+        """Acknowledge what is durable at once, and the rest when it is."""
+        durable = min(match_index, self.log.stable_index)
+        head = self.head(message.sender)
+        if durable < match_index and message.entries:
+            self.send(
+                AppendReply(**head, accepted=True, match_index=match_index, round=message.round),
+                after=True,
+            )
+        else:
+            self.send(AppendReply(**head, accepted=True, match_index=durable, round=message.round))
+
+    def handle_snapshot(self, message: InstallSnapshot) -> None:
+        """The leader no longer has the entries that are missing here."""
+        self.follow(message.sender)
+        log = self.log
+        if message.last_index > log.commit_index:
+            if log.matches(message.last_index, message.last_term):
+                log.commit_to(message.last_index)
+                self.membership.committed(message.last_index)
+            else:
+                snapshot = Snapshot(
+                    message.last_index, message.last_term, message.image_bytes, message.voters
+                )
+                log.restore(snapshot)
+                self.membership.restore(snapshot)
+        self.send(
+            SnapshotReply(
+                **self.head(message.sender), match_index=message.last_index, round=message.round
+            ),
+            after=log.stable_index < message.last_index,
+        )
+
+    # Finding the leader, without a vote.
+
+    def tick_observer(self) -> None:
+        """One tick of a node that does not vote: ask for the leader while none is heard."""
+        self.hinted = False
+        if self.leader_id != NO_NODE and self.elapsed < self.settings.election_ticks:
+            self.observe_gap, self.observe_in = 1, 0
+            return
+        self.leader_id = NO_NODE
+        self.observe_in -= 1
+        if self.observe_in <= 0:
+            self.observe_in = self.observe_gap
+            self.observe_gap = min(2 * self.observe_gap, self.settings.election_ticks)
+            for node_id in sorted({*self.contacts, *self.membership.ids} - {self.node_id}):
+                self._observe(node_id)
+
+    def _observe(self, node_id: int) -> None:
+        self.send(
+            Observe(
+                **self.head(node_id), last_index=self.log.last_index, last_term=self.log.last_term
+            )
+        )
+
+    def answer_observe(self, message: Observe | PreVote) -> None:
+        """Tell who leads; the leader sends the log, too."""
+        self.send(
+            LeaderHint(
+                **self.head(message.sender),
+                leader_id=self.leader_id,
+                last_index=self.log.last_index,
+                voters=self.membership.ids or self.contacts,
+                cluster_id=self.cluster_id,
+            )
+        )
+
+    def handle_hint(self, hint: LeaderHint) -> None:
+        """Somebody told who leads: ask there, once a tick at most."""
+        looks = self.leader_id == NO_NODE and not self.is_voter and not self.hinted
+        if looks and hint.leader_id not in (NO_NODE, hint.sender, self.node_id):
+            self.hinted = True
+            self._observe(hint.leader_id)

@@ -64,6 +64,7 @@ _NAMES: Final[dict[str, int]] = {
     "NotEnoughReplicasAfterAppend": 20,
     "RequestTimedOut": REQUEST_TIMED_OUT,
     "NetworkException": 13,
+    "NotController": 41,
     "ReplicaNotAvailable": 9,
     "InvalidRequest": INVALID_REQUEST,
     "InvalidTopicException": INVALID_TOPIC_EXCEPTION,

@@ -23,10 +23,36 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final
 
+from kept.replication.events import (
+    UNKNOWN_OFFSET,
+    Acknowledge,
+    Appended,
+    BrokersChanged,
+    CommitAwaited,
+    CommitKnown,
+    Effect,
+    Effects,
+    Elected,
+    Event,
+    Fetched,
+    HighWatermarkMoved,
+    Identity,
+    IsrDecided,
+    IsrRefused,
+    ManifestApplied,
+    ManifestHeld,
+    ManifestOffered,
+    ManifestPublished,
+    MinIsrChanged,
+    ProposeIsr,
+    Resigned,
+    Ticked,
+    Token,
+    WaitEnded,
+)
+from kept.replication.progress import Follower
 from kept.storage.errors import (
     InvariantViolation,
     KeptError,
@@ -34,207 +60,35 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
 )
 
-Token = Hashable
-"""Stands for somebody who waits; means nothing to the core."""
-
-Identity = Hashable
-"""A manifest's identity (epoch, generation), compared for equality only."""
-
-UNKNOWN_OFFSET: Final = -1
-
-
-# Events.
-
-
-@dataclass(frozen=True, slots=True)
-class Elected:
-    """This node leads: from the image. The high watermark is what it knew as replica."""
-
-    leader_epoch: int
-    partition_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    log_end_offset: int
-    high_watermark: int
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Batches up to ``log_end_offset`` are in the log and readable."""
-
-    log_end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A follower asked for ``log_end_offset``: it has everything below."""
-
-    replica_id: int
-    log_end_offset: int
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommitKnown:
-    """Everything below ``offset`` is committed, because a published manifest covers it."""
-
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class IsrDecided:
-    """The image has another ISR (or replicas) in the same leader epoch."""
-
-    partition_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class IsrRefused:
-    """The controller said no to the proposal made at that partition epoch; it will not happen."""
-
-    partition_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time passed."""
-
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommitAwaited:
-    """Somebody waits until HW >= ``end_offset``."""
-
-    token: Token
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitEnded:
-    """Somebody stopped waiting."""
-
-    token: Token
-
-
-@dataclass(frozen=True, slots=True)
-class MinIsrChanged:
-    """``min.insync.replicas`` of the topic."""
-
-    min_insync_replicas: int
-
-
-@dataclass(frozen=True, slots=True)
-class BrokersChanged:
-    """Which brokers may join an ISR: unfenced, not shutting down, of the right epoch."""
-
-    eligible: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestOffered:
-    """The leader holds this manifest durably. ``applied``: it had applied it before its term."""
-
-    identity: Identity
-    now_ms: int
-    applied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestHeld:
-    """A replica acknowledged a manifest in the leader's epoch."""
-
-    replica_id: int
-    identity: Identity
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestApplied:
-    """A replica has applied a manifest."""
-
-    replica_id: int
-    identity: Identity
-
-
-@dataclass(frozen=True, slots=True)
-class Resigned:
-    """This node does not lead any more."""
-
-
-Event = (
-    Elected
-    | Appended
-    | Fetched
-    | CommitKnown
-    | IsrDecided
-    | IsrRefused
-    | Ticked
-    | CommitAwaited
-    | WaitEnded
-    | MinIsrChanged
-    | BrokersChanged
-    | ManifestOffered
-    | ManifestHeld
-    | ManifestApplied
-    | Resigned
-)
-
-
-# Effects.
-
-
-@dataclass(frozen=True, slots=True)
-class HighWatermarkMoved:
-    """Consumers may read up to here. Only :meth:`LeaderCore.step` returns it."""
-
-    high_watermark: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """Tell a waiter: committed, or why not."""
-
-    token: Token
-    error: type[KeptError] | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProposeIsr:
-    """Ask the controller for another ISR, compare-and-set on the partition epoch."""
-
-    isr: tuple[int, ...]
-    leader_epoch: int
-    partition_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestPublished:
-    """Every replica that holds back HW has the manifest: the leader may swap, and says so."""
-
-    identity: Identity
-
-
-Effect = HighWatermarkMoved | Acknowledge | ProposeIsr | ManifestPublished
-Effects = tuple[Effect, ...]
-
-
-@dataclass(slots=True)
-class Follower:
-    """What the leader knows of another replica.
-
-    ``log_end_offset``: UNKNOWN_OFFSET until it fetches in this epoch. ``caught_up_ms``: when it
-    last had all that the leader had at that time.
-    """
-
-    log_end_offset: int = UNKNOWN_OFFSET
-    caught_up_ms: int = 0
-    fetched_ms: int = 0
-    end_at_fetch: int = UNKNOWN_OFFSET
-    held: Identity = None
-    applied: Identity = None
+__all__ = [
+    "UNKNOWN_OFFSET",
+    "Acknowledge",
+    "Appended",
+    "BrokersChanged",
+    "CommitAwaited",
+    "CommitKnown",
+    "Effect",
+    "Effects",
+    "Elected",
+    "Event",
+    "Fetched",
+    "Follower",
+    "HighWatermarkMoved",
+    "Identity",
+    "IsrDecided",
+    "IsrRefused",
+    "LeaderCore",
+    "ManifestApplied",
+    "ManifestHeld",
+    "ManifestOffered",
+    "ManifestPublished",
+    "MinIsrChanged",
+    "ProposeIsr",
+    "Resigned",
+    "Ticked",
+    "Token",
+    "WaitEnded",
+]
 
 
 @dataclass(slots=True)
@@ -258,10 +112,12 @@ class LeaderCore:
     epoch_start_offset: int = 0
     followers: dict[int, Follower] = field(default_factory=dict)
     eligible: frozenset[int] = frozenset()
+    broker_epochs: dict[int, int] = field(default_factory=dict)
     offered: Identity = None
     published: Identity = None
     _offered_ms: int = 0
     _now_ms: int = 0
+    _refused_until_ms: int = 0
     alone: bool = False
     _waiting: deque[tuple[int, int, Token]] = field(default_factory=deque)
     _waited: int = 0
@@ -281,7 +137,9 @@ class LeaderCore:
             case Appended():
                 return self.appended(event.log_end_offset)
             case Fetched():
-                return self.fetched(event.replica_id, event.log_end_offset, event.now_ms)
+                return self.fetched(
+                    event.replica_id, event.log_end_offset, event.now_ms, event.broker_epoch
+                )
             case CommitKnown():
                 self.high_watermark = max(self.high_watermark, event.offset)
                 return self._acknowledge()
@@ -300,6 +158,8 @@ class LeaderCore:
                 return self._advance()
             case BrokersChanged():
                 self.eligible = event.eligible
+                self.broker_epochs = dict(event.epochs)
+                self._refused_until_ms = 0
                 return self._advance()
             case ManifestOffered() | ManifestHeld() | ManifestApplied():
                 return self._manifest(event)
@@ -345,6 +205,14 @@ class LeaderCore:
         effects = tuple(Acknowledge(token, error) for _, _, token in self._waiting)
         self._waiting.clear()
         return effects
+
+    def follow(
+        self, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...],
+        isr: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        """Another node leads: remember what the image says."""
+        self.leader_epoch, self.partition_epoch = leader_epoch, partition_epoch
+        self.replicas, self.isr = replicas, isr
 
     # High watermark and acks.
 
@@ -398,14 +266,11 @@ class LeaderCore:
             effects.append(self._acknowledgement(self._waiting.popleft()[2]))
         return tuple(effects)
 
-    def _holding_back(self) -> frozenset[int]:
-        """The replicas whose LEO bounds HW: the maximal ISR, and who is about to join it."""
-        joining = (
-            replica
-            for replica, follower in self.followers.items()
-            if self._caught_up(follower) and self._may_join(replica)
-        )
-        return self.maximal_isr.union(joining)
+    def _holds_back(self, replica: int, follower: Follower) -> bool:
+        """Its LEO bounds HW: a member of the maximal ISR, or about to join."""
+        if replica in self.isr or (self.pending_isr is not None and replica in self.pending_isr):
+            return True
+        return self._caught_up(follower) and self._may_join(replica)
 
     def _caught_up(self, follower: Follower) -> bool:
         if follower.log_end_offset == UNKNOWN_OFFSET:
@@ -415,11 +280,13 @@ class LeaderCore:
 
     def _may_join(self, replica: int) -> bool:
         """Rules 15 and 30, but for the offsets."""
-        return (
-            replica in self.eligible
-            and self.published == self.offered
-            and self.followers[replica].applied == self.published
-        )
+        if replica not in self.eligible or self.published != self.offered:
+            return False
+        follower = self.followers[replica]
+        if follower.applied != self.published:
+            return False
+        known = self.broker_epochs.get(replica, -1)
+        return -1 in (known, follower.broker_epoch) or known == follower.broker_epoch
 
     def _advance(self) -> Effects:
         """Move HW as far as the replicas allow, then answer who waited, then publish."""
@@ -427,35 +294,35 @@ class LeaderCore:
             return ()
         if not self.below_min_isr:
             lowest = self.log_end_offset
-            for replica in self._holding_back():
-                if replica != self.node_id:
-                    follower = self.followers.get(replica)
-                    known = UNKNOWN_OFFSET if follower is None else follower.log_end_offset
-                    lowest = min(lowest, known)
+            for replica, follower in self.followers.items():
+                if follower.log_end_offset < lowest and self._holds_back(replica, follower):
+                    lowest = follower.log_end_offset
             self.high_watermark = max(self.high_watermark, lowest)
-        return self._acknowledge() + self._publish()
+        effects = self._acknowledge() if self._waiting else ()
+        return effects if self.offered == self.published else effects + self._publish()
 
     # Followers and the ISR.
 
-    def fetched(self, replica_id: int, log_end_offset: int, now_ms: int) -> Effects:
-        """A follower's fetch, accepted: not diverging, in range, in this epoch."""
+    def fetched(
+        self, replica_id: int, log_end_offset: int, now_ms: int, broker_epoch: int = -1
+    ) -> Effects:
+        """A follower's fetch, accepted: not diverging, in range, in this epoch.
+
+        Raises NotLeaderOrFollower for a broker that is no replica, or an earlier life of one.
+        """
         follower = self.followers.get(replica_id)
         if follower is None:
             raise NotLeaderOrFollower(f"broker {replica_id} is no replica: {self.replicas}")
         self._now_ms = max(self._now_ms, now_ms)
-        if log_end_offset >= self.log_end_offset:
-            follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
-        elif follower.end_at_fetch != UNKNOWN_OFFSET and log_end_offset >= follower.end_at_fetch:
-            follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
-        follower.log_end_offset = log_end_offset
-        follower.end_at_fetch = self.log_end_offset
-        follower.fetched_ms = now_ms
+        follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
+        if replica_id in self.isr:
+            return self._advance()
         return self._expand(replica_id, follower) + self._advance()
 
     def _expand(self, replica_id: int, follower: Follower) -> Effects:
         if (
             self.pending_isr is not None
-            or replica_id in self.isr
+            or self._now_ms < self._refused_until_ms
             or follower.log_end_offset < max(self.high_watermark, self.epoch_start_offset)
             or not self._may_join(replica_id)
         ):
@@ -477,6 +344,7 @@ class LeaderCore:
     def _isr_refused(self, event: IsrRefused) -> Effects:
         if event.partition_epoch == self.partition_epoch:
             self.pending_isr = None
+            self._refused_until_ms = self._now_ms + event.pause_ms
         return self._advance()
 
     def _ticked(self, now_ms: int) -> Effects:
@@ -515,11 +383,10 @@ class LeaderCore:
         return self._advance()
 
     def _publish(self) -> Effects:
-        if self.offered is None or self.offered == self.published:
+        if self.offered is None:
             return ()
-        for replica in self._holding_back():
-            follower = self.followers.get(replica)
-            if follower is not None and follower.held != self.offered:
+        for replica, follower in self.followers.items():
+            if follower.held != self.offered and self._holds_back(replica, follower):
                 return ()
         self.published = self.offered
         return (ManifestPublished(self.offered),)

@@ -14,15 +14,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
+from kept.replication.following import FollowingReplica
 from kept.replication.leader import WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
-from kept.replication.replica import EpochTicket, Replica
+from kept.replication.replica import EpochTicket
 from kept.replication.views import CommitCallback, ListedOffset, PartitionFetch
 from kept.storage.errors import (
     KafkaStorageError,
     MachineError,
     NotEnoughReplicas,
     NotLeaderOrFollower,
+    OffsetNotAvailable,
     OffsetOutOfRange,
 )
 from kept.storage.log import AppendInfo
@@ -35,7 +37,7 @@ PLENTY: Final = MAX_INT32
 """More than any ``min_bytes`` asks for."""
 
 
-class Partition(Replica):
+class Partition(FollowingReplica):
     """A partition as handlers use it; see the module."""
 
     # Writing.
@@ -74,12 +76,16 @@ class Partition(Replica):
             self.log.write()
         except MachineError as error:
             self._failed(error)
-        if self._leading:
-            effects = self.core.appended(self.log.written_end_offset)
+        core = self.core
+        if core.leading:
+            before = core.high_watermark
+            effects = core.appended(self.log.written_end_offset)
             if effects:
                 self._perform(effects)
-            if self._waiters:
+            if self._waiters and core.high_watermark != before:
                 self._wake()
+            if self._end_waiters:
+                self._wake_replicas()
 
     def when_committed(self, end_offset: int, callback: CommitCallback) -> None:
         """Call back once HW >= ``end_offset``: at once when it is, else when it moves there.
@@ -110,17 +116,22 @@ class Partition(Replica):
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
         replica_id: int = -1,
+        broker_epoch: int = -1,
         at_least_one: bool = True,
+        from_follower: bool = False,
         now_ms: int = 0,
     ) -> PartitionFetch:
         """Whole batches from ``offset`` on: for consumers below HW (LSO), for replicas below LEO.
 
-        Nothing there is an empty answer; ``now_ms`` matters for replicas only, whose progress it
-        notes. Raises OffsetOutOfRange, FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower,
-        KafkaStorageError, DamagedData.
+        Nothing there is an empty answer. ``broker_epoch`` (Fetch v15) and ``now_ms`` matter for
+        replicas only, whose progress they note; ``from_follower`` (Fetch v11) for consumers, whom
+        an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange, OffsetNotAvailable,
+        FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, KafkaStorageError, DamagedData.
         """
         if not self._leading:
-            self._check_leader()
+            if not (from_follower and replica_id < 0):
+                self._check_leader()
+            self._check_reads(offset)
         core = self.core
         if current_leader_epoch not in (-1, core.leader_epoch):
             self._check_epoch(current_leader_epoch)
@@ -146,11 +157,23 @@ class Partition(Replica):
         except MachineError as error:
             self._failed(error)
         if replica_id >= 0:
-            self._follower_fetched(replica_id, offset, now_ms)
+            self._follower_fetched(replica_id, offset, now_ms, broker_epoch)
         committed = core.high_watermark
         unstable = log.first_unstable_offset
         stable = committed if unstable is None else min(unstable, committed)
         return PartitionFetch(found, committed, stable, start, aborted, None)
+
+    def _check_reads(self, offset: int) -> None:
+        """Whether consumers may read from this follower: in sync, and not ahead of it."""
+        self._check_follower()
+        tp = self.topic_partition
+        if self.suspended or not self.in_sync:
+            raise NotLeaderOrFollower(f"{tp}: this replica is not in sync, ask the leader")
+        if offset > self.log.written_end_offset:
+            raise OffsetNotAvailable(
+                f"{tp}: offset {offset} is not here yet, this follower has "
+                f"{self.log.written_end_offset}"
+            )
 
     def _check_start(self, offset: int) -> None:
         start = self.log.log_start_offset
@@ -159,10 +182,15 @@ class Partition(Replica):
                 f"{self.topic_partition}: offset {offset} is below the log start {start}"
             )
 
-    def _follower_fetched(self, replica_id: int, offset: int, now_ms: int) -> None:
-        before = self.core.high_watermark
-        self._perform(self.core.fetched(replica_id, offset, now_ms))
-        if self.core.high_watermark != before:
+    def _follower_fetched(
+        self, replica_id: int, offset: int, now_ms: int, broker_epoch: int
+    ) -> None:
+        core = self.core
+        before = core.high_watermark
+        effects = core.fetched(replica_id, offset, now_ms, broker_epoch)
+        if effects:
+            self._perform(effects)
+        if core.high_watermark != before and self._waiters:
             self._wake()
 
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
@@ -182,16 +210,24 @@ class Partition(Replica):
             self._failed(error)
 
     def readable_bytes(
-        self, offset: int, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+        self,
+        offset: int,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+        *,
+        replica: bool = False,
     ) -> int:
-        """Bytes that a consumer could fetch from ``offset``: for ``min_bytes``.
+        """Bytes that a consumer (or a ``replica``) could fetch from ``offset``: for ``min_bytes``.
 
         PLENTY for an offset in an older segment: a fetch ends with its segment, so whoever asks for
         more than is left there would wait for nothing (Kafka answers such a fetch at once, too).
         0 for an offset out of range, so that the fetch that follows says so.
         """
-        end = self.last_stable_offset if isolation else self.core.high_watermark
-        if self._leading and self.log.log_start_offset <= offset < end:
+        if replica:
+            end = self.log.written_end_offset
+        else:
+            end = self.last_stable_offset if isolation else self.core.high_watermark
+        served = self._leading or (self.is_follower and not self.suspended and not replica)
+        if served and self.log.log_start_offset <= offset < end:
             if self._is_in_older_segment(offset, end):
                 return PLENTY
             try:
@@ -200,6 +236,16 @@ class Partition(Replica):
                 self._failed(error)
             return 0 if found is None else found.size_bytes
         return 0
+
+    def readable_replicas(self, offset: int) -> tuple[int, ...]:
+        """Replicas in the ISR that have ``offset``: whom a consumer may be sent to (KIP-392)."""
+        core = self.core
+        return tuple(
+            member
+            for member in core.isr
+            if member == self.node_id
+            or ((follower := core.followers.get(member)) and follower.log_end_offset >= offset)
+        )
 
     def _is_in_older_segment(self, offset: int, end: int) -> bool:
         """Whether the batches below ``end`` reach into a segment after that of ``offset``."""

@@ -1,7 +1,7 @@
 """One replica of a partition on this node: its log, its leader core, and what happens to both.
 
-Here are leadership, offline logs, waiting and upkeep (retention, rolling, flushing, settings);
-``partition.py`` adds reading and writing.
+Here are leadership, offline logs and waiting. ``upkeep.py`` adds retention, rolling, flushing and
+settings, ``following.py`` what a follower does, ``partition.py`` reading and writing.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import NoReturn
 from uuid import UUID
 
+from kept.replication.follower import NO_LEADER
 from kept.replication.leader import (
     Acknowledge,
-    CommitKnown,
     Effect,
     Effects,
     Elected,
     Event,
     IsrDecided,
     LeaderCore,
-    MinIsrChanged,
     Ticked,
 )
+from kept.replication.reports import Report
 from kept.replication.views import (
     ProducerView,
     SegmentView,
@@ -31,20 +31,15 @@ from kept.replication.views import (
 )
 from kept.storage.errors import (
     FencedLeaderEpoch,
+    InvariantViolation,
     KafkaStorageError,
     KeptError,
     MachineError,
     NotLeaderOrFollower,
-    OffsetOutOfRange,
-    PolicyViolation,
     UnknownLeaderEpoch,
 )
-from kept.storage.flush import FlushTicket
 from kept.storage.log import Log
 from kept.storage.types import LogConfig, TopicPartition
-
-DELETE_TO_HIGH_WATERMARK = -1
-"""DeleteRecords' offset for "all that is committed"."""
 
 
 class EpochTicket:
@@ -70,8 +65,11 @@ class Replica:
 
     ``high_watermark``: what the checkpoint says; ``applied_end``: b of the manifest applied or
     being applied (rule 12). ``on_machine_error`` hears once of an error that takes the partition
-    offline, so that the node takes the whole directory offline; ``on_effect`` gets the core's
-    effects that go to the controller and the other replicas.
+    offline, so that the node takes the whole directory offline; ``on_effect`` gets what goes to
+    others: the core's effects (ProposeIsr, ManifestPublished), Truncated and CommittedLost.
+
+    ``core`` keeps epochs, ISR and the high watermark in either role; ``suspended``: the node may
+    have slept through a change of leadership, so nothing is served.
     """
 
     def __init__(
@@ -83,19 +81,24 @@ class Replica:
         applied_end: int = 0,
         lag_time_max_ms: int = 30_000,
         on_machine_error: Callable[[MachineError], None] | None = None,
-        on_effect: Callable[[Effect], None] | None = None,
+        on_effect: Callable[[Effect | Report], None] | None = None,
     ) -> None:
         self.log = log
         self.node_id = node_id
         self.topic_partition: TopicPartition = log.topic_partition
         self.topic_id: UUID = log.topic_id
         self.offline: str | None = None
+        self._epoch_durable = False
         self.core = LeaderCore(node_id, lag_time_max_ms, log.config.min_insync_replicas)
         restored = max(high_watermark, applied_end, log.log_start_offset)
         self.core.high_watermark = min(restored, log.log_end_offset)
+        self.applied_end = applied_end
+        self.leader_id = NO_LEADER
+        self.suspended = False
         self._leading = False
         self._appendable = False
         self._waiters: dict[Waiter, None] = {}
+        self._end_waiters: dict[Waiter, None] = {}
         self._on_machine_error = on_machine_error
         self._on_effect = on_effect
 
@@ -107,12 +110,22 @@ class Replica:
 
     @property
     def is_leader(self) -> bool:
-        """This node leads the partition."""
+        """This node leads the partition, and may act on it."""
         return self._leading
 
     @property
+    def is_follower(self) -> bool:
+        """This node has been told to follow, though there may be no leader."""
+        return not self.core.leading and self.core.leader_epoch >= 0
+
+    @property
+    def replicated(self) -> bool:
+        """There are other replicas."""
+        return len(self.core.replicas) > 1
+
+    @property
     def leader_epoch(self) -> int:
-        """Epoch of the current, or last, leadership; -1 before the first."""
+        """Epoch of the leader, here or elsewhere; -1 before the first."""
         return self.core.leader_epoch
 
     @property
@@ -183,7 +196,7 @@ class Replica:
         """
         self._check_online()
         core = self.core
-        if self._leading and leader_epoch == core.leader_epoch:
+        if core.leading and leader_epoch == core.leader_epoch:
             self.step(IsrDecided(partition_epoch, replicas, isr))
             return None
         log = self.log
@@ -199,25 +212,53 @@ class Replica:
                 now_ms,
             )
         )
-        self._leading = True
-        self._appendable = not log.leader_epochs.dirty
+        self.leader_id = self.node_id
+        self._epoch_durable = not log.leader_epochs.dirty
+        self._serve()
         self._perform(effects)
-        self._wake()
-        return None if self._appendable else EpochTicket(self, leader_epoch)
+        self._wake_all()
+        return None if self._epoch_durable else EpochTicket(self, leader_epoch)
+
+    def _serve(self) -> None:
+        """What may be done follows from the role, the epoch's durability and the suspension."""
+        self._leading = self.core.leading and not self.suspended
+        self._appendable = self._leading and self._epoch_durable
 
     def epoch_is_durable(self, leader_epoch: int) -> None:
         """The epoch cache is on disk: appends are taken, if it is still that epoch."""
-        if self._leading and leader_epoch == self.core.leader_epoch:
-            self._appendable = True
+        if self.core.leading and leader_epoch == self.core.leader_epoch:
+            self._epoch_durable = True
+            self._serve()
 
     def resign(self) -> None:
         """Lead no more: those who wait are told so."""
         self._stop_leading(NotLeaderOrFollower)
 
     def _stop_leading(self, error: type[KeptError]) -> None:
-        self._leading = self._appendable = False
-        self._perform(self.core.resigned(error))
-        self._wake()
+        self._epoch_durable = False
+        if self.leader_id == self.node_id:
+            self.leader_id = NO_LEADER
+        effects = self.core.resigned(error)
+        self._serve()
+        self._perform(effects)
+        self._wake_all()
+
+    def suspend(self) -> None:
+        """Serve nobody until :meth:`resume`: all hear NotLeaderOrFollower, nothing is proposed.
+
+        Who waits for a commit goes on waiting: what the replicas have does not change.
+        """
+        if not self.suspended:
+            self.suspended = True
+            self._serve()
+            self._wake_all()
+
+    def resume(self) -> None:
+        """The image is known to be current again; roles are as it says."""
+        if self.suspended:
+            self.suspended = False
+            self._serve()
+            self._wake_all()
 
     def step(self, event: Event) -> None:
         """Give the core an event (ISR decisions, manifests, brokers) and perform its effects."""
@@ -244,7 +285,8 @@ class Replica:
     def _check_leader(self) -> None:
         if not self._leading:
             self._check_online()
-            raise NotLeaderOrFollower(f"{self.topic_partition} is not led by this node")
+            why = "not served until the controller answers" if self.suspended else "not led"
+            raise NotLeaderOrFollower(f"{self.topic_partition} is {why} by this node")
 
     def _check_epoch(self, current_leader_epoch: int) -> None:
         """Rule 25; -1 asks for no check."""
@@ -270,8 +312,12 @@ class Replica:
                 error = effect.error
                 message = f"{self.topic_partition}: {self.offline or self._why(error)}"
                 effect.token(None if error is None else error(message))  # type: ignore[operator]
-            elif self._on_effect is not None:
-                self._on_effect(effect)
+            else:
+                self._tell(effect)
+
+    def _tell(self, effect: Effect | Report) -> None:
+        if self._on_effect is not None:
+            self._on_effect(effect)
 
     def _why(self, error: type[KeptError] | None) -> str:
         if error is NotLeaderOrFollower:
@@ -281,118 +327,36 @@ class Replica:
 
     # Waiting.
 
-    def add_waiter(self, callback: Waiter) -> None:
-        """Call back whenever something a reader sees has moved, until removed."""
-        self._waiters[callback] = None
+    def add_waiter(self, callback: Waiter, *, replica: bool = False) -> None:
+        """Call back whenever something a reader sees has moved, until removed.
+
+        ``replica``: the reader sees up to the log end; others up to the high watermark.
+        """
+        (self._end_waiters if replica else self._waiters)[callback] = None
 
     def remove_waiter(self, callback: Waiter) -> None:
         """Call back no more; unknown callbacks are no error."""
         self._waiters.pop(callback, None)
+        self._end_waiters.pop(callback, None)
 
     def _wake(self) -> None:
+        """HW, LSO or log start moved."""
         for callback in tuple(self._waiters):
             callback()
 
-    # Keeping.
+    def _wake_replicas(self) -> None:
+        """The log end moved."""
+        for callback in tuple(self._end_waiters):
+            callback()
 
-    def delete_records(self, offset: int, now_ms: int) -> int:
-        """Move the log start up to ``offset`` (-1: to HW); returns the low watermark.
-
-        Raises PolicyViolation for a topic that is only compacted, OffsetOutOfRange below 0 or above
-        HW, NotLeaderOrFollower, KafkaStorageError.
-        """
-        self._check_leader()
-        config = self.log.config
-        if config.compact and not config.delete:
-            raise PolicyViolation(
-                f"Records of partition {self.topic_partition} can not be deleted "
-                "due to the configured policy"
-            )
-        if offset == DELETE_TO_HIGH_WATERMARK:
-            offset = self.core.high_watermark
-        if not 0 <= offset <= self.core.high_watermark:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition}: cannot delete up to {offset}, "
-                f"the high watermark is {self.core.high_watermark}"
-            )
-        self._advance_start(offset, now_ms)
-        return self.log.log_start_offset
-
-    def _advance_start(self, offset: int, now_ms: int) -> None:
-        if offset > self.log.log_start_offset:
-            self.log.advance_log_start(offset, now_ms)
-            self._wake()
-
-    def retention(self, now_ms: int) -> list[tuple[int, str]]:
-        """Drop old segments by time, size and log start: (base offset, reason) of those that went.
-
-        The leader decides (rule 43); elsewhere nothing happens.
-        """
-        if not self._leading:
-            return []
-        start = self.log.log_start_offset
-        try:
-            gone = self.log.delete_old_segments(now_ms, self.core.high_watermark)
-        except MachineError as error:
-            self._failed(error)
-        if self.log.log_start_offset != start:
-            self._wake()
-        return gone
-
-    def update_config(self, config: LogConfig) -> None:
-        """New settings of the topic; they hold at once."""
-        self.log.update_config(config)
-        self.step(MinIsrChanged(config.min_insync_replicas))
-
-    def raise_high_watermark(self, offset: int) -> None:
-        """Before a swap: what the manifest covers was committed, so HW is at least its end."""
-        if offset > self.log.written_end_offset:
-            raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {offset}")
-        self.step(CommitKnown(offset))
-
-    def maybe_roll(self, now_ms: int) -> bool:
-        """Roll an active segment that is too old, also of an idle log (rule 3)."""
-        self._check_online()
-        try:
-            return self.log.maybe_roll(now_ms)
-        except MachineError as error:
-            self._failed(error)
-
-    def flush_due(self, now_ms: int) -> bool:
-        """``flush.messages`` or ``flush.ms`` ask for a flush."""
-        return self.offline is None and self.log.flush_due(now_ms)
-
-    def flush_ticket(self) -> FlushTicket | None:
-        """What is written and not durable, for the node's pool; None when there is nothing."""
-        return None if self.offline is not None else self.log.flush_ticket()
-
-    def expire_producers(self, now_ms: int) -> int:
-        """Forget producers that were silent too long; returns how many."""
-        return 0 if self.offline is not None else self.log.expire_producers(now_ms)
-
-    def delete_expired(self, now_ms: int) -> int:
-        """Remove files of segments that went ``file.delete.delay.ms`` ago; returns how many."""
-        if self.offline is not None:
-            return 0
-        try:
-            return self.log.delete_expired(now_ms)
-        except MachineError as error:
-            self._failed(error)
-
-    def close(self, now_ms: int) -> None:
-        """Stop leading, make everything durable, close the log. Blocks.
-
-        Raises KafkaStorageError.
-        """
-        self.resign()
-        if self.offline is None:
-            try:
-                self.log.close(now_ms)
-            except MachineError as error:
-                self._failed(error)
+    def _wake_all(self) -> None:
+        self._wake()
+        self._wake_replicas()
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation when log and core contradict each other."""
-        if self._leading:
+        if self.core.leading:
             self.core.check_invariants()
+        if not self.log.log_start_offset <= self.core.high_watermark <= self.log.log_end_offset:
+            raise InvariantViolation(f"{self}: HW {self.core.high_watermark} of {self.log}")
         self.log.check_invariants()

@@ -1,0 +1,340 @@
+"""One stream of Fetch requests to one leader, for many partitions, as a state machine.
+
+:meth:`FetcherCore.next_request` says what to send now, :meth:`FetcherCore.answered` takes the
+answer and returns, by partition, what the shell must do to the logs before it asks for the next
+request. One request is in flight at a time. The work per request follows the partitions that
+changed, not those that are there.
+
+Rules are Kafka's (``AbstractFetcherThread``, ``ReplicaFetcherThread``, ``RemoteLeaderEndPoint``):
+partitions that back off, are throttled (KIP-73) or wait for their flush are not asked for; those
+that got records go to the end of the line; when the leader cannot be reached the stream as a whole
+waits, longer each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final
+from uuid import UUID
+
+from kept.replication.fetch_session import FetchSession
+from kept.replication.fetching import (
+    FULL_REQUEST,
+    NO_SESSION,
+    NONE,
+    OFFSET_OUT_OF_RANGE,
+    Buffer,
+    FetchAnswer,
+    FetchRequest,
+    OffsetsAnswer,
+    OffsetsRequest,
+    PartitionAnswer,
+    PartitionRequest,
+)
+from kept.replication.follower import (
+    BecameFollower,
+    EffectFailed,
+    Effects,
+    FollowerCore,
+    FollowerLog,
+    OffsetsAnswered,
+    State,
+    StoppedFollowing,
+)
+from kept.replication.quota import ReplicationQuota
+from kept.storage.errors import InvariantViolation, KeptError
+from kept.storage.types import TopicPartition
+
+__all__ = [
+    "FULL_REQUEST",
+    "NONE",
+    "NO_SESSION",
+    "OFFSET_OUT_OF_RANGE",
+    "Buffer",
+    "FetchAnswer",
+    "FetchRequest",
+    "FetchSettings",
+    "FetcherCore",
+    "OffsetsAnswer",
+    "OffsetsRequest",
+    "PartitionAnswer",
+    "PartitionRequest",
+    "Work",
+]
+
+NEVER: Final = 1 << 62
+"""``wake_at_ms`` when only an event can change anything."""
+THROTTLED_RETRY_MS: Final = 100
+"""How often a throttled partition is looked at again."""
+
+Work = tuple[tuple[TopicPartition, Effects], ...]
+"""What to do to the logs, by partition, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """Kafka's ``replica.fetch.*``. ``backoff_min_ms`` (ours) is the first wait after an error; it
+    doubles up to ``backoff_max_ms``, Kafka's ``replica.fetch.backoff.ms``.
+    """
+
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    response_max_bytes: int = 10 << 20
+    partition_max_bytes: int = 1 << 20
+    backoff_min_ms: int = 10
+    backoff_max_ms: int = 1000
+
+
+@dataclass(slots=True)
+class _Member:
+    topic_id: UUID
+    core: FollowerCore
+    throttled: bool = False
+
+
+class FetcherCore:
+    """See the module. ``quota`` is shared by all fetchers of a node; None: nothing is throttled."""
+
+    def __init__(
+        self,
+        leader_id: int,
+        settings: FetchSettings | None = None,
+        quota: ReplicationQuota | None = None,
+    ) -> None:
+        self.leader_id = leader_id
+        self.settings = settings or FetchSettings()
+        self.session = FetchSession()
+        self.in_flight: FetchRequest | OffsetsRequest | None = None
+        self.failures = 0
+        self.retry_at_ms = 0
+        self._quota = quota
+        self._members: dict[TopicPartition, _Member] = {}
+        self._changed: dict[TopicPartition, None] = {}
+        self._asking: dict[TopicPartition, None] = {}
+        self._delayed: list[tuple[int, TopicPartition]] = []
+
+    def __repr__(self) -> str:
+        return f"FetcherCore(leader {self.leader_id}, {len(self._members)} partitions)"
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, tp: TopicPartition) -> bool:
+        return tp in self._members
+
+    # Who is followed.
+
+    def add(
+        self, tp: TopicPartition, topic_id: UUID, log: FollowerLog, leader_epoch: int,
+        *, throttled: bool = False,
+    ) -> None:  # fmt: skip
+        """Follow this leader for a partition, or go on in another epoch.
+
+        ``throttled``: it is among ``follower.replication.throttled.replicas``.
+        """
+        settings = self.settings
+        member = self._members.get(tp)
+        if member is None or member.topic_id != topic_id or member.core.log is not log:
+            core = FollowerCore(log, settings.backoff_min_ms, settings.backoff_max_ms)
+            member = self._members[tp] = _Member(topic_id, core)
+        member.throttled = throttled
+        member.core.step(BecameFollower(self.leader_id, leader_epoch))
+        self._asking.pop(tp, None)
+        self._changed[tp] = None
+
+    def remove(self, tp: TopicPartition) -> None:
+        """Follow it no more; unknown ones are no error. A late answer for it is ignored."""
+        member = self._members.pop(tp, None)
+        if member is not None:
+            member.core.step(StoppedFollowing())
+            self._asking.pop(tp, None)
+            self._changed[tp] = None
+
+    def core(self, tp: TopicPartition) -> FollowerCore | None:
+        """The follower of a partition."""
+        member = self._members.get(tp)
+        return None if member is None else member.core
+
+    def nudge(self, tp: TopicPartition) -> None:
+        """Something that holds a partition back may be over: its flush, a change of throttles."""
+        if tp in self._members:
+            self._changed[tp] = None
+
+    def set_throttled(self, tp: TopicPartition, throttled: bool) -> None:
+        """The throttled replicas changed."""
+        member = self._members.get(tp)
+        if member is not None:
+            member.throttled = throttled
+            self._changed[tp] = None
+
+    # Requests.
+
+    def wake_at_ms(self) -> int:
+        """When to call :meth:`next_request` again if nothing happens before; NEVER: not at all."""
+        if self.in_flight is not None or not self._members:
+            return NEVER
+        if self._changed or (self.session.sent and not self.session.full):
+            return self.retry_at_ms
+        at = self._delayed[0][0] if self._delayed else NEVER
+        return max(at, self.retry_at_ms)
+
+    def next_request(self, now_ms: int) -> FetchRequest | OffsetsRequest | None:
+        """What to send now; None while a request is in flight, or there is nothing to ask."""
+        if self.in_flight is not None or now_ms < self.retry_at_ms:
+            return None
+        delayed = self._delayed
+        while delayed and delayed[0][0] <= now_ms:
+            tp = heappop(delayed)[1]
+            if tp in self._members:
+                self._changed[tp] = None
+        self.in_flight = self._offsets_request(now_ms) or self._fetch_request(now_ms)
+        return self.in_flight
+
+    def _offsets_request(self, now_ms: int) -> OffsetsRequest | None:
+        if not self._asking:
+            return None
+        asking = []
+        for tp in tuple(self._asking):
+            member = self._members[tp]
+            if member.core.state is not State.ASKING:
+                del self._asking[tp]
+            elif member.core.wants(now_ms):
+                asking.append((tp, member.topic_id, member.core.leader_epoch))
+        return OffsetsRequest(tuple(asking)) if asking else None
+
+    def _fetch_request(self, now_ms: int) -> FetchRequest | None:
+        session, settings = self.session, self.settings
+        candidates = (*self._members, *self._changed) if session.full else tuple(self._changed)
+        wanted = {tp: self._wanted(tp, now_ms) for tp in candidates}
+        if session.full and not any(wanted.values()):
+            self._changed.clear()
+            return None
+        partitions, forgotten = session.changes(wanted)
+        self._changed.clear()
+        if not session.sent:
+            session.failed()
+            return None
+        return FetchRequest(
+            session.session_id, session.epoch, settings.max_wait_ms, settings.min_bytes,
+            settings.response_max_bytes, partitions, forgotten,
+        )  # fmt: skip
+
+    def _wanted(self, tp: TopicPartition, now_ms: int) -> PartitionRequest | None:
+        member = self._members.get(tp)
+        if member is None:
+            return None
+        core = member.core
+        if core.state is not State.FETCHING or not core.wants(now_ms):
+            return None
+        quota = self._quota
+        if member.throttled and quota is not None and not core.in_sync and quota.exceeded(now_ms):
+            heappush(self._delayed, (now_ms + THROTTLED_RETRY_MS, tp))
+            return None
+        log = core.log
+        return PartitionRequest(
+            tp, member.topic_id, core.leader_epoch, log.log_end_offset, log.latest_epoch,
+            log.log_start_offset, self.settings.partition_max_bytes,
+        )  # fmt: skip
+
+    # Answers.
+
+    def answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> Work:
+        """Take the answer to ``request``; one to anything else than what is in flight is ignored.
+
+        The shell performs the effects, and tells of those that failed with :meth:`effect_failed`,
+        before it asks for the next request.
+        """
+        if request is not self.in_flight:
+            return ()
+        self.in_flight = None
+        session = self.session
+        if not session.answered(answer):
+            self._start_over(now_ms)
+            return ()
+        self.failures = self.retry_at_ms = 0
+        work: list[tuple[TopicPartition, Effects]] = []
+        for part in answer.partitions:
+            tp = part.tp
+            member = self._members.get(tp)
+            asked = session.sent.get(tp)
+            if member is None or asked is None or asked.topic_id != member.topic_id:
+                continue
+            effects = member.core.answered(asked, part, now_ms)
+            self._follow_up(tp, member.core)
+            if effects:
+                work.append((tp, effects))
+            size = len(part.records)
+            if size:
+                del self._members[tp]
+                self._members[tp] = member
+                if member.throttled and self._quota is not None:
+                    self._quota.record(size, now_ms)
+        return tuple(work)
+
+    def offsets_answered(
+        self, request: OffsetsRequest, answers: tuple[OffsetsAnswer, ...], now_ms: int
+    ) -> Work:
+        """Take the answer to an OffsetsRequest, as :meth:`answered` does."""
+        if request is not self.in_flight:
+            return ()
+        self.in_flight = None
+        self.failures = self.retry_at_ms = 0
+        epochs = {tp: epoch for tp, _, epoch in request.partitions}
+        work: list[tuple[TopicPartition, Effects]] = []
+        for answer in answers:
+            member = self._members.get(answer.tp)
+            epoch = epochs.get(answer.tp)
+            if member is None or epoch is None:
+                continue
+            effects = member.core.step(OffsetsAnswered(epoch, answer, now_ms))
+            self._follow_up(answer.tp, member.core)
+            if effects:
+                work.append((answer.tp, effects))
+        return tuple(work)
+
+    def _follow_up(self, tp: TopicPartition, core: FollowerCore) -> None:
+        """Look at the partition again: now, or when its back-off is over."""
+        self._changed[tp] = None
+        if core.state is State.ASKING:
+            self._asking[tp] = None
+        else:
+            self._asking.pop(tp, None)
+        if core.retry_at_ms > 0:
+            heappush(self._delayed, (core.retry_at_ms, tp))
+
+    def effect_failed(self, tp: TopicPartition, error: KeptError, now_ms: int) -> None:
+        """An effect could not be performed: the partition backs off, or stops with its disk."""
+        member = self._members.get(tp)
+        if member is not None:
+            member.core.step(EffectFailed(error, now_ms))
+            self._follow_up(tp, member.core)
+
+    def failed(self, request: FetchRequest | OffsetsRequest, now_ms: int) -> None:
+        """No answer came: the connection is gone, or it took too long."""
+        if request is self.in_flight:
+            self.in_flight = None
+            self.session.failed()
+            self._start_over(now_ms)
+
+    def _start_over(self, now_ms: int) -> None:
+        """Everything is to be asked again: at once the first time, then later and later."""
+        self._changed.update(dict.fromkeys(self._members))
+        self.failures += 1
+        settings = self.settings
+        if self.failures > 1:
+            doublings = min(self.failures - 2, 20)
+            wait_ms = min(settings.backoff_max_ms, settings.backoff_min_ms << doublings)
+            self.retry_at_ms = now_ms + wait_ms
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation for a state that must not exist."""
+        for tp, member in self._members.items():
+            core = member.core
+            core.check_invariants()
+            if core.leader_id != self.leader_id:
+                raise InvariantViolation(f"{self} follows {core.leader_id} for {tp}")
+            if core.state is State.ASKING and tp not in self._asking:
+                raise InvariantViolation(f"{self}: {tp} is asking and forgotten")
+        if self.failures and self.in_flight is None and self.retry_at_ms < 0:
+            raise InvariantViolation(f"{self}: {self.failures} failures")

@@ -1,0 +1,340 @@
+"""The follower of one partition as a state machine: what to fetch, where to cut the log.
+
+:meth:`FollowerCore.step` takes an event and returns effects, which the shell performs on the log at
+once and in order; the core then sees the log as it has become, through :class:`FollowerLog`. No
+clock, no disk.
+
+What holds (SEMANTICS rules 25-31, 43; KIP-101, KIP-279, KIP-320, KIP-595; ``AbstractFetcherThread``
+and ``ReplicaFetcherThread``):
+
+- A request names the leader epoch it is meant for, the log end, and the epoch of the last batch.
+- Where the leader says that the logs part, the log is cut to min(the leader's end of that epoch,
+  its own end of it, its log end); an epoch that is unknown here cuts at the end of the largest
+  smaller one, and the leader is asked again. Nothing of such an answer is appended.
+- Out of range: a leader whose log ends below ours has it cut there; one whose log starts above our
+  end has everything dropped, and the log starts anew.
+- The high watermark is min(the leader's, log end). Ours, not Kafka's: it never goes back but with
+  a truncation, because what was once committed stays so.
+- An answer counts only if it was given to the request that would be sent now: late, duplicated and
+  reordered ones change nothing.
+- Fenced and unknown epochs wait for the image, asking now and then; nothing but the image says who
+  leads (rule 35). A hint (KIP-951) only tells how long to wait.
+- ``agreed`` is true after an answer in this leader epoch that did not diverge (rule 14): what the
+  leader says of manifests counts from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from kept.replication.fetching import (
+    CORRUPT_MESSAGE,
+    FENCED_LEADER_EPOCH,
+    NONE,
+    OFFSET_OUT_OF_RANGE,
+    Buffer,
+    OffsetsAnswer,
+    PartitionAnswer,
+    PartitionRequest,
+)
+from kept.storage.errors import (
+    InvariantViolation,
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+)
+
+NO_LEADER: Final = -1
+
+
+class FollowerLog(Protocol):
+    """What the core reads of its replica; :class:`kept.replication.partition.Partition` is one."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """Where the next record goes."""
+
+    @property
+    def high_watermark(self) -> int:
+        """What is known as committed."""
+
+    @property
+    def latest_epoch(self) -> int:
+        """Leader epoch of the last batch; -1 when none is known."""
+
+    @property
+    def awaits_flush(self) -> bool:
+        """``flush.messages``: what was appended is not durable, so not to be acknowledged yet."""
+
+    def own_end_offset(self, leader_epoch: int) -> tuple[int, int] | None:
+        """(largest own epoch <= ``leader_epoch``, its end); None when it is above all."""
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class BecameFollower:
+    """The image names a leader (NO_LEADER: none) in an epoch."""
+
+    leader_id: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The leader's answer to what was asked of it."""
+
+    asked: PartitionRequest
+    answer: PartitionAnswer
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsAnswered:
+    """Where the leader's log starts and ends, as asked in that epoch."""
+
+    leader_epoch: int
+    answer: OffsetsAnswer
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EffectFailed:
+    """An effect could not be performed."""
+
+    error: KeptError
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedFollowing:
+    """This node leads, or hosts the partition no more."""
+
+
+Event = BecameFollower | Answered | OffsetsAnswered | EffectFailed | StoppedFollowing
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateTo:
+    """Cut the log, durably. ``lost_committed``: below HW, which only an unclean election or a
+    power cut explains: to be reported.
+    """
+
+    offset: int
+    lost_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartAt:
+    """Drop everything; the log starts at ``offset``."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append the batches (there may be none), then follow the leader's HW and log start."""
+
+    records: Buffer
+    high_watermark: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskOffsets:
+    """Ask the leader where its log starts and ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """Fetch again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Ask nothing of this partition before ``until_ms``; ``error`` is Kafka's code for why."""
+
+    until_ms: int
+    error: int
+
+
+Effect = TruncateTo | StartAt | Append | AskOffsets | AskAgain | Backoff
+Effects = tuple[Effect, ...]
+
+
+class State(Enum):
+    """What the follower is about."""
+
+    IDLE = "idle"
+    """There is no leader to follow."""
+    FETCHING = "fetching"
+    ASKING = "asking for the leader's offsets"
+    FAILED = "failed"
+    """Its disk failed; only another leader epoch starts it again."""
+
+
+@dataclass(slots=True)
+class FollowerCore:
+    """One partition's follower. Fields are read by the shell and moved only by events."""
+
+    log: FollowerLog
+    backoff_min_ms: int = 10
+    backoff_max_ms: int = 1000
+    state: State = State.IDLE
+    leader_id: int = NO_LEADER
+    leader_epoch: int = -1
+    retry_at_ms: int = 0
+    failures: int = 0
+    agreed: bool = False
+    leader_high_watermark: int = -1
+
+    def step(self, event: Event) -> Effects:
+        """Take one event; returns what the shell must do, in order."""
+        match event:
+            case Answered():
+                return self.answered(event.asked, event.answer, event.now_ms)
+            case BecameFollower():
+                return self._became_follower(event)
+            case OffsetsAnswered():
+                return self._offsets(event)
+            case EffectFailed():
+                return self._effect_failed(event)
+            case StoppedFollowing():
+                self.state = State.IDLE
+                self.leader_id = NO_LEADER
+                return ()
+
+    def _became_follower(self, event: BecameFollower) -> Effects:
+        if event.leader_epoch < self.leader_epoch:
+            raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
+        again = (event.leader_id, event.leader_epoch) == (self.leader_id, self.leader_epoch)
+        if again and self.state is not State.IDLE:
+            return ()
+        self.leader_id, self.leader_epoch = event.leader_id, event.leader_epoch
+        self.agreed = False
+        self.leader_high_watermark = -1
+        self.retry_at_ms = self.failures = 0
+        self.state = State.IDLE if event.leader_id == NO_LEADER else State.FETCHING
+        return ()
+
+    # What it asks.
+
+    def wants(self, now_ms: int) -> bool:
+        """It has something to ask now: of Fetch, or of ListOffsets (``state`` tells)."""
+        if self.state is State.FETCHING:
+            return now_ms >= self.retry_at_ms and not self.log.awaits_flush
+        return self.state is State.ASKING and now_ms >= self.retry_at_ms
+
+    @property
+    def in_sync(self) -> bool:
+        """It had everything committed at the leader's last answer: replication is not throttled."""
+        return 0 <= self.leader_high_watermark <= self.log.log_end_offset
+
+    # Answers.
+
+    def answered(self, asked: PartitionRequest, answer: PartitionAnswer, now_ms: int) -> Effects:
+        """The leader answered ``asked``."""
+        log = self.log
+        if (
+            self.state is not State.FETCHING
+            or asked.leader_epoch != self.leader_epoch
+            or asked.fetch_offset != log.log_end_offset
+            or asked.last_fetched_epoch != log.latest_epoch
+        ):
+            return ()
+        if answer.error != NONE:
+            if answer.error == OFFSET_OUT_OF_RANGE:
+                self.state = State.ASKING
+                self.retry_at_ms = now_ms
+                return (AskOffsets(),)
+            return self._back_off(answer.error, answer.current_leader, now_ms)
+        self.failures = self.retry_at_ms = 0
+        if answer.diverging is not None:
+            self.agreed = False
+            return (self._cut(self._parting(*answer.diverging)), AskAgain())
+        self.agreed = True
+        self.leader_high_watermark = answer.high_watermark
+        return (Append(answer.records, answer.high_watermark, answer.log_start_offset),)
+
+    def _parting(self, epoch: int, end_offset: int) -> int:
+        """Up to where both logs are the same at most; further rounds may find less (KIP-279)."""
+        log_end_offset = self.log.log_end_offset
+        own = self.log.own_end_offset(epoch)
+        if own is None:
+            return min(end_offset, log_end_offset)
+        own_epoch, own_end = own
+        if own_epoch != epoch:
+            return min(own_end, log_end_offset)
+        return min(end_offset, own_end, log_end_offset)
+
+    def _cut(self, offset: int) -> TruncateTo:
+        return TruncateTo(offset, offset < self.log.high_watermark)
+
+    def _offsets(self, event: OffsetsAnswered) -> Effects:
+        answer = event.answer
+        if self.state is not State.ASKING or event.leader_epoch != self.leader_epoch:
+            return ()
+        if answer.error != NONE:
+            return self._back_off(answer.error, answer.current_leader, event.now_ms)
+        self.state = State.FETCHING
+        self.agreed = False
+        log_end_offset = self.log.log_end_offset
+        if answer.log_end_offset < log_end_offset:
+            return (self._cut(answer.log_end_offset), AskAgain())
+        if answer.log_start_offset > log_end_offset:
+            return (StartAt(answer.log_start_offset), AskAgain())
+        # The leader has moved on meanwhile. A second time in a row waits.
+        self.failures += 1
+        if self.failures == 1:
+            return (AskAgain(),)
+        return self._wait(self._growing_ms(), OFFSET_OUT_OF_RANGE, event.now_ms)
+
+    # Errors.
+
+    def _back_off(self, error: int, hint: tuple[int, int] | None, now_ms: int) -> Effects:
+        self.failures += 1
+        newer = hint is not None and hint[1] > self.leader_epoch
+        if error == FENCED_LEADER_EPOCH or newer:
+            return self._wait(self.backoff_max_ms, error, now_ms)
+        return self._wait(self._growing_ms(), error, now_ms)
+
+    def _growing_ms(self) -> int:
+        doublings = min(self.failures - 1, 20)
+        return min(self.backoff_max_ms, self.backoff_min_ms << doublings)
+
+    def _wait(self, wait_ms: int, error: int, now_ms: int) -> Effects:
+        self.retry_at_ms = now_ms + wait_ms
+        return (Backoff(self.retry_at_ms, error),)
+
+    def _effect_failed(self, event: EffectFailed) -> Effects:
+        if self.state is State.IDLE:
+            return ()
+        self.agreed = False
+        if isinstance(event.error, KafkaStorageError | MachineError):
+            self.state = State.FAILED
+            return ()
+        self.failures += 1
+        return self._wait(self._growing_ms(), CORRUPT_MESSAGE, event.now_ms)
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation for a state that must not exist."""
+        log = self.log
+        wrong = {
+            "HW above LEO": log.high_watermark > log.log_end_offset,
+            "start above LEO": log.log_start_offset > log.log_end_offset,
+            "follows nobody": self.state is not State.IDLE and self.leader_id == NO_LEADER,
+            "agreed with nobody": self.agreed and self.leader_epoch < 0,
+        }
+        broken = [name for name, is_so in wrong.items() if is_so]
+        if broken:
+            raise InvariantViolation(f"{'; '.join(broken)}: {self}")

@@ -1,0 +1,226 @@
+"""A replica as follower: told by the image whom to follow, fed by a fetcher.
+
+:meth:`FollowingReplica.perform` does to the log what a :class:`.follower.FollowerCore` decided.
+Cutting and emptying block on the disk (fsync of the segment, its directory, the epoch checkpoint);
+appending is one ``writev``.
+
+Order within a cut (rules 12, 19, 22, 27): the log is cut durably, then the epoch cache, then the
+recovery point and the high watermark are at most the log end in memory, then the shell hears
+:class:`.reports.Truncated` and makes the recovery points durable. A crash in between leaves a log
+that is cut or not, and a start that brings the rest in line with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kept.replication import follower
+from kept.replication.fetcher import FetcherCore, Work
+from kept.replication.fetching import Buffer
+from kept.replication.follower import NO_LEADER
+from kept.replication.reports import CommittedLost, Truncated
+from kept.replication.upkeep import KeptReplica
+from kept.storage.errors import (
+    InvariantViolation,
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+)
+from kept.storage.log import AppendInfo
+from kept.storage.types import MAX_INT64, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class FollowingReplica(KeptReplica):
+    """A replica that can follow; see the module. It is a :class:`.follower.FollowerLog`."""
+
+    # What a FollowerCore reads.
+
+    @property
+    def latest_epoch(self) -> int:
+        """Leader epoch of the last batch; -1 when none is known."""
+        latest = self.log.leader_epochs.latest
+        return -1 if latest is None else latest
+
+    @property
+    def awaits_flush(self) -> bool:
+        """``flush.messages`` asks for a flush before the leader may count what is here."""
+        least = self.log.config.flush_messages
+        if least == MAX_INT64:
+            return False
+        return self.log.written_end_offset - self.log.recovery_point >= least
+
+    def own_end_offset(self, leader_epoch: int) -> tuple[int, int] | None:
+        """(largest own epoch <= ``leader_epoch``, its end); None when it is above all."""
+        return self.log.leader_epochs.end_offset_for(leader_epoch)
+
+    # Roles.
+
+    def become_follower(  # noqa: PLR0917 (as become_leader)
+        self,
+        leader_id: int,
+        leader_epoch: int,
+        partition_epoch: int,
+        isr: tuple[int, ...],
+        replicas: tuple[int, ...],
+        now_ms: int,  # noqa: ARG002
+    ) -> bool:
+        """Follow ``leader_id`` (NO_LEADER: wait for one) in that epoch.
+
+        Who waits for a commit here is told NotLeaderOrFollower. True when leader or epoch are news,
+        so that the fetcher must be told; otherwise only the ISR may have changed.
+        """
+        self._check_online()
+        core = self.core
+        if leader_epoch < core.leader_epoch:
+            raise InvariantViolation(
+                f"{self}: leader epoch {leader_epoch} after {core.leader_epoch}"
+            )
+        news = (
+            core.leading
+            or leader_epoch != core.leader_epoch
+            or leader_id != self.leader_id
+        )  # fmt: skip
+        if core.leading:
+            self.log.write()
+            self.resign()
+        self.leader_id = leader_id
+        core.follow(leader_epoch, partition_epoch, replicas, isr)
+        self._wake_all()
+        return news
+
+    @property
+    def in_sync(self) -> bool:
+        """The image has this node in the ISR."""
+        return self.node_id in self.core.isr
+
+    def _check_follower(self) -> None:
+        self._check_online()
+        if self.core.leading or self.leader_id == NO_LEADER:
+            raise NotLeaderOrFollower(f"{self.topic_partition}: this node follows nobody")
+
+    # What a fetcher brings.
+
+    def perform(self, effect: follower.Effect, now_ms: int) -> int:
+        """Do what the FollowerCore decided; returns bytes appended.
+
+        Raises CorruptMessage, OffsetOutOfRange (nothing was appended), KafkaStorageError,
+        NotLeaderOrFollower: for :meth:`.fetcher.FetcherCore.effect_failed`.
+        """
+        match effect:
+            case follower.Append(records, high_watermark, log_start_offset):
+                size = self.log.size_bytes if len(records) else 0
+                self.append_fetched(records, high_watermark, log_start_offset, now_ms)
+                return self.log.size_bytes - size if len(records) else 0
+            case follower.TruncateTo(offset):
+                self.truncate_to(offset)
+            case follower.StartAt(offset):
+                self.start_at(offset)
+            case follower.AskOffsets() | follower.AskAgain() | follower.Backoff():
+                pass
+        return 0
+
+    def append_fetched(
+        self, records: Buffer, leader_high_watermark: int, leader_log_start: int, now_ms: int
+    ) -> AppendInfo | None:
+        """Append what the leader answered; HW and log start follow the leader's.
+
+        Batches of epochs above the one followed are left out. Raises as :meth:`perform`.
+        """
+        self._check_follower()
+        log = self.log
+        info = None
+        if len(records):
+            try:
+                info = log.append_as_follower(
+                    records, now_ms, max_leader_epoch=self.core.leader_epoch
+                )
+                log.write()
+            except MachineError as error:
+                self._failed(error)
+        core = self.core
+        before, start = core.high_watermark, log.log_start_offset
+        committed = min(leader_high_watermark, log.written_end_offset)
+        if committed > before:
+            core.high_watermark = committed
+        if leader_log_start > start:
+            self._follow_start(leader_log_start, now_ms)
+        if core.high_watermark != before or log.log_start_offset != start:
+            self._wake()
+        return info
+
+    def _follow_start(self, leader_log_start: int, now_ms: int) -> None:
+        """Rule 43: the leader moved the start of its log."""
+        log = self.log
+        log.advance_log_start(min(leader_log_start, log.written_end_offset), now_ms)
+        self.core.high_watermark = max(self.core.high_watermark, log.log_start_offset)
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the log at ``offset``, durably; blocks. Raises KafkaStorageError."""
+        self._check_not_leading()
+        before = self.log.log_end_offset
+        try:
+            self.log.truncate_to(offset)
+        except MachineError as error:
+            self._failed(error)
+        self._was_cut(before)
+
+    def start_at(self, offset: int) -> None:
+        """Drop everything; the log starts at ``offset``. Blocks. Raises KafkaStorageError."""
+        self._check_not_leading()
+        before = self.log.log_end_offset
+        try:
+            self.log.truncate_fully_and_start_at(offset)
+        except MachineError as error:
+            self._failed(error)
+        self._was_cut(before)
+
+    def _check_not_leading(self) -> None:
+        if self.offline is not None:
+            raise KafkaStorageError(f"{self.topic_partition}: {self.offline}")
+        if self.core.leading:
+            raise InvariantViolation(f"{self}: a leader never cuts its log")
+
+    def _was_cut(self, end_before: int) -> None:
+        log, core = self.log, self.core
+        start, end = log.log_start_offset, log.log_end_offset
+        if start == end_before == end:
+            return
+        committed = core.high_watermark
+        core.high_watermark = max(min(committed, end), start)
+        lost = end < committed
+        cleared = end < self.applied_end
+        if cleared:
+            self.applied_end = 0
+        self._tell(Truncated(start, end, log.recovery_point, cleared))
+        if lost:
+            self._tell(CommittedLost(end, committed, self.leader_id, core.leader_epoch))
+        self._wake()
+
+
+def perform_all(
+    fetcher: FetcherCore,
+    work: Work,
+    find: Callable[[TopicPartition], FollowingReplica | None],
+    now_ms: int,
+) -> int:
+    """Do what an answer asks of the partitions; returns bytes appended.
+
+    What fails is told to the fetcher, and the partition's further effects are dropped; the others
+    go on.
+    """
+    appended = 0
+    for tp, effects in work:
+        replica = find(tp)
+        if replica is None:
+            continue
+        try:
+            for effect in effects:
+                appended += replica.perform(effect, now_ms)
+        except KeptError as error:
+            logger.warning("%s: fetched in vain: %s", tp, error)
+            fetcher.effect_failed(tp, error, now_ms)
+    return appended

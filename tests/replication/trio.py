@@ -1,0 +1,193 @@
+"""Replicas of one partition on nodes with simulated disks, joined by real cores.
+
+``Node`` is what the node will be around the cores, in forty lines: a partition, a fetcher, and a
+server of fetch sessions. Nothing happens but by a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kept.replication.fetcher import (
+    FetchAnswer,
+    FetcherCore,
+    FetchRequest,
+    OffsetsAnswer,
+    OffsetsRequest,
+    PartitionAnswer,
+    PartitionRequest,
+)
+from kept.replication.fetching import (
+    FENCED_LEADER_EPOCH,
+    FETCH_SESSION_ID_NOT_FOUND,
+    INVALID_FETCH_SESSION_EPOCH,
+    KAFKA_STORAGE_ERROR,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_LEADER_EPOCH,
+)
+from kept.replication.following import perform_all
+from kept.replication.partition import Partition
+from kept.storage import errors
+from kept.storage.records import headers
+from kept.testing.simulated_disk import SimulatedDisk
+
+CODES = {
+    errors.OffsetOutOfRange: OFFSET_OUT_OF_RANGE,
+    errors.FencedLeaderEpoch: FENCED_LEADER_EPOCH,
+    errors.UnknownLeaderEpoch: UNKNOWN_LEADER_EPOCH,
+    errors.NotLeaderOrFollower: NOT_LEADER_OR_FOLLOWER,
+    errors.KafkaStorageError: KAFKA_STORAGE_ERROR,
+}
+
+
+@dataclass
+class Session:
+    epoch: int = 1
+    wanted: dict = field(default_factory=dict)
+
+
+class Node:
+    """One node; ``epoch`` is its broker epoch."""
+
+    def __init__(self, tools, node_id: int, disk: SimulatedDisk | None = None) -> None:
+        if disk is None:
+            disk = SimulatedDisk(seed=node_id)
+            disk.mkdir("/d")
+            disk.fsync_dir("/")
+        self.tools = tools
+        self.node_id = node_id
+        self.disk = disk
+        self.epoch = 1
+        self.effects: list = []
+        self.checkpoint: dict[str, int] = {}
+        self.sessions: dict[int, Session] = {}
+        self.fetcher: FetcherCore | None = None
+        self.high_watermark = 0
+        self.open()
+
+    def open(self, **known) -> None:
+        log = self.tools.open_log(self.disk, **known)
+        self.partition = Partition(
+            log, self.node_id, high_watermark=self.high_watermark, on_effect=self.effects.append
+        )
+
+    @property
+    def tp(self):
+        return self.partition.topic_partition
+
+    # Roles.
+
+    def lead(self, epoch: int, replicas, isr=None, version: int = 0, now_ms: int = 0) -> None:
+        self.fetcher = None
+        ticket = self.partition.become_leader(epoch, version, isr or replicas, replicas, now_ms)
+        if ticket is not None:
+            ticket.run()
+            ticket.done()
+
+    def follow(self, leader: int, epoch: int, replicas, isr=None, version: int = 0) -> None:
+        partition = self.partition
+        partition.become_follower(leader, epoch, version, isr or replicas, replicas, 0)
+        if self.fetcher is None or self.fetcher.leader_id != leader:
+            self.fetcher = FetcherCore(leader)
+        self.fetcher.add(self.tp, partition.topic_id, partition, epoch)
+
+    # Serving fetches.
+
+    def serve(self, request: FetchRequest, replica_id: int, broker_epoch: int, now_ms: int):
+        if isinstance(request, OffsetsRequest):
+            return tuple(self._offsets(*asked) for asked in request.partitions)
+        if request.session_epoch == 0:
+            self.sessions.pop(request.session_id, None)
+            session_id = len(self.sessions) + 100 * self.node_id + 1
+            while session_id in self.sessions:
+                session_id += 1
+            session = self.sessions[session_id] = Session(0)
+        else:
+            session_id = request.session_id
+            known = self.sessions.get(session_id)
+            if known is None:
+                return FetchAnswer(FETCH_SESSION_ID_NOT_FOUND)
+            session = known
+            if session.epoch != request.session_epoch:
+                return FetchAnswer(INVALID_FETCH_SESSION_EPOCH)
+        session.epoch += 1
+        for tp, _ in request.forgotten:
+            session.wanted.pop(tp, None)
+        session.wanted.update({wanted.tp: wanted for wanted in request.partitions})
+        answers = tuple(
+            self._answer(wanted, replica_id, broker_epoch, now_ms)
+            for wanted in session.wanted.values()
+        )
+        return FetchAnswer(0, session_id, answers)
+
+    def _answer(self, wanted: PartitionRequest, replica_id, broker_epoch, now_ms):
+        partition = self.partition
+        try:
+            found = partition.fetch(
+                wanted.fetch_offset,
+                wanted.max_bytes,
+                current_leader_epoch=wanted.leader_epoch,
+                last_fetched_epoch=wanted.last_fetched_epoch,
+                replica_id=replica_id,
+                broker_epoch=broker_epoch,
+                now_ms=now_ms,
+            )
+        except errors.KeptError as error:
+            hint = (partition.leader_id, partition.leader_epoch)
+            return PartitionAnswer(wanted.tp, CODES[type(error)], current_leader=hint)
+        data = b"" if found.slice is None else partition.log.disk.pread(*found.slice)
+        return PartitionAnswer(
+            wanted.tp,
+            0,
+            found.high_watermark,
+            found.last_stable_offset,
+            found.log_start_offset,
+            found.diverging,
+            None,
+            memoryview(data),
+        )
+
+    def _offsets(self, tp, _topic_id, epoch) -> OffsetsAnswer:
+        try:
+            end = self.partition.list_offset(-1, None, epoch).offset
+            return OffsetsAnswer(tp, 0, self.partition.log_start_offset, end)
+        except errors.KeptError as error:
+            return OffsetsAnswer(tp, CODES[type(error)])
+
+    # Fetching.
+
+    def take(self, request, answer, now_ms: int) -> None:
+        fetcher = self.fetcher
+        if fetcher is None:
+            return
+        if isinstance(request, OffsetsRequest):
+            work = fetcher.offsets_answered(request, answer, now_ms)
+        else:
+            work = fetcher.answered(request, answer, now_ms)
+        perform_all(fetcher, work, lambda _: self.partition, now_ms)
+        fetcher.check_invariants()
+        self.partition.check_invariants()
+
+    def fetch(self, leader: Node, now_ms: int = 0, rounds: int = 1) -> None:
+        """Whole rounds of request and answer."""
+        for _ in range(rounds):
+            assert self.fetcher is not None
+            request = self.fetcher.next_request(now_ms)
+            if request is None:
+                return
+            self.take(request, leader.serve(request, self.node_id, self.epoch, now_ms), now_ms)
+
+    # Looking at it.
+
+    def batches(self) -> list[tuple[int, int, int]]:
+        """(base offset, next offset, leader epoch) of all batches."""
+        log = self.partition.log
+        found: list[tuple[int, int, int]] = []
+        for segment in log.segments:
+            data = segment.read(0, segment.size_bytes)
+            found += [
+                (header.base_offset, header.next_offset, header.partition_leader_epoch)
+                for _, header in headers(data)
+            ]
+        return found

@@ -1,23 +1,26 @@
 """Decisions on brokers: registration, fencing, shutdown, producer ids. Pure functions of the image.
 
 A broker's epoch is the index of the entry that registers it, so it grows and is never used twice.
-Whether a broker is alive (heartbeats) is not in the image: the caller knows and says so.
+Whether a broker is alive (heartbeats) is not in the image: the caller knows and says so
+(``kept.cluster.sessions``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 from kept.cluster.election import (
     UncleanAllowed,
+    active,
     never_unclean,
     with_broker,
     without_broker,
 )
 from kept.cluster.image import BrokerImage, Image
 from kept.cluster.records import (
+    NO_LEADER,
     BrokerChangeRecord,
     BrokerRecord,
     Endpoint,
@@ -29,6 +32,7 @@ from kept.cluster.records import (
 from kept.storage.errors import (
     BrokerIdNotRegistered,
     DuplicateBrokerRegistration,
+    InvalidRequest,
     InvariantViolation,
     StaleBrokerEpoch,
 )
@@ -40,12 +44,17 @@ PRODUCER_ID_BLOCK: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A broker's process presents itself. ``incarnation`` is random, one per process."""
+    """A broker's process presents itself. ``incarnation`` is random, one per process.
+
+    ``clean_epoch``: the broker epoch in the clean-shutdown mark that it found, the same in all of
+    its directories; -1 without one.
+    """
 
     broker_id: int
     incarnation: UUID
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
+    clean_epoch: int = -1
 
 
 def register_broker(
@@ -59,55 +68,65 @@ def register_broker(
     """Register a broker's process, in place of the one before.
 
     The old process is gone with this: the broker leaves each ISR unless it is the last member, and
-    others lead. With ``fenced`` False (a lone node) it takes part at once, and what has no leader
-    gets one: each partition it leads has a new leader epoch. The same incarnation again changes
-    nothing. Raises DuplicateBrokerRegistration while another one is alive (``session_live``).
+    others lead. Unless ``clean_epoch`` is that of the process before, it may have lost what was not
+    flushed (rule 33). With ``fenced`` False (a lone node) it takes part at once, and what has no
+    leader gets one: each partition it leads has a new leader epoch. The same incarnation again
+    changes nothing. Raises DuplicateBrokerRegistration while another one is alive
+    (``session_live``), InvalidRequest for an id that cannot be one.
     """
-    known = image.brokers.get(registration.broker_id)
+    broker_id = registration.broker_id
+    if broker_id < 0:
+        raise InvalidRequest(f"broker id {broker_id}: it must be 0 or larger")
+    known = image.brokers.get(broker_id)
     if known is not None:
         if known.incarnation == registration.incarnation:
             return []
         if session_live:
             raise DuplicateBrokerRegistration(
-                f"another broker is registered with id {registration.broker_id}"
+                f"a live broker is registered with id {broker_id}, at "
+                f"{_address(known.endpoints)}: each needs its own node.id"
             )
     record = BrokerRecord(
-        registration.broker_id,
+        broker_id,
         image.index + 1,
         registration.incarnation,
         registration.endpoints,
         registration.rack,
         fenced,
     )
-    out, _ = image.apply([_fenced(record)])
-    changes = without_broker(out, registration.broker_id)
+    clean = known is not None and known.broker_epoch == registration.clean_epoch
+    out, _ = image.apply([replace(record, fenced=True)])
+    changes = without_broker(out, broker_id, unclean_allowed, unclean_restart=not clean)
     if not fenced:
         back, _ = image.apply([record, *changes])
-        changes += with_broker(back, registration.broker_id, unclean_allowed)
+        changes += with_broker(back, broker_id, unclean_allowed)
     return [record, *_last_of_each(changes)]
 
 
-def _fenced(record: BrokerRecord) -> BrokerRecord:
-    return BrokerRecord(
-        record.broker_id, record.broker_epoch, record.incarnation, record.endpoints, record.rack
-    )
+def _address(endpoints: tuple[Endpoint, ...]) -> str:
+    return ", ".join(f"{e.host}:{e.port}" for e in endpoints) or "no address"
 
 
 def _last_of_each(changes: list[PartitionRecord]) -> list[PartitionRecord]:
-    return list({(change.topic_id, change.partition): change for change in changes}.values())
+    return list({change.key: change for change in changes}.values())
 
 
-def fence_broker(image: Image, broker_id: int, broker_epoch: int) -> list[MetadataRecord]:
-    """A broker missed its heartbeats: it leads nothing and leaves each ISR but as last member.
+def fence_broker(
+    image: Image,
+    broker_id: int,
+    broker_epoch: int,
+    unclean_allowed: UncleanAllowed = never_unclean,
+) -> list[MetadataRecord]:
+    """A broker is dead or silent: it leads nothing and leaves each ISR but as last member.
 
-    Raises BrokerIdNotRegistered, StaleBrokerEpoch.
+    A shutdown that it was in is over. Raises BrokerIdNotRegistered, StaleBrokerEpoch.
     """
     broker = _registered(image, broker_id, broker_epoch)
     if broker.fenced:
         return []
-    change = BrokerChangeRecord(broker_id, broker_epoch, True, broker.in_controlled_shutdown)
+    change = BrokerChangeRecord(broker_id, broker_epoch, True)
     out, _ = image.apply([change])
-    return [change, *without_broker(out, broker_id)]
+    return [change, *without_broker(out, broker_id, unclean_allowed)]
 
 
 def unfence_broker(
@@ -126,25 +145,47 @@ def unfence_broker(
 
 
 def shut_down_broker(image: Image, broker_id: int, broker_epoch: int) -> list[MetadataRecord]:
-    """Controlled shutdown: leadership moves away before the process ends. Raises as
-    :func:`fence_broker`.
+    """Controlled shutdown: leadership moves away before the process ends.
+
+    Decide it again while the broker leads (:func:`leads`): what it leads as the only member of the
+    ISR stays with it as long as another live replica could still catch up, and is given up when
+    there is none. Raises as :func:`fence_broker`.
     """
     broker = _registered(image, broker_id, broker_epoch)
-    if broker.in_controlled_shutdown:
-        return []
     change = BrokerChangeRecord(broker_id, broker_epoch, broker.fenced, True)
-    out, _ = image.apply([change])
-    return [change, *without_broker(out, broker_id)]
+    mark: list[MetadataRecord] = [] if broker.in_controlled_shutdown else [change]
+    out, _ = image.apply(mark)
+    topics = out.topics_by_id
+    moved = [
+        record
+        for record in without_broker(out, broker_id)
+        if record.leader != NO_LEADER
+        or topics[record.topic_id].partitions[record.partition].leader == NO_LEADER
+        or not any(active(out, replica) for replica in record.replicas)
+    ]
+    return [*mark, *moved]
 
 
-def unregister_broker(image: Image, broker_id: int) -> list[MetadataRecord]:
+def leads(image: Image, broker_id: int) -> bool:
+    """Whether the broker leads any partition."""
+    topics = image.topics_by_id
+    return any(
+        topics[topic_id].partitions[number].leader == broker_id
+        for topic_id, numbers in image.hosted.get(broker_id, {}).items()
+        for number in numbers
+    )
+
+
+def unregister_broker(
+    image: Image, broker_id: int, unclean_allowed: UncleanAllowed = never_unclean
+) -> list[MetadataRecord]:
     """A broker leaves for good; its replicas stay assigned. Raises BrokerIdNotRegistered."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegistered(f"Broker ID {broker_id} is not currently registered")
     record = UnregisterBrokerRecord(broker_id, broker.broker_epoch)
     out, _ = image.apply([record])
-    return [record, *without_broker(out, broker_id)]
+    return [record, *without_broker(out, broker_id, unclean_allowed)]
 
 
 def allocate_producer_ids(

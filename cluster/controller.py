@@ -1,7 +1,8 @@
 """The controller's decisions, in one place: pure functions from an image to records.
 
 Each returns the records of one proposal or raises the error that the client gets. They live in
-``topics``, ``config_changes``, ``brokers`` and ``election``; callers import them from here.
+``topics``, ``config_changes``, ``brokers``, ``election``, ``recovery`` and ``reassignment``;
+callers import them from here. What is decided unasked, because of who lives: ``sessions``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from kept.cluster.brokers import (
     Registration,
     allocate_producer_ids,
     fence_broker,
+    leads,
     register_broker,
     shut_down_broker,
     unfence_broker,
@@ -24,7 +26,33 @@ from kept.cluster.config_changes import (
     check_resource,
     incremental_alter_configs,
 )
-from kept.cluster.election import AlterIsr, alter_isr, elect_preferred, elect_unclean
+from kept.cluster.election import (
+    AlterIsr,
+    Batch,
+    alter_isr,
+    alter_isrs,
+    balance_preferred,
+    elect_offline,
+    elect_preferred,
+    elect_unclean,
+)
+from kept.cluster.reassignment import (
+    OngoingReassignment,
+    finish_reassignments,
+    list_reassignments,
+    reassign,
+    reassign_all,
+    throttle,
+    throttled,
+    unthrottle,
+)
+from kept.cluster.recovery import (
+    UncleanElection,
+    awaiting,
+    elect_longest,
+    settle,
+    unclean_elections,
+)
 from kept.cluster.topics import (
     CLUSTER_METADATA_TOPIC,
     INTERNAL_TOPICS,
@@ -48,25 +76,43 @@ __all__ = [
     "AlterConfig",
     "AlterIsr",
     "AlterOp",
+    "Batch",
     "ConfigSchema",
     "CreateTopic",
+    "OngoingReassignment",
     "Registration",
     "TopicDefaults",
+    "UncleanElection",
     "allocate_producer_ids",
     "alter_configs",
     "alter_isr",
+    "alter_isrs",
+    "awaiting",
+    "balance_preferred",
     "check_resource",
     "check_topic_name",
     "create_partitions",
     "create_topic",
     "delete_topic",
+    "elect_longest",
+    "elect_offline",
     "elect_preferred",
     "elect_unclean",
     "fence_broker",
+    "finish_reassignments",
     "incremental_alter_configs",
+    "leads",
+    "list_reassignments",
+    "reassign",
+    "reassign_all",
     "register_broker",
+    "settle",
     "shut_down_broker",
+    "throttle",
+    "throttled",
     "topic_counts",
+    "unclean_elections",
     "unfence_broker",
     "unregister_broker",
+    "unthrottle",
 ]

@@ -4,17 +4,20 @@ Rule 36: the leader is the first live member of the ISR in replica order; outsid
 where unclean election is allowed, and then the partition stays marked until its leader has
 published a base generation (rule 19). Rule 35: ISR changes are compare-and-set on the partition
 epoch. A new leader means a new leader epoch, a new record a new partition epoch
-(``PartitionChangeBuilder``).
+(``PartitionChangeBuilder``). Who leads when a whole ISR restarted unclean: ``recovery``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from kept.cluster.heartbeats import PartitionKey, ReplicaLog
 from kept.cluster.image import Image
 from kept.cluster.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.cluster.recovery import longest
 from kept.storage.errors import (
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
@@ -22,8 +25,11 @@ from kept.storage.errors import (
     IneligibleReplica,
     InvalidRequest,
     InvalidUpdateVersion,
+    KeptError,
     NotLeaderOrFollower,
+    PeerError,
     PreferredLeaderNotAvailable,
+    RetriableError,
     StaleBrokerEpoch,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -55,65 +61,79 @@ class AlterIsr:
     base_published: bool = False
 
 
-def leader_of(image: Image, state: PartitionRecord, isr: tuple[int, ...]) -> int:
-    """The first live member of ``isr`` in replica order, or NO_LEADER."""
+def leader_of(image: Image, state: PartitionRecord) -> int:
+    """The first live member of the ISR in replica order, or NO_LEADER.
+
+    A member that restarted unclean with fellow suspects is not one (``kept.cluster.recovery``).
+    """
     for broker_id in state.replicas:
-        if broker_id in isr and _live(image, broker_id):
+        if broker_id in state.isr and broker_id not in state.suspects and active(image, broker_id):
             return broker_id
     return NO_LEADER
 
 
-def _live(image: Image, broker_id: int) -> bool:
+def active(image: Image, broker_id: int) -> bool:
+    """The broker is registered, unfenced and does not shut down."""
     broker = image.brokers.get(broker_id)
     return broker is not None and broker.active
 
 
 def changed(
-    state: PartitionRecord,
-    *,
-    leader: int,
-    isr: tuple[int, ...],
-    unclean: bool,
-    new_epoch: bool = False,
+    state: PartitionRecord, *, new_epoch: bool = False, **fields: Any
 ) -> PartitionRecord | None:
-    """The partition's next record; None when nothing changes.
+    """The partition's next record, with these fields; None when nothing changes.
 
     The leader epoch grows when the leader changes, or when ``new_epoch`` asks for it.
     """
-    new_epoch = new_epoch or leader != state.leader
-    if not new_epoch and isr == state.isr and unclean == state.unclean:
+    after = replace(state, **fields)
+    new_epoch = new_epoch or after.leader != state.leader
+    if not new_epoch and after == state:
         return None
     return replace(
-        state,
-        leader=leader,
-        isr=isr,
-        unclean=unclean,
+        after,
         leader_epoch=state.leader_epoch + new_epoch,
         partition_epoch=state.partition_epoch + 1,
     )
 
 
 def hosted(image: Image, broker_id: int) -> Iterator[tuple[str, PartitionRecord]]:
-    """(topic, state) of each partition with a replica there."""
-    for topic in image.topics.values():
-        for state in topic.partitions:
-            if broker_id in state.replicas:
-                yield topic.name, state
+    """(topic, state) of each partition with a replica there, in order of topics and numbers."""
+    topics = [image.topics_by_id[topic_id] for topic_id in image.hosted.get(broker_id, ())]
+    for topic in sorted(topics, key=lambda topic: topic.name):
+        for number in sorted(image.hosted[broker_id][topic.topic_id]):
+            yield topic.name, topic.partitions[number]
 
 
-def without_broker(image: Image, broker_id: int) -> list[PartitionRecord]:
+def without_broker(
+    image: Image,
+    broker_id: int,
+    unclean_allowed: UncleanAllowed = never_unclean,
+    *,
+    unclean_restart: bool = False,
+) -> list[PartitionRecord]:
     """What changes when a broker stops taking part: it leaves every ISR unless it is the last
-    member, and others lead. ``image`` already has the broker inactive.
+    member, is a suspect from then on, and others lead.
+
+    ``image`` already has the broker inactive. With ``unclean_restart`` it came back without its
+    clean mark: where it is the last member and has fellow suspects, nobody leads until all of them
+    have reported.
     """
     records: list[PartitionRecord] = []
-    for _, state in hosted(image, broker_id):
+    for topic, state in hosted(image, broker_id):
         if broker_id not in state.isr:
             continue
         isr = tuple(member for member in state.isr if member != broker_id) or state.isr
+        suspects = state.suspects
+        if isr != state.isr or (unclean_restart and set(suspects) - {broker_id}):
+            suspects = tuple(b for b in state.replicas if b in suspects or b == broker_id)
+        after = replace(state, isr=isr, suspects=suspects)
         leader = state.leader
         if leader == broker_id or leader not in isr:
-            leader = leader_of(image, state, isr)
-        record = changed(state, leader=leader, isr=isr, unclean=state.unclean)
+            leader = leader_of(image, after)
+        record = changed(after, leader=leader) if leader != state.leader else None
+        if leader == NO_LEADER and not after.recovering and unclean_allowed(topic):
+            record = _unclean(image, after, {}) or record
+        record = record or (changed(state, isr=isr, suspects=suspects))
         if record is not None:
             records.append(record)
     return records
@@ -128,14 +148,51 @@ def with_broker(
     """
     records: list[PartitionRecord] = []
     for topic, state in hosted(image, broker_id):
-        if state.leader != NO_LEADER:
+        if state.leader == NO_LEADER:
+            record = _elected(image, state, unclean_allowed(topic))
+            if record is not None:
+                records.append(record)
+    return records
+
+
+def _elected(image: Image, state: PartitionRecord, unclean: bool) -> PartitionRecord | None:
+    """A partition without a leader gets one, if there is one to be had."""
+    leader = leader_of(image, state)
+    if leader != NO_LEADER:
+        return changed(state, leader=leader)
+    if unclean and not state.recovering:
+        return _unclean(image, state, {})
+    return None
+
+
+def _unclean(
+    image: Image, state: PartitionRecord, logs: Mapping[int, ReplicaLog]
+) -> PartitionRecord | None:
+    """Any live replica leads: the longest of the logs known, else the first in replica order."""
+    live = [broker_id for broker_id in state.replicas if active(image, broker_id)]
+    if not live:
+        return None
+    best = longest(state, {b: log for b, log in logs.items() if b in live})
+    leader = live[0] if best == NO_LEADER else best
+    return changed(state, new_epoch=True, leader=leader, isr=(leader,), unclean=True, suspects=())
+
+
+def elect_offline(
+    image: Image, unclean_allowed: UncleanAllowed = never_unclean, *, limit: int | None = None
+) -> list[MetadataRecord]:
+    """Leaders for partitions without one: from their ISRs, or any live replica where that is
+    allowed (it may have been configured after the partition went offline).
+    """
+    records: list[MetadataRecord] = []
+    for key in sorted(image.unsettled):
+        state = image.partition(*key)
+        if state is None or state.leader != NO_LEADER:
             continue
-        leader, isr, unclean = leader_of(image, state, state.isr), state.isr, state.unclean
-        if leader == NO_LEADER and unclean_allowed(topic):
-            leader, isr, unclean = broker_id, (broker_id,), True
-        record = changed(state, leader=leader, isr=isr, unclean=unclean)
+        record = _elected(image, state, unclean_allowed(image.topics_by_id[key[0]].name))
         if record is not None:
             records.append(record)
+            if len(records) == limit:
+                break
     return records
 
 
@@ -148,40 +205,78 @@ def elect_preferred(image: Image, topic: str, partition: int) -> list[MetadataRe
     preferred = state.replicas[0]
     if state.leader == preferred:
         raise ElectionNotNeeded(f"{topic}-{partition} is led by its preferred replica")
-    if preferred not in state.isr or not _live(image, preferred):
+    if not _electable(image, state, preferred):
         raise PreferredLeaderNotAvailable(
             f"{topic}-{partition}: replica {preferred} is not alive and in the ISR {state.isr}"
         )
-    record = changed(state, leader=preferred, isr=state.isr, unclean=state.unclean)
+    record = changed(state, leader=preferred)
     return [] if record is None else [record]
 
 
-def elect_unclean(image: Image, topic: str, partition: int) -> list[MetadataRecord]:
+def _electable(image: Image, state: PartitionRecord, broker_id: int) -> bool:
+    return broker_id in state.isr and broker_id not in state.suspects and active(image, broker_id)
+
+
+def balance_preferred(
+    image: Image, *, percentage: int = 10, limit: int | None = None
+) -> list[MetadataRecord]:
+    """Preferred leaders back to work, for brokers that lead too little of what they should.
+
+    A broker is out of balance when more than ``percentage`` % of the partitions that prefer it are
+    led by others (``leader.imbalance.per.broker.percentage``); at most ``limit`` elections.
+    """
+    prefer: dict[int, int] = {}
+    strayed: dict[int, list[PartitionRecord]] = {}
+    for topic in image.topics.values():
+        for state in topic.partitions:
+            preferred = state.replicas[0]
+            prefer[preferred] = prefer.get(preferred, 0) + 1
+            if state.leader not in (preferred, NO_LEADER):
+                strayed.setdefault(preferred, []).append(state)
+    records: list[MetadataRecord] = []
+    for broker_id in sorted(strayed):
+        states = strayed[broker_id]
+        if len(states) * 100 <= percentage * prefer[broker_id]:
+            continue
+        for state in sorted(states, key=lambda state: state.key):
+            if len(records) == limit:
+                return records
+            if _electable(image, state, broker_id):
+                record = changed(state, leader=broker_id)
+                records += [record] if record is not None else []
+    return records
+
+
+def elect_unclean(
+    image: Image, topic: str, partition: int, logs: Mapping[int, ReplicaLog] | None = None
+) -> list[MetadataRecord]:
     """Give a partition without a leader one, from the ISR if possible, else any live replica.
 
-    Raises UnknownTopicOrPartition, ElectionNotNeeded, EligibleLeadersNotAvailable.
+    ``logs``: what replicas have reported (:func:`kept.cluster.recovery.reported`): the longest one
+    leads. Raises UnknownTopicOrPartition, ElectionNotNeeded, EligibleLeadersNotAvailable.
     """
     state = _state(image, topic, partition)
     if state.leader != NO_LEADER:
         raise ElectionNotNeeded(f"{topic}-{partition} has leader {state.leader}")
-    isr, unclean = state.isr, state.unclean
-    leader = leader_of(image, state, isr)
-    if leader == NO_LEADER:
-        leader = leader_of(image, state, state.replicas)
-        isr, unclean = (leader,), True
-    if leader == NO_LEADER:
+    leader = leader_of(image, state)
+    if leader != NO_LEADER:
+        record = changed(state, leader=leader)
+    else:
+        record = _unclean(image, state, logs or {})
+    if record is None:
         raise EligibleLeadersNotAvailable(
             f"{topic}-{partition}: none of the replicas {state.replicas} is alive"
         )
-    record = changed(state, leader=leader, isr=isr, unclean=unclean)
-    return [] if record is None else [record]
+    return [record]
 
 
 def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
     """A leader's ISR change, accepted only on the partition epoch that the leader knows.
 
-    Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch, FencedLeaderEpoch,
-    NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
+    It proves that the leader lives, so it settles the suspects; it completes a reassignment whose
+    replicas are all in sync now, and takes the lead from a broker that shuts down as soon as
+    another can have it. Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch,
+    FencedLeaderEpoch, NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
     """
     state = _checked_state(image, request)
     members = [broker_id for broker_id, _ in request.isr]
@@ -203,8 +298,74 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
             raise IneligibleReplica(
                 "elected uncleanly: the ISR grows after the leader has published its base"
             )
-    record = changed(state, leader=state.leader, isr=isr, unclean=unclean)
-    return [] if record is None else [record]
+    after = completed(replace(state, isr=isr, unclean=unclean, suspects=()))
+    return [] if after == state else [advanced(image, state, after)]
+
+
+def advanced(image: Image, state: PartitionRecord, after: PartitionRecord) -> PartitionRecord:
+    """``after`` as the partition's next record: with a leader of its ISR, and its epochs.
+
+    A leader stays while it is in the ISR and active, or while nobody else could lead. A replica
+    that is gone means a new leader epoch: it must not go on as a follower.
+    """
+    leader = after.leader
+    if leader not in after.isr or not active(image, leader):
+        leader = leader_of(image, after)
+        if leader == NO_LEADER and after.leader in after.isr:
+            leader = after.leader
+        elif NO_LEADER not in (leader, after.leader):
+            isr = tuple(b for b in after.isr if b != after.leader)
+            if len(isr) < len(after.isr):  # it shuts down
+                suspects = tuple(b for b in after.replicas if b not in isr and b == after.leader)
+                after = replace(after, isr=isr, suspects=suspects)
+    gone = not set(state.replicas) <= set(after.replicas)
+    return replace(
+        after,
+        leader=leader,
+        leader_epoch=state.leader_epoch + (gone or leader != state.leader),
+        partition_epoch=state.partition_epoch + 1,
+    )
+
+
+def completed(state: PartitionRecord) -> PartitionRecord:
+    """The state without its reassignment, if that is complete; else the state itself.
+
+    Complete: all that were added are in sync; and when more go than come, all that stay are, lest
+    the ISR shrinks for nothing (``PartitionReassignmentReplicas.maybeCompleteReassignment``).
+    """
+    if not state.reassigning:
+        return state
+    isr = tuple(b for b in state.isr if b not in state.removing)
+    replicas = tuple(b for b in state.replicas if b not in state.removing)
+    if not isr or not set(state.adding) <= set(isr):
+        return state
+    if len(state.adding) < len(state.removing) and set(isr) != set(replicas):
+        return state
+    suspects = tuple(b for b in state.suspects if b in replicas)
+    return replace(state, replicas=replicas, isr=isr, suspects=suspects, adding=(), removing=())
+
+
+class Batch(NamedTuple):
+    """What a request for many partitions came to: the records, and an error for what failed."""
+
+    records: list[MetadataRecord]
+    errors: dict[PartitionKey, KeptError]
+
+
+def alter_isrs(image: Image, requests: Iterable[AlterIsr]) -> Batch:
+    """The ISR changes of one AlterPartition, each on its own; see :func:`alter_isr`."""
+    records: dict[PartitionKey, MetadataRecord] = {}
+    errors: dict[PartitionKey, KeptError] = {}
+    for request in requests:
+        key = (request.topic_id, request.partition)
+        try:
+            if key in records:
+                raise InvalidUpdateVersion("the same partition twice in one request")
+            for record in alter_isr(image, request):
+                records[key] = record
+        except (PeerError, RetriableError) as error:
+            errors[key] = error
+    return Batch(list(records.values()), errors)
 
 
 def _checked_state(image: Image, request: AlterIsr) -> PartitionRecord:

@@ -150,6 +150,11 @@ class PartitionRecord:
     suspects: tuple[int, ...] = ()
 
     @property
+    def key(self) -> tuple[UUID, int]:
+        """(topic id, partition)."""
+        return self.topic_id, self.partition
+
+    @property
     def leader_recovery_state(self) -> int:
         """Kafka's number for it: 0 recovered, 1 recovering from an unclean election."""
         return int(self.unclean)

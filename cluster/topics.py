@@ -181,7 +181,7 @@ def create_partitions(
             )
         placed = [tuple(replicas) for replicas in assignments]
         for replicas in placed:
-            _check_assignment(image, replicas, factor)
+            check_assignment(image, replicas, factor)
     return [
         _new_partition(image, topic.topic_id, number, replicas)
         for number, replicas in zip(new, placed, strict=True)
@@ -251,22 +251,32 @@ def _manual(image: Image, request: CreateTopic) -> list[tuple[int, ...]]:
     factor = len(request.assignments[0])
     placed = [tuple(request.assignments[number]) for number in range(len(request.assignments))]
     for replicas in placed:
-        _check_assignment(image, replicas, factor)
+        check_assignment(image, replicas, factor)
     return placed
 
 
-def _check_assignment(image: Image, replicas: tuple[int, ...], factor: int) -> None:
-    prefix = "The manual partition assignment includes"
+def check_assignment(
+    image: Image,
+    replicas: tuple[int, ...],
+    factor: int | None = None,
+    *,
+    prefix: str = "The manual partition assignment includes",
+) -> None:
+    """Raises InvalidReplicaAssignment unless these are registered brokers, each once, and
+    ``factor`` of them where that is given.
+    """
     if not replicas:
         raise InvalidReplicaAssignment(f"{prefix} an empty replica list.")
     for number, broker_id in enumerate(replicas):
         if broker_id not in image.brokers:
+            known = ", ".join(map(str, sorted(image.brokers)))
             raise InvalidReplicaAssignment(
-                f"{prefix} broker {broker_id}, but no such broker is registered."
+                f"{prefix} broker {broker_id}, but no such broker is registered "
+                f"(there are {known})."
             )
         if broker_id in replicas[:number]:
             raise InvalidReplicaAssignment(f"{prefix} the broker {broker_id} more than once.")
-    if len(replicas) != factor:
+    if factor is not None and len(replicas) != factor:
         raise InvalidReplicaAssignment(
             f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent "
             f"with previous partitions, which have {factor} replica(s)."

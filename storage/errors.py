@@ -250,6 +250,10 @@ class IneligibleReplica(RetriableError):
     """A replica that may not join the ISR: fenced, shutting down, or of an old broker epoch."""
 
 
+class NoReassignmentInProgress(PeerError):
+    """The partition is not being reassigned: there is nothing to cancel."""
+
+
 class ElectionNotNeeded(PeerError):
     """The partition has the leader it should have."""
 

@@ -51,7 +51,7 @@ def _topic_defaults() -> list[Setting]:
 _IDENTITY: Final = (
     _at_start(
         "node.id", _INT, "0",
-        "This node's number in its cluster.", low=0,
+        "This node's number in its cluster. To be set where controller.quorum.voters is.", low=0,
     ),
     _at_start(
         "broker.id", _INT, None,
@@ -59,12 +59,15 @@ _IDENTITY: Final = (
     ),
     _at_start(
         "process.roles", _LIST, "broker,controller",
-        "What this node does.", choices=("broker", "controller"),
+        "What this node does: hold replicas and serve clients (broker), vote on and decide about "
+        "the metadata (controller), or both. A broker that is no controller follows the metadata "
+        "log of controller.quorum.voters.", choices=("broker", "controller"),
     ),
     _at_start(
         "controller.quorum.voters", _LIST, "",
-        "Voters of the metadata log at the first start, as id@host:port of their node listeners. "
-        "Without it a node is its own voter, a cluster of one.",
+        "Voters of the metadata log, as id@host:port of their node listeners; the same list on "
+        "every node. Read while a node's metadata log is empty, afterwards the log's own voters "
+        "count (kept cluster voter). Without it a node is its own voter, a cluster of one.",
     ),
     _at_start(
         "broker.rack", _STRING, None,
@@ -74,11 +77,13 @@ _IDENTITY: Final = (
         "listeners", _LIST, "PLAINTEXT://localhost:9092",
         "Addresses to serve clients on, as NAME://host:port. localhost binds 127.0.0.1, and ::1 "
         "where there is IPv6; an empty host or 0.0.0.0 binds every interface and needs "
-        "advertised.listeners.",
+        "advertised.listeners. A node of several has a listener for other nodes besides, NODE: "
+        "where it is not named, on the same host and the first client port + 1000.",
     ),
     _at_start(
         "advertised.listeners", _LIST, None,
-        "Addresses that clients are told, by listener name; without it those of listeners.",
+        "Addresses that clients, and for the node listener other nodes, are told, by listener "
+        "name; without it those of listeners.",
     ),
     _at_start(
         "listener.security.protocol.map", _LIST,
@@ -87,8 +92,8 @@ _IDENTITY: Final = (
     ),
     _at_start(
         "inter.broker.listener.name", _STRING, None,
-        "Listener that nodes reach each other on; equal to controller.listener.names. A lone "
-        "node binds none.",
+        "Listener that nodes reach each other on; equal to controller.listener.names. Default: "
+        "NODE. A lone node binds none.",
     ),
     _at_start(
         "controller.listener.names", _LIST, None,
@@ -105,6 +110,120 @@ _IDENTITY: Final = (
     _at_start(
         "metadata.log.dir", _STRING, None,
         "Directory of the metadata log, outside log.dirs. Default: beside the first log dir.",
+    ),
+)  # fmt: skip
+
+_CLUSTER: Final = (
+    _at_start(
+        "broker.session.timeout.ms", _INT, "9000",
+        "A broker of which the controller hears nothing for so long is fenced: others lead its "
+        "partitions. (One whose process ends is fenced at once.)", low=100,
+    ),
+    _at_start(
+        "broker.heartbeat.interval.ms", _INT, "2000",
+        "How often a broker tells the controller that it lives.", low=10,
+    ),
+    _at_start(
+        "kept.stall.ms", _INT, "2000",
+        "A node that finds that it did not run for so long (it was stopped, or its machine was) "
+        "serves nothing until the controller has answered it: it may have been fenced. With the "
+        "heartbeat interval it must be below the session timeout.", low=50,
+    ),
+    _at_start(
+        "initial.broker.registration.timeout.ms", _INT, "60000",
+        "A broker that cannot register for so long after its start ends.", low=1,
+    ),
+    _at_start(
+        "controlled.shutdown.enable", _BOOLEAN, "true",
+        "Whether a node that is stopped has its partitions led by others first.",
+    ),
+    _at_start(
+        "kept.shutdown.timeout.ms", _INT, "30000",
+        "How long a stopping node waits for that.", low=0,
+    ),
+    _at_start(
+        "controller.quorum.fetch.timeout.ms", _INT, "2000",
+        "A voter that hears nothing of the leader for so long, up to twice as long by chance, "
+        "stands for election, and a leader that no majority answers for so long steps down. (A "
+        "leader whose process ends is replaced at once.)", low=100,
+    ),
+    _at_start(
+        "controller.quorum.request.timeout.ms", _INT, "2000",
+        "How long a call to the controller waits for its answer before it is tried again.",
+        low=100,
+    ),
+    _at_start(
+        "auto.leader.rebalance.enable", _BOOLEAN, "true",
+        "Whether leadership goes back to the preferred replicas by itself.",
+    ),
+    _at_start(
+        "leader.imbalance.check.interval.seconds", _LONG, "300",
+        "How often that is looked at.", low=1,
+    ),
+    _at_start(
+        "kept.unclean.recovery.wait.ms", _LONG, "30000",
+        "How long a partition whose whole ISR restarted after a crash waits for all of it, so that "
+        "the longest log leads; then unclean.leader.election.enable decides whether what is there "
+        "may do, else it stays offline and names the missing node.", low=0,
+    ),
+)  # fmt: skip
+
+_REPLICATION: Final = (
+    _at_start(
+        "replica.lag.time.max.ms", _LONG, "30000",
+        "A follower that has not caught up for so long leaves the ISR.", low=10,
+    ),
+    Setting(
+        "num.replica.fetchers", _INT, "1",
+        "Connections to fetch over from each leader.", low=1, high=64,
+    ),
+    _at_start(
+        "replica.fetch.min.bytes", _INT, "1",
+        "Bytes that a leader collects before it answers a follower's fetch.", low=0,
+    ),
+    _at_start(
+        "replica.fetch.wait.max.ms", _INT, "500",
+        "How long it collects them; below replica.lag.time.max.ms.", low=0,
+    ),
+    _at_start(
+        "replica.fetch.max.bytes", _INT, "1048576",
+        "Bytes of one partition in one answer to a follower; a larger batch is sent whole.", low=0,
+    ),
+    _at_start(
+        "replica.fetch.response.max.bytes", _INT, "10485760",
+        "Bytes of one answer to a follower.", low=0,
+    ),
+    _at_start(
+        "replica.fetch.backoff.ms", _INT, "1000",
+        "Longest pause of a follower after an error; the first is 10 ms.", low=0,
+    ),
+    _at_start(
+        "replica.socket.timeout.ms", _INT, "30000",
+        "A leader that does not answer a follower's fetch for so long, beyond what it may collect, "
+        "is connected to anew.", low=1,
+    ),
+    _at_start(
+        "socket.connection.setup.timeout.ms", _LONG, "10000",
+        "How long a connection to a leader may take.", low=1,
+    ),
+    _at_start(
+        "replica.selector.class", _STRING, None,
+        "Where consumers are sent: RackAwareReplicaSelector sends one with client.rack to an "
+        "in-sync replica in its rack (KIP-392); null and LeaderSelector to the leader.",
+        choices=(
+            "org.apache.kafka.common.replica.LeaderSelector",
+            "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+        ),
+    ),
+    Setting(
+        "leader.replication.throttled.rate", _LONG, str(MAX_INT64),
+        "Bytes in a second that this node sends of the replicas that "
+        "leader.replication.throttled.replicas names, to followers outside the ISR.", low=0,
+    ),
+    Setting(
+        "follower.replication.throttled.rate", _LONG, str(MAX_INT64),
+        "Bytes in a second that this node fetches of the replicas that "
+        "follower.replication.throttled.replicas names.", low=0,
     ),
 )  # fmt: skip
 
@@ -352,7 +471,18 @@ _OURS: Final = (
 
 HONOURED: Final = Settings(
     "broker",
-    (*_IDENTITY, *_TOPICS, *_topic_defaults(), *_LOG, *_CLEANER, *_NETWORK, *_GROUPS, *_OURS),
+    (
+        *_IDENTITY,
+        *_CLUSTER,
+        *_REPLICATION,
+        *_TOPICS,
+        *_topic_defaults(),
+        *_LOG,
+        *_CLEANER,
+        *_NETWORK,
+        *_GROUPS,
+        *_OURS,
+    ),
 )
 """What has an effect, in the order of the documentation."""
 

@@ -21,7 +21,7 @@ from kept.cluster.settings import (
 )
 from kept.node.accepted_settings import REFUSED_PREFIXES
 from kept.node.broker_settings import BROKER_SETTINGS, HONOURED
-from kept.node.config_listeners import Listener, Voter, parse_voters, resolve
+from kept.node.config_listeners import Listener, Role, Voter, parse_voters, resolve
 from kept.node.config_sources import Sugar, gather, located
 from kept.storage.errors import ConfigurationError, InvalidConfig
 
@@ -54,9 +54,35 @@ class NodeConfig:
     listeners: tuple[Listener, ...]
     advertised_listeners: tuple[Listener, ...]
     node_listener: Listener | None
+    advertised_node_listener: Listener | None
     listener_security_protocol_map: tuple[str, ...]
     inter_broker_listener_name: str | None
     controller_listener_names: tuple[str, ...] | None
+    broker_session_timeout_ms: int
+    broker_heartbeat_interval_ms: int
+    stall_ms: int
+    initial_broker_registration_timeout_ms: int
+    controlled_shutdown_enable: bool
+    shutdown_timeout_ms: int
+    controller_quorum_fetch_timeout_ms: int
+    controller_quorum_request_timeout_ms: int
+    auto_leader_rebalance_enable: bool
+    leader_imbalance_check_interval_seconds: int
+    unclean_recovery_wait_ms: int
+
+    replica_lag_time_max_ms: int
+    num_replica_fetchers: int
+    replica_fetch_min_bytes: int
+    replica_fetch_wait_max_ms: int
+    replica_fetch_max_bytes: int
+    replica_fetch_response_max_bytes: int
+    replica_fetch_backoff_ms: int
+    replica_socket_timeout_ms: int
+    socket_connection_setup_timeout_ms: int
+    replica_selector_class: str | None
+    leader_replication_throttled_rate: int
+    follower_replication_throttled_rate: int
+
     log_dirs: tuple[str, ...]
     log_dir: tuple[str, ...] | None
     metadata_log_dir: str
@@ -246,20 +272,55 @@ class NodeConfig:
         here = self.__dict__
         self._resolve_identity(here)
         self._resolve_directories(here)
+        own = [v for v in self.controller_quorum_voters if v.node_id == self.node_id]
         addresses = resolve(
             here["listeners"],
             here["advertised_listeners"],
             here["listener_security_protocol_map"],
             self.inter_broker_listener_name,
             self.controller_listener_names,
+            role=Role(
+                alone=self._names_nobody_else,
+                broker="broker" in self.process_roles,
+                voter=own[0] if own else None,
+            ),
         )
         here["listeners"] = addresses.client
         here["advertised_listeners"] = addresses.advertised
         here["node_listener"] = addresses.node
+        here["advertised_node_listener"] = addresses.advertised_node
+        if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
+            here["group_initial_rebalance_delay_ms"] = 0
+        self._check_times()
+
+    @property
+    def alone(self) -> bool:
+        """A cluster of one that nobody else can join: no other voter, no node listener."""
+        return self.node_listener is None
+
+    @property
+    def _names_nobody_else(self) -> bool:
+        both = set(self.process_roles) == {"broker", "controller"}
+        return both and len(self.controller_quorum_voters) <= 1
+
+    def _check_times(self) -> None:
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             raise ConfigurationError(
                 f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is above "
                 f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms})"
+            )
+        beat, stall = self.broker_heartbeat_interval_ms, self.stall_ms
+        if beat + stall >= self.broker_session_timeout_ms:
+            raise ConfigurationError(
+                f"broker.heartbeat.interval.ms ({beat}) and kept.stall.ms ({stall}) together must "
+                f"be below broker.session.timeout.ms ({self.broker_session_timeout_ms}): else a "
+                "node that was fenced while it stood still would go on serving"
+            )
+        if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
+            raise ConfigurationError(
+                f"replica.fetch.wait.max.ms ({self.replica_fetch_wait_max_ms}) is above "
+                f"replica.lag.time.max.ms ({self.replica_lag_time_max_ms}): idle followers would "
+                "leave the ISR"
             )
 
     def _resolve_identity(self, here: dict[str, Any]) -> None:
@@ -270,24 +331,41 @@ class NodeConfig:
                 )
             here["node_id"] = self.broker_id
         here["broker_id"] = self.node_id
-        if set(self.process_roles) != {"broker", "controller"}:
-            raise ConfigurationError(
-                f"process.roles={','.join(self.process_roles)}: a cluster of one needs both, "
-                "broker,controller"
-            )
         voters = parse_voters(here["controller_quorum_voters"])
         here["controller_quorum_voters"] = voters
-        if voters and self.node_id not in [voter.node_id for voter in voters]:
+        self._check_roles(voters)
+
+    def _check_roles(self, voters: tuple[Voter, ...]) -> None:
+        """Whether roles, id and voters say the same."""
+        roles = set(self.process_roles)
+        shown = ",".join(self.process_roles)
+        if not roles:
+            raise ConfigurationError("process.roles is empty: broker, controller, or both")
+        if not voters and roles != {"broker", "controller"}:
             raise ConfigurationError(
-                f"controller.quorum.voters names no node {self.node_id}, which is this node.id"
+                f"process.roles={shown} needs controller.quorum.voters: name every controller, as "
+                "in 0@node-0:10092. (A cluster of one is broker,controller.)"
             )
-        if len(voters) > 1:
+        if not voters:
+            return
+        if "node.id" not in self.given and "broker.id" not in self.given and len(voters) > 1:
             raise ConfigurationError(
-                f"controller.quorum.voters names {len(voters)} voters; this version of kept runs "
-                "clusters of one node only"
+                f"node.id is not set, but controller.quorum.voters names {len(voters)} nodes: say "
+                "which one this is, or a number of its own if it is a broker only"
             )
-        if "group.initial.rebalance.delay.ms" not in self.given:
-            here["group_initial_rebalance_delay_ms"] = 0
+        ids = [voter.node_id for voter in voters]
+        listed = self.node_id in ids
+        if "controller" in roles and not listed:
+            raise ConfigurationError(
+                f"controller.quorum.voters names no node {self.node_id}, which is this node.id: "
+                f"add {self.node_id}@host:port with its node port, or set process.roles=broker"
+            )
+        if "controller" not in roles and listed:
+            raise ConfigurationError(
+                f"controller.quorum.voters names node {self.node_id}, which is this node.id, but "
+                f"process.roles={shown}: add controller to it, or take node {self.node_id} out of "
+                "the voters"
+            )
 
     def _resolve_directories(self, here: dict[str, Any]) -> None:
         if self.log_dir is not None and here["log_dirs"] not in (None, self.log_dir):

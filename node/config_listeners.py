@@ -2,7 +2,8 @@
 
 Kafka's syntax (``NAME://host:port``, comma-separated) and Kafka's checks, with two differences:
 only the protocol PLAINTEXT is served, and one listener carries all traffic between nodes, named by
-``inter.broker.listener.name`` and ``controller.listener.names`` alike.
+``inter.broker.listener.name`` and ``controller.listener.names`` alike. A node of several has one
+also where ``listeners`` does not name it: ``NODE``, on the first client port + 1000.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from kept.storage.errors import ConfigurationError
 
 NODE_LISTENER: Final = "NODE"
 """Name of the listener between nodes where no setting names it."""
+
+NODE_PORT_OFFSET: Final = 1000
+"""From the first client port to the node port, where no setting says."""
 
 _ADDRESS: Final = re.compile(
     r"(?P<name>\w+)://(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^\[\]:/]*)):(?P<port>\d+)"
@@ -62,11 +66,25 @@ class Voter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where a node listens for clients and what it tells them; ``node`` is for other nodes."""
+    """Where a node listens for clients and what it tells them; ``node`` is for other nodes, and
+    ``advertised_node`` what those are told. A lone node has neither.
+    """
 
     client: tuple[Listener, ...]
     advertised: tuple[Listener, ...]
     node: Listener | None
+    advertised_node: Listener | None
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What the addresses depend on: ``voter`` is this node's entry in the list of voters, if it has
+    one; ``alone`` a cluster of one that names nobody else; ``broker`` False: a controller only.
+    """
+
+    alone: bool = True
+    broker: bool = True
+    voter: Voter | None = None
 
 
 def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:
@@ -79,8 +97,20 @@ def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:
                 f"controller.quorum.voters: {entry} is not id@host:port, as in 0@node-0:10092"
             )
         voters.append(Voter(int(match["id"]), match["v6"] or match["host"], int(match["port"])))
-    if len({voter.node_id for voter in voters}) != len(voters):
-        raise ConfigurationError("controller.quorum.voters: a node id is given twice")
+    seen: dict[object, Voter] = {}
+    for voter in voters:
+        other = seen.setdefault(voter.node_id, voter)
+        if other is not voter:
+            raise ConfigurationError(
+                f"controller.quorum.voters: node id {voter.node_id} is given twice, {other} and "
+                f"{voter}: each voter has an id of its own"
+            )
+        other = seen.setdefault((voter.host, voter.port), voter)
+        if other is not voter:
+            raise ConfigurationError(
+                f"controller.quorum.voters: {other} and {voter} have the same address; each node "
+                "has a node listener of its own"
+            )
     return tuple(voters)
 
 
@@ -146,13 +176,14 @@ def resolve(
     protocol_map: Sequence[str],
     inter_broker: str | None,
     controllers: Sequence[str] | None,
+    *,
+    role: Role,
 ) -> Listeners:
     """The addresses that the settings mean. Raises ConfigurationError."""
     protocols = {"PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT"}
     protocols |= {"SASL_SSL": "SASL_SSL", NODE_LISTENER: "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
     protocols |= parse_protocol_map(protocol_map)
     bound = _parse("listeners", listeners, protocols)
-    _no_port_twice(bound)
     named = _node_name(inter_broker, controllers)
     node = next((lst for lst in bound if lst.name == (named or NODE_LISTENER)), None)
     if named is not None and node is None:
@@ -161,9 +192,58 @@ def resolve(
             "that name"
         )
     client = tuple(listener for listener in bound if listener is not node)
-    if not client:
+    if not client and role.broker:
         raise ConfigurationError("listeners: none is left for clients")
-    return Listeners(client, _advertised(advertised, protocols, bound, client), node)
+    if node is None and not role.alone:
+        node = _default_node(client[0])
+        bound.append(node)
+    _no_port_twice(bound)
+    told = _told(advertised, protocols, bound, role)
+    return Listeners(
+        client,
+        _advertised(told, client),
+        node,
+        None if node is None else _advertised_node(node, told, client, role.voter),
+    )
+
+
+def _default_node(client: Listener) -> Listener:
+    port = client.port + NODE_PORT_OFFSET
+    if client.port == 0 or port > 65535:
+        raise ConfigurationError(
+            f"listeners: {client} leaves no node port (it is the client port + {NODE_PORT_OFFSET} "
+            f"unless set): add {NODE_LISTENER}://{client.host}:port"
+        )
+    return client._replace(name=NODE_LISTENER, port=port)
+
+
+def _advertised_node(
+    node: Listener, told: dict[str, Listener], client: Sequence[Listener], voter: Voter | None
+) -> Listener:
+    """Where other nodes reach this one: as said, else as its own voter's entry has it, else where
+    it listens, else on the host that clients are told.
+    """
+    found = told.get(node.name)
+    if found is None:
+        if voter is not None:
+            found = node._replace(host=voter.host)
+        elif node.host not in _WILDCARDS:
+            found = node
+        else:
+            hosts = [told[one.name].host for one in client if one.name in told]
+            if not hosts:
+                raise ConfigurationError(
+                    f"listener {node} is bound to every interface: advertised.listeners must say "
+                    f"where other nodes reach it, as in {node.name}://host:{node.port}"
+                )
+            found = node._replace(host=hosts[0])
+    if voter is not None and found.port != voter.port:
+        raise ConfigurationError(
+            f"controller.quorum.voters says {voter}, but the node listener of node "
+            f"{voter.node_id} is {found}: give both the same port (NODE in listeners, or in "
+            "advertised.listeners where ports are mapped)"
+        )
+    return found
 
 
 def _no_port_twice(bound: Sequence[Listener]) -> None:
@@ -174,25 +254,32 @@ def _no_port_twice(bound: Sequence[Listener]) -> None:
             raise ConfigurationError(f"listeners: {other} and {listener} are the same address")
 
 
-def _advertised(
+def _told(
     entries: Sequence[str] | None,
     protocols: dict[str, str],
     bound: Sequence[Listener],
-    client: Sequence[Listener],
-) -> tuple[Listener, ...]:
+    role: Role,
+) -> dict[str, Listener]:
+    """``advertised.listeners`` by name."""
     told = {a.name: a for a in _parse("advertised.listeners", entries or (), protocols)}
     names = [listener.name for listener in bound]
     for listener in told.values():
         if listener.name not in names:
+            alone = role.alone and listener.name == NODE_LISTENER
+            hint = "; a cluster of one has no node listener unless it is there" if alone else ""
             raise ConfigurationError(
                 f"advertised.listeners: there is no listener {listener.name}; listeners has "
-                f"{', '.join(names)}"
+                f"{', '.join(names)}{hint}"
             )
         if listener.host in _WILDCARDS:
             raise ConfigurationError(
-                f"advertised.listeners: clients cannot connect to {listener.host or 'no host'}; "
-                "give a name or address that they reach"
+                f"advertised.listeners: nobody can connect to {listener.host or 'no host'}; "
+                "give a name or address that the others reach"
             )
+    return told
+
+
+def _advertised(told: dict[str, Listener], client: Sequence[Listener]) -> tuple[Listener, ...]:
     for listener in client:
         if listener.name not in told and listener.host in _WILDCARDS:
             raise ConfigurationError(

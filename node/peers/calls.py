@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from kept.cluster.heartbeats import ReplicaLog
 from kept.cluster.records import Endpoint
-
-__all__ = ["CALLS", "Endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +46,26 @@ class RegisterReply:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
-    """A broker lives and acts on the metadata up to ``applied_index``."""
+    """A broker lives and acts on the metadata up to ``applied_index``. ``logs`` are those that the
+    controller asked for: how far they go (rule 33).
+    """
 
     broker_id: int
     broker_epoch: int
     applied_index: int
+    wants_fence: bool = False
     wants_shutdown: bool = False
+    logs: tuple[ReplicaLog, ...] = ()
     offline_log_dirs: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """How the controller sees the broker."""
+    """How the controller sees the broker; ``index`` of its image when it answered."""
 
     fenced: bool
     should_shut_down: bool = False
-    caught_up: bool = False
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,40 +154,6 @@ class ForwardReply:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionId:
-    """A partition by its topic's id."""
-
-    topic_id: UUID
-    partition: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogEndsRequest:
-    """Which log is the longest, where a whole ISR restarted unclean (rule 33)."""
-
-    partitions: tuple[PartitionId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnd:
-    """Where a replica's log ends. ``failure`` set: this node cannot say."""
-
-    topic_id: UUID
-    partition: int
-    failure: Failure | None = None
-    last_epoch: int = -1
-    log_end_offset: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class LogEndsReply:
-    """One end for each partition asked, of the broker registered as ``broker_epoch``."""
-
-    broker_epoch: int
-    ends: tuple[LogEnd, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ChangeVotersRequest:
     """Add or remove one voter. ``directory_id`` None: the one that the node presents."""
 
@@ -208,7 +177,6 @@ CALLS: Final[dict[str, tuple[type, type]]] = {
     "AlterPartitions": (AlterPartitionsRequest, AlterPartitionsReply),
     "AllocateProducerIds": (AllocateProducerIdsRequest, AllocateProducerIdsReply),
     "Forward": (ForwardRequest, ForwardReply),
-    "LogEnds": (LogEndsRequest, LogEndsReply),
     "ChangeVoters": (ChangeVotersRequest, ChangeVotersReply),
 }
 """Methods of the service ``kept.node.v1.Controller``."""

@@ -9,6 +9,7 @@ from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.image import TopicImage
 from kept.cluster.records import PartitionRecord
 from kept.node.error_codes import code_for
+from kept.node.handlers.metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from kept.storage.errors import (
     InvalidRequest,
     SecurityDisabled,
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
 
 NO_OPERATIONS: Final = -(2**31)
 """Authorized operations that were not asked for."""
-
-CLUSTER_OPERATIONS: Final = 8096
-"""All operations on a cluster, as Kafka answers without an authorizer."""
-
-TOPIC_OPERATIONS: Final = 3576
-"""All operations on a topic, as Kafka answers without an authorizer."""
 
 BROKER_ENDPOINT: Final = 1
 CONTROLLER_ENDPOINT: Final = 2

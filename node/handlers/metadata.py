@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kept.node.api import Answer, RequestContext
 
 NO_ID: Final = uuid.UUID(int=0)
+CLUSTER_OPERATIONS: Final = 8096
+"""All operations on a cluster, as Kafka answers without an authorizer."""
+TOPIC_OPERATIONS: Final = 3576
+"""All operations on a topic, likewise."""
 
 
 def metadata(ctx: RequestContext, request: Any) -> Answer:
@@ -42,12 +46,16 @@ def metadata(ctx: RequestContext, request: Any) -> Answer:
     missing = [name for name in dict.fromkeys(names) if name not in node.image.topics]
     allowed = getattr(request, "allow_auto_topic_creation", True)
     if missing and allowed and (node.config.auto_create_topics_enable):
-        return _create_and_answer(ctx, list(dict.fromkeys(names)), missing, unknown_ids)
-    return _answer(ctx, list(dict.fromkeys(names)), {}, unknown_ids)
+        return _create_and_answer(ctx, request, list(dict.fromkeys(names)), missing, unknown_ids)
+    return _with_operations(request, _answer(ctx, list(dict.fromkeys(names)), {}, unknown_ids))
 
 
 async def _create_and_answer(
-    ctx: RequestContext, names: list[str], missing: list[str], unknown_ids: list[uuid.UUID]
+    ctx: RequestContext,
+    request: Any,
+    names: list[str],
+    missing: list[str],
+    unknown_ids: list[uuid.UUID],
 ) -> dict[str, Any]:
     refused: dict[str, int] = {}
     for name in missing:
@@ -60,7 +68,19 @@ async def _create_and_answer(
             continue
         except KeptError as error:
             refused[name] = error_codes.code_for(error)
-    return _answer(ctx, names, refused, unknown_ids)
+    return _with_operations(request, _answer(ctx, names, refused, unknown_ids))
+
+
+def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
+    """Add the operations that the client may do, where it asks for them: all, as in Kafka without
+    an authorizer.
+    """
+    if getattr(request, "include_cluster_authorized_operations", False):
+        answer["cluster_authorized_operations"] = CLUSTER_OPERATIONS
+    if getattr(request, "include_topic_authorized_operations", False):
+        for topic in answer["topics"]:
+            topic["topic_authorized_operations"] = TOPIC_OPERATIONS
+    return answer
 
 
 def _answer(

@@ -5,15 +5,20 @@ Rules 25 and 38; ``Partition`` decides, this module only groups questions and an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
 from kept.node.logging import log
-from kept.storage.errors import InvalidRequest, KeptError
+from kept.storage.errors import InvalidRequest, KeptError, UnsupportedVersion
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.api import Answer, RequestContext
+
+
+SPECIAL_SINCE: Final = MappingProxyType({-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11})
+"""Timestamps that mean something else, and the version of ListOffsets from which they do."""
 
 
 def isolation_level(number: int) -> IsolationLevel:
@@ -26,7 +31,8 @@ def isolation_level(number: int) -> IsolationLevel:
 
 def list_offsets(ctx: RequestContext, request: Any) -> Answer:
     """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
-    -4 earliest local, -5 latest tiered.
+    -4 earliest local, -5 latest tiered; any other, and one that is younger than the request's
+    version, is UNSUPPORTED_VERSION.
     """
     isolation = isolation_level(getattr(request, "isolation_level", 0))
     topics = []
@@ -35,6 +41,7 @@ def list_offsets(ctx: RequestContext, request: Any) -> Answer:
         for wanted in topic.partitions:
             answer = {"partition_index": wanted.partition_index, "error_code": 0}
             try:
+                _check_special(int(wanted.timestamp), ctx.api_version)
                 partition = ctx.node.partition(TopicPartition(topic.name, wanted.partition_index))
                 timestamp, offset, leader_epoch = partition.list_offset(
                     int(wanted.timestamp), isolation, getattr(wanted, "current_leader_epoch", -1)
@@ -45,6 +52,11 @@ def list_offsets(ctx: RequestContext, request: Any) -> Answer:
             answers.append(answer)
         topics.append({"name": topic.name, "partitions": answers})
     return {"topics": topics}
+
+
+def _check_special(timestamp: int, version: int) -> None:
+    if timestamp < 0 and version < SPECIAL_SINCE.get(timestamp, version + 1):
+        raise UnsupportedVersion(f"ListOffsets v{version} knows no timestamp {timestamp}")
 
 
 def offset_for_leader_epoch(ctx: RequestContext, request: Any) -> Answer:

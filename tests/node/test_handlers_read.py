@@ -1,0 +1,51 @@
+"""ListOffsets and Metadata: what the versions of a request mean, as Kafka 4.3 has it."""
+
+from __future__ import annotations
+
+import pytest
+
+NOWHERE = -(2**31)
+
+
+def listed(lone, version, timestamp):
+    topics = [
+        {
+            "name": "t",
+            "partitions": [
+                {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+            ],
+        }
+    ]
+    more = {"replica_id": -1, "isolation_level": 0, "topics": topics, "timeout": 1000}
+    answer = lone.ask(2, version, **more)
+    return answer.topics[0].partitions[0].error_code.name
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "since"), [(-1, 1), (-2, 1), (-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 99)]
+)
+def test_special_timestamps_are_as_old_as_in_kafka(lone, timestamp, since):
+    lone.create("t")
+    for version in range(1, 12):
+        expected = "none" if version >= since else "unsupported_version"
+        assert listed(lone, version, timestamp) == expected, version
+
+
+@pytest.mark.parametrize("version", range(8, 14))
+def test_metadata_tells_operations_when_asked(lone, version):
+    lone.create("t")
+    names = [{"name": name, "topic_id": None} for name in ("t", "absent")]
+    for asked in (False, True):
+        answer = lone.ask(
+            3,
+            version,
+            topics=names,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=asked,
+            include_topic_authorized_operations=asked,
+        )
+        assert {t.topic_authorized_operations for t in answer.topics} == {
+            3576 if asked else NOWHERE
+        }
+        if version <= 10:
+            assert answer.cluster_authorized_operations == (8096 if asked else NOWHERE)

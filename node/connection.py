@@ -18,12 +18,16 @@ import asyncio
 import os
 import socket
 import struct
+from bisect import bisect_left
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.wire import skip_tags
 from kept.node import api, error_codes
+from kept.node.handlers.produce import handle_one
+from kept.node.handlers.produced import write
+from kept.node.hot.produce import parse_one
+from kept.node.hot.wire import skip_tags
 from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender
@@ -32,7 +36,7 @@ from kept.storage.errors import CorruptMessage, InvalidRequest, UnsupportedVersi
 
 if TYPE_CHECKING:
     from kept.node.handlers.fetch import PendingFetch
-    from kept.node.handlers.produce import Produced, ProducedOne
+    from kept.node.handlers.produced import Produced, ProducedRun
     from kept.node.listener import Listener
     from kept.replication.partition import Partition
 
@@ -46,6 +50,10 @@ MIN_FRAME_BYTES: Final = 8
 """API key, version, correlation id: nothing shorter is a request."""
 TURN_S: Final = 0.005
 """How long one connection is served before others get their turn."""
+CLOCK_BYTES: Final = 64 * 1024
+"""Produced bytes between two looks at the clock: some 50 us, compressed some 500."""
+CLOCK_FRAME_BYTES: Final = 4 * 1024
+"""What a produced frame counts for in this besides its bytes."""
 
 _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
@@ -63,7 +71,11 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = 0.0
         self.dirty: dict[Partition, None] = {}
         """Partitions with batches of this readiness event, staged and not yet written."""
-        self.unwritten: list[Produced | ProducedOne] = []
+        self.unwritten: list[Produced | ProducedRun] = []
+        self.run: ProducedRun | None = None
+        """The last place in the order of responses, if it takes further plain requests."""
+        self.event_started = 0.0
+        """When this readiness event began, by ``perf_counter``."""
         self.parked: set[PendingFetch] = set()
         self._buffer = bytearray(BASE_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -76,6 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
         self._in_event = False
         self._replies: deque[Reply] = deque()
+        self._owed = 0
+        """Requests in ``_replies``, but for those that the open run took after its first."""
         self._sender: Sender | None = None
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
@@ -107,6 +121,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.transport = None
         self._replies.clear()
+        self._owed = 0
+        self.run = None
         for pending in tuple(self.parked):
             pending.cancel()
         self.parked.clear()
@@ -191,10 +207,15 @@ class Connection(asyncio.BufferedProtocol):
         self._in_event = True
         self._stalled = False
         self.last_active = self.node.loop.time()
-        turn_end = perf_counter() + TURN_S
+        self.event_started = started = perf_counter()
+        turn_end = started + TURN_S
+        unclocked = CLOCK_BYTES
+        now_ms = 0
+        max_frame_bytes = self.listener.max_frame_bytes
+        room = self._room()
         try:
             while not self._blocked:
-                if self._over_limits():
+                if room <= 0:
                     self._stalled = True
                     break
                 start = self._start
@@ -202,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
                 if have < 4:
                     break
                 (size,) = _SIZE(self._buffer, start)
-                if not MIN_FRAME_BYTES <= size <= self.listener.max_frame_bytes:
+                if not MIN_FRAME_BYTES <= size <= max_frame_bytes:
                     self.abort("not a Kafka request: frame size out of range", size=size)
                     break
                 if have < size + 4:
@@ -211,14 +232,26 @@ class Connection(asyncio.BufferedProtocol):
                     if size + 4 > len(self._buffer):
                         self._grow(size + 4)
                     break
-                if perf_counter() >= turn_end:
-                    self._stalled = True
-                    break
+                if unclocked <= 0:
+                    if perf_counter() >= turn_end:
+                        self._stalled = True
+                        break
+                    unclocked = CLOCK_BYTES
                 self._partial_since = 0.0
-                self._start = start + 4 + size
-                self._serve(start + 4, start + 4 + size)
+                start += 4
+                self._start = stop = start + size
+                one = parse_one(self._buffer, start, stop)
+                if one is not None:
+                    now_ms = now_ms or self.node.now_ms()
+                    if handle_one(self, one, self._view, now_ms):
+                        room -= 1
+                        unclocked -= size + CLOCK_FRAME_BYTES
+                        continue
+                self._serve(start, stop)
+                room = self._room()
+                unclocked = 0
             if self.unwritten or self.dirty:
-                self.node.write_dirty(self)
+                write(self)
         finally:
             self._in_event = False
         self._finish_event()
@@ -259,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if self.dirty:
                 # A connection sees what it produced before, answered or not.
-                self.node.write_dirty(self)
+                write(self)
                 if self._blocked:
                     return
             if key == api.FETCH:
@@ -327,6 +360,7 @@ class Connection(asyncio.BufferedProtocol):
             values = finished.result()
             if values is None:
                 self._replies.remove(reply)
+                self._owed -= reply.requests
                 self._send_ready()
                 return
             try:
@@ -403,23 +437,28 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_since = 0.0
         self.process()
 
-    def _over_limits(self) -> bool:
-        """Whether this connection owes too much to be asked more."""
+    def _room(self) -> int:
+        """How many more requests may be served; none while too much is owed."""
         sender = self._sender
-        unsent = sender.unsent_bytes  # type: ignore[union-attr]
         listener = self.listener
-        return (
-            len(self._replies) >= listener.max_replies
-            or sender.queued >= listener.max_queued  # type: ignore[union-attr]
-            or unsent + self._made_bytes >= listener.max_unsent_bytes
-            or (unsent > 0 and self.node.budget.exhausted)
-        )
+        if sender.busy:  # type: ignore[union-attr]
+            unsent = sender.unsent_bytes  # type: ignore[union-attr]
+            if (
+                sender.queued >= listener.max_queued  # type: ignore[union-attr]
+                or unsent + self._made_bytes >= listener.max_unsent_bytes
+                or (unsent > 0 and self.node.budget.exhausted)
+            ):
+                return 0
+        owed = self._owed
+        if self.run is not None:
+            owed += len(self.run.entries) - 1
+        return listener.max_replies - owed
 
     def _regulate(self) -> None:
         """Read or do not read, by what is owed; go on with requests that waited for answers."""
         if self.transport is None or self._sender is None:
             return
-        wanted = not (self._blocked or self._over_limits())
+        wanted = not self._blocked and self._room() > 0
         if wanted and self._stalled:
             wanted = False
             if not self._turn_scheduled:
@@ -443,9 +482,7 @@ class Connection(asyncio.BufferedProtocol):
     def reply(self, segments: list[Segment]) -> None:
         """Answer the request being served, now."""
         if self._replies or not self._in_event:
-            reply = Reply()
-            self._replies.append(reply)
-            self.complete(reply, segments)
+            self.complete(self.expect(), segments)
         else:
             self._sender.stage(segments)  # type: ignore[union-attr]
             for segment in segments:
@@ -454,13 +491,33 @@ class Connection(asyncio.BufferedProtocol):
 
     def expect_as(self, reply: Reply) -> None:
         """Like :meth:`expect`, with a place that the caller made."""
+        if self.run is not None:
+            self.close_run()
         self._replies.append(reply)
+        self._owed += 1
 
     def expect(self) -> Reply:
         """Keep the place of a response that is made later."""
         reply = Reply()
-        self._replies.append(reply)
+        self.expect_as(reply)
         return reply
+
+    def close_run(self) -> None:
+        """The open run takes no further requests: another place follows, or it is written."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.requests = len(run.entries)
+            self._owed += run.requests - 1
+
+    def answered(self, api_key: int, requests: int, started: float) -> None:
+        """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
+        seconds = perf_counter() - started
+        metrics = self.node.metrics
+        metrics.request(api_key, seconds)
+        if requests > 1:
+            histogram = metrics.request_seconds[api_key]
+            histogram.counts[bisect_left(histogram.bounds, seconds)] += requests - 1
+            histogram.total += seconds * (requests - 1)
 
     def complete(self, reply: Reply, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
@@ -475,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
         if sender is None or self.transport is None:
             return
         while replies and (segments := replies[0].segments) is not None:
-            replies.popleft()
+            self._owed -= replies.popleft().requests
             sender.stage(segments)
         sender.push()
 

@@ -9,9 +9,10 @@ Segment = bytes | FileSlice
 
 
 class Reply:
-    """One place; ``segments`` is None until the response is made."""
+    """One place; ``segments`` is None until the response is made, or those of all ``requests``."""
 
-    __slots__ = ("segments",)
+    __slots__ = ("requests", "segments")
 
     def __init__(self) -> None:
         self.segments: list[Segment] | None = None
+        self.requests = 1

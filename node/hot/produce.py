@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from kept.node.hot.python import (
     FLEXIBLE,
+    IN_THREAD_BYTES,
     MAX_VERSION,
     MIN_VERSION,
     TOPIC_IDS,
+    One,
     PartitionData,
     PartitionResult,
     ProduceRequest,
@@ -21,23 +23,27 @@ from kept.node.hot.python import (
 )
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
-    from kept.node.hot.python import KERNEL, encode_one, parse
+    from kept.node.hot.python import KERNEL, encode_one, encode_run, parse, parse_one
 else:
     try:
-        from kept.node.hot._codec import KERNEL, encode_one, parse
+        from kept.node.hot._codec import KERNEL, encode_one, encode_run, parse, parse_one
     except ImportError:
-        from kept.node.hot.python import KERNEL, encode_one, parse
+        from kept.node.hot.python import KERNEL, encode_one, encode_run, parse, parse_one
 
 __all__ = [
     "FLEXIBLE",
+    "IN_THREAD_BYTES",
     "KERNEL",
     "MAX_VERSION",
     "MIN_VERSION",
     "TOPIC_IDS",
+    "One",
     "PartitionData",
     "PartitionResult",
     "ProduceRequest",
     "encode",
     "encode_one",
+    "encode_run",
     "parse",
+    "parse_one",
 ]

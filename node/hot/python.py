@@ -8,9 +8,10 @@ v13.
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from kept.client.wire import read_uvarint, skip_tags, uvarint
+from kept.node.hot.wire import read_uvarint, skip_tags, uvarint
 from kept.storage.errors import CorruptMessage
 
 FLEXIBLE: Final = 9
@@ -18,6 +19,19 @@ TOPIC_IDS: Final = 13
 MIN_VERSION: Final = 3
 MAX_VERSION: Final = 13
 
+IN_THREAD_BYTES: Final = 256 * 1024
+"""Compressed batches above this are checked in a thread: inflating 1 MiB holds the loop for ms."""
+LONGEST_SHORT_NAME: Final = 126
+"""Topic names whose length is one byte as a varint: what the short encoder writes."""
+
+_PRODUCE: Final = 0
+_HEADER: Final = struct.Struct(">hhih").unpack_from
+_BATCH_HEADER_BYTES: Final = 61
+_ATTRIBUTES_AT: Final = 22
+_COMPRESSED: Final = 7
+_TRANSACTIONAL: Final = 16
+_NO_TAGS: Final = 3
+"""Bytes after the records of the only batch: no tags of partition, topic, request."""
 _H: Final = struct.Struct(">h").unpack_from
 _I: Final = struct.Struct(">i").unpack_from
 _ACKS: Final = struct.Struct(">hi").unpack_from
@@ -45,6 +59,11 @@ class ProduceRequest(NamedTuple):
     topics: list[tuple[bytes, list[PartitionData]]]
 
 
+One = tuple[int, int, int, int, bytes, int, int, int]
+"""A request of one plain batch: version, correlation id, acks (1 or -1), timeout_ms, topic (as in
+:class:`ProduceRequest`), partition, start and end of the batch in the buffer."""
+
+
 class PartitionResult(NamedTuple):
     """What became of one partition's batch."""
 
@@ -68,6 +87,42 @@ def parse(buffer: memoryview, position: int, version: int) -> ProduceRequest:
         return _parse_plain(buffer, position)
     except (struct.error, IndexError) as error:
         raise CorruptMessage(f"Produce v{version} ends early") from error
+
+
+def parse_one(buffer: bytearray | memoryview, start: int, stop: int) -> One | None:
+    """The request in ``buffer[start:stop]``, its header included, if it is of the common kind.
+
+    That is: a Produce request that this codec knows, acks 1 or -1, of one batch that belongs to no
+    transaction and is not checked in a thread. None for anything else, wrong or right: the long way
+    serves, or refuses, it.
+    """
+    if stop - start < 10:
+        return None
+    key, version, correlation_id, client = _HEADER(buffer, start)
+    position = start + 10 + max(client, 0)
+    if key != _PRODUCE or not MIN_VERSION <= version <= MAX_VERSION or position >= stop:
+        return None
+    flexible = version >= FLEXIBLE
+    if flexible and buffer[position]:
+        return None
+    try:
+        request = parse(memoryview(buffer)[:stop], position + flexible, version)
+    except CorruptMessage:
+        return None
+    if request.transactional_id is not None or request.acks not in (-1, 1):
+        return None
+    if len(request.topics) != 1 or len(request.topics[0][1]) != 1:
+        return None
+    name, ((index, at, end),) = request.topics[0]
+    size = end - at
+    if at < 0 or size < _BATCH_HEADER_BYTES or stop - end != (_NO_TAGS if flexible else 0):
+        return None
+    attributes = buffer[at + _ATTRIBUTES_AT]
+    if attributes & _TRANSACTIONAL or (attributes & _COMPRESSED and size > IN_THREAD_BYTES):
+        return None
+    if not 0 < len(name) <= LONGEST_SHORT_NAME:
+        return None
+    return version, correlation_id, request.acks, request.timeout_ms, name, index, at, end
 
 
 def _parse_plain(buffer: memoryview, position: int) -> ProduceRequest:
@@ -221,6 +276,17 @@ def encode_one(  # noqa: PLR0917
     """The frame of a response with one partition and no error."""
     result = PartitionResult(index, 0, base_offset, log_append_time, log_start_offset)
     return encode(version, correlation_id, [(name, [result])])
+
+
+def encode_run(entries: Sequence[tuple[One, Any, Sequence[int]]]) -> bytes:
+    """The frames of responses to requests that :func:`parse_one` read, one after another.
+
+    An entry is (request, anything, (base offset, last offset, append time, log start offset, ...)).
+    """
+    return b"".join(
+        encode_one(one[0], one[1], one[4], one[5], info[0], info[2], info[3])
+        for one, _, info in entries
+    )
 
 
 KERNEL: Final = "python"

@@ -1,4 +1,4 @@
-"""One Produce request between its append and its answer."""
+"""Produce requests between their append and their answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from kept.node.handlers import produce
+from kept.client import protocol
+from kept.node.handlers import produce, produced
 from kept.node.reply import Reply
+from kept.storage.errors import (
+    KafkaStorageError,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+)
+from kept.storage.log import AppendInfo
 
 
 class Asker:
@@ -17,9 +24,9 @@ class Asker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.node = types.SimpleNamespace(loop=loop, now_ms=lambda: 0, in_pool=self._in_pool)
-        self.node.write_dirty = lambda _: None
         self.peer = "asker"
         self.unwritten: list[Any] = []
+        self.event_started = 0.0
         self.happened: list[str] = []
         self.job: asyncio.Future[Any] = loop.create_future()
 
@@ -28,6 +35,9 @@ class Asker:
 
     def expect(self) -> Reply:
         return Reply()
+
+    def answered(self, _key: int, requests: int, _started: float) -> None:
+        self.counted = requests
 
     def complete(self, reply: Reply, segments: list[Any]) -> None:
         reply.segments = segments
@@ -63,7 +73,7 @@ def synced(flushes: list[Any], *, durable: bool) -> Any:
 @pytest.mark.parametrize("durable", [(True, False), (False, True), (True, True)])
 def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
     flushes: list[Any] = []
-    request = produce.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
+    request = produced.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
     request.topic(b"t")
     info = types.SimpleNamespace(
         base_offset=0, last_offset=0, log_append_time=-1, log_start_offset=0
@@ -79,9 +89,116 @@ def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
 
 def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     request = types.SimpleNamespace(topics=[])
-    answer = produce.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
+    answer = produced.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
     produce._check_in_thread(asker, answer, request, memoryview(b""), 9)
     asker.job.set_exception(MemoryError("no room to inflate"))
     asker.node.loop.call_soon(asker.node.loop.stop)
     asker.node.loop.run_forever()
     assert asker.happened == ["blocked", "aborted"]
+
+
+class Committing:
+    """A hosted partition whose high watermark the test moves."""
+
+    def __init__(self, *, sync: bool = False) -> None:
+        self.high_watermark = 0
+        self.sync = sync
+        self.partition = self
+        self.commits: list[tuple[int, Any]] = []
+        self.flushes: list[tuple[int, Any]] = []
+        self.forgotten: list[Any] = []
+
+    def when_committed(self, end_offset: int, callback: Any) -> None:
+        self.commits.append((end_offset, callback))
+
+    def forget_commit(self, callback: Any) -> None:
+        self.forgotten.append(callback)
+
+    def flush(self, end_offset: int, callback: Any) -> None:
+        self.flushes.append((end_offset, callback))
+
+
+def run_of(asker: Asker, acks: int, *places: tuple[Committing, int]) -> produced.ProducedRun:
+    run = produced.ProducedRun(asker, acks, timeout_ms=10_000)
+    for number, (hosted, base) in enumerate(places):
+        one = (9, number, acks, 10_000, b"t", 0, 0, 0)
+        run.entries.append((one, hosted, AppendInfo(base, base + 4, -1, 0, False)))
+        run.sync = run.sync or hosted.sync
+    return run
+
+
+def answers(run: produced.ProducedRun) -> list[tuple[int, int, int]]:
+    """(correlation id, error code, base offset) of each response."""
+    (data,) = run.segments
+    found, at = [], 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        correlation_id, body = protocol.decode_response(0, 9, data[at + 4 : end])
+        result = body.responses[0].partition_responses[0]
+        found.append((correlation_id, int(result.error_code), result.base_offset))
+        at = end
+    return found
+
+
+def test_a_run_waits_once_for_each_partition_and_answers_all_in_order(asker):
+    one, other = Committing(), Committing()
+    run = run_of(asker, -1, (one, 0), (other, 7), (one, 5))
+    run.written({})
+    assert [[end for end, _ in p.commits] for p in (one, other)] == [[10], [12]]
+    one.commits[0][1](None)
+    assert asker.happened == []
+    other.commits[0][1](None)
+    assert answers(run) == [(0, 0, 0), (1, 0, 7), (2, 0, 5)]
+    assert asker.happened == ["answered"]
+    assert asker.counted == 3
+
+
+def test_a_run_of_acks_1_waits_for_nothing_and_for_the_flush_where_asked(asker):
+    plain = run_of(asker, 1, (Committing(), 0))
+    plain.written({})
+    assert answers(plain) == [(0, 0, 0)]
+    hosted = Committing(sync=True)
+    durable = run_of(asker, 1, (hosted, 0), (hosted, 5))
+    durable.written({})
+    assert durable.segments is None
+    assert [end for end, _ in hosted.flushes] == [10]
+    hosted.flushes[0][1](None)
+    assert answers(durable) == [(0, 0, 0), (1, 0, 5)]
+
+
+def test_a_failed_write_fails_its_partition_s_requests_only(asker):
+    broken, well = Committing(), Committing()
+    run = run_of(asker, 1, (broken, 0), (well, 0), (broken, 5))
+    run.written({broken: KafkaStorageError("the disk is full")})
+    assert answers(run) == [(0, 56, -1), (1, 0, 0), (2, 56, -1)]
+
+
+def test_a_lost_leadership_fails_what_was_not_committed(asker):
+    hosted = Committing()
+    run = run_of(asker, -1, (hosted, 0), (hosted, 5))
+    run.written({})
+    hosted.high_watermark = 5
+    hosted.commits[0][1](NotLeaderOrFollower("elsewhere"))
+    assert answers(run) == [(0, 0, 0), (1, 6, -1)]
+
+
+def test_too_few_replicas_fail_what_is_committed_too(asker):
+    hosted = Committing()
+    run = run_of(asker, -1, (hosted, 0))
+    run.written({})
+    hosted.high_watermark = 5
+    hosted.commits[0][1](NotEnoughReplicasAfterAppend("one left"))
+    assert answers(run) == [(0, 20, -1)]
+
+
+def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
+    hosted, slow = Committing(), Committing(sync=True)
+    run = run_of(asker, -1, (hosted, 0), (hosted, 5), (slow, 0))
+    run.written({})
+    hosted.high_watermark = slow.high_watermark = 5
+    run._expire()
+    assert answers(run) == [(0, 0, 0), (1, 7, -1), (2, 7, -1)]
+    assert hosted.forgotten == [hosted.commits[0][1]]
+    for _, late in (*hosted.commits, *slow.commits, *slow.flushes):
+        late(None)
+    assert asker.happened == ["answered"]

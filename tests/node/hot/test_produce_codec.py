@@ -150,3 +150,89 @@ def test_one_partition_has_the_same_bytes(kernel, version, name):
         version, 7, [(encoded, [codec.PartitionResult(3, 0, 1 << 40, 1 << 41, 17)])]
     )
     assert kernel.encode_one(version, 7, encoded, 3, 1 << 40, 1 << 41, 17) == full
+
+
+BATCH = bytes(range(1, 62))
+"""What looks like a batch's header to the short way: byte 22 has neither codec nor transaction."""
+PLAIN = BATCH[:22] + b"\0" + BATCH[23:]
+
+
+def whole_request(version, client=b"me", key=0, **fields):
+    fields.setdefault("topics", (("orders", ((3, PLAIN),)),))
+    name = struct.pack(">h", -1) if client is None else struct.pack(">h", len(client)) + client
+    tags = b"\0" if version >= codec.FLEXIBLE else b""
+    return struct.pack(">hhi", key, version, 77) + name + tags + request_body(version, **fields)
+
+
+@KERNEL
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("client", [None, b"", b"me" * 100])
+@pytest.mark.parametrize("size", [61, 100, 20_000])
+def test_the_short_way_reads_what_the_long_one_does(kernel, version, client, size):
+    data = PLAIN + b"r" * (size - len(PLAIN))
+    request = whole_request(version, client, topics=(("orders", ((3, data),)),), acks=-1)
+    buffer = bytearray(b"before" + request + b"after")
+    found = kernel.parse_one(buffer, 6, 6 + len(request))
+    name = TOPIC_ID.bytes if version >= 13 else b"orders"
+    assert found[:6] == (version, 77, -1, 1500, name, 3)
+    assert buffer[found[6] : found[7]] == data
+
+
+@KERNEL
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_short_way_leaves_all_others_to_the_long_one(kernel, version):
+    def found(request):
+        return kernel.parse_one(request, 0, len(request))
+
+    transactional = bytearray(PLAIN)
+    transactional[22] = 16
+    large = bytearray(PLAIN + b"x" * codec.IN_THREAD_BYTES)
+    assert found(whole_request(version, topics=(("t", ((0, bytes(large)),)),)))
+    large[22] = 3
+    others = [
+        whole_request(version, key=1),
+        whole_request(version, acks=0),
+        whole_request(version, acks=2),
+        whole_request(version, txn="t"),
+        whole_request(version, topics=(("t", ((0, None),)),)),
+        whole_request(version, topics=(("t", ((0, PLAIN[:60]),)),)),
+        whole_request(version, topics=(("t", ((0, bytes(transactional)),)),)),
+        whole_request(version, topics=(("t", ((0, bytes(large)),)),)),
+        whole_request(version, topics=(("t", ((0, PLAIN), (1, PLAIN))),)),
+        whole_request(version, topics=(("t", ((0, PLAIN),)), ("u", ((0, PLAIN),)))),
+        whole_request(version, topics=()),
+        whole_request(version) + b"\0",
+        *([] if version >= 13 else [whole_request(version, topics=(("n" * 127, ((0, PLAIN),)),))]),
+    ]
+    assert [found(request) for request in others] == [None] * len(others)
+    request = whole_request(version)
+    assert [kernel.parse_one(request, 0, end) for end in range(len(request))] == [None] * len(
+        request
+    )
+    if version >= codec.FLEXIBLE:
+        tagged = bytearray(request)
+        tagged[-1:] = b"\x01\x00\x01x"
+        assert codec.parse(memoryview(tagged)[13:], 0, version).topics  # right, and rare
+        assert found(tagged) is None
+
+
+@given(st.binary(max_size=120), st.sampled_from(list(VERSIONS)), st.integers(0, 130))
+def test_the_short_way_of_both_is_the_same_for_any_bytes(noise, version, at):
+    request = whole_request(version)
+    spoiled = request[:at] + noise + request[at + len(noise) :]
+    for data in (spoiled, struct.pack(">hh", 0, version) + noise):
+        found = [kernel.parse_one(data, 0, len(data)) for kernel in KERNELS]
+        assert all(one == found[0] for one in found)
+
+
+@KERNEL
+def test_a_run_has_the_bytes_of_its_responses(kernel):
+    entries, frames = [], []
+    for version in VERSIONS:
+        name = TOPIC_ID.bytes if version >= 13 else b"orders"
+        one = (version, version * 7, 1, 1500, name, 2, 0, 0)
+        info = (1 << 40, (1 << 40) + 5, -1, 12, False)
+        entries.append((one, None, info))
+        result = codec.PartitionResult(2, 0, 1 << 40, -1, 12)
+        frames.append(codec.encode(version, version * 7, [(name, [result])]))
+    assert kernel.encode_run(entries) == b"".join(frames)

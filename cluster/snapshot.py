@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
-from kept.cluster.image import Image
+from kept.cluster.image import Delta, Image, PartitionChange
 from kept.cluster.records import decode_batch, encode_batch
 from kept.cluster.wal import check_magic, crc_matches, with_crc
 from kept.storage.disk import Disk
@@ -28,7 +29,9 @@ from kept.storage.errors import (
     InvariantViolation,
     UnsupportedVersion,
 )
+from kept.storage.types import TopicPartition
 
+_K = TypeVar("_K")
 _MAGIC: Final = b"kept-snp"
 _VERSION: Final = 1
 _HEADER = struct.Struct(">8sIqq")
@@ -73,9 +76,14 @@ def decode_snapshot(path: str, data: bytes) -> tuple[Image, int]:
 def write_snapshot(disk: Disk, directory: str, image: Image, term: int) -> int:
     """Write a snapshot durably, then remove older ones; returns its size in bytes."""
     data = encode_snapshot(image, term)
-    disk.write_atomic(f"{directory}/{snapshot_name(image.index, term)}", data)
-    _remove_others(disk, directory, snapshot_name(image.index, term))
+    write_snapshot_bytes(disk, directory, image.index, term, data)
     return len(data)
+
+
+def write_snapshot_bytes(disk: Disk, directory: str, index: int, term: int, data: bytes) -> None:
+    """Write a snapshot that is encoded already, durably, then remove older ones."""
+    disk.write_atomic(f"{directory}/{snapshot_name(index, term)}", data)
+    _remove_others(disk, directory, snapshot_name(index, term))
 
 
 def load_snapshot(disk: Disk, directory: str) -> tuple[Image, int, int]:
@@ -95,3 +103,32 @@ def _remove_others(disk: Disk, directory: str, keep: str) -> None:
     for name in disk.listdir(directory):
         if name != keep and _NAME.match(name.removesuffix(".tmp")):
             disk.unlink(f"{directory}/{name}")
+
+
+def difference(before: Image, after: Image) -> Delta:
+    """What changed between two images, as one delta: for a node that was given the later one."""
+    old, new = before.topics_by_id, after.topics_by_id
+    created = tuple(new[topic_id] for topic_id in new if topic_id not in old)
+    deleted = tuple(old[topic_id] for topic_id in old if topic_id not in new)
+    changes: list[PartitionChange] = []
+    for topic_id, topic in new.items():
+        known = old[topic_id].partitions if topic_id in old else ()
+        if known is topic.partitions:
+            continue
+        for number, partition in enumerate(topic.partitions):
+            was = known[number] if number < len(known) else None
+            if was != partition:
+                changes.append(PartitionChange(TopicPartition(topic.name, number), was, partition))
+    return Delta(
+        created,
+        deleted,
+        tuple(changes),
+        _changed(before.configs, after.configs),
+        _changed(before.brokers, after.brokers),
+        _changed(before.features, after.features),
+        before.voters != after.voters,
+    )
+
+
+def _changed(before: Mapping[_K, object], after: Mapping[_K, object]) -> frozenset[_K]:
+    return frozenset(key for key in {**before, **after} if before.get(key) != after.get(key))

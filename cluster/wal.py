@@ -43,6 +43,7 @@ from kept.storage.errors import (
 
 WAL_NAME: Final = "metadata.wal"
 HARD_STATE_NAME: Final = "hard-state"
+IDENTITY_NAME: Final = "identity"
 
 MAX_ENTRY_BYTES: Final = 64 * 1024 * 1024
 """Largest entry: 10,000 partitions take 0.7 MB. A length above it is damage."""
@@ -60,6 +61,9 @@ _FRAME_BODY = struct.Struct(">qqq")
 _FRAME_BYTES: Final = _FRAME.size + _FRAME_BODY.size
 _LENGTH = struct.Struct(">I")
 _STATE = struct.Struct(">8sIqi16s")
+_IDENTITY_MAGIC: Final = b"kept-idn"
+_IDENTITY = struct.Struct(">8sI16sB")
+_BEGAN_ALONE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,52 @@ def write_hard_state(disk: Disk, directory: str, state: HardState) -> None:
     """Replace the hard state; durable when this returns."""
     body = _STATE.pack(_STATE_MAGIC, _VERSION, state.term, state.vote, state.vote_directory.bytes)
     disk.write_atomic(f"{directory}/{HARD_STATE_NAME}", with_crc(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which disk this is: votes and acknowledgements are those of a node on a disk.
+
+    ``began_alone``: the log was begun by a lone node of version 0.1.0, which wrote no voters into
+    it; without that a log without voters is one that is still being copied.
+    """
+
+    directory_id: UUID
+    began_alone: bool = False
+
+
+def read_identity(disk: Disk, directory: str) -> Identity | None:
+    """The identity of a metadata directory; None where there is none yet.
+
+    Raises DamagedData, also when log or hard state are gone from a directory that had them:
+    whoever deletes what a voter promised must give it another identity; DirectoryRefused.
+    """
+    path = f"{directory}/{IDENTITY_NAME}"
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return None
+    check_magic(path, data, _IDENTITY_MAGIC, _VERSION)
+    if len(data) != _IDENTITY.size + 4 or not crc_matches(data):
+        raise DamagedData(path, 0, -1, "its CRC does not match")
+    for name in (WAL_NAME, HARD_STATE_NAME):
+        if not disk.exists(f"{directory}/{name}"):
+            raise DamagedData(
+                f"{directory}/{name}",
+                0,
+                -1,
+                "it is missing, but the directory was in use: put it back, or empty the whole "
+                "directory, then this node joins as a new one",
+            )
+    _, _, directory_id, flags = _IDENTITY.unpack_from(data)
+    return Identity(UUID(bytes=directory_id), bool(flags & _BEGAN_ALONE))
+
+
+def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
+    """Write the identity, once log and hard state exist; durable when this returns."""
+    flags = _BEGAN_ALONE * identity.began_alone
+    body = _IDENTITY.pack(_IDENTITY_MAGIC, _VERSION, identity.directory_id.bytes, flags)
+    disk.write_atomic(f"{directory}/{IDENTITY_NAME}", with_crc(body))
 
 
 def make_directory(disk: Disk, path: str) -> None:

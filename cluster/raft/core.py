@@ -253,12 +253,26 @@ class RaftCore(Following):
         if ready is not self._outstanding:
             raise InvariantViolation("advanced what is not outstanding")
         self._outstanding = None
+        self.disk_fails = False
         self.log.written()
         if ready.hard_state is not None:
             self.durable = ready.hard_state
             self.vote_is_durable()
         if self._role is Role.LEADER:
             self.maybe_commit()
+
+    def acknowledge(self) -> None:
+        """The shell knows commit index, role and leader: they alone are no reason for a Ready."""
+        self._told = (self.committed_to, self.role, self.leader_id)
+
+    def resign(self) -> None:
+        """The disk takes nothing: let another voter lead, and campaign no more until it does."""
+        self.disk_fails = True
+        self.soon = None
+        if self._role is Role.LEADER:
+            self.hand_over()
+        elif self._role is not Role.FOLLOWER:
+            self.become_follower(self.term, NO_NODE)
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation where the state contradicts itself."""

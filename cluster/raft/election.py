@@ -31,6 +31,8 @@ class Election(Leading):
 
     formed = False
     """The voters of a new cluster have found each other (or the log is not empty)."""
+    disk_fails = False
+    """The disk took nothing lately: this node must not lead."""
 
     @property
     def may_vote(self) -> bool:
@@ -67,7 +69,7 @@ class Election(Leading):
 
     def ask(self) -> None:
         """Begin a pre-vote, or repeat it."""
-        if not self.is_voter:
+        if not self.is_voter or self.disk_fails:
             return
         if self._role is not Role.PROSPECTIVE:
             self._role = Role.PROSPECTIVE
@@ -155,6 +157,7 @@ class Election(Leading):
         if (
             self._role is Role.FOLLOWER
             and self.is_voter
+            and not self.disk_fails
             and self.leader_id
             in (
                 message.sender,

@@ -344,8 +344,12 @@ class Leading(RaftState):
             self.broadcast(even_empty=True)
 
     def _leave(self) -> None:
-        """This node was voted out, and that is committed: the best of the others takes over."""
+        """This node was voted out, and that is committed."""
         self.broadcast(even_empty=True)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Stop leading; the best of the other voters takes over."""
         follows = [v.node_id for v in self.membership.voters if v.node_id in self.progress]
         if follows:
             best = max(follows, key=lambda node_id: self.progress[node_id].match_index)

@@ -1,0 +1,170 @@
+"""The files of one node's metadata, together: opening them, and writing what the core asks for.
+
+==================  ================================================================================
+``metadata.wal``    the entries (:mod:`kept.cluster.wal`)
+``hard-state``      term and vote
+``identity``        which disk this is; written last, so where it is the others were
+``snapshot-*``      the image, instead of the entries before it (:mod:`kept.cluster.snapshot`)
+==================  ================================================================================
+
+Order: the hard state before the entries of its term; a snapshot before the log that begins after
+it. Each step is atomic and durable when it returns, so a crash between any two leaves a directory
+that opens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from kept.cluster.image import Image
+from kept.cluster.raft.membership import voters_in
+from kept.cluster.raft.ready import Ready
+from kept.cluster.snapshot import (
+    decode_snapshot,
+    load_snapshot,
+    snapshot_name,
+    write_snapshot,
+    write_snapshot_bytes,
+)
+from kept.cluster.voters import Voter
+from kept.cluster.wal import (
+    HARD_STATE_NAME,
+    WAL_NAME,
+    HardState,
+    Identity,
+    WriteAheadLog,
+    make_directory,
+    read_hard_state,
+    read_identity,
+    write_hard_state,
+    write_identity,
+)
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData, MachineError
+
+
+@dataclass(slots=True)
+class Files:
+    """The open files of a metadata directory."""
+
+    directory: str
+    disk: Disk
+    identity: Identity
+    wal: WriteAheadLog
+    hard_state: HardState
+    image: Image
+    """That of the newest snapshot."""
+    snapshot_bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written into the log."""
+        return self.wal.last_index == 0
+
+    def voters(self, me: Voter) -> tuple[Voter, ...]:
+        """Who votes below the first entry of the log."""
+        if self.image.voters or not self.identity.began_alone:
+            return self.image.voters
+        return (me,)
+
+
+def open_files(directory: str, disk: Disk, directory_id: UUID) -> Files:
+    """Open a metadata directory, created when absent; it is ``directory_id`` unless it has an id.
+
+    Raises DamagedData (path, position), DirectoryRefused for what a newer kept wrote, MachineError.
+    """
+    make_directory(disk, directory)
+    identity = read_identity(disk, directory)
+    hard_state = read_hard_state(disk, directory)
+    image, term, snapshot_bytes = load_snapshot(disk, directory)
+    wal = WriteAheadLog.open(directory, disk)
+    if wal.base_index > image.index:
+        raise DamagedData(
+            wal.path, 0, -1, f"begins after entry {wal.base_index}, the snapshot ends before"
+        )
+    if wal.term_at(image.index) != term and image.index > 0:
+        wal.restart_at(image.index, term)
+    if identity is None:
+        if not disk.exists(f"{directory}/{HARD_STATE_NAME}"):
+            write_hard_state(disk, directory, hard_state)
+        alone = wal.last_index > 0 and not _names_voters(image, wal)
+        identity = Identity(directory_id, began_alone=alone)
+        write_identity(disk, directory, identity)
+    return Files(directory, disk, identity, wal, hard_state, image, snapshot_bytes)
+
+
+def _names_voters(image: Image, wal: WriteAheadLog) -> bool:
+    entries = wal.entries(wal.base_index + 1, 1 << 62)
+    return bool(image.voters) or any(voters_in(entry.data) for entry in entries)
+
+
+class Work:
+    """What must reach the disk, as one job; :meth:`run` may be called again after an error."""
+
+    def __init__(self, files: Files, ready: Ready, snapshot: tuple[Image, int] | None) -> None:
+        self.ready = ready
+        self.snapshot = snapshot
+        """An image to write as a snapshot in the place of old entries, and its term."""
+        self.snapshot_error: str | None = None
+        self.installed: Image | None = None
+        """The image of the leader's snapshot, once it is written."""
+        self.finished = False
+        self._files = files
+        self._steps = [self._hard_state, self._install, self._truncate, self._append]
+
+    @property
+    def blocks(self) -> bool:
+        """Whether :meth:`run` waits for the disk; else it may run anywhere."""
+        return self.ready.blocks or self.snapshot is not None
+
+    def run(self) -> None:
+        """Write it, durably. Blocks; any thread. Raises MachineError, KafkaStorageError (final),
+        DamagedData or DirectoryRefused for a snapshot that cannot be read here (final)."""
+        while self._steps:
+            self._steps[0]()
+            del self._steps[0]
+        if not self.finished:
+            self._write_snapshot()
+            self.finished = True
+
+    def _hard_state(self) -> None:
+        if self.ready.hard_state is not None:
+            write_hard_state(self._files.disk, self._files.directory, self.ready.hard_state)
+
+    def _install(self) -> None:
+        snapshot = self.ready.snapshot
+        if snapshot is None:
+            return
+        files = self._files
+        name = f"{files.directory}/{snapshot_name(snapshot.index, snapshot.term)}"
+        image, _ = decode_snapshot(name, snapshot.data)
+        write_snapshot_bytes(
+            files.disk, files.directory, snapshot.index, snapshot.term, snapshot.data
+        )
+        files.wal.restart_at(snapshot.index, snapshot.term)
+        files.snapshot_bytes = len(snapshot.data)
+        self.installed = image
+
+    def _truncate(self) -> None:
+        if self.ready.truncate_from is not None:
+            self._files.wal.truncate_from(self.ready.truncate_from)
+
+    def _append(self) -> None:
+        self._files.wal.append(self.ready.entries)
+
+    def _write_snapshot(self) -> None:
+        """Replace old entries by a snapshot. Without it the directory is whole, too."""
+        if self.snapshot is None or self.ready.snapshot is not None:
+            self.snapshot = None
+            return
+        image, term = self.snapshot
+        files = self._files
+        try:
+            files.snapshot_bytes = write_snapshot(files.disk, files.directory, image, term)
+            files.wal.drop_prefix(image.index)
+        except MachineError as error:
+            self.snapshot_error = str(error)
+
+
+__all__ = ["WAL_NAME", "Files", "Work", "open_files"]

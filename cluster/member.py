@@ -135,7 +135,7 @@ class MetadataMember:
         me = next((v for v in listed if v.node_id == node_id), Voter(node_id, self.directory_id))
         self._me = replace(me, directory_id=self.directory_id)
         self._formation = Formation(self._me, listed) if founding else None
-        self._core = RaftCore(
+        self.core = RaftCore(
             node_id=node_id,
             directory_id=self.directory_id,
             voters=files.voters(self._me),
@@ -200,38 +200,38 @@ class MetadataMember:
     @property
     def role(self) -> Role:
         """What this node is in its term."""
-        return self._core.role
+        return self.core.role
 
     @property
     def leader_id(self) -> int | None:
         """Who leads, as far as this node knows."""
-        known = self._core.leader_id
+        known = self.core.leader_id
         return None if known == NO_NODE else known
 
     @property
     def term(self) -> int:
         """The current term."""
-        return self._core.term
+        return self.core.term
 
     @property
     def voters(self) -> tuple[Voter, ...]:
         """Who votes, by the newest record in the log; before there is one, by configuration."""
-        return self._core.voters or self._listed
+        return self.core.voters or self._listed
 
     @property
     def is_alone(self) -> bool:
         """Whether this node is the only voter."""
-        return self._core.voters == (self._me,)
+        return self.core.voters == (self._me,)
 
     @property
     def commit_index(self) -> int:
         """A majority has the entries up to here; the image follows."""
-        return self._core.commit_index
+        return self.core.commit_index
 
     @property
     def last_index(self) -> int:
         """The end of this node's log."""
-        return self._core.log.last_index
+        return self.core.log.last_index
 
     @property
     def cluster_id(self) -> str | None:
@@ -242,7 +242,7 @@ class MetadataMember:
     def controller_ready(self) -> bool:
         """Whether this node leads and its image holds everything that was committed before: only
         then may it take decisions."""
-        core = self._core
+        core = self.core
         return core.commits_own_term and self.image.index >= core.first_of_term
 
     @property
@@ -250,26 +250,26 @@ class MetadataMember:
         """On the leader: (end of its log as far as known, tick of its last answer) of each."""
         return {
             node_id: (progress.match_index, progress.heard_at)
-            for node_id, progress in self._core.progress.items()
+            for node_id, progress in self.core.progress.items()
         }
 
     @property
     def observers(self) -> dict[int, tuple[int, int]]:
         """Those of :attr:`followers` that do not vote."""
-        voters = self._core.membership.ids
+        voters = self.core.membership.ids
         return {i: known for i, known in self.followers.items() if i not in voters}
 
     @property
     def ticks(self) -> int:
         """How often :meth:`tick` was called: what ticks in :attr:`followers` compare to."""
-        return self._core.ticks
+        return self.core.ticks
 
     # Input.
 
     def tick(self) -> None:
         """Time passes: one tick."""
         if self.refusal is None:
-            self._core.tick()
+            self.core.tick()
 
     def receive(self, message: Message) -> None:
         """A message arrived from a node of this cluster."""
@@ -281,16 +281,16 @@ class MetadataMember:
                 self._formation.hear(message)
                 self._found()
         elif isinstance(message, Observe) and self._formation is not None:
-            self._core.observe_in = 0  # it is there: ask it
-        self._core.step(message)
+            self.core.observe_in = 0  # it is there: ask it
+        self.core.step(message)
 
     def peer_down(self, node_id: int) -> None:
         """There is evidence that a node's process died. It may be wrong."""
-        self._core.peer_down(node_id)
+        self.core.peer_down(node_id)
 
     def disk_failed(self) -> None:
         """The outstanding work could not be run: another voter should lead meanwhile."""
-        self._core.resign()
+        self.core.resign()
 
     def propose(self, records: Sequence[MetadataRecord]) -> int:
         """Ask for records to become true, together; returns the index of their entry.
@@ -308,7 +308,7 @@ class MetadataMember:
             leader = NO_NODE if self.leader_id is None else self.leader_id
             raise NotController(f"Node {self.node_id} is not the active controller", leader)
         image, delta = self._newest().apply(records)
-        return self._proposed(self._core.propose(encode_batch(records)), image, delta)
+        return self._proposed(self.core.propose(encode_batch(records)), image, delta)
 
     def _newest(self) -> Image:
         return self._proposals[-1].image if self._proposals else self.image
@@ -316,7 +316,7 @@ class MetadataMember:
     def _proposed(self, index: int, image: Image, delta: Delta) -> int:
         if index != image.index:
             raise InvariantViolation(f"entry {index} makes image {image.index}")
-        self._proposals.append(_Proposal(self._core.log.entry(index), image, delta))
+        self._proposals.append(_Proposal(self.core.log.entry(index), image, delta))
         return index
 
     def change_voters(self, voters: tuple[Voter, ...]) -> int:
@@ -328,30 +328,30 @@ class MetadataMember:
             leader = NO_NODE if self.leader_id is None else self.leader_id
             raise NotController(f"Node {self.node_id} is not the active controller", leader)
         image, delta = self._newest().apply([VotersRecord(voters)])
-        return self._proposed(self._core.change_voters(voters), image, delta)
+        return self._proposed(self.core.change_voters(voters), image, delta)
 
     def transfer(self, to: int) -> None:
         """Hand leadership to a voter. Raises NotController, InvalidRequest."""
-        self._core.transfer(to)
+        self.core.transfer(to)
 
     def read_barrier(self, token: object) -> None:
         """Ask until which index a read must wait to see all that was committed before this call.
 
         Raises NotController.
         """
-        self._core.read_barrier(token)
+        self.core.read_barrier(token)
 
     # Output.
 
     def take_messages(self) -> tuple[Message, ...]:
         """What may be sent at once, in order, even while a :class:`Work` runs."""
-        return self._core.take_messages()
+        return self.core.take_messages()
 
     def take_probes(self) -> frozenset[int]:
         """Nodes that a peer calls dead and this one does not: probe them, :meth:`peer_down` if the
         probe is refused."""
-        probes = frozenset(self._core.probes)
-        self._core.probes.clear()
+        probes = frozenset(self.core.probes)
+        self.core.probes.clear()
         return probes
 
     def work(self) -> Work | None:
@@ -359,13 +359,13 @@ class MetadataMember:
         if self._work is not None:
             return None
         due = self._snapshot_due()
-        if not due and not self._core.has_ready:
+        if not due and not self.core.has_ready:
             return None
         snapshot = None
         if due:
-            term = self._core.log.term_at(self.image.index)
+            term = self.core.log.term_at(self.image.index)
             snapshot = (self.image, term) if term is not None else None
-        self._work = Work(self._files, self._core.ready(), snapshot)
+        self._work = Work(self._files, self.core.ready(), snapshot)
         return self._work
 
     def _snapshot_due(self) -> bool:
@@ -373,7 +373,7 @@ class MetadataMember:
         return (
             files.wal.size_bytes > max(self._snapshot_after_bytes, files.snapshot_bytes)
             and files.wal.base_index < self.image.index
-            and self.image.index <= self._core.committed_to
+            and self.image.index <= self.core.committed_to
         )
 
     def done(self, work: Work) -> Outcome:
@@ -382,7 +382,7 @@ class MetadataMember:
             raise InvariantViolation("work that is not outstanding, or did not run")
         self._work = None
         ready = work.ready
-        self._core.advance(ready)
+        self.core.advance(ready)
         applied: list[Applied] = []
         if work.installed is not None:
             delta = difference(self.image, work.installed)
@@ -394,11 +394,11 @@ class MetadataMember:
         if work.snapshot is not None:
             self.last_snapshot_error = work.snapshot_error
             if work.snapshot_error is None:
-                self._core.compact(self._compact_to)
+                self.core.compact(self._compact_to)
                 self._compact_to = work.snapshot[0].index
         self._write_missing()
         self._check_identity()
-        self._core.acknowledge()
+        self.core.acknowledge()
         lost, self._lost = tuple(self._lost), []
         before, self._role = self._role, self._roles()
         return Outcome(
@@ -411,11 +411,11 @@ class MetadataMember:
         )
 
     def _roles(self) -> tuple[Role, int, int, bool]:
-        return self._core.role, self._core.term, self._core.leader_id, self.controller_ready
+        return self.core.role, self.core.term, self.core.leader_id, self.controller_ready
 
     def _apply(self, applied: list[Applied]) -> None:
-        for index in range(self.image.index + 1, self._core.committed_to + 1):
-            entry = self._core.log.entry(index)
+        for index in range(self.image.index + 1, self.core.committed_to + 1):
+            entry = self.core.log.entry(index)
             mine = self._proposals[0] if self._proposals else None
             if mine is not None and mine.entry.index == index and mine.entry == entry:
                 self._proposals.popleft()
@@ -425,7 +425,7 @@ class MetadataMember:
             applied.append((self.image, delta, index))
 
     def _lose_replaced(self) -> None:
-        log = self._core.log
+        log = self.core.log
         first = next(
             (
                 n
@@ -446,10 +446,10 @@ class MetadataMember:
 
     def _take_snapshot(self) -> Snapshot:
         """What a follower gets that lacks entries which are no longer here."""
-        term = self._core.log.term_at(self.image.index)
+        term = self.core.log.term_at(self.image.index)
         if term is None:
             raise InvariantViolation(f"entry {self.image.index} was applied and is not known")
-        if self._snapshot is None or self._snapshot.index < self._core.log.base_index:
+        if self._snapshot is None or self._snapshot.index < self.core.log.base_index:
             data = encode_snapshot(self.image, term)
             self._snapshot = Snapshot(self.image.index, term, data, self.image.voters)
         return self._snapshot
@@ -458,7 +458,7 @@ class MetadataMember:
         """A log that a lone node of 0.1.0 began names no voters: this one."""
         if not self.controller_ready or self._proposals or self._newest().voters:
             return
-        records: list[MetadataRecord] = [VotersRecord(self._core.voters)]
+        records: list[MetadataRecord] = [VotersRecord(self.core.voters)]
         if self.image.cluster_id is None:
             records.append(ClusterRecord(self._new_cluster))
         self._propose(records)
@@ -469,12 +469,12 @@ class MetadataMember:
             return
         self.refusal = self.refusal or formation.refusal
         founders = formation.founders
-        if self._core.log.last_index > 0 or formation.joins:
+        if self.core.log.last_index > 0 or formation.joins:
             self._formation = None
         elif founders is not None:
             self._formation = None
             cluster = encode_batch([ClusterRecord(self._new_cluster)])
-            self._core.form(founders, _joined(voters_entry(founders), cluster))
+            self.core.form(founders, _joined(voters_entry(founders), cluster))
 
     def _check_cluster(self, hint: LeaderHint) -> None:
         mine = self.image.cluster_id or self._expected_cluster
@@ -486,7 +486,7 @@ class MetadataMember:
 
     def _check_identity(self) -> None:
         """Does the log agree with what this node was told?"""
-        self._core.cluster_id = self.image.cluster_id or ""
+        self.core.cluster_id = self.image.cluster_id or ""
         expected = self._expected_cluster
         if expected is not None and self.image.cluster_id not in (None, expected):
             self.refusal = (
@@ -505,10 +505,10 @@ class MetadataMember:
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation where the state contradicts itself."""
-        self._core.check_invariants()
-        if self.image.index > self._core.commit_index:
+        self.core.check_invariants()
+        if self.image.index > self.core.commit_index:
             raise InvariantViolation(
-                f"applied {self.image.index}, committed {self._core.commit_index}"
+                f"applied {self.image.index}, committed {self.core.commit_index}"
             )
 
 

@@ -23,11 +23,11 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.wire import skip_tags
 from kept.node import api, error_codes
 from kept.node.handlers.produce import handle_one
 from kept.node.handlers.produced import write
 from kept.node.hot.produce import parse_one
-from kept.node.hot.wire import skip_tags
 from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from kept.node.hot.wire import read_uvarint, skip_tags, uvarint
+from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.storage.errors import CorruptMessage
 
 FLEXIBLE: Final = 9

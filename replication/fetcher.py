@@ -24,6 +24,7 @@ from kept.replication.fetching import (
     NO_SESSION,
     NONE,
     OFFSET_OUT_OF_RANGE,
+    REQUEST_TIMED_OUT,
     Buffer,
     FetchAnswer,
     FetchRequest,
@@ -65,6 +66,8 @@ __all__ = [
 
 NEVER: Final = 1 << 62
 """``wake_at_ms`` when only an event can change anything."""
+PATIENCE_MS: Final = 20
+"""An answer that is on its way arrives within this; see :attr:`FetcherCore.impatient_at_ms`."""
 THROTTLED_RETRY_MS: Final = 100
 """How often a throttled partition is looked at again."""
 
@@ -108,6 +111,10 @@ class FetcherCore:
         self.in_flight: FetchRequest | OffsetsRequest | None = None
         self.failures = 0
         self.retry_at_ms = 0
+        self.impatient_at_ms = NEVER
+        """When to give up waiting for the answer in flight (:meth:`interrupted`), because new
+        partitions wait behind it: a leader holds a request up to ``max_wait_ms``, and acks=all of
+        the new ones would wait as long after a failover."""
         self._quota = quota
         self._members: dict[TopicPartition, _Member] = {}
         self._changed: dict[TopicPartition, None] = {}
@@ -127,11 +134,12 @@ class FetcherCore:
 
     def add(
         self, tp: TopicPartition, topic_id: UUID, log: FollowerLog, leader_epoch: int,
-        *, throttled: bool = False,
+        *, throttled: bool = False, now_ms: int | None = None,
     ) -> None:  # fmt: skip
         """Follow this leader for a partition, or go on in another epoch.
 
-        ``throttled``: it is among ``follower.replication.throttled.replicas``.
+        ``throttled``: it is among ``follower.replication.throttled.replicas``. With ``now_ms`` it
+        need not wait for a request that the leader holds: see :attr:`impatient_at_ms`.
         """
         settings = self.settings
         member = self._members.get(tp)
@@ -142,6 +150,8 @@ class FetcherCore:
         member.core.step(BecameFollower(self.leader_id, leader_epoch))
         self._asking.pop(tp, None)
         self._changed[tp] = None
+        if self.in_flight is not None and now_ms is not None:
+            self.impatient_at_ms = min(self.impatient_at_ms, now_ms + PATIENCE_MS)
 
     def remove(self, tp: TopicPartition) -> None:
         """Follow it no more; unknown ones are no error. A late answer for it is ignored."""
@@ -247,7 +257,7 @@ class FetcherCore:
         """
         if request is not self.in_flight:
             return ()
-        self.in_flight = None
+        self._landed()
         session = self.session
         if not session.answered(answer):
             self._start_over(now_ms)
@@ -278,11 +288,13 @@ class FetcherCore:
         """Take the answer to an OffsetsRequest, as :meth:`answered` does."""
         if request is not self.in_flight:
             return ()
-        self.in_flight = None
+        self._landed()
         self.failures = self.retry_at_ms = 0
         epochs = {tp: epoch for tp, _, epoch in request.partitions}
         work: list[tuple[TopicPartition, Effects]] = []
-        for answer in answers:
+        unanswered = epochs.keys() - {answer.tp for answer in answers}
+        absent = tuple(OffsetsAnswer(tp, REQUEST_TIMED_OUT) for tp in unanswered)
+        for answer in (*answers, *absent):
             member = self._members.get(answer.tp)
             epoch = epochs.get(answer.tp)
             if member is None or epoch is None:
@@ -313,9 +325,20 @@ class FetcherCore:
     def failed(self, request: FetchRequest | OffsetsRequest, now_ms: int) -> None:
         """No answer came: the connection is gone, or it took too long."""
         if request is self.in_flight:
-            self.in_flight = None
+            self._landed()
             self.session.failed()
             self._start_over(now_ms)
+
+    def interrupted(self, request: FetchRequest | OffsetsRequest) -> None:
+        """The shell gave ``request`` up, with its connection; the next one goes out at once."""
+        if request is self.in_flight:
+            self._landed()
+            self.session.failed()
+            self._changed.update(dict.fromkeys(self._members))
+
+    def _landed(self) -> None:
+        self.in_flight = None
+        self.impatient_at_ms = NEVER
 
     def _start_over(self, now_ms: int) -> None:
         """Everything is to be asked again: at once the first time, then later and later."""

@@ -21,8 +21,6 @@ What holds (SEMANTICS rules 14, 15, 30, 33; ``Partition.scala``):
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
 from dataclasses import dataclass, field
 
 from kept.replication.events import (
@@ -52,7 +50,7 @@ from kept.replication.events import (
     Token,
     WaitEnded,
 )
-from kept.replication.progress import Follower
+from kept.replication.progress import CommitQueue, Follower
 from kept.storage.errors import (
     InvariantViolation,
     KeptError,
@@ -119,8 +117,7 @@ class LeaderCore:
     _now_ms: int = 0
     _refused_until_ms: int = 0
     alone: bool = False
-    _waiting: deque[tuple[int, int, Token]] = field(default_factory=deque)
-    _waited: int = 0
+    _waiting: CommitQueue = field(default_factory=CommitQueue)
 
     def step(self, event: Event) -> Effects:
         """Take one event; returns what the shell must do, in order."""
@@ -152,7 +149,8 @@ class LeaderCore:
             case CommitAwaited():
                 return self.commit_awaited(event.token, event.end_offset)
             case WaitEnded():
-                return self._wait_ended(event.token)
+                self._waiting.forget(event.token)
+                return ()
             case MinIsrChanged():
                 self.min_insync_replicas = event.min_insync_replicas
                 return self._advance()
@@ -160,7 +158,7 @@ class LeaderCore:
                 self.eligible = event.eligible
                 self.broker_epochs = dict(event.epochs)
                 self._refused_until_ms = 0
-                return self._advance()
+                return self._expand_known() + self._advance()
             case ManifestOffered() | ManifestHeld() | ManifestApplied():
                 return self._manifest(event)
             case Resigned():
@@ -202,9 +200,7 @@ class LeaderCore:
         self.leading = self.alone = False
         self.pending_isr = None
         self.followers = {}
-        effects = tuple(Acknowledge(token, error) for _, _, token in self._waiting)
-        self._waiting.clear()
-        return effects
+        return tuple(Acknowledge(token, error) for token in self._waiting.drain())
 
     def follow(
         self, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...],
@@ -245,26 +241,15 @@ class LeaderCore:
             return (Acknowledge(token, NotLeaderOrFollower),)
         if self.high_watermark >= end_offset:
             return (self._acknowledgement(token),)
-        self._waited += 1
-        entry = (end_offset, self._waited, token)
-        if not self._waiting or self._waiting[-1][0] <= end_offset:
-            self._waiting.append(entry)
-        else:
-            insort(self._waiting, entry, key=lambda waiter: waiter[:2])
-        return ()
-
-    def _wait_ended(self, token: Token) -> Effects:
-        self._waiting = deque(waiter for waiter in self._waiting if waiter[2] != token)
+        self._waiting.add(token, end_offset)
         return ()
 
     def _acknowledgement(self, token: Token) -> Acknowledge:
         return Acknowledge(token, NotEnoughReplicasAfterAppend if self.below_min_isr else None)
 
     def _acknowledge(self) -> Effects:
-        effects: list[Effect] = []
-        while self._waiting and self._waiting[0][0] <= self.high_watermark:
-            effects.append(self._acknowledgement(self._waiting.popleft()[2]))
-        return tuple(effects)
+        reached = self._waiting.reached(self.high_watermark)
+        return tuple(self._acknowledgement(token) for token in reached)
 
     def _holds_back(self, replica: int, follower: Follower) -> bool:
         """Its LEO bounds HW: a member of the maximal ISR, or about to join."""
@@ -328,6 +313,19 @@ class LeaderCore:
         ):
             return ()
         return self._propose(frozenset((*self.isr, replica_id)))
+
+    def _expand_known(self) -> Effects:
+        """Brokers became eligible: who is known to be far enough need not fetch again first.
+
+        Only where the broker epoch is known on both sides: what was known of an earlier life of a
+        broker says nothing of its disk now (KIP-903).
+        """
+        for replica, follower in self.followers.items():
+            if replica not in self.isr and follower.broker_epoch == self.broker_epochs.get(replica):
+                effects = self._expand(replica, follower)
+                if effects:
+                    return effects
+        return ()
 
     def _propose(self, members: frozenset[int]) -> Effects:
         self.pending_isr = tuple(replica for replica in self.replicas if replica in members)
@@ -393,7 +391,7 @@ class LeaderCore:
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""
-        ends = [waiter[0] for waiter in self._waiting]
+        ends = self._waiting.ends
         wrong = {
             "HW above LEO": self.high_watermark > self.log_end_offset,
             "ISR beyond replicas": not self.maximal_isr <= frozenset(self.replicas),

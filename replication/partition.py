@@ -167,13 +167,18 @@ class Partition(FollowingReplica):
         """Whether consumers may read from this follower: in sync, and not ahead of it."""
         self._check_follower()
         tp = self.topic_partition
-        if self.suspended or not self.in_sync:
+        if not self._serves_consumers:
             raise NotLeaderOrFollower(f"{tp}: this replica is not in sync, ask the leader")
         if offset > self.log.written_end_offset:
             raise OffsetNotAvailable(
                 f"{tp}: offset {offset} is not here yet, this follower has "
                 f"{self.log.written_end_offset}"
             )
+
+    @property
+    def _serves_consumers(self) -> bool:
+        """As a follower in the ISR."""
+        return self.is_follower and not self.suspended and self.in_sync
 
     def _check_start(self, offset: int) -> None:
         start = self.log.log_start_offset
@@ -220,14 +225,16 @@ class Partition(FollowingReplica):
 
         PLENTY for an offset in an older segment: a fetch ends with its segment, so whoever asks for
         more than is left there would wait for nothing (Kafka answers such a fetch at once, too).
-        0 for an offset out of range, so that the fetch that follows says so.
+        PLENTY, too, where nobody is served any more; 0 for an offset out of range: the fetch that
+        follows says so.
         """
+        if not (self._leading or (self._serves_consumers and not replica)):
+            return PLENTY
         if replica:
             end = self.log.written_end_offset
         else:
             end = self.last_stable_offset if isolation else self.core.high_watermark
-        served = self._leading or (self.is_follower and not self.suspended and not replica)
-        if served and self.log.log_start_offset <= offset < end:
+        if self.log.log_start_offset <= offset < end:
             if self._is_in_older_segment(offset, end):
                 return PLENTY
             try:

@@ -1,10 +1,13 @@
-"""What a leader knows of another replica: how far it is, and since when (``Replica.scala``)."""
+"""What a leader keeps count of: how far another replica is (``Replica.scala``), who waits."""
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kept.replication.events import UNKNOWN_OFFSET, Identity
+from kept.replication.events import UNKNOWN_OFFSET, Identity, Token
 from kept.storage.errors import NotLeaderOrFollower
 
 
@@ -45,3 +48,46 @@ class Follower:
         self.log_end_offset = log_end_offset
         self.end_at_fetch = leader_end_offset
         self.fetched_ms = now_ms
+
+
+class CommitQueue:
+    """Who waits for the high watermark, by the offset it must reach, then by arrival."""
+
+    __slots__ = ("_arrived", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, int, Token]] = deque()
+        self._arrived = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def ends(self) -> list[int]:
+        """The offsets waited for, in the order of answers."""
+        return [waiter[0] for waiter in self._waiting]
+
+    def add(self, token: Token, end_offset: int) -> None:
+        """Somebody waits for ``end_offset``."""
+        self._arrived += 1
+        entry = (end_offset, self._arrived, token)
+        if not self._waiting or self._waiting[-1][0] <= end_offset:
+            self._waiting.append(entry)
+        else:
+            insort(self._waiting, entry, key=lambda waiter: waiter[:2])
+
+    def forget(self, token: Token) -> None:
+        """It waits no more."""
+        self._waiting = deque(waiter for waiter in self._waiting if waiter[2] != token)
+
+    def reached(self, high_watermark: int) -> Iterator[Token]:
+        """Take out those whose offset is reached, in order."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= high_watermark:
+            yield waiting.popleft()[2]
+
+    def drain(self) -> list[Token]:
+        """Take out all."""
+        tokens = [waiter[2] for waiter in self._waiting]
+        self._waiting.clear()
+        return tokens

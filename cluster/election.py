@@ -331,9 +331,10 @@ def completed(state: PartitionRecord) -> PartitionRecord:
     """The state without its reassignment, if that is complete; else the state itself.
 
     Complete: all that were added are in sync; and when more go than come, all that stay are, lest
-    the ISR shrinks for nothing (``PartitionReassignmentReplicas.maybeCompleteReassignment``).
+    the ISR shrinks for nothing (``PartitionReassignmentReplicas.maybeCompleteReassignment``). Not
+    while nobody leads: who goes might have what the others lack.
     """
-    if not state.reassigning:
+    if not state.reassigning or state.leader == NO_LEADER:
         return state
     isr = tuple(b for b in state.isr if b not in state.removing)
     replicas = tuple(b for b in state.replicas if b not in state.removing)

@@ -460,6 +460,8 @@ class BrokerLifecycle:
         self._outstanding = (self._number, now_ms)
         self._soon = False
         report = self._unreported() if self._logs_open else {}
+        if not report:
+            self._reported.clear()  # told again with the next one: the controller may be new
         self._report = dict(list(report.items())[:MAX_LOGS_PER_HEARTBEAT])
         effects.append(
             Heartbeat(

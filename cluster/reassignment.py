@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 
 from kept.cluster.election import advanced, completed
 from kept.cluster.image import Image
-from kept.cluster.records import ConfigRecord, MetadataRecord, PartitionRecord, ResourceType
+from kept.cluster.records import (
+    NO_LEADER,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ResourceType,
+)
+from kept.cluster.recovery import candidates
 from kept.cluster.topics import check_assignment
 from kept.storage.errors import (
     InvalidReplicaAssignment,
@@ -101,10 +108,12 @@ def _cancel(image: Image, topic: str, state: PartitionRecord) -> list[MetadataRe
 def _step(
     image: Image, topic: str, state: PartitionRecord, after: PartitionRecord
 ) -> list[MetadataRecord]:
-    if not after.isr or (state.recovering and not after.recovering):
+    needed = candidates(state) if state.leader == NO_LEADER else ()
+    if not after.isr or not set(needed) <= set(after.replicas):
         raise InvalidReplicaAssignment(
-            f"{topic}-{state.partition}: only replicas that would go, of the ISR "
-            f"{list(state.isr)}, have what is acknowledged; wait until others are in sync"
+            f"{topic}-{state.partition}: replicas that would go may be the only ones to have what "
+            f"is acknowledged (ISR {list(state.isr)}); wait until it has a leader and others are "
+            "in sync"
         )
     after = completed(after)
     return [] if after == state else [advanced(image, state, after)]

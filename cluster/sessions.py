@@ -188,10 +188,14 @@ class Sessions:
 
     def image_changed(self, image: Image, now_ms: int) -> list[Effect]:
         """The image moved on."""
+        effects: list[Effect] = []
         if self.active:
             self._awake(now_ms)
+            before = self.image
             self._follow(image)
-        return []
+            if image.recovering and before.brokers is not image.brokers:
+                self._recover(effects)
+        return effects
 
     def _follow(self, image: Image) -> None:
         before, self.image = self.image, image

@@ -65,7 +65,8 @@ class Job:
     """See the module. ``first_dirty..end_offset`` is the cleanable range.
 
     ``horizons_only``: nothing new is mapped; only the segments in ``rewrite`` are looked at, the
-    others are taken over from the manifest ``previous``.
+    others are taken over from the manifest ``previous``. ``urgent``: the pass is overdue, and takes
+    its share of the processors; any other takes what is left over.
     """
 
     directory: str
@@ -90,6 +91,7 @@ class Job:
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_scans: int = MAX_SCANS
     max_bytes_per_second: float = float(MAX_INT64)
+    urgent: bool = False
 
     @property
     def topic_partition(self) -> TopicPartition:

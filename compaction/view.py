@@ -119,6 +119,7 @@ def job_for(
         buffer_bytes=limits.dedupe_buffer_bytes,
         load_factor=limits.load_factor,
         max_bytes_per_second=limits.max_bytes_per_second,
+        urgent=plan.overdue,
     )  # fmt: skip
 
 

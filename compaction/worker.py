@@ -9,19 +9,22 @@ stdout::
     {"error": "...", "kind": "MachineError"}   it failed
 
 It stops when its stdin ends (the node is gone, or has changed its mind) and is killed with its
-parent; Ctrl-C is the node's business. It is niced, and sleeps where
-``log.cleaner.io.max.bytes.per.second`` asks for it. It only creates files, exclusively, so an
-orphan cannot touch a directory in use.
+parent; Ctrl-C is the node's business. It is niced, takes only what the processors have left over
+(unless the pass is overdue), and sleeps where ``log.cleaner.io.max.bytes.per.second`` asks for it.
+It only creates files, exclusively, so an orphan cannot touch a directory in use.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
 import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
@@ -36,6 +39,11 @@ PROGRESS_INTERVAL_S: Final = 0.25
 COMMAND: Final = (sys.executable, "-m", "kept.compaction.worker")
 """How the node starts it."""
 _PR_SET_PDEATHSIG: Final = 1
+_IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
+"""The system call by machine; there is no other way from Python."""
+_IOPRIO_WHO_PROCESS: Final = 1
+_IOPRIO_LOWEST: Final = 2 << 13 | 7
+"""Best effort, lowest level."""
 
 
 class Throttle:
@@ -64,7 +72,7 @@ def say(out: TextIO, message: dict[str, Any]) -> None:
     out.flush()
 
 
-def result_from(message: dict[str, Any]) -> Result:
+def result_from(message: Mapping[str, Any]) -> Result:
     """The result in a message of a worker."""
     from kept.compaction.manifest import Identity
 
@@ -88,16 +96,42 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main() -> int:
-    """Run the job on stdin; the exit code is 0 when its result was written."""
+def give_way() -> None:
+    """Run only where no core is wanted by others (Linux): a niced process still finishes its slice
+    of some milliseconds before one that was woken up gets the core, and producers wait for that.
+
+    Its reads and writes are not idle: the file system's journal would wait for them, and with it
+    every fsync of the node.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def begin() -> bytes:
+    """What every child of the node does first; returns the line that it is asked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     os.nice(NICENESS)
     line = sys.stdin.buffer.readline()
+    threading.Thread(target=_exit_when_stdin_ends, daemon=True).start()
+    return line
+
+
+def main() -> int:
+    """Run the job on stdin; the exit code is 0 when its result was written."""
+    line = begin()
     if not line:
         return 3
     job = jobs.decode(line.decode())
-    threading.Thread(target=_exit_when_stdin_ends, daemon=True).start()
+    if not job.urgent:
+        give_way()
     out = sys.stdout
     passes = 2 * job.source_bytes
     throttle = Throttle(out, passes, job.max_bytes_per_second)

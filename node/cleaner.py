@@ -13,8 +13,8 @@ tried again later; the others go on.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +37,7 @@ from kept.compaction.planner import (
 from kept.compaction.view import job_for, view
 from kept.compaction.worker import COMMAND, result_from
 from kept.node import timers
+from kept.node.child import Child, ChildFailed, spawn
 from kept.node.logging import log
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
@@ -80,7 +81,7 @@ class Running:
     truncations: int
     done_bytes: int = 0
     total_bytes: int = 0
-    process: asyncio.subprocess.Process | None = None
+    process: Child | None = None
     cancelled: bool = False
 
 
@@ -116,7 +117,7 @@ class _Asked:
 
 def replicated(partition: Partition) -> bool:
     """Whether other nodes hold the log too."""
-    return len(partition.core.replicas) > 1
+    return partition.replicated
 
 
 class Cleaner:
@@ -167,9 +168,8 @@ class Cleaner:
 
     def _cancel(self, running: Running) -> None:
         running.cancelled = True
-        process = running.process
-        if process is not None and process.returncode is None:
-            process.kill()
+        if running.process is not None:
+            running.process.kill()
 
     # What operations call.
 
@@ -491,40 +491,24 @@ class Cleaner:
 
     async def _work(self, job: jobs.Job, running: Running) -> Result:
         """Run the worker process. Raises PassFailed."""
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=LINE_BYTES,
-            start_new_session=True,
-            close_fds=True,
-        )
-        running.process = process
+        child = running.process = await spawn(COMMAND, LINE_BYTES)
         if running.cancelled:
-            process.kill()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        stderr = asyncio.ensure_future(process.stderr.read(LINE_BYTES))
-        message: dict[str, Any] = {}
+            child.kill()
+        last: Mapping[str, Any] = {}
+
+        def heard(message: Mapping[str, Any]) -> None:
+            nonlocal last
+            last = message
+            if "progress" in message:
+                running.done_bytes = message["progress"]
+                running.total_bytes = message["total"]
+
         try:
-            process.stdin.write(jobs.encode(job).encode() + b"\n")
-            while line := await process.stdout.readline():
-                message = json.loads(line)
-                if "progress" in message:
-                    running.done_bytes = message["progress"]
-                    running.total_bytes = message["total"]
-        except (ConnectionError, ValueError) as error:
-            process.kill()
-            raise PassFailed(f"the worker process went wrong: {error!r}", "Worker") from error
-        finally:
-            process.stdin.close()
-            words = (await stderr).decode("utf-8", "replace").strip()
-            code = await process.wait()
-        if "result" in message:
-            return result_from(message)
-        if "error" in message:
-            raise PassFailed(message["error"], message["kind"])
-        last = words.rpartition("\n")[2]
-        raise PassFailed(f"the worker process ended with code {code}: {last}", "Worker")
+            code, words = await child.converse(jobs.encode(job), heard)
+        except ChildFailed as error:
+            raise PassFailed(f"the worker process went wrong: {error}", "Worker") from error
+        if "result" in last:
+            return result_from(last)
+        if "error" in last:
+            raise PassFailed(last["error"], last["kind"])
+        raise PassFailed(f"the worker process ended with code {code}: {words}", "Worker")

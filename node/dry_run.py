@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
+from kept.node.child import Child, ChildFailed, spawn
 from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from kept.storage.types import LogConfig
 
 COMMAND: Final = (sys.executable, "-m", "kept.node.dry_run")
-NICENESS: Final = 10
 ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Longest answer: a key with a quarter of a million records."""
 TIMEOUT_S: Final = 600.0
@@ -109,47 +106,24 @@ async def _ask(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _in_turn(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
     async with _TURNS.setdefault(node, asyncio.Semaphore()):
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=ANSWER_BYTES,
-            start_new_session=True,
-            close_fds=True,
-        )
+        child = await spawn(COMMAND, ANSWER_BYTES)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await _talk(process, question)
+                return await _talk(child, question)
         except TimeoutError as error:
             raise RequestTimedOut(f"the dry run took more than {TIMEOUT_S:.0f} s") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
 
 
-async def _talk(
-    process: asyncio.subprocess.Process, question: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    stderr = asyncio.ensure_future(process.stderr.read(CHUNK_BYTES))
-    line = b""
+async def _talk(child: Child, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    heard: list[Mapping[str, Any]] = [{}]
     try:
-        process.stdin.write(json.dumps(question).encode() + b"\n")
-        line = await process.stdout.readline()
-    except (ConnectionError, ValueError) as error:
-        raise DryRunFailed(f"the dry run went wrong: {error!r}") from error
-    finally:
-        process.stdin.close()
-        words = (await stderr).decode("utf-8", "replace").strip()
-    message = json.loads(line) if line else {}
-    if "result" in message:
-        result: Mapping[str, Any] = message["result"]
+        _, words = await child.converse(json.dumps(question), heard.append)
+    except ChildFailed as error:
+        raise DryRunFailed(f"the dry run went wrong: {error}") from error
+    if "result" in heard[-1]:
+        result: Mapping[str, Any] = heard[-1]["result"]
         return result
-    raise DryRunFailed(message.get("error") or f"the dry run died: {words.rpartition(chr(10))[2]}")
+    raise DryRunFailed(heard[-1].get("error") or f"the dry run died: {words}")
 
 
 # In the process.
@@ -215,20 +189,14 @@ def _search(
     return [asdict(record) for record in life]
 
 
-def _exit_when_stdin_ends() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(3)
-
-
 def main() -> int:
     """Answer the question on stdin; the exit code is 0 when that went well."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICENESS)
-    line = sys.stdin.buffer.readline()
+    from kept.compaction.worker import begin, give_way
+
+    line = begin()
     if not line:
         return 3
-    threading.Thread(target=_exit_when_stdin_ends, daemon=True).start()
+    give_way()
     try:
         message: dict[str, Any] = {"result": answer(json.loads(line))}
     except (KeptError, OSError, MemoryError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -203,8 +204,7 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
     offline = GaugeMetricFamily("kept_partition_offline", "1: not served.", labels=labels)
     all_of_them = node.config.metrics_partitions == "all"
     admin = Admin(node)
-    totals = {"count": 0, "bytes": 0, "offline": 0, "under": 0, "uncleanable": 0}
-    totals |= {"tombstones": 0, "awaiting": 0}
+    totals: Counter[str] = Counter()
     for number, (tp, record) in enumerate(_records(node)):
         if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
             yield None

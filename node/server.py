@@ -13,6 +13,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 import uuid
 from bisect import bisect_left
@@ -60,6 +61,8 @@ Change = Sequence[MetadataRecord] | Callable[["Image"], Sequence[MetadataRecord]
 """Records, or how to decide on them: called with the image that they will follow."""
 
 STOP_TIMEOUT_S: Final = 20.0
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long a thread of a pool may keep the loop from running: Python's 5 ms are too many."""
 GC_THRESHOLDS: Final = (5_000, 20, 1_000)
 """Rare collections: the hot path makes no cycles, and a full one costs milliseconds."""
 METADATA_LOCK: Final = ".lock"
@@ -506,6 +509,7 @@ def run(config: NodeConfig) -> None:
     log.configure(as_json=config.log_format == "json", level=config.log_level)
     bridge()
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     code = uvloop.run(serve(config))
     if code:
         raise SystemExit(code)

@@ -1,0 +1,129 @@
+"""Processes beside the node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+
+import pytest
+import uvloop
+
+from kept.node import child
+from kept.node.child import ChildFailed, spawn
+
+LINE_BYTES = 1 << 16
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def runner(request):
+    with asyncio.Runner(loop_factory=request.param) as found:
+        yield found
+
+
+def python(code):
+    return (sys.executable, "-c", code)
+
+
+async def talk(code, question="{}"):
+    made = await spawn(python(code), LINE_BYTES)
+    heard = []
+    return (*await made.converse(question, heard.append), heard, made)
+
+
+ECHO = """
+import json, os, sys
+line = json.loads(sys.stdin.readline())
+print(json.dumps({"told": line}))
+leads = os.getsid(0) == os.getpid()
+print(json.dumps({"session": leads, "open": len(os.listdir("/proc/self/fd"))}))
+print("first\\nlast", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def inheritable():
+    """What the test's own parent left open for everybody."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.get_inheritable(int(name)):
+                found.add(int(name))
+    return found
+
+
+def test_it_is_asked_and_answers(runner):
+    kept_open = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+    code, words, heard, made = runner.run(talk(ECHO, '{"a": 1}'))
+    assert (code, words, heard[0]) == (3, "last", {"told": {"a": 1}})
+    pipes_and_listing = {0, 1, 2, *inheritable()}
+    assert heard[1] == {"session": True, "open": len(pipes_and_listing) + 1}
+    assert not made.is_running
+    made.kill()
+    for fd in kept_open:
+        os.close(fd)
+
+
+def test_nothing_is_left_open_and_nobody_is_left_over(runner):
+    async def many():
+        for _ in range(5):
+            await talk("")
+        for _ in range(3):
+            await asyncio.sleep(0)  # transports are closed in the loop's next round
+        return len(os.listdir("/proc/self/fd"))
+
+    before = runner.run(many())
+    assert runner.run(many()) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("said", ["no json", "x" * (LINE_BYTES + 2)])
+def test_one_that_talks_nonsense_is_killed(runner, said):
+    code = f"import sys, time; print({said!r}, flush=True); time.sleep(60)"
+    started = time.monotonic()
+    with pytest.raises(ChildFailed):
+        runner.run(talk(code))
+    assert time.monotonic() - started < 30
+
+
+def test_one_that_is_given_up_is_killed(runner):
+    async def give_up():
+        made = await spawn(python("import time; time.sleep(60)"), LINE_BYTES)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await made.converse("{}", lambda message: None)
+        return made
+
+    made = runner.run(give_up())
+    assert not made.is_running
+    with pytest.raises(ProcessLookupError):
+        os.kill(made.pid, 0)
+
+
+def test_a_large_question_reaches_it(runner):
+    code = "import sys; print(len(sys.stdin.readline()))"
+    assert runner.run(talk(code, "x" * 3_000_000))[2] == [3_000_001]
+
+
+def test_a_program_that_is_not_there(runner):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        runner.run(spawn(("/nowhere/at/all",), LINE_BYTES))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_pidfd(runner, monkeypatch):
+    monkeypatch.delattr(child.os, "pidfd_open")
+    assert runner.run(talk(ECHO))[0] == 3
+
+
+def test_it_is_spawned_and_not_forked(runner, monkeypatch):
+    """A fork copies the page tables of the node: 35 ms of everybody's time for a gigabyte."""
+    monkeypatch.setattr(os, "fork", None)
+    forks = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    assert runner.run(talk(ECHO))[0] == 3
+    assert not forks

@@ -7,20 +7,22 @@ members at the same image, which holds every proposal that was acknowledged, onc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from uuid import UUID
 
 from kept.cluster.image import Image
-from kept.cluster.member import MetadataMember, Outcome, Work
+from kept.cluster.member import MetadataMember, Outcome
+from kept.cluster.metadata_files import Work
 from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import Message, PreVote, PreVoteReply, Vote, VoteReply
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.records import ConfigRecord, ResourceType
 from kept.cluster.voters import Voter
-from kept.storage.errors import KeptError, NotController
+from kept.storage.errors import KeptError, MachineError, NotController
 from tests.sim.faults import KINDS, Nemesis, Profile
 from tests.sim.machine import Machine
-from tests.sim.network import Network
+from tests.sim.network import REFUSED, Network
 from tests.sim.raft_checks import RaftChecks
 from tests.sim.world import MS, SECOND, Violation, World
 
@@ -118,30 +120,57 @@ class RaftApp:
             self.reads.pop(token, None)
 
     def pump(self) -> None:
-        """One work is with the disk at a time."""
+        """What may leave leaves; one work is with the disk at a time."""
         self.history.judge(self)
+        self.send(self.member.take_messages())
+        for node_id in sorted(self.member.take_probes()):
+            self.probe(node_id)
         if self.working:
             return
         work = self.member.work()
         if work is not None:
             self.working = True
-            self.machine.after_us(
-                self.machine.world.between(*self.machine.disk_us) // 2, self.run_work, work
-            )
+            self.machine.after_us(self.disk_us(), self.run_work, work)
+
+    def disk_us(self) -> int:
+        return self.machine.world.between(*self.machine.disk_us) // 2
+
+    def send(self, messages: tuple[Message, ...]) -> None:
+        for message in messages:
+            self.history.said(self, message)
+            self.machine.network.send(self.node_id, message.to, message)
+
+    def probe(self, node_id: int) -> None:
+        """Connect to it: only a refusal is evidence."""
+
+        def answered(answer: object) -> None:
+            if answer is REFUSED:
+                self.peer_down(node_id)
+
+        self.machine.network.call(self.node_id, node_id, "probe", None, answered, 500)
+
+    def serve_probe(self, sender: int, request: object, reply: Callable[[object], None]) -> None:
+        reply("here")
 
     def run_work(self, work: Work) -> None:
-        work.run()
-        self.machine.after_us(
-            self.machine.world.between(*self.machine.disk_us) // 2, self.work_done, work
-        )
+        try:
+            work.run()
+        except MachineError as error:
+            self.machine.world.note(self.machine.name, f"cannot write: {error}")
+            self.member.disk_failed()
+            self.send(self.member.take_messages())
+            self.machine.after_ms(200, self.run_work, work)
+            return
+        self.machine.after_us(self.disk_us(), self.work_done, work)
 
     def work_done(self, work: Work) -> None:
         self.working = False
         outcome = self.member.done(work)
+        if self.member.refusal is not None:
+            raise Violation("refusal", f"n{self.node_id}: {self.member.refusal}")
         self.history.judge(self)
         self.history.outcome(self, outcome)
-        for message in outcome.messages:
-            self.machine.network.send(self.node_id, message.to, message)
+        self.send(outcome.messages)
         self.pump()
 
 
@@ -282,6 +311,20 @@ class RaftHistory:
             self.proposed += 1
             machine.deliver("propose_safely", f"p{self.proposed}")
 
+    def counts(self) -> dict[str, int]:
+        """What happened, for the totals."""
+        deaths = [kind for machine in self.machines for _, kind in machine.deaths]
+        return {
+            "proposals acknowledged": len(self.acknowledged),
+            "reads": self.reads_done,
+            "terms": len(self.checks.leaders),
+            "kills": deaths.count("kill"),
+            "power losses": deaths.count("power"),
+        }
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
     # What is judged.
 
     def judge(self, app: RaftApp) -> None:
@@ -298,13 +341,15 @@ class RaftHistory:
             log=View(member.core.log),
         )
 
+    def said(self, app: RaftApp, message: Message) -> None:
+        """A message leaves: what it promises holds for ever."""
+        if not isinstance(message, PreVote | PreVoteReply):
+            self.checks.promised(app.node_id, message.term)
+        self._vote(app.node_id, message)
+
     def outcome(self, app: RaftApp, outcome: Outcome) -> None:
         """What a member says and what it applied."""
         world = self.world
-        for message in outcome.messages:
-            if not isinstance(message, PreVote | PreVoteReply):
-                self.checks.promised(app.node_id, message.term)
-            self._vote(app.node_id, message)
         for index in outcome.lost_proposals:
             app.waiting.pop(index, None)
         for image, _, index in outcome.applied:
@@ -322,7 +367,7 @@ class RaftHistory:
         for token, index in outcome.reads:
             asked = app.reads.pop(token, 0)
             self.reads_done += 1
-            if app.member.image.index < asked or index < asked:
+            if index < asked:
                 raise Violation("stale-read", f"n{app.node_id}: {index}, {asked} was acknowledged")
 
     def _vote(self, node_id: int, message: Message) -> None:

@@ -141,7 +141,7 @@ class ReplicaChecks:
         for member in set(state.isr) - set(before.isr):
             if member not in self.dark:
                 register.certain.add(member)
-        register.certain &= set(state.isr)
+        register.certain &= set(state.isr) | set(state.suspects)
         self._consider_giving_up(tp, register)
         if not register.certain and state.leader != NO_LEADER:
             register.certain = {state.leader}
@@ -318,6 +318,12 @@ class ReplicaChecks:
             self.commits += 1
             if batch.producer_id >= 0:
                 self._sequence(tp, register, batch)
+        state = register.state
+        assert state is not None
+        for gone in register.certain - set(state.isr):
+            other = self.copies.get((gone, tp))
+            if other is None or other.end < register.end:
+                register.certain.discard(gone)
         self._isr_holds(tp, register, except_node=node)
 
     def _sequence(self, tp: TopicPartition, register: Register, batch: Batch) -> None:

@@ -1,0 +1,134 @@
+"""A pass whose disk fails, and manifests that were torn."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kept.storage.errors import MachineError
+from kept.storage.records import build_batch, check, records
+from kept.storage.types import TopicPartition
+
+TP = TopicPartition("t", 0)
+WAIT_S = 10
+
+
+def filled(lone):
+    """A log of several segments with 40 records of 3 keys."""
+    lone.create("t", cleanup_policy="compact", segment_bytes="1024")
+    hosted = lone.node.hosting.hosted[TP]
+    now = int(time.time() * 1000)
+    for i in range(40):
+        batch = build_batch([(now, b"k%d" % (i % 3), b"%d" % i * 20, ())])
+        hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
+        hosted.partition.write()
+    return hosted
+
+
+def newest(hosted):
+    """The newest value of each key."""
+    log, offset, found = hosted.partition.log, 0, {}
+    while data := log.read_batches(offset, 1 << 20, log.log_end_offset):
+        for record in records(data):
+            found[record.key] = record.value
+            offset = record.offset + 1
+    return found
+
+
+def clean(lone):
+    async def go():
+        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+
+    return lone.run(go())
+
+
+def again(lone, lone_node):
+    """The node after a stop."""
+    config = lone.node.config
+    lone.stop()
+    return lone_node(
+        log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
+        log_cleaner_enable="false",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "suffix"),
+    [
+        ("rename", ".swap"),
+        ("rename", "manifest-0-1"),
+        ("rename", ".deleted"),
+        ("fsync_dir", "t-0"),
+        ("write_atomic", "manifest-applied"),
+        ("write_atomic", "replication-offset-checkpoint"),
+    ],
+)
+def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, call, suffix):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    expected, disk = newest(hosted), lone.node.disk
+    real = getattr(disk, call)
+
+    def failing(*args):
+        if any(isinstance(arg, str) and arg.endswith(suffix) for arg in args):
+            raise MachineError(args[0], call, OSError(errno.EIO, "I/O error"))
+        return real(*args)
+
+    monkeypatch.setattr(disk, call, failing, raising=False)
+    with pytest.raises(MachineError, match="I/O error"):
+        clean(lone)
+    assert "I/O error" in lone.node.hosting.directories[0].offline
+    assert TP not in lone.node.hosting.hosted
+    monkeypatch.setattr(disk, call, real)
+    restarted = again(lone, lone_node)
+    hosted = restarted.node.hosting.hosted[TP]
+    hosted.partition.log.check_invariants()
+    assert newest(hosted) == expected
+    clean(restarted)
+    assert newest(hosted) == expected and hosted.compaction.clean_to == 40
+
+
+def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, monkeypatch):
+    from kept.compaction import manifest
+    from kept.storage.errors import DamagedData
+
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    expected, decode = newest(hosted), manifest.decode
+    monkeypatch.setattr(manifest, "decode", lambda path, data: decode(path, data[: len(data) // 2]))
+    with pytest.raises(DamagedData):
+        clean(lone)
+    assert lone.node.hosting.directories[0].offline is None
+    assert newest(hosted) == expected and len(hosted.partition.log.segments) > 3
+    monkeypatch.undo()
+    assert clean(lone).records_removed == 37
+    assert newest(hosted) == expected
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, -1])
+def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node, left):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    clean(lone)
+    expected, directory = newest(hosted), Path(hosted.partition.log.directory)
+    config = lone.node.config
+    lone.stop()
+    path = directory / "manifest-0-1"
+    path.write_bytes(path.read_bytes()[:left])
+    restarted = lone_node(
+        log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
+        log_cleaner_enable="false",
+    )  # fmt: skip
+    hosted = restarted.node.hosting.hosted[TP]
+    assert hosted.compaction is None and newest(hosted) == expected
+    clean(restarted)
+    assert newest(hosted) == expected
+    epoch, generation = hosted.compaction.applied
+    assert generation == 1
+    names = sorted(name for name in os.listdir(directory) if name.startswith("removals-"))
+    assert names == ["removals-1-0-1", f"removals-2-{epoch}-1"]

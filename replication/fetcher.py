@@ -148,8 +148,7 @@ class FetcherCore:
             member = self._members[tp] = _Member(topic_id, core)
         member.throttled = throttled
         member.core.step(BecameFollower(self.leader_id, leader_epoch))
-        self._asking.pop(tp, None)
-        self._changed[tp] = None
+        self._follow_up(tp, member.core)
         if self.in_flight is not None and now_ms is not None:
             self.impatient_at_ms = min(self.impatient_at_ms, now_ms + PATIENCE_MS)
 

@@ -141,6 +141,7 @@ class MetadataMember:
             voters=files.voters(self._me),
             log=files.wal,
             hard_state=files.hard_state,
+            applied=files.image.index,
             random=random,
             take_snapshot=self._take_snapshot,
             settings=settings,

@@ -64,12 +64,14 @@ class RaftCore(Following):
         settings: RaftSettings | None = None,
         contacts: tuple[int, ...] = (),
         first_entry: bytes = b"",
+        applied: int = 0,
     ) -> None:
         """``voters``: those of the snapshot below the log; for a new cluster the founders, with
         their directory ids; none for a node that joins. ``random(n)`` gives 0 to n - 1.
 
         ``contacts``: who may know the leader, for a node without a vote. ``first_entry``: what the
-        first leader writes into an empty log.
+        first leader writes into an empty log. ``applied``: the index of a durable snapshot, which
+        may be ahead of the log's base; it and what precedes it was committed.
         """
         entries = list(log.entries(log.base_index + 1, 1 << 62))
         membership = Membership(log.base_index, voters)
@@ -83,12 +85,14 @@ class RaftCore(Following):
             random=random,
             settings=settings or RaftSettings(),
         )
+        self.log.commit_to(applied)
+        self.membership.committed(self.log.commit_index)
         self.take_snapshot = take_snapshot
         self.contacts = contacts
         self.first_entry = first_entry
         self.formed = bool(voters)
         self._outstanding: Ready | None = None
-        self._told = (self.log.base_index, self.role, self.leader_id)
+        self._told = (self.committed_to, self.role, self.leader_id)
         self.start_soon()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -83,6 +83,24 @@ class JsonApi:
         if isinstance(said, dict):
             said = said.get("message")
         raise HttpFailed(f"{self.endpoint}: {said or f'{method} {url}: status {status}'}", status)
+
+
+def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:
+    """Whether each of these nodes is ready and knows all of them as brokers that take part.
+
+    Says who is not, and why; None when all are.
+    """
+    for endpoint in endpoints:
+        try:
+            found = JsonApi(endpoint, CONNECT_TIMEOUT_S).get("cluster")
+        except HttpFailed as error:
+            return str(error)
+        if not found["ready"]:
+            return f"{endpoint} is not ready: {found['reason']}"
+        active = sum(not broker["fenced"] for broker in found["brokers"])
+        if active < len(endpoints):
+            return f"{endpoint} knows {active} of {len(endpoints)} brokers"
+    return None
 
 
 def _url(path: str, query: Mapping[str, str]) -> str:

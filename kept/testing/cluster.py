@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from kept.node.local_settings import cluster_settings
 from kept.storage.errors import ConfigurationError, KeptError
 from kept.testing import reaper
 from kept.testing.ports import free_port, is_free
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 START_DEADLINE_S: Final = 30.0
 """How long a node may take to be ready. A loaded machine needs seconds, a free one 0.3."""
 STOP_DEADLINE_S: Final = 30.0
+CLOSE_DEADLINE_S: Final = 5.0
+"""How long nodes of a cluster that is closed may take to stop cleanly, before they are killed."""
 PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.005
 _TAIL_LINES: Final = 30
@@ -43,6 +46,7 @@ class _Node:
     number: int
     directory: str
     port: int = 0
+    node_port: int = 0
     process: subprocess.Popen[bytes] | None = None
     settings: dict[str, str] = field(default_factory=dict)
     started: bool = False
@@ -61,8 +65,9 @@ class Cluster:
 
     ``settings`` are settings of every node, Kafka's names with underscores for dots:
     ``Cluster(log_segment_bytes=4096, kept_fsync_threads=2)``. A context manager: entering starts
-    the nodes, leaving stops them and removes their files (unless ``directory`` was given). When the
-    process that made it dies, its nodes do too (:mod:`kept.testing.reaper`).
+    the nodes and waits until all are ready, leaving stops them and removes their files (unless
+    ``directory`` was given). Three nodes and more keep three replicas and want two in sync. When
+    the process that made it dies, its nodes do too (:mod:`kept.testing.reaper`).
     """
 
     def __init__(
@@ -73,10 +78,8 @@ class Cluster:
         environ: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
-        if nodes != 1:
-            raise ConfigurationError(
-                f"nodes={nodes}: this version of kept runs clusters of one node only"
-            )
+        if nodes < 1:
+            raise ConfigurationError(f"nodes={nodes}: a cluster has one node at least")
         self._temporary = directory is None
         self.directory = (
             tempfile.mkdtemp(prefix="kept-") if directory is None else os.path.abspath(directory)
@@ -87,14 +90,17 @@ class Cluster:
         self._nodes = [
             _Node(number, os.path.join(self.directory, f"node-{number}")) for number in range(nodes)
         ]
+        self._shared: dict[str, str] = {}
         self._topic_numbers = itertools.count(1)
         self._closed = False
 
     def __enter__(self) -> Self:
         atexit.register(self.close)
         try:
-            for node in self._nodes:
-                self.start(node.number)
+            if len(self._nodes) == 1:
+                self.start(0)
+            else:
+                self._start_all()
         except BaseException:
             self.close()
             raise
@@ -107,6 +113,9 @@ class Cluster:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     # What a test needs to reach it.
 
@@ -141,12 +150,25 @@ class Cluster:
         return f"{prefix}-{next(self._topic_numbers)}-{uuid.uuid4().hex[:8]}"
 
     def create_topic(
-        self, prefix: str = "topic", *, partitions: int = 1, config: Mapping[str, str] | None = None
+        self,
+        prefix: str = "topic",
+        *,
+        partitions: int = 1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
     ) -> str:
-        """Create a topic under a fresh name, which is returned."""
+        """Create a topic under a fresh name, which is returned.
+
+        Without a replication factor it has three replicas where there are three nodes or more.
+        """
         name = self.topic(prefix)
         with self.client() as client:
-            client.create_topic(name, partitions=partitions, config=dict(config or {}))
+            client.create_topic(
+                name,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                config=dict(config or {}),
+            )
         return name
 
     # Files.
@@ -214,6 +236,14 @@ class Cluster:
         """
         return self._end(self._nodes[i], signal.SIGTERM)
 
+    def pause(self, i: int = 0) -> None:
+        """Stall node ``i`` (STOP): it keeps its connections and answers nothing."""
+        os.kill(self.pid(i), signal.SIGSTOP)
+
+    def resume(self, i: int = 0) -> None:
+        """Let a stalled node go on (CONT)."""
+        os.kill(self.pid(i), signal.SIGCONT)
+
     def wait(self, i: int = 0, deadline_s: float = STOP_DEADLINE_S) -> int:
         """Wait until node ``i`` ends by itself, as at an armed fail point; its exit status."""
         process = self._nodes[i].process
@@ -245,21 +275,81 @@ class Cluster:
         self._closed = True
         atexit.unregister(self.close)
         try:
-            for node in self._nodes:
-                if node.running:
-                    self._end(node, signal.SIGTERM)
+            if len(self._nodes) == 1:
+                if self._nodes[0].running:
+                    self._end(self._nodes[0], signal.SIGTERM)
+            else:
+                self._close_all()
         finally:
             if self._temporary:
                 shutil.rmtree(self.directory, ignore_errors=True)
             reaper.forget(self.directory)
 
+    def await_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
+        """Wait until every node that runs is ready and knows all the others that do."""
+        from kept.client.http import cluster_is_up
+        from kept.client.view import Endpoint
+
+        up = [Endpoint("localhost", node.port) for node in self._nodes if node.running]
+        end = time.monotonic() + deadline_s
+        while (why := cluster_is_up(up)) is not None:
+            if time.monotonic() > end:
+                raise NodeFailed(self._explain(self._nodes[0], f"after {deadline_s} s: {why}"))
+            time.sleep(_POLL_S)
+
     # Inside.
+
+    def _start_all(self) -> None:
+        """The first start of several nodes, side by side; on other ports when one was taken."""
+        for attempt in range(PORT_ATTEMPTS):
+            self._choose_ports()
+            positions = [self._launch(node, None) for node in self._nodes]
+            try:
+                for node, position in zip(self._nodes, positions, strict=True):
+                    self._await_ready(node, position)
+                self.await_ready()
+            except NodeFailed:
+                dead = [node for node in self._nodes if not node.running]
+                for node in self._nodes:
+                    self._end(node, signal.SIGKILL)
+                    shutil.rmtree(self.data_dir(node.number), ignore_errors=True)
+                taken = any(not is_free(p) for node in dead for p in (node.port, node.node_port))
+                if not taken or attempt == PORT_ATTEMPTS - 1:
+                    raise
+            else:
+                for node in self._nodes:
+                    node.started = True
+                return
+
+    def _choose_ports(self) -> None:
+        chosen: set[int] = set()
+        while len(chosen) < 2 * len(self._nodes):
+            chosen.add(free_port())
+        for node in self._nodes:
+            node.port, node.node_port = chosen.pop(), chosen.pop()
+        self._shared = cluster_settings([node.node_port for node in self._nodes])
+
+    def _close_all(self) -> None:
+        """Stop all at once; some must lose their quorum in that and may not end by themselves."""
+        running = [node.process for node in self._nodes if node.process is not None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
+        end = time.monotonic() + CLOSE_DEADLINE_S
+        for process in running:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for node in self._nodes:
+            node.process = None
 
     def _launch(self, node: _Node, fail_point: str | None) -> int:
         """Start the process; the size of its log before it."""
         command = [sys.executable, "-m", "kept", "serve", "--port", str(node.port)]
         command += ["--node-id", str(node.number)]
-        settings = {**self._settings, **node.settings}
+        settings = {**self._shared, **self._settings, **node.settings}
         if "log.dirs" in settings:
             settings.setdefault(
                 "metadata.log.dir", os.path.join(self.data_dir(node.number), "meta")
@@ -311,6 +401,7 @@ class Cluster:
             return 0
         if process.poll() is None:
             process.send_signal(with_signal)
+            process.send_signal(signal.SIGCONT)
         try:
             return process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:

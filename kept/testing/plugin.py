@@ -5,7 +5,8 @@
     topic name, ``kept_broker.create_topic(partitions=3, config={...})``.
 ``kept_cluster``
     A function that starts a :class:`kept.testing.Cluster` of its own for one test:
-    ``cluster = kept_cluster(log_segment_bytes=4096)``; it is stopped when the test ends.
+    ``cluster = kept_cluster(log_segment_bytes=4096)`` or, with three nodes of which any may be
+    killed, stalled and started again, ``kept_cluster(nodes=3)``; it is stopped when the test ends.
 
 When a test that uses them fails, the end of each node's log is part of the report.
 """
@@ -66,7 +67,9 @@ def pytest_runtest_makereport(
     names = getattr(item, "fixturenames", ())
     if report.failed and call.when != "teardown" and any(name in names for name in _FIXTURES):
         for cluster in item.session.stash.get(_LIVE, []):
-            lines = cluster.log(0).splitlines()[-_TAIL_LINES:]
-            if lines:
-                report.sections.append((f"kept node 0 on {cluster.bootstrap}", "\n".join(lines)))
+            for i in range(len(cluster)):
+                lines = cluster.log(i).splitlines()[-_TAIL_LINES:]
+                if lines:
+                    name = f"kept node {i} on localhost:{cluster.port(i)}"
+                    report.sections.append((name, "\n".join(lines)))
     return report

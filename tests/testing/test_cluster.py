@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from kept.client.http import HttpFailed, JsonApi, cluster_is_up
+from kept.client.view import Endpoint
+from kept.node.local_settings import cluster_settings
 from kept.storage.errors import ConfigurationError
 from kept.testing import Cluster, NodeFailed
 from kept.testing import cluster as module
@@ -79,9 +82,41 @@ def test_free_ports_are_free():
         assert not is_free(port)
 
 
-def test_more_nodes_are_refused():
-    with pytest.raises(ConfigurationError, match="one node"):
-        Cluster(nodes=3)
+def test_a_cluster_has_a_node():
+    with pytest.raises(ConfigurationError, match="one node at least"):
+        Cluster(nodes=0)
+
+
+def test_nodes_of_a_cluster_are_each_others_voters():
+    assert cluster_settings([5]) == {}
+    voters = "0@localhost:5,1@localhost:6"
+    assert cluster_settings([5, 6]) == {"controller.quorum.voters": voters}
+    assert cluster_settings([5, 6, 7]) == {
+        "controller.quorum.voters": voters + ",2@localhost:7",
+        "default.replication.factor": "3",
+        "min.insync.replicas": "2",
+    }
+
+
+def test_a_node_stalls_and_goes_on(kept_cluster):
+    cluster = kept_cluster()
+    endpoint = Endpoint("localhost", cluster.port())
+    assert cluster_is_up([endpoint]) is None
+    cluster.pause()
+    assert cluster.running()
+    with pytest.raises(HttpFailed, match="no answer within"):
+        JsonApi(endpoint, 0.3).get("cluster")
+    cluster.resume()
+    cluster.await_ready()
+    cluster.pause()
+    assert cluster.stop() == 0, "a stalled node is woken to stop"
+
+
+def test_one_node_is_no_cluster_of_two(kept_broker):
+    endpoint = Endpoint("localhost", kept_broker.port())
+    assert cluster_is_up([endpoint, endpoint]) == f"{endpoint} knows 1 of 2 brokers"
+    nobody = Endpoint("localhost", free_port())
+    assert "connection refused" in cluster_is_up([endpoint, nobody][1:])
 
 
 def test_waiting_has_a_deadline(kept_broker):

@@ -39,6 +39,7 @@ from kept.storage.errors import (
     BrokerIdNotRegistered,
     InvariantViolation,
     KeptError,
+    NotController,
     StaleBrokerEpoch,
 )
 
@@ -105,20 +106,28 @@ Effect = Probe | Decide
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A partition that has no leader until ``missing`` have come back (rule 33)."""
+    """A partition that has no leader until ``missing`` have come back (rule 33).
+
+    ``recovering``: all of its ISR restarted unclean; else its last member is not there.
+    """
 
     topic: str
     partition: int
     missing: tuple[int, ...]
     waited_ms: int
     overdue: bool
+    recovering: bool
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.missing)) or "nobody"
+        why = (
+            "all of its ISR restarted without a clean shutdown"
+            if self.recovering
+            else "the last member of its ISR is not there"
+        )
         return (
-            f"{self.topic}-{self.partition}: all of its ISR restarted without a clean shutdown; "
-            f"offline until node(s) {names} are back, or `kept cluster elect "
-            f"{self.topic}:{self.partition} --unclean` gives up what only they may have"
+            f"{self.topic}-{self.partition}: {why}; offline until node(s) {names} are back, or "
+            f"`kept cluster elect {self.topic}:{self.partition} --unclean` gives up what only they have"
         )
 
 
@@ -160,7 +169,7 @@ class Sessions:
         self._balance_at_ms = 0
         self._seen: dict[PartitionKey, tuple[int, int, int]] = {}
         """Unsettled partition -> (partition epoch, image index, time) when it was seen first."""
-        self._recovering_since: dict[PartitionKey, int] = {}
+        self._leaderless_since: dict[PartitionKey, int] = {}
 
     # Life of the controller.
 
@@ -182,7 +191,7 @@ class Sessions:
         """This node leads no more: everything it knew of lives is void."""
         self.active = False
         self.image = Image()
-        for known in (self._sessions, self._pending, self._seen, self._recovering_since):
+        for known in (self._sessions, self._pending, self._seen, self._leaderless_since):
             known.clear()
         self.reports.clear()
 
@@ -236,8 +245,10 @@ class Sessions:
     ) -> tuple[HeartbeatAnswer, list[Effect]]:
         """A broker is alive. ``wants_fence``: its logs are not open yet.
 
-        Raises BrokerIdNotRegistered, StaleBrokerEpoch.
+        Raises NotController, BrokerIdNotRegistered, StaleBrokerEpoch.
         """
+        if not self.active:
+            raise NotController("this node does not lead the controllers")
         self._awake(now_ms)
         session = self._sessions.get(broker_id)
         if session is None:
@@ -344,19 +355,23 @@ class Sessions:
         return effects
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """The partitions that wait for an election by length, and for whom."""
+        """The partitions without a leader, and for whom they wait."""
         found: list[Waiting] = []
-        for key, since_ms in self._recovering_since.items():
+        for key, since_ms in self._leaderless_since.items():
             state = self.image.partition(*key)
-            if state is not None and state.recovering:
+            if state is not None and state.leader == NO_LEADER:
                 waited_ms = self._now_ms - since_ms
+                missing = recovery.missing(self.image, state, self.reports)
+                if not state.recovering:
+                    missing = tuple(b for b in state.isr if not election.active(self.image, b))
                 found.append(
                     Waiting(
                         self.image.topics_by_id[key[0]].name,
                         key[1],
-                        recovery.missing(self.image, state, self.reports),
+                        missing,
                         waited_ms,
                         waited_ms >= self.settings.recovery_wait_ms,
+                        state.recovering,
                     )
                 )
         return tuple(sorted(found, key=lambda w: (w.topic, w.partition)))
@@ -453,7 +468,7 @@ class Sessions:
             state = self.image.partition(*key)
             if state is None:
                 continue
-            since_ms = self._recovering_since.setdefault(key, self._now_ms)
+            since_ms = self._leaderless_since.setdefault(key, self._now_ms)
             if not recovery.missing(self.image, state, self.reports):
                 complete.append(key)
             elif self._now_ms - since_ms >= self.settings.recovery_wait_ms and allowed(
@@ -471,7 +486,7 @@ class Sessions:
     def _scan(self, effects: list[Effect]) -> None:
         """Look at every unsettled partition once."""
         image = self.image
-        for known in (self._seen, self._recovering_since, self.reports):
+        for known in (self._seen, self._leaderless_since, self.reports):
             for key in [key for key in known if key not in image.unsettled]:
                 del known[key]
         if image.recovering:
@@ -487,10 +502,13 @@ class Sessions:
                 seen = (state.partition_epoch, image.index, self._now_ms)
                 self._seen[key] = seen
             if state.leader == NO_LEADER:
+                self._leaderless_since.setdefault(key, self._now_ms)
                 leaderless = leaderless or not state.recovering
             elif state.suspects and self._proven(state.leader, seen):
                 settled[key] = state.partition_epoch
             reassigning = reassigning or state.reassigning
+            if state.leader != NO_LEADER:
+                self._leaderless_since.pop(key, None)
         self._ask(settled, leaderless, reassigning, effects)
 
     def _proven(self, leader: int, seen: tuple[int, int, int]) -> bool:

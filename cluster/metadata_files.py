@@ -75,6 +75,7 @@ def open_files(directory: str, disk: Disk, directory_id: UUID) -> Files:
     Raises DamagedData (path, position), DirectoryRefused for what a newer kept wrote, MachineError.
     """
     make_directory(disk, directory)
+    disk.fsync_dir(directory)  # a killed process may have left names that it had not synced
     identity = read_identity(disk, directory)
     hard_state = read_hard_state(disk, directory)
     image, term, snapshot_bytes = load_snapshot(disk, directory)

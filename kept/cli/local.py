@@ -1,7 +1,8 @@
 """``kept local``: nodes on this machine, in the background.
 
 ``DIR/node-I/`` holds ``kept.yaml``, ``kept.pid``, ``kept.log`` and ``data/``; node I serves on
-PORT+I.
+PORT+I and speaks to the others on PORT+I+1000. Every node is a broker and a voter; three nodes and
+more keep three replicas of everything.
 """
 
 from __future__ import annotations
@@ -12,18 +13,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from kept.cli.shell import Failure, Group, examples, json_option, pairs
+from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
+
+if TYPE_CHECKING:
+    from kept.client.view import Endpoint
 
 READY_DEADLINE_S: Final = 30.0
 STOP_DEADLINE_S: Final = 30.0
+DOWN_DEADLINE_S: Final = 10.0
+"""How long nodes that are stopped together may take: the last ones are without a quorum."""
+ROLE_TIMEOUT_S: Final = 2.0
+MAX_NODES: Final = 100
+MAX_PORT: Final = 65535
 _POLL_S: Final = 0.01
 _TAIL_LINES: Final = 10
-_OURS: Final = ("node.id", "listeners", "log.dirs", "metadata.log.dir")
+_OURS: Final = (
+    "node.id", "listeners", "log.dirs", "metadata.log.dir", "controller.quorum.voters"
+)  # fmt: skip
+
+
+class _Launched(NamedTuple):
+    """A process that was started, and where in its log that was."""
+
+    process: subprocess.Popen[bytes]
+    position: int
 
 
 def _dir_option(function: Any) -> Any:
@@ -37,42 +56,88 @@ def _dir_option(function: Any) -> Any:
 
 
 @click.group(
-    cls=Group, epilog=examples("kept local up --port 9192", "kept local status", "kept local down")
+    cls=Group,
+    epilog=examples("kept local up --nodes 3", "kept local kill 1", "kept local down --purge"),
 )
 def local() -> None:
     """Run nodes on this machine, in the background."""
 
 
-@local.command(epilog=examples("kept local up --set log.segment.bytes=1048576"))
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True)
+@local.command(
+    epilog=examples(
+        "kept local up --nodes 3",
+        "kept local up --set log.segment.bytes=1048576 --port 9192",
+    )
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    help="How many.  [default: as many as --dir has, else 1]",
+)
 @_dir_option
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=9092, show_default=True, help="Of node 0."
 )
 @click.option("--set", "settings", metavar="K=V", multiple=True, help="A setting of every node.")
-def up(*, nodes: int, directory: str, port: int, settings: tuple[str, ...]) -> None:
-    """Start nodes and return when they are ready."""
-    if nodes > 1:
-        raise Failure(
-            f"--nodes {nodes}: this version of kept runs clusters of one node; use --nodes 1"
-        )
+def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...]) -> None:
+    """Start nodes and return when all are ready."""
     given = pairs("--set", settings)
     for name in _OURS:
         if name in given:
             raise click.UsageError(f"kept local sets {name} itself")
-    for number in range(nodes):
-        node = _Node(directory, number)
+    there = [node.number for node in _found(directory)]
+    count = nodes or len(there) or 1
+    if there and there != list(range(count)):
+        raise Failure(
+            f"{directory} has {len(there)} node{'s'[: len(there) != 1]}, not {count}: give "
+            f"--nodes {len(there)} or another --dir, or begin anew after kept local down --purge"
+        )
+    members = [_Node(directory, number) for number in range(count)]
+    for node in members:
         if node.pid() is not None:
-            raise Failure(f"node {number} in {directory} runs already (pid {node.pid()})")
-        node.configure(port + number, given)
-        click.echo(node.start())
+            raise Failure(f"node {node.number} in {directory} runs already (pid {node.pid()})")
+    ports = [port + number for number in range(count)]
+    node_ports = [number + NODE_PORT_OFFSET for number in ports]
+    if max(node_ports if count > 1 else ports) > MAX_PORT or set(ports) & set(node_ports):
+        raise click.UsageError(f"--port {port}: {count} nodes do not fit there")
+    shared = cluster_settings(node_ports) | given
+    for node in members:
+        node.configure(ports[node.number], shared)
+    _start(members)
 
 
-@local.command(epilog=examples("kept local status --json"))
+def _start(members: Sequence[_Node]) -> None:
+    """Start nodes side by side; each one's ready line. What started is ended when one does not."""
+    started = [(node, node.launch()) for node in members]
+    try:
+        lines = [node.await_ready(launched) for node, launched in started]
+        if len(members) > 1:
+            _await_cluster(members)
+    except BaseException:
+        for node, _ in started:
+            if node.pid() is not None:
+                node.end(signal.SIGKILL)
+        raise
+    for line in lines:
+        click.echo(line)
+
+
+def _await_cluster(members: Sequence[_Node]) -> None:
+    from kept.client.http import cluster_is_up
+
+    endpoints = [endpoint for node in members if (endpoint := node.endpoint()) is not None]
+    end = time.monotonic() + READY_DEADLINE_S
+    while (why := cluster_is_up(endpoints)) is not None:
+        if time.monotonic() > end:
+            raise Failure(f"the nodes found no cluster in {READY_DEADLINE_S:.0f} s: {why}")
+        time.sleep(_POLL_S)
+
+
+@local.command(epilog=examples("kept local status", "kept local status --json"))
 @_dir_option
 @json_option
 def status(*, directory: str, as_json: bool) -> None:
-    """Show the nodes of --dir."""
+    """Show the nodes of --dir, and each one's role as it says itself."""
     from kept.cli.output import show_json, show_table
 
     rows = []
@@ -81,7 +146,8 @@ def status(*, directory: str, as_json: bool) -> None:
         rows.append(
             {
                 "node": node.number,
-                "state": "stopped" if pid is None else "running",
+                "state": _state(pid),
+                "role": None if pid is None else _role(node),
                 "pid": pid,
                 "port": node.port(),
                 "directory": node.directory,
@@ -90,8 +156,30 @@ def status(*, directory: str, as_json: bool) -> None:
     if as_json:
         show_json(rows)
     else:
-        columns = ("node", "state", "pid", "port", "directory")
+        columns = ("node", "state", "role", "pid", "port", "directory")
         show_table(columns, [[row[c] for c in columns] for row in rows])
+
+
+def _state(pid: int | None) -> str:
+    if pid is None:
+        return "stopped"
+    return "stalled" if _process_state(pid) == b"T" else "running"
+
+
+def _role(node: _Node) -> str | None:
+    """``controller``, ``broker``, or why it is neither now; None when it does not answer."""
+    from kept.client.http import HttpFailed, JsonApi
+
+    endpoint = node.endpoint()
+    if endpoint is None:
+        return None
+    try:
+        found = JsonApi(endpoint, ROLE_TIMEOUT_S).get("cluster")
+    except HttpFailed:
+        return None
+    if not found["ready"]:
+        return str(found["reason"])
+    return "controller" if found["controller_id"] == node.number else "broker"
 
 
 @local.command(epilog=examples("kept local stop 0"))
@@ -120,7 +208,13 @@ def start(*, number: int, directory: str) -> None:
     node = _node(directory, number)
     if node.pid() is not None:
         raise Failure(f"node {number} runs already (pid {node.pid()})")
-    click.echo(node.start())
+    members = _found(directory)
+    running = 1 + sum(one.pid() is not None for one in members)
+    if 2 * running > len(members):
+        _start([node])
+        return
+    node.launch()
+    click.echo(f"node {number} started; it serves when most of the nodes run: {running} do now")
 
 
 @local.command(epilog=examples("kept local down", "kept local down --purge"))
@@ -128,13 +222,22 @@ def start(*, number: int, directory: str) -> None:
 @click.option("--purge", is_flag=True, help="Remove the nodes' directories too.")
 def down(*, directory: str, purge: bool) -> None:
     """Stop every node of --dir; the data stays unless --purge."""
-    for node in _nodes(directory):
-        if node.pid() is not None:
-            node.end(signal.SIGTERM)
+    nodes = list(_nodes(directory))
+    running = [node for node in nodes if node.pid() is not None]
+    for node in running:
+        node.signal(signal.SIGTERM)
+    for node in running:
+        try:
+            node.await_end(STOP_DEADLINE_S if len(running) == 1 else DOWN_DEADLINE_S)
             click.echo(f"node {node.number} stopped")
-        if purge:
-            shutil.rmtree(node.directory)
-            click.echo(f"removed {node.directory}")
+        except Failure:
+            if len(running) == 1:
+                raise
+            node.end(signal.SIGKILL)
+            click.echo(f"node {node.number} killed: it did not stop without the others")
+    for node in nodes if purge else ():
+        shutil.rmtree(node.directory)
+        click.echo(f"removed {node.directory}")
 
 
 class _Node:
@@ -185,8 +288,15 @@ class _Node:
             return None
         return number if os.fsencode(self.config) in arguments else None
 
-    def start(self) -> str:
-        """Start the process; the line it prints when it is ready."""
+    def endpoint(self) -> Endpoint | None:
+        """Where it serves."""
+        from kept.client.view import Endpoint
+
+        port = self.port()
+        return None if port is None else Endpoint("localhost", port)
+
+    def launch(self) -> _Launched:
+        """Start the process."""
         if not os.path.exists(self.config):
             raise Failure(f"{self.config} is not there: kept local up makes it")
         with open(self.log, "ab") as log:
@@ -201,10 +311,15 @@ class _Node:
             )
         with open(self.pid_file, "w", encoding="ascii") as out:
             out.write(f"{process.pid}\n")
+        return _Launched(process, position)
+
+    def await_ready(self, launched: _Launched) -> str:
+        """Wait until it is ready; the line it prints then."""
+        process = launched.process
         end = time.monotonic() + READY_DEADLINE_S
         while True:
             ended = process.poll() is not None
-            lines = self._lines_from(position)
+            lines = self._lines_from(launched.position)
             ready = next((line for line in lines if " ready on " in line), None)
             if ready is not None:
                 process.returncode = 0  # it outlives this command; nobody is to wait for it
@@ -230,40 +345,56 @@ class _Node:
 
     def end(self, with_signal: signal.Signals) -> None:
         """Signal the process and wait until it is gone."""
+        self.signal(with_signal)
+        self.await_end(STOP_DEADLINE_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a stalled process goes on to take it."""
         pid = self.pid()
         if pid is None:
             raise Failure(f"node {self.number} does not run")
-        os.kill(pid, with_signal)
-        end = time.monotonic() + STOP_DEADLINE_S
-        while self.pid() is not None and not _is_zombie(pid):
+        os.kill(pid, number)
+        if number != signal.SIGKILL:
+            os.kill(pid, signal.SIGCONT)
+
+    def await_end(self, deadline_s: float) -> None:
+        """Wait until the process is gone."""
+        end = time.monotonic() + deadline_s
+        while (pid := self.pid()) is not None and _process_state(pid) not in {b"Z", b""}:
             if time.monotonic() > end:
                 raise Failure(
-                    f"node {self.number} (pid {pid}) did not stop in {STOP_DEADLINE_S:.0f} s; "
+                    f"node {self.number} (pid {pid}) did not stop in {deadline_s:.0f} s; "
                     f"kept local kill {self.number} ends it"
                 )
             time.sleep(_POLL_S)
         os.unlink(self.pid_file)
 
 
-def _is_zombie(pid: int) -> bool:
-    """A node that ended, whose parent has not asked for its status."""
+def _process_state(pid: int) -> bytes:
+    """The letter in /proc: T is stopped, Z has ended and nobody asked; empty: it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()[0] == b"Z"
+            return source.read().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
-        return True
+        return b""
 
 
-def _nodes(directory: str) -> Iterable[_Node]:
-    """Every node of a directory, in order; an error when there is none."""
+def _found(directory: str) -> list[_Node]:
+    """Every node of a directory, in order."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         names = []
     numbers = sorted(int(n[5:]) for n in names if n.startswith("node-") and n[5:].isdigit())
-    if not numbers:
-        raise Failure(f"no nodes in {directory}: kept local up makes them")
     return [_Node(directory, number) for number in numbers]
+
+
+def _nodes(directory: str) -> list[_Node]:
+    """Every node of a directory, in order; an error when there is none."""
+    nodes = _found(directory)
+    if not nodes:
+        raise Failure(f"no nodes in {directory}: kept local up makes them")
+    return nodes
 
 
 def _node(directory: str, number: int) -> _Node:

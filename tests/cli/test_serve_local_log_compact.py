@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kept.client.blocking import OutRecord
+from kept.node.config import NodeConfig
 from kept.testing.ports import free_port
 
 
@@ -80,7 +81,6 @@ def test_a_data_directory_in_use_is_refused(offline, kept_broker):
 def test_local_from_up_to_down(offline, local_dir):
     port = free_port()
     directory = ("--dir", local_dir)
-    assert "one node" in offline("local", "up", "--nodes", 3, *directory, status=1).err
     assert "no nodes" in offline("local", "status", *directory, status=1).err
     ran = offline("local", "up", "--port", port, "--set", "num.partitions=4", *directory)
     assert f"ready on localhost:{port}" in ran.out
@@ -91,7 +91,12 @@ def test_local_from_up_to_down(offline, local_dir):
     offline("topic", "create", "t", *here)
     assert len(offline("topic", "describe", "t", "--json", *here).json["partitions"]) == 4
     (status,) = offline("local", "status", "--json", *directory).json
-    assert (status["state"], status["port"]) == ("running", port)
+    assert (status["state"], status["role"], status["port"]) == ("running", "controller", port)
+    assert "has 1 node, not 3" in offline("local", "up", "--nodes", 3, *directory, status=1).err
+    os.kill(status["pid"], signal.SIGSTOP)
+    (stalled,) = offline("local", "status", "--json", *directory).json
+    assert (stalled["state"], stalled["role"]) == ("stalled", None)
+    os.kill(status["pid"], signal.SIGCONT)
     assert status["pid"] == int((node / "kept.pid").read_text())
 
     assert offline("local", "kill", 0, *directory).out == "node 0 killed\n"
@@ -108,6 +113,41 @@ def test_local_from_up_to_down(offline, local_dir):
     assert f"removed {node}" in offline("local", "down", "--purge", *directory).out
     assert not node.exists()
     assert "no node 7" in offline("local", "start", 7, *directory, status=1).err
+
+
+def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys):
+    from kept.cli import local
+    from kept.cli.shell import run
+
+    started = []
+    monkeypatch.setattr(local, "_start", started.extend)
+    port = free_port()
+    arguments = ["local", "up", "--nodes", "3", "--port", str(port), "--dir", str(local_dir)]
+    assert run([*arguments, "--set", "min.insync.replicas=1"]) == 0
+    assert [node.number for node in started] == [0, 1, 2]
+    for number in range(3):
+        config = NodeConfig.load(str(local_dir / f"node-{number}" / "kept.yaml"), {}, {})
+        assert (config.node_id, config.listeners[0].port) == (number, port + number)
+        assert config.node_listener.port == port + 1000 + number
+        assert [voter.node_id for voter in config.controller_quorum_voters] == [0, 1, 2]
+        assert config.default_replication_factor == 3
+        assert config.min_insync_replicas == 1, "what is given wins"
+    assert run([*arguments[:2], "--nodes", "2", "--dir", str(local_dir)]) == 1
+    assert "has 3 nodes, not 2" in capsys.readouterr().err
+    assert run([*arguments[:2], "--nodes", "3", "--port", "65000", "--dir", str(local_dir)]) == 2
+
+
+def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeypatch, capsys):
+    from kept.cli import local
+    from kept.cli.shell import run
+
+    launched = []
+    monkeypatch.setattr(local, "_start", lambda members: None)
+    assert run(["local", "up", "--nodes", "3", "--dir", str(local_dir)]) == 0
+    monkeypatch.setattr(local._Node, "launch", lambda node: launched.append(node.number))
+    assert run(["local", "start", "1", "--dir", str(local_dir)]) == 0
+    assert launched == [1]
+    assert "serves when most of the nodes run: 1 do now" in capsys.readouterr().out
 
 
 def test_local_says_why_a_node_does_not_start(offline, kept_broker, local_dir):

@@ -185,12 +185,14 @@ def encode_request(
     )
 
 
-def encode_response(api_key: int, version: int, correlation_id: int, values: Values) -> bytes:
-    """A whole response frame: length, header, body."""
+def encode_response(
+    api_key: int, version: int, correlation_id: int, values: Values | bytes
+) -> bytes:
+    """A whole response frame: length, header, body (bytes: a body that is encoded already)."""
     cls = message_type(api_key, version, EntityType.response)
     # ApiVersions answers with header v0 always, so that any client can read it (KIP-511).
     tags = b"\0" if header_is_flexible(cls) and api_key != 18 else b""
-    body = encode(build(cls, values))
+    body = values if isinstance(values, bytes) else encode(build(cls, values))
     return struct.pack(">ii", 4 + len(tags) + len(body), correlation_id) + tags + body
 
 

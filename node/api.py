@@ -68,6 +68,9 @@ class RequestContext:
     client_host: str = ""
 
 
+FORWARDED: Final = frozenset({19, 20, 33, 37, 44})
+"""Requests that change metadata: the active controller answers them, whoever was asked."""
+
 NEVER: Final = 32767
 """``flexible_from`` of an API without flexible versions."""
 

@@ -333,7 +333,13 @@ class Connection(asyncio.BufferedProtocol):
             self.host,
         )
         try:
-            answer = api.handler(served.key)(context, request)
+            membership = self.node.membership
+            answer: Any
+            if served.key in api.FORWARDED and membership is not None:
+                body = bytes(frame[position:])
+                answer = membership.forward(context, served.key, version, body)
+            else:
+                answer = api.handler(served.key)(context, request)
         # The one place that reports our own bugs.
         except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
@@ -346,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         reply = self.expect()
         started = self.last_active
-        future: Any = asyncio.ensure_future(answer, loop=self.node.loop)  # type: ignore[arg-type]
+        future: Any = asyncio.ensure_future(answer, loop=self.node.loop)
 
         def done(finished: Any) -> None:
             if self.transport is None:

@@ -97,7 +97,6 @@ _NAMES: Final[dict[str, int]] = {
     "DuplicateResource": 92,
     "ReassignmentInProgress": 60,
     "NoReassignmentInProgress": 85,
-    "NoReassignmentInProgress": 85,
     "ElectionNotNeeded": 84,
     "PreferredLeaderNotAvailable": 80,
     "EligibleLeadersNotAvailable": 83,

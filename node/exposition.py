@@ -121,9 +121,12 @@ def _process(node: Node) -> Iterator[Metric | None]:
     yield _gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
     yield _gauge("connections", "Open connections.", node.connection_count)
     yield _gauge("inflight_bytes", "Bytes of requests and responses held.", node.budget.used_bytes)
-    yield _gauge("raft_term", "Term of the metadata log.", node.quorum.term)
-    yield _gauge("raft_leader", "Node id of the metadata log's leader.", node.node_id)
-    yield _gauge("raft_commit_lag", "Entries of the metadata log not applied here yet.", 0)
+    member = node.metadata.member
+    yield _gauge("raft_term", "Term of the metadata log.", member.term)
+    leader = -1 if member.leader_id is None else member.leader_id
+    yield _gauge("raft_leader", "Node id of the metadata log's leader, -1: not known.", leader)
+    lag = member.last_index - node.metadata.acted_index
+    yield _gauge("raft_commit_lag", "Entries of the metadata log not applied here yet.", lag)
     yield _gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
     offline = sum(1 for directory in node.log_directories if directory.offline is not None)
     yield _gauge("offline_log_directories", "Log directories that failed.", offline)

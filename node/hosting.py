@@ -12,19 +12,22 @@ import asyncio
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
 from kept.node.logging import log
 from kept.node.pool import Callback, FlushPool
+from kept.node.roles import Roles
 from kept.replication.partition import Partition
 from kept.storage import layout
+from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
     DamagedData,
     KafkaStorageError,
     KeptError,
     MachineError,
+    NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
 from kept.storage.records import CheckRules
@@ -48,9 +51,14 @@ class HostedDirectory:
         self.offline: str | None = None
         self.count = 0
 
+    def checkpoint_recovery_point(self, tp: TopicPartition, offset: int) -> None:
+        """Make one log's recovery point durable, after a cut; blocks. Raises MachineError."""
+        points = {**self.directory.recovery_points, tp: offset}
+        self.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, points)
+
 
 class HostedPartition:
-    """A partition that this node leads, with what requests need beside it."""
+    """A replica on this node, with what requests need beside it."""
 
     __slots__ = ("applying", "compaction", "directory", "partition", "rules", "sync")
 
@@ -78,11 +86,13 @@ class HostedPartition:
 class HostedTopic:
     """A topic's partitions on this node, by number."""
 
-    __slots__ = ("name", "offline", "partitions", "topic_id")
+    __slots__ = ("count", "name", "offline", "partitions", "topic_id")
 
-    def __init__(self, name: str, topic_id: uuid.UUID) -> None:
+    def __init__(self, name: str, topic_id: uuid.UUID, count: int = 0) -> None:
         self.name = name
         self.topic_id = topic_id
+        self.count = count
+        """Partitions of the topic, here and elsewhere."""
         self.partitions: dict[int, HostedPartition] = {}
         self.offline: dict[int, str] = {}
 
@@ -90,6 +100,8 @@ class HostedTopic:
         """Why a partition is not served."""
         if index in self.offline:
             return KafkaStorageError(f"{self.name}-{index}: {self.offline[index]}")
+        if 0 <= index < self.count:
+            return NotLeaderOrFollower(f"{self.name}-{index} has no replica on this node")
         return UnknownTopicOrPartition(f"{self.name} has no partition {index}")
 
 
@@ -116,7 +128,7 @@ class Hosting:
         self.hosted: dict[TopicPartition, HostedPartition] = {}
         self.directories: list[HostedDirectory] = []
         self._defaults: dict[str, str] = {}
-        self._electing: set[asyncio.Future[Any]] = set()
+        self.roles = Roles(node)
 
     # Settings.
 
@@ -204,7 +216,7 @@ class Hosting:
             self.fail(directory, error)
 
     def _register(self, topic: TopicImage) -> HostedTopic:
-        hosted = HostedTopic(topic.name, topic.topic_id)
+        hosted = HostedTopic(topic.name, topic.topic_id, len(topic.partitions))
         self.by_name[topic.name.encode()] = hosted
         self.by_id[topic.topic_id.bytes] = hosted
         return hosted
@@ -223,8 +235,8 @@ class Hosting:
             if isinstance(outcome, BaseException):
                 self._failed_to_open(opening, outcome)
             else:
-                self._lead(opening, *outcome)
-        await self._elected()
+                self._host(opening, *outcome)
+        await self.roles.elected()
 
     def _open(self, opening: _Opening) -> tuple[Log, CompactionState | None]:
         """Open or create a log; in a thread."""
@@ -289,7 +301,7 @@ class Hosting:
         if isinstance(error, MachineError):
             self.fail(opening.directory, error)
 
-    def _lead(self, opening: _Opening, log_: Log, state: CompactionState | None) -> None:
+    def _host(self, opening: _Opening, log_: Log, state: CompactionState | None) -> None:
         tp = opening.tp
         high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
         directory = opening.directory
@@ -298,7 +310,9 @@ class Hosting:
             self._node.node_id,
             high_watermark=high_watermark,
             applied_end=0 if state is None else state.end_offset,
+            lag_time_max_ms=self._node.config.replica_lag_time_max_ms,
             on_machine_error=lambda error: self.fail(directory, error),
+            on_effect=lambda effect: self.roles.heard(hosted, effect),
         )
         hosted = HostedPartition(partition, opening.directory)
         hosted.compaction = state
@@ -306,41 +320,7 @@ class Hosting:
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
         self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
-        self._become_leader(hosted, opening.record)
-
-    def _become_leader(self, hosted: HostedPartition, record: PartitionRecord) -> None:
-        """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
-        if record.leader != self._node.node_id:
-            return
-        ticket = hosted.partition.become_leader(
-            record.leader_epoch,
-            record.partition_epoch,
-            record.isr,
-            record.replicas,
-            self._node.now_ms(),
-        )
-        if ticket is None:
-            return
-        saving = hosted.directory.pool.run(ticket.run)
-        self._electing.add(saving)
-
-        def saved(finished: asyncio.Future[Any]) -> None:
-            self._electing.discard(saving)
-            error = finished.exception()
-            if error is None:
-                ticket.done()
-            elif isinstance(error, MachineError):
-                self.fail(hosted.directory, error)
-            else:
-                log.exception("leader epoch not saved", error)
-
-        saving.add_done_callback(saved)
-
-    async def _elected(self) -> None:
-        """Wait until the epochs of all partitions are durable."""
-        while self._electing:
-            await asyncio.wait(set(self._electing))
-            await asyncio.sleep(0)
+        self.roles.take(hosted, opening.record)
 
     # Changes.
 
@@ -359,10 +339,15 @@ class Hosting:
         for change in delta.partitions:
             tp, record = change.topic_partition, change.after
             hosted = self.hosted.get(tp)
-            if hosted is not None:
-                self._become_leader(hosted, record)
-            elif self._node.node_id in record.replicas:
-                topic = self.by_name[tp.topic.encode()]
+            topic = self.by_name[tp.topic.encode()]
+            topic.count = max(topic.count, tp.partition + 1)
+            mine = self._node.node_id in record.replicas
+            if hosted is not None and mine:
+                self.roles.take(hosted, record)
+            elif hosted is not None:
+                del topic.partitions[tp.partition]
+                await self._remove(tp, hosted)
+            elif mine:
                 if tp.partition in topic.offline:
                     continue
                 directory = self._emptiest()
@@ -381,23 +366,26 @@ class Hosting:
         if self.by_name.get(gone.name.encode()) is topic:
             del self.by_name[gone.name.encode()]
         for number, hosted in topic.partitions.items():
-            tp = TopicPartition(gone.name, number)
-            self.partitions.pop(tp, None)
-            self.hosted.pop(tp, None)
-            hosted.directory.count -= 1
-            self._node.partition_gone(tp)
-            hosted.partition.resign()
-            if hosted.applying is not None:
-                await hosted.applying
-            try:
-                await hosted.directory.pool.run(
-                    hosted.directory.directory.mark_deleted,
-                    hosted.partition.log,
-                    uuid.uuid4(),
-                    self._node.now_ms(),
-                )
-            except MachineError as error:
-                self.fail(hosted.directory, error)
+            await self._remove(TopicPartition(gone.name, number), hosted)
+
+    async def _remove(self, tp: TopicPartition, hosted: HostedPartition) -> None:
+        """A replica is not to be here any more."""
+        self.partitions.pop(tp, None)
+        self.hosted.pop(tp, None)
+        hosted.directory.count -= 1
+        self._node.partition_gone(tp)
+        self.roles.leave(hosted)
+        if hosted.applying is not None:
+            await hosted.applying
+        try:
+            await hosted.directory.pool.run(
+                hosted.directory.directory.mark_deleted,
+                hosted.partition.log,
+                uuid.uuid4(),
+                self._node.now_ms(),
+            )
+        except MachineError as error:
+            self.fail(hosted.directory, error)
 
     # Failure.
 

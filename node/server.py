@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import kept
 from kept.cluster import controller
-from kept.cluster.quorum import Quorum
-from kept.cluster.records import ClusterRecord, Endpoint, MetadataRecord, ResourceType
+from kept.cluster.records import Endpoint, MetadataRecord, ResourceType
 from kept.cluster.settings import validate_topic
+from kept.cluster.voters import Voter
+from kept.cluster.wal import NO_DIRECTORY
 from kept.node import api, internal_topics, known_directories, timers
 from kept.node.budget import Budget
+from kept.node.cluster_settings import raft_settings
 from kept.node.connection import raise_file_limit
 from kept.node.fetch_sessions import FetchSessions
 from kept.node.groups.coordinator import Coordinator
@@ -35,6 +37,7 @@ from kept.node.handlers.producer_ids import ProducerIds
 from kept.node.hosting import HostedDirectory, Hosting
 from kept.node.listener import Listener
 from kept.node.logging import bridge, log
+from kept.node.metadata import Metadata
 from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
 from kept.node.readiness import Readiness
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
     from kept.node.cleaner import Cleaner
     from kept.node.config import NodeConfig
     from kept.node.connection import Connection
+    from kept.node.membership import Membership
+    from kept.node.peers.peers import Peers
     from kept.replication.partition import Partition
 
 Change = Sequence[MetadataRecord] | Callable[["Image"], Sequence[MetadataRecord]]
@@ -77,11 +82,16 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.node_id: int = config.node_id
         self.cluster_id = ""
-        self.broker_epoch = -1
-        self.quorum: Quorum
+        self._broker_epoch = -1
+        self.metadata = Metadata(self.loop)
+        self.membership: Membership | None = None
+        """This node among others; None for a lone one."""
         self.budget = Budget(config.inflight_max_bytes)
         self.hosting = Hosting(self)
         self.listeners = [Listener(self, address) for address in config.listeners]
+        self.node_listener: Listener | None = None
+        if config.node_listener is not None:
+            self.node_listener = Listener(self, config.node_listener, between_nodes=True)
         self.connection_count = 0
         self.fetch_sessions = FetchSessions(
             lambda: int.from_bytes(os.urandom(4), "big") & 0x7FFFFFFF,
@@ -102,14 +112,24 @@ class Node:
         self._proposals = asyncio.Lock()
         self._timers = timers.Timers(self)
         self._metadata_lock: Any = None
-        self._last_delta: Delta | None = None
 
     # What handlers use.
 
     @property
     def image(self) -> Image:
         """The metadata as applied here."""
-        return self.quorum.image
+        return self.metadata.image
+
+    @property
+    def broker_epoch(self) -> int:
+        """Epoch of this node's registration; -1 before it."""
+        return self._broker_epoch if self.membership is None else self.membership.broker_epoch
+
+    @property
+    def peers(self) -> Peers:
+        """The other nodes. A lone node has none, and nobody asks."""
+        assert self.membership is not None
+        return self.membership.peers
 
     @property
     def partitions(self) -> dict[TopicPartition, Partition]:
@@ -162,29 +182,26 @@ class Node:
         return self.loop.create_task(self._propose(change))
 
     async def _propose(self, change: Change) -> int:
-        async with self._proposals:
-            records = change(self.image) if callable(change) else change
-            if not records:
-                return self.image.index
-            try:
-                index: int = await self.in_pool(self.quorum.write, records)
-            except MachineError as error:
-                self.fatal(f"the metadata log failed: {error}")
-                raise
-            self.quorum.apply_committed()
-            delta, self._last_delta = self._last_delta, None
-            if delta is not None:
-                await self._act_on(self.image, delta)
-            return index
-
-    def _heard(self, _: Image, delta: Delta) -> None:
-        self._last_delta = delta
+        if self.membership is not None:
+            index = await self.membership.controlling.decide(change)
+        else:
+            async with self._proposals:
+                records = change(self.image) if callable(change) else change
+                if not records:
+                    return self.image.index
+                index = await self.metadata.propose(records)
+        await self.metadata.acted(index)
+        return index
 
     async def _act_on(self, image: Image, delta: Delta) -> None:
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_broker_settings()
         await self.hosting.apply(image, delta)
         self.groups.metadata_changed(image, delta)
+        if self.membership is not None:
+            if delta.brokers:
+                self.hosting.roles.brokers_changed(image)
+            self.membership.acted_on(image)
 
     def _reload_broker_settings(self) -> None:
         own = self.image.config(ResourceType.BROKER, str(self.node_id))
@@ -202,6 +219,9 @@ class Node:
 
     async def create_topic(self, name: str, **fields: Any) -> None:
         """Create a topic with the node's defaults; fields are those of ``CreateTopic``."""
+        if self.membership is not None:
+            await self.membership.create_topic(name, fields)
+            return
 
         def decide(image: Image) -> list[MetadataRecord]:
             request = controller.CreateTopic(name, self.new_id(), **fields)
@@ -245,6 +265,22 @@ class Node:
             if listener.name == listener_name:
                 return advertised.host, advertised.port or listener.port
         return self.endpoints(self.listeners[0].name)
+
+    def peer_address(self, node_id: int) -> tuple[str, int] | None:
+        """Where another node's listener for nodes is: as it registered, else as a voter."""
+        if self.config.node_listener is None:
+            return None
+        broker = self.image.brokers.get(node_id)
+        endpoint = None if broker is None else broker.endpoint(self.config.node_listener.name)
+        if endpoint is not None:
+            return endpoint.host, endpoint.port
+        for known in self.metadata.member.voters:
+            if known.node_id == node_id and known.host:
+                return known.host, known.port
+        for listed in self.config.controller_quorum_voters:
+            if listed.node_id == node_id:
+                return listed.host, listed.port
+        return None
 
     def broker_endpoint(self, broker_id: int, listener_name: str) -> tuple[str, int] | None:
         """Where clients of a listener reach any broker; None when it is not known there."""
@@ -311,24 +347,50 @@ class Node:
     async def start(self) -> None:
         """Open everything and accept clients. Raises KeptError; nothing is left locked then."""
         try:
-            for listener in self.listeners:
+            for listener in self._all_listeners():
                 listener.bind()
             self._open_metadata()
+            if self.node_listener is not None:
+                await self._meet(self.node_listener)
+            self.cluster_id = self.image.cluster_id or ""
+            self._reload_broker_settings()
             self._open_directories()
-            self._register()
-            await self.hosting.start(self.image)
-            self.quorum.subscribe(self._heard)
+            if self.membership is None:
+                self._register()
+                self.hosting.roles.serving = True
+            await self.hosting.start(self.metadata.begin())
+            self.metadata.act(self._act_on)
             self.groups.start()
+            if self.membership is not None:
+                await self.membership.register(self._endpoints(), self._clean_epoch())
             for listener in self.listeners:
                 await listener.start()
             self._timers.start()
             self.ready = True
             self._warming = self.loop.create_task(self._warm_up())
         except BaseException:
-            for listener in self.listeners:
+            for listener in self._all_listeners():
                 listener.stop_accepting()
+            await self._leave_cluster()
             self._release()
             raise
+
+    def _all_listeners(self) -> list[Listener]:
+        return [*self.listeners, *([] if self.node_listener is None else [self.node_listener])]
+
+    async def _meet(self, node_listener: Listener) -> None:
+        """Speak with the other nodes until the cluster is known."""
+        from kept.node.membership import Membership
+
+        self.membership = Membership(self)
+        await self.membership.start()
+        await node_listener.start()
+        await self.membership.cluster_id()
+
+    async def _leave_cluster(self) -> None:
+        if self.membership is not None:
+            await self.membership.stop()
+        await self.metadata.close()
 
     async def _warm_up(self) -> None:
         """Import what is needed soon but not to be ready; then the cleaner looks for work."""
@@ -358,12 +420,19 @@ class Node:
         )
         self.disk.mkdir(path)
         self._metadata_lock = self.disk.lock(f"{path}/{METADATA_LOCK}")
-        self.quorum = Quorum.open(path, self.disk, node_id=self.node_id)
-        if self.image.cluster_id is None:
-            self.quorum.propose([ClusterRecord(encode_uuid(self.new_id()))])
-        assert self.image.cluster_id is not None
-        self.cluster_id = self.image.cluster_id
-        self._reload_broker_settings()
+        self.metadata.on_failure = self.fatal
+        self.metadata.open(
+            path,
+            self.disk,
+            node_id=self.node_id,
+            directory_id=self.new_id(),
+            voters=tuple(
+                Voter(voter.node_id, NO_DIRECTORY, voter.host, voter.port)
+                for voter in self.config.controller_quorum_voters
+            ),
+            observer="controller" not in self.config.process_roles,
+            settings=raft_settings(self.config),
+        )
 
     def _open_directories(self) -> None:
         self.reads_in_memory = False
@@ -406,23 +475,45 @@ class Node:
 
         return FlushPool(self.loop, self.config.fsync_threads, str(number), failed, observe)
 
-    def _register(self) -> None:
-        endpoints = tuple(
+    def _endpoints(self) -> tuple[Endpoint, ...]:
+        found = [
             Endpoint(listener.name, listener.address.protocol, *self.endpoints(listener.name))
             for listener in self.listeners
-        )
+        ]
+        advertised = self.config.advertised_node_listener
+        if advertised is not None and self.node_listener is not None:
+            port = advertised.port or self.node_listener.port
+            found.append(Endpoint(advertised.name, advertised.protocol, advertised.host, port))
+        return tuple(found)
+
+    def _clean_epoch(self) -> int:
+        """The broker epoch in the marks of the last clean stop; -1 unless all directories agree."""
+        epochs = {
+            one.directory.broker_epoch if one.directory.was_clean else -1
+            for one in self.log_directories
+        }
+        return epochs.pop() if len(epochs) == 1 else -1
+
+    def _register(self) -> None:
+        """A lone node takes part at once."""
         registration = controller.Registration(
-            self.node_id, uuid.uuid4(), endpoints, self.config.broker_rack
+            self.node_id,
+            uuid.uuid4(),
+            self._endpoints(),
+            self.config.broker_rack,
+            self._clean_epoch(),
         )
         records = controller.register_broker(self.image, registration, fenced=False)
-        self.quorum.propose(records)
-        self.broker_epoch = self.image.brokers[self.node_id].broker_epoch
+        self.metadata.propose_now(records)
+        self._broker_epoch = self.image.brokers[self.node_id].broker_epoch
 
     async def stop(self) -> None:
         """Stop cleanly; what is acknowledged is durable when this returns."""
         self.ready = False
+        if self.membership is not None and not self.exit_code:
+            await self.membership.leave()
         self._timers.stop()
-        for listener in self.listeners:
+        for listener in self._all_listeners():
             listener.stop_accepting()
         if self._warming is not None:
             await self._warming
@@ -430,8 +521,9 @@ class Node:
             await self._cleaner.stop()
         await self.groups.stop()
         async with self._proposals:
-            for listener in self.listeners:
+            for listener in self._all_listeners():
                 listener.close_connections()
+            await self._leave_cluster()
             for hosted in self.hosting.hosted.values():
                 hosted.partition.resign()
             for directory in self.log_directories:
@@ -491,12 +583,19 @@ async def serve(config: NodeConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopped.set)
     raise_file_limit()
-    await node.start()
+    starting = loop.create_task(node.start())
+    stopping = loop.create_task(node.stopped.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return node.exit_code
+    await starting
     print(node.ready_line(), flush=True)
     await node.settled()
     gc.collect()
     gc.freeze()
-    await node.stopped.wait()
+    await stopping
     log.info("stopping")
     await node.stop()
     return node.exit_code

@@ -32,6 +32,8 @@ class ProducerIds:
     async def next(self) -> int:
         """An id that nobody ever had."""
         async with self._lock:
+            if not self._left and self._node.membership is not None:
+                self._left = list(reversed(await self._node.membership.producer_ids()))
             if not self._left:
                 block: range = range(0)
 

@@ -148,9 +148,10 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReply:
-    """The response's body, without its header."""
+    """The response's body, without its header; ``index`` of the controller's image by then."""
 
     body: bytes
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

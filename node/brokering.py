@@ -1,0 +1,188 @@
+"""This node's membership as a broker: registration, heartbeats, and whether it may serve.
+
+The shell of :class:`kept.cluster.lifecycle.BrokerLifecycle`: time, calls to the active controller
+(which may be this node), and the effects on what is hosted here. A lone node needs none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.cluster import lifecycle
+from kept.cluster.brokers import Registration
+from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog
+from kept.cluster.lifecycle import BrokerLifecycle, State
+from kept.node.cluster_settings import lifecycle_settings
+from kept.node.logging import log
+from kept.node.peers.calls import HeartbeatRequest, RegisterRequest
+from kept.storage.errors import KeptError, NetworkException
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image
+    from kept.node.server import Node
+
+TICKS_PER_STALL: Final = 8
+CALL_S: Final = 2.0
+
+
+def monotonic_ms() -> int:
+    """The clock of sessions and lifecycles."""
+    return int(time.monotonic() * 1000)
+
+
+class Brokering:
+    """See the module. ``valid_until`` is the core's, in seconds of ``time.monotonic``."""
+
+    def __init__(self, node: Node, registration: Registration) -> None:
+        self._node = node
+        self.core = BrokerLifecycle(registration, lifecycle_settings(node.config))
+        self.running = asyncio.Event()
+        """It is registered and not fenced."""
+        self.stopped = asyncio.Event()
+        """It may end: in order, or because it must (``failure``)."""
+        self.failure: str | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._controller: int | None = None
+
+    @property
+    def broker_epoch(self) -> int:
+        """Epoch of the registration; -1 before it."""
+        return self.core.broker_epoch
+
+    def may_serve(self) -> bool:
+        """Whether leadership may be acted on now: not after a stall that is not over."""
+        return self.core.may_serve(monotonic_ms())
+
+    # Life.
+
+    def start(self) -> None:
+        """Register, and go on from there."""
+        self._step(lifecycle.Start(monotonic_ms()))
+        self._tick()
+
+    def _tick(self) -> None:
+        self._step(lifecycle.Tick(monotonic_ms()))
+        seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
+        self._ticker = self._node.loop.call_later(seconds, self._tick)
+
+    def logs_opened(self) -> None:
+        """The logs here are open: this broker may lead."""
+        self._step(lifecycle.LogsOpened(monotonic_ms()))
+
+    def image_acted_on(self, image: Image) -> None:
+        """The node is what ``image`` says."""
+        self._step(lifecycle.ImageApplied(image, monotonic_ms()))
+
+    def controller_is(self, node_id: int | None) -> None:
+        """The active controller, as far as it is known."""
+        if node_id == self._controller:
+            return
+        self._controller = node_id
+        self._node.peers.hold_control(node_id)
+        if node_id is not None:
+            self._step(lifecycle.ControllerChanged(monotonic_ms()))
+
+    async def shut_down(self) -> None:
+        """Hand over what is led; returns when the process may end."""
+        self._step(lifecycle.ShutDown(monotonic_ms()))
+        await self.stopped.wait()
+
+    async def close(self) -> None:
+        """End without asking anybody."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Effects.
+
+    def _step(self, event: lifecycle.Event) -> None:
+        for effect in self.core.step(event):
+            match effect:
+                case lifecycle.Register():
+                    self._spawn(self._register(effect.registration))
+                case lifecycle.Heartbeat():
+                    self._spawn(self._heartbeat(effect))
+                case lifecycle.StopServing():
+                    log.warning("serving suspended", reason=effect.reason)
+                    self._node.hosting.roles.suspend()
+                case lifecycle.ResumeServing():
+                    self._node.hosting.roles.resume(self.core.image)
+                case lifecycle.Exit():
+                    self._exit(effect)
+        if self.core.state is State.RUNNING:
+            self.running.set()
+
+    def _exit(self, effect: lifecycle.Exit) -> None:
+        if effect.failed:
+            self.failure = effect.reason
+            self._node.fatal(effect.reason)
+        self.stopped.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = self._node.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _register(self, registration: Registration) -> None:
+        request = RegisterRequest(
+            registration.broker_id,
+            registration.incarnation,
+            registration.endpoints,
+            registration.rack,
+            registration.clean_epoch,
+        )
+        try:
+            reply = await self._ask("Register", request)
+        except KeptError as error:
+            self._step(lifecycle.RegistrationFailed(error, monotonic_ms()))
+        else:
+            self._step(lifecycle.Registered(reply.broker_epoch, monotonic_ms()))
+
+    async def _heartbeat(self, effect: lifecycle.Heartbeat) -> None:
+        request = HeartbeatRequest(
+            effect.broker_id,
+            effect.broker_epoch,
+            effect.applied_index,
+            wants_fence=effect.wants_fence,
+            wants_shutdown=effect.wants_shutdown,
+            logs=tuple(self._logs(effect.report)),
+        )
+        try:
+            reply = await self._node.peers.heartbeat(request, CALL_S)
+        except KeptError as error:
+            self._step(lifecycle.HeartbeatFailed(effect.number, error, monotonic_ms()))
+            return
+        answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
+        self._step(lifecycle.HeartbeatAnswered(effect.number, answer, monotonic_ms()))
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        controller = self._node.metadata.leader_id
+        if controller is None:
+            raise NetworkException(f"{method}: no controller is known")
+        return await self._node.peers.call(controller, method, request, CALL_S)
+
+    def _logs(self, report: tuple[PartitionKey, ...]) -> list[ReplicaLog]:
+        """How long the logs are that the controller asks for."""
+        found = []
+        for topic_id, number in report:
+            topic = self._node.hosting.by_id.get(topic_id.bytes)
+            hosted = None if topic is None else topic.partitions.get(number)
+            record = self._node.image.partition(topic_id, number)
+            if hosted is None or record is None:
+                continue
+            partition = hosted.partition
+            found.append(
+                ReplicaLog(
+                    topic_id,
+                    number,
+                    record.leader_epoch,
+                    partition.latest_epoch,
+                    partition.log_end_offset,
+                )
+            )
+        return found

@@ -1,0 +1,264 @@
+"""The active controller's shell: decisions in their turn, the lives of brokers, calls of brokers.
+
+Decisions are pure functions of the image (``kept.cluster.controller``). They queue here: each is
+taken on the image that the one before it left, proposed, and done when it is in the image. Whoever
+asks at a node that does not lead gets NotController. Liveness is the core's
+(:class:`kept.cluster.sessions.Sessions`); this module gives it time, probes and decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.cluster import brokers, election
+from kept.cluster.brokers import Registration
+from kept.cluster.election import AlterIsr, UncleanAllowed
+from kept.cluster.image import Image
+from kept.cluster.records import MetadataRecord, ResourceType
+from kept.cluster.sessions import Decide, Effect, Probe, Sessions
+from kept.node.brokering import monotonic_ms
+from kept.node.cluster_settings import session_settings
+from kept.node.logging import log
+from kept.node.peers import calls
+from kept.node.peers.failures import failure_of
+from kept.storage.errors import KeptError, NotController
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+
+TICK_S: Final = 0.1
+
+Change = Sequence[MetadataRecord] | Callable[[Image], Sequence[MetadataRecord]]
+"""Records, or how to decide on them: called with the image that they will follow."""
+
+UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+class Controlling:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.sessions = Sessions(session_settings(node.config), self._unclean_allowed)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    # Life.
+
+    def start(self) -> None:
+        """Answer brokers, and take notice of who leads."""
+        peers = self._node.peers
+        peers.on_control_lost = self._connection_lost
+        for method, handler in (
+            ("Register", self._register),
+            ("Heartbeat", self._heartbeat),
+            ("AlterPartitions", self._alter_partitions),
+            ("AllocateProducerIds", self._allocate_producer_ids),
+        ):
+            peers.serve(method, handler)
+        self._tick()
+
+    async def close(self) -> None:
+        """Decide nothing more."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def metadata_moved(self) -> None:
+        """The image or the role of this node has changed."""
+        metadata = self._node.metadata
+        now_ms = monotonic_ms()
+        if metadata.leads and not self.sessions.active:
+            log.info("controller", term=metadata.member.term, index=metadata.image.index)
+            self._perform(self.sessions.start(metadata.image, now_ms))
+        elif not metadata.leads and self.sessions.active:
+            log.info("controller no more", term=metadata.member.term)
+            self.sessions.stop()
+        elif self.sessions.active:
+            self._perform(self.sessions.image_changed(metadata.image, now_ms))
+
+    def _tick(self) -> None:
+        if self.sessions.active:
+            self._perform(self.sessions.tick(monotonic_ms()))
+        self._ticker = self._node.loop.call_later(TICK_S, self._tick)
+
+    # Decisions.
+
+    async def decide(self, change: Change) -> int:
+        """Take a decision in its turn; the index of the image that holds it.
+
+        Raises what the decision raises, NotController.
+        """
+        metadata = self._node.metadata
+        async with self._turn:
+            if not metadata.leads:
+                leader_id = metadata.leader_id
+                raise NotController(
+                    "this node is not the active controller",
+                    -1 if leader_id is None else leader_id,
+                )
+            records = change(metadata.image) if callable(change) else change
+            if not records:
+                return metadata.image.index
+            return await metadata.propose(records)
+
+    def _unclean_allowed(self, image: Image) -> UncleanAllowed:
+        default = self._node.config.unclean_leader_election_enable
+
+        def allowed(topic: str) -> bool:
+            given = image.config(ResourceType.TOPIC, topic).get(UNCLEAN)
+            return default if given is None else given == "true"
+
+        return allowed
+
+    # Effects of the sessions.
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            work = self._probe(effect) if isinstance(effect, Probe) else self._decided(effect)
+            task = self._node.loop.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, effect: Probe) -> None:
+        found = await self._node.peers.probe(effect.broker_id)
+        effects = self.sessions.probed(effect.broker_id, found, monotonic_ms(), effect.broker_epoch)
+        self._perform(effects)
+
+    async def _decided(self, effect: Decide) -> None:
+        error: KeptError | None = None
+        try:
+            await self.decide(effect.decide)
+        except KeptError as failed:
+            error = failed
+        if error is None:
+            log.info("decided", what=effect.name, broker=effect.broker_id, reason=effect.reason)
+        elif not isinstance(error, NotController):
+            log.error("decision failed", what=effect.name, error=str(error))
+        self._perform(self.sessions.decided(effect, monotonic_ms(), error))
+
+    def _connection_lost(self, broker_id: int) -> None:
+        self._perform(self.sessions.connection_lost(broker_id, monotonic_ms()))
+
+    def peer_down(self, node_id: int) -> None:
+        """A node's process is gone: look, as when its control stream breaks."""
+        self._connection_lost(node_id)
+
+    # Calls of brokers.
+
+    def _check_leads(self) -> None:
+        metadata = self._node.metadata
+        if not self.sessions.active:
+            leader_id = metadata.leader_id
+            raise NotController(
+                f"node {self._node.node_id} is not the active controller",
+                -1 if leader_id is None else leader_id,
+            )
+
+    async def _register(self, request: calls.RegisterRequest) -> calls.RegisterReply:
+        self._check_leads()
+        registration = Registration(
+            request.broker_id,
+            request.incarnation,
+            request.endpoints,
+            request.rack,
+            request.clean_epoch,
+        )
+
+        def change(image: Image) -> list[MetadataRecord]:
+            return brokers.register_broker(
+                image,
+                registration,
+                session_live=self.sessions.live(request.broker_id, monotonic_ms()),
+                unclean_allowed=self._unclean_allowed(image),
+            )
+
+        await self.decide(change)
+        broker = self._node.image.brokers[request.broker_id]
+        log.info("broker registered", broker=request.broker_id, epoch=broker.broker_epoch)
+        return calls.RegisterReply(broker.broker_epoch)
+
+    async def _heartbeat(self, request: calls.HeartbeatRequest) -> calls.HeartbeatReply:
+        self._check_leads()
+        answer, effects = self.sessions.heartbeat(
+            request.broker_id,
+            request.broker_epoch,
+            request.applied_index,
+            request.wants_shutdown,
+            monotonic_ms(),
+            wants_fence=request.wants_fence,
+            logs=request.logs,
+        )
+        self._perform(effects)
+        return calls.HeartbeatReply(answer.fenced, answer.should_shut_down, answer.index)
+
+    async def _alter_partitions(
+        self, request: calls.AlterPartitionsRequest
+    ) -> calls.AlterPartitionsReply:
+        """ISR changes of one leader: each is taken or refused on its own, in one entry."""
+        self._check_leads()
+        errors: dict[Any, KeptError] = {}
+
+        def change(image: Image) -> list[MetadataRecord]:
+            nonlocal errors
+            asked = [_alter_isr(request, change) for change in request.changes]
+            records, errors = election.alter_isrs(image, asked)
+            return records
+
+        await self.decide(change)
+        image = self._node.image
+        results = [
+            _isr_result(image, asked, errors.get((asked.topic_id, asked.partition)))
+            for asked in request.changes
+        ]
+        return calls.AlterPartitionsReply(tuple(results))
+
+    async def _allocate_producer_ids(
+        self, request: calls.AllocateProducerIdsRequest
+    ) -> calls.AllocateProducerIdsReply:
+        self._check_leads()
+        block = range(0)
+
+        def change(image: Image) -> list[MetadataRecord]:
+            nonlocal block
+            records, block = brokers.allocate_producer_ids(
+                image, request.broker_id, request.broker_epoch
+            )
+            return records
+
+        await self.decide(change)
+        return calls.AllocateProducerIdsReply(block.start, len(block))
+
+
+def _alter_isr(request: calls.AlterPartitionsRequest, asked: calls.IsrChange) -> AlterIsr:
+    return AlterIsr(
+        asked.topic_id,
+        asked.partition,
+        request.broker_id,
+        request.broker_epoch,
+        asked.leader_epoch,
+        asked.partition_epoch,
+        tuple((member.broker_id, member.broker_epoch) for member in asked.isr),
+    )
+
+
+def _isr_result(image: Image, asked: calls.IsrChange, error: KeptError | None) -> calls.IsrResult:
+    state = image.partition(asked.topic_id, asked.partition)
+    failure = None if error is None else failure_of(error)
+    if state is None:
+        return calls.IsrResult(asked.topic_id, asked.partition, failure)
+    return calls.IsrResult(
+        asked.topic_id,
+        asked.partition,
+        failure,
+        state.leader,
+        state.leader_epoch,
+        state.partition_epoch,
+        state.isr,
+        int(state.unclean),
+    )

@@ -1,0 +1,257 @@
+"""The shell of the fetcher cores: one connection and one task for each leader that is followed.
+
+A leader's partitions are spread over ``num.replica.fetchers`` streams. A stream asks, performs what
+its core makes of the answer on the partitions' logs, and asks again; it ends when it has nothing
+left to follow. Answers are taken apart in place; appends happen on the loop, as those of producers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+from kept.client.aio import NodeConnection
+from kept.node.fetching import codec
+from kept.node.logging import log
+from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings, Work
+from kept.replication.fetching import (
+    FetchRequest,
+    OffsetsAnswer,
+    OffsetsRequest,
+)
+from kept.replication.following import FollowingReplica, perform_all
+from kept.replication.quota import ReplicationQuota
+from kept.storage.errors import KeptError, NetworkException
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+
+LIST_OFFSETS: Final = 2
+LIST_OFFSETS_VERSION: Final = 6
+EARLIEST: Final = -2
+LATEST: Final = -1
+MARGIN_S: Final = 30.0
+"""How much longer than its ``max_wait_ms`` a Fetch may take before the leader counts as silent."""
+
+
+class Fetchers:
+    """What this node follows, by leader."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._where: dict[TopicPartition, tuple[int, int]] = {}
+        self.quota = ReplicationQuota()
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def follow(self, hosted: HostedPartition, leader_id: int, leader_epoch: int) -> None:
+        """Fetch a partition from that leader, from now on."""
+        partition = hosted.partition
+        tp = partition.topic_partition
+        number = crc32(tp.topic.encode()) + tp.partition
+        key = (leader_id, number % max(1, self._node.config.num_replica_fetchers))
+        if self._where.get(tp, key) != key:
+            self.stop_following(tp)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = _Stream(self._node, leader_id, self.quota)
+        self._where[tp] = key
+        stream.follow(hosted, leader_epoch)
+
+    def stop_following(self, tp: TopicPartition) -> None:
+        """Fetch it no more; a partition that is not followed is no error."""
+        key = self._where.pop(tp, None)
+        if key is None:
+            return
+        stream = self._streams[key]
+        stream.leave(tp)
+        if not len(stream.core):
+            del self._streams[key]
+            stream.stop()
+
+    def nudge(self, tp: TopicPartition) -> None:
+        """What held a partition back may be over."""
+        key = self._where.get(tp)
+        if key is not None:
+            self._streams[key].nudge(tp)
+
+    async def stop(self) -> None:
+        """Follow nobody any more."""
+        streams, self._streams = list(self._streams.values()), {}
+        self._where.clear()
+        for stream in streams:
+            stream.stop()
+        await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
+
+
+class _Stream:
+    """One stream of requests to one leader."""
+
+    def __init__(self, node: Node, leader_id: int, quota: ReplicationQuota) -> None:
+        self._node = node
+        self._leader_id = leader_id
+        self._hosted: dict[TopicPartition, HostedPartition] = {}
+        self._topics: codec.Topics = {}
+        self._connection: NodeConnection | None = None
+        self._woken = asyncio.Event()
+        self._complained = False
+        config = node.config
+        settings = FetchSettings(
+            max_wait_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            response_max_bytes=config.replica_fetch_response_max_bytes,
+            partition_max_bytes=config.replica_fetch_max_bytes,
+            backoff_max_ms=config.replica_fetch_backoff_ms,
+        )
+        self.core = FetcherCore(leader_id, settings, quota)
+        self.task = node.loop.create_task(self._run())
+
+    # Membership.
+
+    def follow(self, hosted: HostedPartition, leader_epoch: int) -> None:
+        """Follow a partition, or go on in another epoch."""
+        partition = hosted.partition
+        tp = partition.topic_partition
+        self._hosted[tp] = hosted
+        self._topics.setdefault(partition.topic_id.bytes, {})[tp.partition] = tp
+        self.core.add(tp, partition.topic_id, partition, leader_epoch)
+        self._woken.set()
+
+    def leave(self, tp: TopicPartition) -> None:
+        """Follow it no more."""
+        hosted = self._hosted.pop(tp, None)
+        if hosted is None:
+            return
+        numbers = self._topics[hosted.partition.topic_id.bytes]
+        del numbers[tp.partition]
+        if not numbers:
+            del self._topics[hosted.partition.topic_id.bytes]
+        self.core.remove(tp)
+        self._woken.set()
+
+    def nudge(self, tp: TopicPartition) -> None:
+        """Look at a partition again."""
+        self.core.nudge(tp)
+        self._woken.set()
+
+    def stop(self) -> None:
+        """End the stream."""
+        self.task.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    # Work.
+
+    def _now_ms(self) -> int:
+        return self._node.now_ms()
+
+    async def _run(self) -> None:
+        while True:
+            request = self.core.next_request(self._now_ms())
+            if request is None:
+                await self._pause()
+                continue
+            try:
+                work = await self._exchange(request)
+            except (KeptError, OSError, TimeoutError) as error:
+                self._lost(request, error)
+                continue
+            # A bug of ours must not end replication: the stream starts over, and says so.
+            except Exception as error:  # noqa: BLE001
+                log.exception("fetching failed", error, leader=self._leader_id)
+                self._lost(request, error)
+                continue
+            self._complained = False
+            self._perform(work)
+
+    async def _pause(self) -> None:
+        """Until something is to be asked again."""
+        self._woken.clear()
+        wake_at_ms = self.core.wake_at_ms()
+        delay = None if wake_at_ms >= NEVER else (wake_at_ms - self._now_ms()) / 1000
+        if delay is not None and delay <= 0:
+            return
+        try:
+            async with asyncio.timeout(delay):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def _lost(self, request: FetchRequest | OffsetsRequest, error: BaseException) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self.core.failed(request, self._now_ms())
+        if not self._complained:
+            self._complained = True
+            log.warning("leader does not answer", leader=self._leader_id, error=str(error))
+
+    async def _connected(self) -> NodeConnection:
+        connection = self._connection
+        if connection is None or connection.closed:
+            address = self._node.peer_address(self._leader_id)
+            if address is None:
+                raise NetworkException(f"no address of broker {self._leader_id} is known")
+            connection = await NodeConnection.open(*address, client_id=f"node-{self._node.node_id}")
+            self._connection = connection
+        return connection
+
+    async def _exchange(self, request: FetchRequest | OffsetsRequest) -> Work:
+        connection = await self._connected()
+        if isinstance(request, OffsetsRequest):
+            answers = await self._offsets(connection, request)
+            return self.core.offsets_answered(request, answers, self._now_ms())
+        body = codec.encode_request(request, self._node.node_id, self._node.broker_epoch)
+        async with asyncio.timeout(request.max_wait_ms / 1000 + MARGIN_S):
+            frame = await connection.request(codec.API_KEY, codec.VERSION, body)
+        answer = codec.decode_response(frame, self._topics)
+        return self.core.answered(request, answer, self._now_ms())
+
+    async def _offsets(
+        self, connection: NodeConnection, request: OffsetsRequest
+    ) -> tuple[OffsetsAnswer, ...]:
+        starts = await self._list(connection, request, EARLIEST)
+        ends = await self._list(connection, request, LATEST)
+        answers = []
+        for tp, _, _ in request.partitions:
+            start, end = starts.get(tp, (-1, -1)), ends.get(tp, (-1, -1))
+            error = start[0] or end[0]
+            answers.append(OffsetsAnswer(tp, error, start[1], end[1]))
+        return tuple(answers)
+
+    async def _list(
+        self, connection: NodeConnection, request: OffsetsRequest, timestamp: int
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for tp, _, leader_epoch in request.partitions:
+            topics.setdefault(tp.topic, []).append(
+                {
+                    "partition_index": tp.partition,
+                    "current_leader_epoch": leader_epoch,
+                    "timestamp": timestamp,
+                }
+            )
+        values = {
+            "replica_id": self._node.node_id,
+            "isolation_level": 0,
+            "topics": [{"name": name, "partitions": parts} for name, parts in topics.items()],
+        }
+        async with asyncio.timeout(MARGIN_S):
+            frame = await connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values)
+        return {
+            TopicPartition(topic.name, part.partition_index): (int(part.error_code), part.offset)
+            for topic in frame.topics
+            for part in topic.partitions
+        }
+
+    def _find(self, tp: TopicPartition) -> FollowingReplica | None:
+        hosted = self._hosted.get(tp)
+        return None if hosted is None else hosted.partition
+
+    def _perform(self, work: Work) -> None:
+        perform_all(self.core, work, self._find, self._now_ms())

@@ -1,0 +1,104 @@
+"""Leaders here ask the controller for other ISRs: one AlterPartitions call for many partitions.
+
+What is asked in one turn of the loop goes in one call, one call is under way at a time, and what
+nobody answered is asked again. The ISR itself comes from the image alone (rule 35).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kept.node.logging import log
+from kept.node.peers import calls
+from kept.node.peers.failures import error_of
+from kept.replication.isr import AlterIsrItem
+from kept.storage.errors import KeptError, NetworkException
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+    from kept.replication.partition import Partition
+
+RETRY_S: Final = 0.05
+CALL_S: Final = 5.0
+MAX_CHANGES: Final = 1000
+"""Of one call: some 100 KB."""
+
+
+class IsrChanges:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._wanted: dict[Partition, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.changes = {"expand": 0, "shrink": 0}
+        """ISR changes that the controller made for leaders here."""
+
+    def ask(self, partition: Partition) -> None:
+        """A partition wants another ISR; it says which when the call is made."""
+        self._wanted[partition] = None
+        if self._task is None:
+            self._task = self._node.loop.create_task(self._run())
+
+    async def close(self) -> None:
+        """Ask for nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)
+        while self._wanted:
+            asking: dict[Partition, AlterIsrItem] = {}
+            for partition in list(self._wanted)[:MAX_CHANGES]:
+                del self._wanted[partition]
+                item = partition.alter_isr_request()
+                if item is not None:
+                    asking[partition] = item
+            if asking and not await self._ask(asking):
+                self._wanted.update(dict.fromkeys(asking))
+                await asyncio.sleep(RETRY_S)
+        self._task = None
+
+    async def _ask(self, asking: dict[Partition, AlterIsrItem]) -> bool:
+        """Whether there was an answer."""
+        node = self._node
+        request = calls.AlterPartitionsRequest(
+            node.node_id,
+            node.broker_epoch,
+            tuple(
+                calls.IsrChange(
+                    item.topic_id,
+                    item.partition,
+                    item.leader_epoch,
+                    item.partition_epoch,
+                    tuple(calls.IsrMember(member, epoch) for member, epoch in item.isr),
+                    int(not item.base_published),
+                )
+                for item in asking.values()
+            ),
+        )
+        try:
+            controller = node.metadata.leader_id
+            if controller is None:
+                raise NetworkException("no controller is known")
+            reply = await node.peers.call(controller, "AlterPartitions", request, CALL_S)
+        except KeptError as error:
+            log.debug("ISR change unanswered", error=str(error))
+            return False
+        for (partition, item), result in zip(asking.items(), reply.results, strict=True):
+            refusal = None if result.failure is None else error_of(result.failure)
+            if refusal is None:
+                kind = "expand" if len(item.isr) > len(partition.isr) else "shrink"
+                self.changes[kind] += 1
+                log.info(
+                    "ISR changed",
+                    topic=partition.topic_partition.topic,
+                    partition=partition.topic_partition.partition,
+                    isr=",".join(str(member) for member, _ in item.isr),
+                )
+            partition.isr_answered(item, refusal)
+            if partition.alter_isr_request() is not None:
+                self._wanted[partition] = None
+        return True

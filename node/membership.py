@@ -1,0 +1,249 @@
+"""A node among several: its peers, its part as controller and as broker, whom it follows.
+
+Made only where there are other nodes; a lone node imports none of this (gRPC alone is 22 MB). It
+joins the parts: messages of the metadata's Raft go out and in through the peers, evidence of a
+dead process goes to Raft and to the sessions of brokers, admin requests to the active controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client import protocol
+from kept.client.failures import failure
+from kept.cluster.brokers import Registration
+from kept.node import api
+from kept.node.brokering import Brokering
+from kept.node.controlling import Controlling
+from kept.node.fetching.fetchers import Fetchers
+from kept.node.isr_changes import IsrChanges
+from kept.node.logging import log
+from kept.node.peers import calls
+from kept.node.peers.peers import Peers
+from kept.storage.errors import NetworkException, NotController
+
+# isort: split
+from kio.static.constants import EntityType
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image
+    from kept.cluster.records import Endpoint
+    from kept.node.server import Node
+
+CREATE_TOPICS: Final = 19
+CREATE_TOPICS_VERSION: Final = 7
+FORWARD_S: Final = 15.0
+"""How long an admin request may take at the controller, or wait for one to be elected."""
+RETRY_S: Final = 0.05
+FOLLOW_S: Final = 1.0
+"""How long a forwarded request waits for its effect to be seen at this node, too."""
+
+
+class Membership:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        config = node.config
+        self.incarnation = uuid.uuid4()
+        self.peers = Peers(
+            node.node_id,
+            node.image.cluster_id or "",
+            self.incarnation,
+            node.loop,
+            node.peer_address,
+            voters=config.controller_quorum_voters,
+            has_log=node.metadata.member.last_index > 0,
+            directory_id=node.metadata.member.directory_id,
+        )
+        self.controlling = Controlling(node)
+        self.brokering: Brokering | None = None
+        self.fetchers = Fetchers(node)
+        self.isr_changes = IsrChanges(node)
+        self._moved = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Speak with the others, and take part in the metadata log."""
+        node, peers, metadata = self._node, self.peers, self._node.metadata
+        await peers.start()
+        metadata.send = peers.send
+        metadata.probe = self._look
+        metadata.on_applied = self._metadata_moved
+        peers.on_message = metadata.receive
+        peers.on_peer_down = self._peer_down
+        peers.serve("Forward", self._answer_forwarded)
+        self.controlling.start()
+        metadata.start_ticking()
+        metadata.pump()
+        log.info("joining", voters=",".join(map(str, node.config.controller_quorum_voters)))
+
+    async def cluster_id(self) -> str:
+        """The cluster's id; waits until a controller was elected for the first time."""
+        while (found := self._node.image.cluster_id) is None:
+            self._moved.clear()
+            await self._moved.wait()
+        return found
+
+    async def register(self, endpoints: tuple[Endpoint, ...], clean_epoch: int) -> None:
+        """Take part as a broker; done when this node serves."""
+        node = self._node
+        registration = Registration(
+            node.node_id, self.incarnation, endpoints, node.config.broker_rack, clean_epoch
+        )
+        self.brokering = Brokering(node, registration)
+        self.brokering.controller_is(node.metadata.leader_id)
+        self.brokering.start()
+        self.brokering.image_acted_on(node.image)
+        self.brokering.logs_opened()
+        await self.brokering.running.wait()
+
+    async def leave(self) -> None:
+        """Hand over what is led here; done when the process may end."""
+        if self.brokering is not None:
+            await self.brokering.shut_down()
+
+    async def stop(self) -> None:
+        """Speak with nobody any more."""
+        if self.brokering is not None:
+            await self.brokering.close()
+        await self.isr_changes.close()
+        await self.fetchers.stop()
+        await self.controlling.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.peers.stop()
+
+    @property
+    def broker_epoch(self) -> int:
+        """Epoch of this node's registration; -1 before it."""
+        return -1 if self.brokering is None else self.brokering.broker_epoch
+
+    # What is heard.
+
+    def acted_on(self, image: Image) -> None:
+        """The node is what ``image`` says."""
+        if self.brokering is not None:
+            self.brokering.image_acted_on(image)
+
+    def _metadata_moved(self) -> None:
+        metadata, peers = self._node.metadata, self.peers
+        self._moved.set()
+        peers.cluster_id = metadata.image.cluster_id or ""
+        peers.has_log = metadata.member.last_index > 0
+        self.controlling.metadata_moved()
+        if self.brokering is not None:
+            self.brokering.controller_is(metadata.leader_id)
+
+    def _peer_down(self, node_id: int) -> None:
+        log.warning("node is gone", node=node_id)
+        self._node.metadata.peer_down(node_id)
+        self.controlling.peer_down(node_id)
+
+    def _look(self, node_id: int) -> None:
+        task = self._node.loop.create_task(self._examine(node_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _examine(self, node_id: int) -> None:
+        if await self.peers.probe(node_id) is None:
+            self._peer_down(node_id)
+
+    # Admin requests.
+
+    async def forward(
+        self, context: api.RequestContext, api_key: int, version: int, body: bytes
+    ) -> bytes:
+        """The response's body to an admin request, from whoever is the active controller.
+
+        Raises NotController, NetworkException after :data:`FORWARD_S`.
+        """
+        request = calls.ForwardRequest(
+            api_key,
+            version,
+            body,
+            context.listener_name,
+            context.client_id,
+            context.client_host,
+        )
+        loop = self._node.loop
+        deadline = loop.time() + FORWARD_S
+        while True:
+            try:
+                controller = self._node.metadata.leader_id
+                if controller is None:
+                    raise NotController("no controller is elected")
+                reply = await self.peers.call(controller, "Forward", request, FORWARD_S)
+            except (NotController, NetworkException):
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                async with asyncio.timeout(FOLLOW_S):
+                    await self._node.metadata.acted(reply.index)
+            except TimeoutError:
+                log.warning("metadata lags behind the controller", index=reply.index)
+            found: bytes = reply.body
+            return found
+
+    async def ask_controller(self, api_key: int, version: int, values: protocol.Values) -> Any:
+        """An admin request of this node's own; kio's typed response. Raises as :meth:`forward`."""
+        cls = protocol.message_type(api_key, version, EntityType.request)
+        body = protocol.encode(protocol.build(cls, values))
+        name = self._node.listeners[0].name
+        context = api.RequestContext(self._node, None, api_key, version, 0, None, name)
+        answer = await self.forward(context, api_key, version, body)
+        response = protocol.message_type(api_key, version, EntityType.response)
+        return protocol.decode(response, answer)[0]
+
+    async def _answer_forwarded(self, request: calls.ForwardRequest) -> calls.ForwardReply:
+        """Answer an admin request as the active controller. Raises NotController."""
+        node = self._node
+        if not node.metadata.leads:
+            raise NotController(f"node {node.node_id} is not the active controller")
+        key, version = request.api_key, request.version
+        context = api.RequestContext(
+            node, None, key, version, 0, request.client_id, request.listener, request.client_host
+        )
+        message = protocol.decode_request(key, version, request.body, 0)
+        answer: Any = api.handler(key)(context, message)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        cls = protocol.message_type(key, version, EntityType.response)
+        body = protocol.encode(protocol.build(cls, answer))
+        return calls.ForwardReply(body, node.image.index)
+
+    async def create_topic(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Ask the controller for a topic. Raises the error of its answer."""
+        configs: Mapping[str, str] = fields.get("configs", {})
+        topic = {
+            "name": name,
+            "num_partitions": fields.get("num_partitions", -1),
+            "replication_factor": fields.get("replication_factor", -1),
+            "assignments": (),
+            "configs": [{"name": key, "value": value} for key, value in configs.items()],
+        }
+        values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
+        answer = await self.ask_controller(CREATE_TOPICS, CREATE_TOPICS_VERSION, values)
+        (created,) = answer.topics
+        error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)
+        if error is not None:
+            raise error
+
+    async def producer_ids(self) -> range:
+        """A block of producer ids that nobody else has. Raises KeptError."""
+        node = self._node
+        controller = node.metadata.leader_id
+        if controller is None:
+            raise NotController("no controller is elected")
+        request = calls.AllocateProducerIdsRequest(node.node_id, self.broker_epoch)
+        reply = await self.peers.call(controller, "AllocateProducerIds", request)
+        return range(reply.first, reply.first + reply.count)

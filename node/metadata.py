@@ -1,0 +1,321 @@
+"""The metadata log on this node: the Raft member on the loop, its disk in a thread, the acting.
+
+Three things happen in turn. The member takes ticks, messages and proposals; what that asks of the
+disk is one job at a time in a thread of its own; then messages leave, and committed entries move
+the image. Entries are *acted on* after that, one by one, in order, by :meth:`Metadata.act`'s task:
+``acted_index`` is what the node has become, ``image`` what it is to be (rule 35).
+
+A lone voter commits with its own fsync; nothing ticks then, and no peer is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kept.cluster.member import MetadataMember
+from kept.cluster.metadata_files import Work
+from kept.cluster.raft.ready import RaftSettings
+from kept.cluster.voters import Voter
+from kept.node.logging import log
+from kept.storage.errors import KeptError, NotController
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Delta, Image
+    from kept.cluster.raft.messages import Message
+    from kept.cluster.records import MetadataRecord
+    from kept.storage.disk import Disk
+
+TICK_S: Final = 0.05
+ACT_TOGETHER: Final = 64
+"""Entries that are acted on before others have their turn on the loop."""
+
+Actor = Callable[["Image", "Delta"], Awaitable[None]]
+
+
+class Metadata:
+    """See the module. Made and used on the node's loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.member: MetadataMember
+        self.send: Callable[[Message], None] = _nobody
+        self.probe: Callable[[int], None] = _nobody
+        """Look whether a node's process is there; :meth:`peer_down` if not."""
+        self.on_failure: Callable[[str], None] = _nobody
+        self.on_applied: Callable[[], None] = _nothing
+        """The image, or the role of this node, has moved."""
+        self.acted_index = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        self._working = False
+        self._closed = False
+        self._to_act: deque[tuple[Image, Delta]] = deque()
+        self._new = asyncio.Event()
+        self._actor: Actor | None = None
+        self._acting: asyncio.Task[None] | None = None
+        self._applied: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._acted: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._count = 0
+        self._barriers: dict[object, asyncio.Future[int]] = {}
+        self._proposed: dict[int, asyncio.Future[None]] = {}
+        self._ticker: asyncio.TimerHandle | None = None
+
+    # Life.
+
+    def open(
+        self,
+        path: str,
+        disk: Disk,
+        *,
+        node_id: int,
+        directory_id: UUID,
+        voters: tuple[Voter, ...],
+        observer: bool,
+        settings: RaftSettings,
+    ) -> None:
+        """Open the member. Blocks. Raises as :meth:`MetadataMember.open`."""
+        self.member = MetadataMember.open(
+            path,
+            disk,
+            node_id=node_id,
+            directory_id=directory_id,
+            voters=voters,
+            observer=observer,
+            random=_random,
+            raft=settings,
+        )
+        self.acted_index = self.image.index
+
+    def propose_now(self, records: Sequence[MetadataRecord]) -> int:
+        """A lone voter's proposal before the loop serves. Blocks. Raises as :meth:`propose`."""
+        index = self.member.propose(records)
+        while (work := self.member.work()) is not None:
+            work.run()
+            self._done(work)
+        return index
+
+    def start_ticking(self) -> None:
+        """Time passes for the member."""
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self.member.tick()
+        self.pump()
+
+    async def close(self) -> None:
+        """Stop; what was proposed and not committed has an unknown outcome."""
+        self._closed = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._acting is not None:
+            self._acting.cancel()
+            await asyncio.gather(self._acting, return_exceptions=True)
+        while self._working:
+            await asyncio.sleep(0.001)
+        waiting: list[asyncio.Future[Any]] = [*self._proposed.values(), *self._barriers.values()]
+        waiting += [entry[2] for entry in (*self._applied, *self._acted)]
+        for future in waiting:
+            if not future.done():
+                future.cancel()
+        self._pool.shutdown()
+
+    # What it is.
+
+    @property
+    def image(self) -> Image:
+        """The metadata as committed, as far as this node knows."""
+        return self.member.image
+
+    @property
+    def leads(self) -> bool:
+        """This node is the active controller and may decide."""
+        return self.member.controller_ready
+
+    @property
+    def leader_id(self) -> int | None:
+        """The active controller; None while none is known."""
+        return self.member.leader_id
+
+    # What moves it.
+
+    def receive(self, message: Message) -> None:
+        """A message of a peer."""
+        if not self._closed:
+            self.member.receive(message)
+            self.pump()
+
+    def peer_down(self, node_id: int) -> None:
+        """There is evidence that a node's process is gone."""
+        if not self._closed:
+            self.member.peer_down(node_id)
+            self.pump()
+
+    async def propose(self, records: Sequence[MetadataRecord]) -> int:
+        """Make records true: done when they are committed and in the image here.
+
+        Raises InvariantViolation when they contradict the image; NotController when this node does
+        not lead, or lost its leadership meanwhile: then nobody knows what becomes of them.
+        """
+        index = self.member.propose(records)
+        future = self._proposed[index] = self._loop.create_future()
+        self.pump()
+        try:
+            await future
+        finally:
+            self._proposed.pop(index, None)
+        return index
+
+    async def read_barrier(self) -> int:
+        """Confirm that this node still leads; the index that a current reader must have seen."""
+        token = object()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._barriers[token] = future
+        self.member.read_barrier(token)
+        self.pump()
+        return await future
+
+    def pump(self) -> None:
+        """Do what the member has to do: the disk's part in the thread, then the rest."""
+        member = self.member
+        while not self._closed:
+            for message in member.take_messages():
+                self.send(message)
+            for node_id in member.take_probes():
+                self.probe(node_id)
+            if member.refusal is not None:
+                self.on_failure(member.refusal)
+                return
+            if self._working:
+                return
+            work = member.work()
+            if work is None:
+                return
+            if work.blocks:
+                self._working = True
+                job = self._loop.run_in_executor(self._pool, work.run)
+                job.add_done_callback(partial(self._worked, work))
+                return
+            work.run()
+            self._done(work)
+
+    def _worked(self, work: Work, job: asyncio.Future[Any]) -> None:
+        self._working = False
+        error = job.exception()
+        if error is not None:
+            if not isinstance(error, KeptError):
+                log.exception("the metadata log failed", error)
+            self.on_failure(f"the metadata log failed: {error}")
+            return
+        self._done(work)
+        self.pump()
+
+    def _done(self, work: Work) -> None:
+        outcome = self.member.done(work)
+        for message in outcome.messages:
+            self.send(message)
+        for index in outcome.lost_proposals:
+            future = self._proposed.get(index)
+            if future is not None and not future.done():
+                future.set_exception(NotController("leadership was lost before the decision held"))
+        for image, delta, _ in outcome.applied:
+            self._to_act.append((image, delta))
+        if outcome.applied:
+            self._new.set()
+            _wake(self._applied, self.image.index)
+            for index in [index for index in self._proposed if index <= self.image.index]:
+                _resolve(self._proposed[index])
+        for token, index in outcome.reads:
+            barrier = self._barriers.pop(token, None)
+            if barrier is not None and not barrier.done():
+                barrier.set_result(index)
+        for token in outcome.lost_reads:
+            barrier = self._barriers.pop(token, None)
+            if barrier is not None and not barrier.done():
+                barrier.set_exception(NotController("this node leads no more"))
+        if outcome.applied or outcome.role_changed:
+            self.on_applied()
+
+    # Acting.
+
+    def begin(self) -> Image:
+        """The image that the node starts from: what is applied after it is to be acted on."""
+        self._to_act.clear()
+        self._mark_acted(self.image.index)
+        return self.image
+
+    def act(self, actor: Actor) -> None:
+        """From now on, act on what was applied since :meth:`begin`, in order."""
+        self._actor = actor
+        self._acting = self._loop.create_task(self._act())
+
+    async def _act(self) -> None:
+        assert self._actor is not None
+        while True:
+            for _ in range(ACT_TOGETHER):
+                if not self._to_act:
+                    break
+                image, delta = self._to_act.popleft()
+                try:
+                    await self._actor(image, delta)
+                # A bug of ours: the next entries are still acted on.
+                except Exception as error:  # noqa: BLE001
+                    log.exception("acting on the metadata failed", error, index=image.index)
+                self._mark_acted(image.index)
+            if self._to_act:
+                await asyncio.sleep(0)
+                continue
+            self._new.clear()
+            await self._new.wait()
+
+    def _mark_acted(self, index: int) -> None:
+        self.acted_index = index
+        _wake(self._acted, index)
+
+    async def applied(self, index: int) -> None:
+        """Wait until the image here has come as far as ``index``."""
+        if self.image.index < index:
+            await self._wait(self._applied, index)
+
+    async def acted(self, index: int) -> None:
+        """Wait until this node has acted on the entries up to ``index``."""
+        if self._actor is not None and self.acted_index < index:
+            await self._wait(self._acted, index)
+
+    async def _wait(self, heap: list[tuple[int, int, asyncio.Future[None]]], index: int) -> None:
+        self._count += 1
+        future: asyncio.Future[None] = self._loop.create_future()
+        heappush(heap, (index, self._count, future))
+        await future
+
+
+def _wake(heap: list[tuple[int, int, asyncio.Future[None]]], index: int) -> None:
+    while heap and heap[0][0] <= index:
+        _resolve(heappop(heap)[2])
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _random(n: int) -> int:
+    """A number in 0..n-1 for election timeouts."""
+    return int.from_bytes(os.urandom(4), "big") % n
+
+
+def _nobody(_: Any) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,168 @@
+"""What this node is to its partitions, as the image says: leader, follower, or neither yet.
+
+Nothing is led or followed before the node may serve (:mod:`kept.node.brokering`): what an image of
+before a restart says is over. A suspended node keeps its roles and serves nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from kept.cluster.records import NO_LEADER
+from kept.node.logging import log
+from kept.replication.events import BrokersChanged, ProposeIsr
+from kept.replication.reports import CommittedLost, Truncated
+from kept.storage.errors import MachineError
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image
+    from kept.cluster.records import PartitionRecord
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+
+
+class Roles:
+    """See the module. ``serving``: roles are taken; ``suspended``: but nobody is served."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.serving = False
+        self.suspended = False
+        self._electing: set[asyncio.Future[Any]] = set()
+
+    def take(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+        """Become to a partition what ``record`` says."""
+        if not self.serving or hosted.partition.offline is not None:
+            return
+        if self.suspended:
+            hosted.partition.suspend()
+        if record.leader == self._node.node_id:
+            self._lead(hosted, record)
+        else:
+            self._follow(hosted, record)
+
+    def _lead(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+        """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
+        partition = hosted.partition
+        self._stop_following(hosted)
+        ticket = partition.become_leader(
+            record.leader_epoch,
+            record.partition_epoch,
+            record.isr,
+            record.replicas,
+            self._node.now_ms(),
+        )
+        if len(record.replicas) > 1:
+            partition.step(self._brokers(self._node.image))
+        if ticket is None:
+            return
+        saving = hosted.directory.pool.run(ticket.run)
+        self._electing.add(saving)
+
+        def saved(finished: asyncio.Future[Any]) -> None:
+            self._electing.discard(saving)
+            error = finished.exception()
+            if error is None:
+                ticket.done()
+            elif isinstance(error, MachineError):
+                self._node.hosting.fail(hosted.directory, error)
+            else:
+                log.exception("leader epoch not saved", error)
+
+        saving.add_done_callback(saved)
+
+    def _follow(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+        partition = hosted.partition
+        news = partition.become_follower(
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            record.isr,
+            record.replicas,
+            self._node.now_ms(),
+        )
+        if record.leader == NO_LEADER:
+            self._stop_following(hosted)
+        elif news and (membership := self._node.membership) is not None:
+            membership.fetchers.follow(hosted, record.leader, record.leader_epoch)
+
+    def _stop_following(self, hosted: HostedPartition) -> None:
+        membership = self._node.membership
+        if membership is not None:
+            membership.fetchers.stop_following(hosted.partition.topic_partition)
+
+    def leave(self, hosted: HostedPartition) -> None:
+        """It is not hosted here any more."""
+        self._stop_following(hosted)
+        hosted.partition.resign()
+
+    async def elected(self) -> None:
+        """Wait until the epochs of all partitions are durable."""
+        while self._electing:
+            await asyncio.wait(set(self._electing))
+            await asyncio.sleep(0)
+
+    # All of them.
+
+    def resume(self, image: Image) -> None:
+        """The node may serve: take every role of ``image``, or go on with it."""
+        first, self.serving, self.suspended = not self.serving, True, False
+        for tp, hosted in list(self._node.hosting.hosted.items()):
+            record = image.partition(tp.topic, tp.partition)
+            if record is not None and record.topic_id == hosted.partition.topic_id:
+                self.take(hosted, record)
+            if not first:
+                hosted.partition.resume()
+
+    def suspend(self) -> None:
+        """Serve nobody until :meth:`resume`."""
+        self.suspended = True
+        for hosted in self._node.hosting.hosted.values():
+            hosted.partition.suspend()
+
+    def brokers_changed(self, image: Image) -> None:
+        """Who may join an ISR has changed."""
+        event = self._brokers(image)
+        for hosted in list(self._node.hosting.hosted.values()):
+            partition = hosted.partition
+            if partition.is_leader and partition.replicated:
+                partition.step(event)
+
+    @staticmethod
+    def _brokers(image: Image) -> BrokersChanged:
+        return BrokersChanged(
+            frozenset(broker_id for broker_id, broker in image.brokers.items() if broker.active),
+            tuple((broker_id, broker.broker_epoch) for broker_id, broker in image.brokers.items()),
+        )
+
+    # What partitions tell.
+
+    def heard(self, hosted: HostedPartition, effect: Any) -> None:
+        """An effect of a partition that concerns others."""
+        membership = self._node.membership
+        if isinstance(effect, ProposeIsr) and membership is not None:
+            membership.isr_changes.ask(hosted.partition)
+        elif isinstance(effect, Truncated):
+            self._truncated(hosted, effect)
+        elif isinstance(effect, CommittedLost):
+            tp = hosted.partition.topic_partition
+            log.error(
+                "committed records lost",
+                topic=tp.topic,
+                partition=tp.partition,
+                first=effect.start,
+                end=effect.end,
+                leader=effect.leader_id,
+                epoch=effect.leader_epoch,
+                why="an unclean election, or a whole ISR that lost power",
+            )
+
+    def _truncated(self, hosted: HostedPartition, effect: Truncated) -> None:
+        """Recovery points are durable before a truncated log takes appends."""
+        tp = hosted.partition.topic_partition
+        log.info("log truncated", topic=tp.topic, partition=tp.partition, end=effect.log_end_offset)
+        try:
+            hosted.directory.checkpoint_recovery_point(tp, effect.recovery_point)
+        except MachineError as error:
+            self._node.hosting.fail(hosted.directory, error)

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kept.client.aio import NodeConnection
-from kept.storage.errors import NetworkException
+from kept.client import aio
+from kept.client.aio import NodeConnection, NodeLink
+from kept.storage.errors import NetworkException, RequestTimedOut
+from kept.testing.ports import free_port
 
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -116,3 +118,117 @@ def test_nobody_there() -> None:
             await NodeConnection.open("127.0.0.1", 1, client_id="node-1")
 
     asyncio.run(run())
+
+
+def test_a_view_stays_what_it_is_while_it_is_held_and_its_buffer_is_used_again_after() -> None:
+    size = 200_000
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for n in range(1, 8):
+            await frame(reader)
+            writer.write(response(n, bytes([n]) * size))
+
+    async def client(connection: NodeConnection) -> None:
+        held = []
+        for _ in range(4):
+            held.append((await connection.request(1, 17, b""))[4:])
+        assert [set(view) for view in held] == [{1}, {2}, {3}, {4}]
+        del held
+        first = await connection.request(1, 17, b"")
+        where = first.obj
+        del first
+        again = await connection.request(1, 17, b"")
+        assert again.obj is where
+        other = await connection.request(1, 17, b"")
+        assert other.obj is not where, "somebody holds a view of it"
+        assert set(again[4:]) == {6}
+
+    talk(server, client)
+
+
+def test_a_request_that_nobody_waits_for_any_more_disturbs_no_other() -> None:
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await frame(reader)
+        await frame(reader)
+        writer.write(response(1, b"late") + response(2, b"right"))
+        await reader.read()
+
+    async def client(connection: NodeConnection) -> None:
+        first = connection.request(1, 17, b"")
+        first.cancel()
+        assert bytes(await connection.request(1, 17, b""))[4:] == b"right"
+
+    talk(server, client)
+
+
+def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "MAX_OUTSTANDING", 2)
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def client(connection: NodeConnection) -> None:
+        waiting = [connection.request(1, 17, b"") for _ in range(2)]
+        with pytest.raises(NetworkException, match="2 requests are unanswered"):
+            await connection.request(1, 17, b"")
+        connection.close()
+        for answer in waiting:
+            with pytest.raises(NetworkException, match="closed here"):
+                await answer
+
+    talk(server, client)
+
+
+def test_a_link_connects_again_after_a_break_and_waits_longer_after_each_failure() -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            sent = await frame(reader)
+            writer.write(response(struct.unpack_from(">i", sent, 4)[0], b"here"))
+            await writer.drain()
+            writer.close()
+
+        port: list[int] = []
+        link = NodeLink(lambda: ("127.0.0.1", port[0]) if port else None, "node-1")
+        with pytest.raises(NetworkException, match="address of the node is not known"):
+            await link.request(1, 17, b"", 5.0)
+        assert link.pause_s == aio.BACKOFF_S
+        port.append(free_port())
+        with pytest.raises(NetworkException):
+            await link.request(1, 17, b"", 5.0)
+        assert link.pause_s == 2 * aio.BACKOFF_S
+        listening = await asyncio.start_server(serve, "127.0.0.1", port[0])
+        for _ in range(3):
+            assert bytes(await link.request(1, 17, b"", 5.0))[4:] == b"here"
+            assert link.pause_s == 0
+            await until(lambda: link.closed)
+        link.close()
+        listening.close()
+
+    asyncio.run(run())
+
+
+def test_a_link_gives_up_at_the_deadline() -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            ended.set()
+
+        ended = asyncio.Event()
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        link = NodeLink(lambda: ("127.0.0.1", port), "node-1")
+        with pytest.raises(RequestTimedOut, match=r"no answer within 0\.05 s"):
+            await link.request(1, 17, b"", 0.05)
+        link.close()
+        await ended.wait()
+        listening.close()
+        await listening.wait_closed()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)

@@ -212,6 +212,7 @@ class FollowerCore:
             case StoppedFollowing():
                 self.state = State.IDLE
                 self.leader_id = NO_LEADER
+                self.agreed = False
                 return ()
 
     def _became_follower(self, event: BecameFollower) -> Effects:
@@ -288,6 +289,7 @@ class FollowerCore:
             return self._back_off(answer.error, answer.current_leader, event.now_ms)
         self.state = State.FETCHING
         self.agreed = False
+        self.retry_at_ms = 0
         log_end_offset = self.log.log_end_offset
         if answer.log_end_offset < log_end_offset:
             return (self._cut(answer.log_end_offset), AskAgain())

@@ -144,6 +144,16 @@ class LeaderEpochCache:
             self._starts[0] = start_offset
             self._changed()
 
+    def prepend(self, entries: list[tuple[int, int]]) -> None:
+        """Entries found in batches below the first one; one of the same epoch moves it down."""
+        for epoch, start in reversed(entries):
+            if self._epochs and epoch == self._epochs[0]:
+                self._starts[0] = min(start, self._starts[0])
+            elif not self._epochs or (epoch < self._epochs[0] and start < self._starts[0]):
+                self._epochs.insert(0, epoch)
+                self._starts.insert(0, start)
+        self._changed()
+
     def clear(self) -> None:
         """Forget everything: the log was emptied."""
         if self._epochs:

@@ -263,6 +263,7 @@ def recover(
         )  # fmt: skip
     epochs = _load_epochs(disk, directory, segments)
     _say_lost_start(directory, epochs, log_start_offset)
+    _complete_epochs(epochs, segments, log_start_offset)
     for epoch, start in opening.epoch_starts:
         if epoch > (-1 if epochs.latest is None else epochs.latest):
             epochs.assign(epoch, start)
@@ -301,6 +302,35 @@ def _load_epochs(disk: Disk, directory: str, segments: Segments) -> LeaderEpochC
                         latest = header.partition_leader_epoch
                         epochs.assign(latest, header.base_offset)
     return epochs
+
+
+def _complete_epochs(
+    epochs: LeaderEpochCache, segments: Segments, log_start_offset: int
+) -> None:  # fmt: skip
+    """A crash may take the log start back, but not the epochs that were forgotten with it: without
+    them a replica that diverged there could not be told (rule 26). The batches know.
+    """
+    entries = epochs.entries
+    if not entries or entries[0][1] <= log_start_offset:
+        return
+    first = entries[0][1]
+    found: list[tuple[int, int]] = []
+    for header in _headers_between(segments, log_start_offset, first):
+        if not found or header.partition_leader_epoch > found[-1][0]:
+            start = max(header.base_offset, log_start_offset)
+            found.append((header.partition_leader_epoch, start))
+    epochs.prepend(found)
+
+
+def _headers_between(segments: Segments, start: int, end: int) -> Iterator[BatchHeader]:
+    """Of the batches that reach above ``start`` and begin below ``end``."""
+    for segment in segments[segments.floor(start) :]:
+        for data in _chunks(segment, 0):
+            for _, header in headers(data):
+                if header.base_offset >= end:
+                    return
+                if header.next_offset > start:
+                    yield header
 
 
 # Producer state.

@@ -127,7 +127,7 @@ class Waiting:
         )
         return (
             f"{self.topic}-{self.partition}: {why}; offline until node(s) {names} are back, or "
-            f"`kept cluster elect {self.topic}:{self.partition} --unclean` gives up what only they have"
+            f"`kept cluster elect {self.topic}:{self.partition} --unclean` gives up what they have"
         )
 
 

@@ -110,6 +110,21 @@ class Cluster:
                 return made
             case "isr":
                 return self.alter_isr(words, plain)
+            case "reassign":
+                target = None if "cancel" in plain else numbers(words["to"])
+                return decide.reassign(
+                    image, plain[0], int(plain[1]), target,
+                    allow_replication_factor_change="same-factor" not in plain,
+                )  # fmt: skip
+            case "finish":
+                return decide.finish_reassignments(image)
+            case "throttle":
+                return decide.throttle(image, int(plain[0]))
+            case "unthrottle":
+                return decide.unthrottle(image)
+            case "settle":
+                keys = {key: image.partition(*key).partition_epoch for key in image.unsettled}
+                return decide.settle(image, keys)
             case "elect":
                 act = decide.elect_unclean if "unclean" in plain else decide.elect_preferred
                 return act(image, plain[0], int(plain[1]))
@@ -121,9 +136,12 @@ class Cluster:
 
     def register(self, broker_id: int, words: dict[str, str], plain: list[str]):
         incarnation = UUID(int=int(words.get("incarnation", 1)))
+        clean_epoch = self.epoch(plain[0]) if "clean" in plain else -1
         return decide.register_broker(
             self.image,
-            decide.Registration(broker_id, incarnation, (ENDPOINT,), words.get("rack")),
+            decide.Registration(
+                broker_id, incarnation, (ENDPOINT,), words.get("rack"), clean_epoch
+            ),
             fenced="active" not in plain,
             session_live="alive" in plain,
             unclean_allowed=lambda topic: topic == words.get("unclean"),
@@ -159,6 +177,11 @@ class Cluster:
                     f"isr {','.join(map(str, record.isr))} leader {record.leader} "
                     f"epoch {record.leader_epoch} version {record.partition_epoch}"
                     + (" unclean" if record.unclean else "")
+                    + "".join(
+                        f" {name} {','.join(map(str, members))}"
+                        for name in ("adding", "removing", "suspects")
+                        if (members := getattr(record, name))
+                    )
                 )
             case kind.ConfigRecord(resource_type, resource, name, value):
                 return f"config {resource_type} {resource!r}: {name}={value}"

@@ -75,16 +75,12 @@ class IsrReplica(Replica):
             or self._settled == (core.leader_epoch, core.partition_epoch)
         ):
             return None
-        followers = core.followers
         return AlterIsrItem(
             self.topic_id,
             self.topic_partition.partition,
             core.leader_epoch,
             core.partition_epoch,
-            tuple(
-                (member, -1 if member == self.node_id else followers[member].broker_epoch)
-                for member in pending
-            ),
+            tuple(zip(pending, core.pending_epochs, strict=True)),
             core.offered == core.published,
         )
 

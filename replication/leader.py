@@ -93,7 +93,9 @@ __all__ = [
 class LeaderCore:
     """One partition's leader. Fields are read by the shell and moved only by events.
 
-    ``alone``: it leads, and there is no other replica: HW is LEO.
+    ``alone``: it leads, and there is no other replica: HW is LEO. ``pending_epochs``: the broker
+    epochs of the members proposed, as they were then: what was known of a member that has restarted
+    since says nothing of it (KIP-903).
     """
 
     node_id: int
@@ -105,6 +107,7 @@ class LeaderCore:
     replicas: tuple[int, ...] = ()
     isr: tuple[int, ...] = ()
     pending_isr: tuple[int, ...] | None = None
+    pending_epochs: tuple[int, ...] = ()
     log_end_offset: int = 0
     high_watermark: int = 0
     epoch_start_offset: int = 0
@@ -329,6 +332,11 @@ class LeaderCore:
 
     def _propose(self, members: frozenset[int]) -> Effects:
         self.pending_isr = tuple(replica for replica in self.replicas if replica in members)
+        followers = self.followers
+        self.pending_epochs = tuple(
+            followers[member].broker_epoch if member in followers else -1
+            for member in self.pending_isr
+        )
         return (ProposeIsr(self.pending_isr, self.leader_epoch, self.partition_epoch),)
 
     def _isr_decided(self, event: IsrDecided) -> Effects:

@@ -17,10 +17,13 @@ from kept.cluster.records import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of kept by its class, as one of several results (``kept.node.peers.failures``)."""
+    """An error of kept by its class, as one of several results (``kept.node.peers.failures``);
+    ``leader_id`` is what NotController names.
+    """
 
     error: str
     message: str
+    leader_id: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,9 +310,10 @@ def _words(error: BaseException) -> str:
 
 def _raised(what: str, error: grpc.aio.AioRpcError) -> Exception:
     """What a failed call means to its caller."""
-    for key, value in error.trailing_metadata() or ():
-        if key == grpc_options.ERROR_KEY:
-            return error_of(Failure(str(value), error.details() or ""))
+    trailing = dict(error.trailing_metadata() or ())
+    if (name := trailing.get(grpc_options.ERROR_KEY)) is not None:
+        leader = int(trailing.get(grpc_options.LEADER_KEY, -1))
+        return error_of(Failure(str(name), error.details() or "", leader))
     code = error.code()
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return PolicyViolation(error.details() or "refused")

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from kept.node.peers import convert, grpc_options
-from kept.node.peers.calls import Failure, HeartbeatReply, HeartbeatRequest
+from kept.node.peers.calls import HeartbeatReply, HeartbeatRequest
 from kept.node.peers.failures import error_of
 from kept.node.peers.greeting import HELLO
 from kept.node.proto import peers_pb2
@@ -135,8 +135,7 @@ class Control:
                 if answer is None or answer.done():
                     continue
                 if frame.HasField("failure"):
-                    failure = Failure(frame.failure.error, frame.failure.message)
-                    answer.set_exception(error_of(failure))
+                    answer.set_exception(error_of(convert.FAILURE.decode(frame.failure)))
                 else:
                     answer.set_result(codec.decode(frame.answer))
         except asyncio.InvalidStateError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from kept.cluster.raft import messages
-from kept.node.peers.calls import CALLS
+from kept.node.peers.calls import CALLS, Failure
 from kept.node.proto import controller_pb2, raft_pb2
 from kept.storage.errors import CorruptMessage, InvariantViolation
 
@@ -148,6 +148,9 @@ class Codec:
         except DecodeError as error:
             raise CorruptMessage(f"not a {self.message.DESCRIPTOR.name}: {error}") from error
         return self.decode(message)
+
+
+FAILURE: Final = Codec(Failure, controller_pb2.Failure)
 
 
 @cache

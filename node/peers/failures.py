@@ -1,8 +1,9 @@
 """Errors between nodes: a KeptError travels as the name of its class and its message.
 
 At the caller it is raised as that class again, so that a forwarded request fails with the same
-Kafka error code as at the controller. Attributes of an error do not travel, but for the leader
-that NotController names.
+Kafka error code as at the controller. Of attributes only the leader that NotController names comes
+along. What another machine's disk did (MachineError, DamagedData) arrives as KafkaStorageError:
+nobody may take it for a fault of this one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import Final
 
 from kept.node.peers.calls import Failure
 from kept.storage import errors
-from kept.storage.errors import InvariantViolation, KeptError
+from kept.storage.errors import (
+    DamagedData,
+    InvariantViolation,
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotController,
+)
 
 MAX_MESSAGE_CHARS: Final = 1_000
 """Longer messages are cut: they travel in HTTP/2 headers, which 8 KiB limit."""
@@ -20,10 +28,10 @@ MAX_MESSAGE_CHARS: Final = 1_000
 def failure_of(error: BaseException) -> Failure:
     """An error as it travels; one that is not ours is InvariantViolation, a bug of that node."""
     if isinstance(error, KeptError):
-        return Failure(type(error).__name__, str(error)[:MAX_MESSAGE_CHARS])
-    return Failure(
-        InvariantViolation.__name__, f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS]
-    )
+        leader_id = error.leader_id if isinstance(error, NotController) else -1
+        return Failure(type(error).__name__, str(error)[:MAX_MESSAGE_CHARS], leader_id)
+    text = f"{type(error).__name__}: {error}"
+    return Failure(InvariantViolation.__name__, text[:MAX_MESSAGE_CHARS])
 
 
 def error_of(failure: Failure) -> KeptError:
@@ -31,8 +39,8 @@ def error_of(failure: Failure) -> KeptError:
     cls = getattr(errors, failure.error, None)
     if not (isinstance(cls, type) and issubclass(cls, KeptError)):
         return KeptError(f"{failure.error}: {failure.message}")
-    if cls.__init__ is KeptError.__init__:
-        return cls(failure.message)
-    error = cls.__new__(cls, failure.message)
-    KeptError.__init__(error, failure.message)
-    return error
+    if issubclass(cls, MachineError | DamagedData):
+        return KafkaStorageError(failure.message)
+    if issubclass(cls, NotController):
+        return cls(failure.message, failure.leader_id)
+    return cls(failure.message)

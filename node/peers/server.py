@@ -206,9 +206,7 @@ class Server:
                         found = await peers.answer("Heartbeat", asked)
                         answer.answer.CopyFrom(reply.encode(found))
                     except KeptError as error:
-                        failed = failure_of(error)
-                        answer.failure.error = failed.error
-                        answer.failure.message = failed.message
+                        answer.failure.CopyFrom(convert.FAILURE.encode(failure_of(error)))
                     await context.write(answer)
             finally:
                 if self._controls.get(hello.node_id) is mine:
@@ -249,5 +247,8 @@ class Server:
 
 async def _fail(context: Any, error: Exception) -> None:
     failed = failure_of(error)
-    trailing = ((grpc_options.ERROR_KEY, failed.error),)
+    trailing = (
+        (grpc_options.ERROR_KEY, failed.error),
+        (grpc_options.LEADER_KEY, str(failed.leader_id)),
+    )
     await context.abort(grpc.StatusCode.ABORTED, failed.message, trailing)

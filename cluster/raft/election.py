@@ -236,6 +236,9 @@ class Election(Leading):
             for asked in waiting:
                 self.handle_pre_vote(asked)
             self._succeed(another_asks=bool(waiting))
+        elif self.soon is not None and self.suspect != NO_NODE:
+            self.soon = None  # it may have been the next in line
+            self._succeed(another_asks=False)
 
     def _succeed(self, *, another_asks: bool) -> None:
         """Campaign at once, or after those who are first in line."""

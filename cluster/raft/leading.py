@@ -297,12 +297,16 @@ class Leading(RaftState):
     def handle_append_reply(self, reply: AppendReply | SnapshotReply) -> None:
         """A follower answered."""
         progress = self.progress.get(reply.sender)
-        if progress is None or progress.directory_id != reply.directory_id:
+        if progress is None:
             return
-        if reply.match_index > self.log.last_index:
-            return
+        if reply.match_index > self.log.last_index or reply.round > self.round:
+            return  # nobody can have that, or have heard of it
+        if progress.directory_id != reply.directory_id:
+            # Another disk than the voters' record names follows: what it has does not count.
+            progress = Progress(reply.directory_id, self.log.last_index + 1, self.ticks)
+            self.progress[reply.sender] = progress
         progress.heard_at = self.ticks
-        progress.round = max(progress.round, min(reply.round, self.round))
+        progress.round = max(progress.round, reply.round)
         if isinstance(reply, AppendReply) and not reply.accepted:
             meets, _ = self.log.last_of_term(reply.hint_index, reply.hint_term)
             if progress.refused(reply.match_index, meets + 1):

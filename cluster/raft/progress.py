@@ -90,6 +90,9 @@ class Progress:
         if self.pace is Pace.SNAPSHOT or prev_index != self.next_index - 1:
             return False
         self.probe(min(prev_index, next_index))
+        if self.next_index > prev_index:
+            self.paused = True  # it lacks what it had acknowledged: ask once a heartbeat
+            return False
         return True
 
     def check_invariants(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
-from kept.client.view import Endpoint
+from kept.client.view import Endpoint, parse_bootstrap
 from kept.storage.errors import KeptError
+
+_T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
@@ -83,6 +85,18 @@ class JsonApi:
         if isinstance(said, dict):
             said = said.get("message")
         raise HttpFailed(f"{self.endpoint}: {said or f'{method} {url}: status {status}'}", status)
+
+
+def ask_any(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S) -> _T:
+    """Ask the first node of a bootstrap list that is there. Raises HttpFailed."""
+    endpoints = parse_bootstrap(bootstrap)
+    for endpoint in endpoints[:-1]:
+        try:
+            return request(JsonApi(endpoint, timeout_s))
+        except HttpFailed as error:
+            if error.status:
+                raise
+    return request(JsonApi(endpoints[-1], timeout_s))
 
 
 def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:

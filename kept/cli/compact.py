@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+TIMEOUT_S: Final = 30.0
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for an answer."""
 
@@ -238,16 +239,7 @@ def _target(text: str) -> tuple[str, int | None]:
     return topic, int(number) if colon else None
 
 
-def _ask(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = 30.0) -> _T:
-    """Ask the first node that is there."""
-    from kept.client.http import HttpFailed, JsonApi
-    from kept.client.view import parse_bootstrap
+def _ask(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S) -> _T:
+    from kept.client.http import ask_any
 
-    endpoints = parse_bootstrap(bootstrap)
-    for endpoint in endpoints[:-1]:
-        try:
-            return request(JsonApi(endpoint, timeout_s))
-        except HttpFailed as error:
-            if error.status:
-                raise
-    return request(JsonApi(endpoints[-1], timeout_s))
+    return ask_any(bootstrap, request, timeout_s)

@@ -15,6 +15,10 @@ COMMANDS = {
     "consume": ("kept.cli.consume:consume", "Print the records of a topic."),
     "group": ("kept.cli.group:group", "List, describe, reset and delete consumer groups."),
     "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
+    "cluster": (
+        "kept.cli.cluster:cluster",
+        "See and change who leads what, and where replicas are.",
+    ),
     "log": ("kept.cli.log:log", "Look at files of a data directory, offline."),
 }
 

@@ -1,0 +1,494 @@
+"""``kept cluster``: nodes, the controller's quorum, leaders and replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+    from kept.client.cluster import ClusterDescription, Outcome, Reassignment
+    from kept.client.moves import Plan
+    from kept.client.view import TopicView
+    from kept.storage.types import TopicPartition
+
+LISTED: Final = 20
+"""Partitions in trouble that ``status`` names; ``--json`` names all."""
+WAIT_POLL_S: Final = 0.5
+RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+THROTTLED: Final = (
+    "leader.replication.throttled.replicas",
+    "follower.replication.throttled.replicas",
+)
+
+
+@click.group(
+    cls=Group, epilog=examples("kept cluster status", "kept cluster drain 2 --leaders --wait")
+)
+def cluster() -> None:
+    """See and change who leads what, and where replicas are."""
+
+
+@cluster.command(epilog=examples("kept cluster status", "kept cluster status --check --json"))
+@click.option(
+    "--check", is_flag=True, help="Fail when a node is fenced or a partition lacks replicas."
+)
+@json_option
+@bootstrap_option
+def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
+    """Show the nodes, the controller, and partitions that lack a leader or a replica."""
+    from kept.cli.output import show_json
+
+    with _client(bootstrap) as client:
+        found = _status(client)
+    if as_json:
+        show_json(found)
+    else:
+        _show(found)
+    partitions = found["partitions"]
+    troubles = {
+        "fenced nodes": sum(node["fenced"] is True for node in found["nodes"]),
+        "under-replicated partitions": len(partitions["under_replicated"]),
+        "offline partitions": len(partitions["offline"]),
+    }
+    if check and any(troubles.values()):
+        raise Failure(", ".join(f"{count} {what}" for what, count in troubles.items() if count))
+
+
+def _status(client: Client) -> dict[str, Any]:
+    from kept.client import cluster as operations
+    from kept.client import moves
+
+    described = client.run(operations.describe_cluster())
+    topics = client.metadata().topics
+    replicas, leaders = moves.counts(topics.values())
+    under, offline = moves.troubled(topics)
+    known = _epochs(client)
+    quorum = described.quorum
+    nodes = []
+    members = {member.node_id: member for member in described.members}
+    voters = {replica.node_id for replica in quorum.voters} if quorum else set()
+    for number in sorted(members.keys() | voters):
+        member = members.get(number)
+        roles = ["broker"] * (member is not None) + ["controller"] * (number in voters)
+        nodes.append(
+            {
+                "node_id": number,
+                "roles": roles,
+                "is_controller": number == described.controller_id,
+                "address": None if member is None else f"{member.host}:{member.port}",
+                "rack": None if member is None else member.rack,
+                "fenced": None if member is None else member.fenced,
+                "epoch": known.get(number),
+                "metadata_lag": None if quorum is None else quorum.lag(number),
+                "replicas": replicas.get(number, 0),
+                "leaders": leaders.get(number, 0),
+            }
+        )
+    return {
+        "cluster_id": described.cluster_id,
+        "controller_id": described.controller_id,
+        "term": None if quorum is None else quorum.term,
+        "metadata_end_offset": None if quorum is None else quorum.high_watermark,
+        "voters": sorted(voters),
+        "nodes": nodes,
+        "partitions": {
+            "total": sum(len(topic.partitions) for topic in topics.values()),
+            "under_replicated": [_told(tp, topics) for tp in under],
+            "offline": [_told(tp, topics) for tp in offline],
+        },
+    }
+
+
+def _epochs(client: Client) -> dict[int, int]:
+    """Broker epochs, from a node of kept; Kafka's own APIs do not tell them."""
+    from kept.client.http import HttpFailed, JsonApi
+
+    for endpoint in client.view.nodes.values():
+        try:
+            found = JsonApi(endpoint).get("cluster")
+            return {int(b["node_id"]): int(b["epoch"]) for b in found["brokers"]}
+        except (HttpFailed, KeyError):
+            continue
+    return {}
+
+
+def _told(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
+    view = topics[tp.topic].partitions[tp.partition]
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "leader": view.leader if view.leader >= 0 else None,
+        "replicas": list(view.replicas),
+        "isr": list(view.isr),
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    from kept.cli.output import show_table, write
+
+    controller = found["controller_id"]
+    term = "" if found["term"] is None else f", term {found['term']}"
+    write(f"Cluster: {found['cluster_id']}\n")
+    write(f"Controller: {'none' if controller < 0 else f'node {controller}'}{term}\n\n")
+    rows = [
+        (
+            node["node_id"],
+            "+".join(node["roles"]),
+            "fenced" if node["fenced"] else "active" if node["address"] else None,
+            node["address"],
+            node["rack"],
+            node["epoch"],
+            node["metadata_lag"],
+            node["leaders"],
+            node["replicas"],
+        )
+        for node in found["nodes"]
+    ]
+    columns = ("node", "roles", "state", "address", "rack", "epoch", "metadata lag")
+    show_table((*columns, "leaders", "replicas"), rows)
+    partitions = found["partitions"]
+    write(f"\nPartitions: {partitions['total']}\n")
+    for what in ("offline", "under_replicated"):
+        troubled = partitions[what]
+        write(f"{what.replace('_', '-').capitalize()}: {len(troubled)}\n")
+        for one in troubled[:LISTED]:
+            place = f"{one['topic']}-{one['partition']}"
+            write(f"  {place}: replicas {one['replicas']}, in sync {one['isr']}\n")
+        if len(troubled) > LISTED:
+            write(f"  and {len(troubled) - LISTED} more\n")
+
+
+@cluster.command(
+    epilog=examples("kept cluster elect users:0", "kept cluster elect users:0 --unclean")
+)
+@click.argument("targets", metavar="TOPIC[:P] …", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every partition that needs it.")
+@click.option(
+    "--unclean",
+    is_flag=True,
+    help="Let any living replica lead, though acknowledged records may be lost by it.",
+)
+@json_option
+@bootstrap_option
+def elect(
+    *, targets: tuple[str, ...], everything: bool, unclean: bool, as_json: bool, bootstrap: str
+) -> None:
+    """Make the preferred replica the leader, or with --unclean any that lives."""
+    from kept.client import cluster as operations
+
+    if bool(targets) == everything:
+        raise click.UsageError("name partitions or give --all")
+    with _client(bootstrap) as client:
+        kind = operations.UNCLEAN if unclean else operations.PREFERRED
+        tps = None if everything else _partitions(client, targets)
+        outcomes = client.run(operations.elect_leaders(kind, tps, client.timeout_ms))
+        names = sorted({one.topic_partition.topic for one in outcomes})
+        topics = client.metadata(names).topics if names else {}
+        leaders = {
+            one.topic_partition: topics[one.topic_partition.topic]
+            .partitions[one.topic_partition.partition]
+            .leader
+            for one in outcomes
+            if one.topic_partition.topic in topics
+            and one.topic_partition.partition in topics[one.topic_partition.topic].partitions
+        }
+    told = [_outcome(one) | {"leader": leaders.get(one.topic_partition)} for one in outcomes]
+    _report(told, outcomes, as_json, lambda one: f"node {one['leader']} leads")
+
+
+def _outcome(one: Outcome) -> dict[str, Any]:
+    return {
+        "topic": one.topic_partition.topic,
+        "partition": one.topic_partition.partition,
+        "changed": one.error is None and one.needed,
+        "error": None if one.error is None else str(one.error),
+    }
+
+
+def _report(
+    told: list[dict[str, Any]], outcomes: Sequence[Outcome], as_json: bool, done: Any
+) -> None:
+    """Print what became of each partition; a Failure when one was refused."""
+    from kept.cli.output import show_json, write
+
+    if as_json:
+        show_json(told)
+    else:
+        for one in told:
+            said = one["error"] or (done(one) if one["changed"] else "nothing to do")
+            write(f"{one['topic']}-{one['partition']}: {said}\n")
+        if not told:
+            write("nothing to do\n")
+    failed = [one.error for one in outcomes if one.error is not None]
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise Failure(f"{failed[0]}{more}")
+
+
+@cluster.command(
+    epilog=examples(
+        "kept cluster reassign users:0 --to 1,2,3",
+        "kept cluster reassign users orders --to 1,2,3,4 --throttle 10000000 --wait",
+        "kept cluster reassign --status",
+        "kept cluster reassign users --cancel",
+    )
+)
+@click.argument("targets", metavar="[TOPIC[:P] …]", nargs=-1)
+@click.option(
+    "--to",
+    "nodes",
+    metavar="N,N …",
+    help="These replicas for TOPIC:P, the preferred leader first; for TOPIC these nodes in turn, "
+    "with as many replicas as there are.",
+)
+@click.option("--throttle", type=click.IntRange(0), metavar="B/s", help="For each node; 0: none.")
+@click.option("--status", "show", is_flag=True, help="What is being moved; the default.")
+@click.option("--cancel", is_flag=True, help="Back to what it was; without TOPIC all moves.")
+@click.option("--wait", is_flag=True, help="Until all is moved; a throttle is taken back then.")
+@json_option
+@bootstrap_option
+def reassign(
+    *,
+    targets: tuple[str, ...],
+    nodes: str | None,
+    throttle: int | None,
+    show: bool,
+    cancel: bool,
+    wait: bool,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Move replicas to other nodes, see moves that are under way, or cancel them."""
+    from kept.client import cluster as operations
+
+    if sum((nodes is not None, show, cancel)) > 1:
+        raise click.UsageError("--to, --status and --cancel exclude each other")
+    if nodes is not None and not targets:
+        raise click.UsageError("--to needs a topic or a partition to move")
+    chosen = None if nodes is None else _nodes(nodes)
+    with _client(bootstrap) as client:
+        if cancel:
+            moving = client.run(operations.list_reassignments(client.timeout_ms))
+            wanted = set(_partitions(client, targets)) if targets else set(moving)
+            stop = {tp: None for tp in moving if tp in wanted}
+            outcomes = _reassign(client, stop) if stop else []
+            _report([_outcome(o) for o in outcomes], outcomes, as_json, lambda _: "cancelled")
+            return
+        if chosen is None:
+            if throttle is not None:
+                _throttle(client, throttle, {tp.topic for tp in _partitions(client, targets)})
+            _show_moves(client.run(operations.list_reassignments(client.timeout_ms)), as_json)
+            return
+        plan = _planned(client, targets, chosen)
+        _move(client, plan, throttle, wait, as_json)
+
+
+def _planned(client: Client, targets: Sequence[str], nodes: tuple[int, ...]) -> Plan:
+    from kept.client import moves
+    from kept.storage.types import TopicPartition
+
+    plan: Plan = {}
+    for target in targets:
+        topic, number = _target(target)
+        view = client.topic(topic)
+        if number is None:
+            plan |= moves.spread(view, nodes)
+        elif view.partitions[_known(view, number)].replicas != nodes:
+            plan[TopicPartition(topic, number)] = nodes
+    return plan
+
+
+def _move(
+    client: Client, plan: Plan, throttle: int | None, wait: bool, as_json: bool
+) -> list[Outcome]:
+    """Begin a plan, and with ``wait`` see it through."""
+    if throttle is not None:
+        _throttle(client, throttle, {tp.topic for tp in plan})
+    outcomes = _reassign(client, dict(plan)) if plan else []
+    told = [_outcome(o) | {"replicas": list(plan[o.topic_partition])} for o in outcomes]
+    _report(told, outcomes, as_json, lambda one: f"moves to {one['replicas']}")
+    if wait:
+        _await_moves(client, set(plan))
+        if throttle:
+            _throttle(client, 0, {tp.topic for tp in plan})
+    return outcomes
+
+
+def _reassign(client: Client, plan: dict[TopicPartition, Any]) -> list[Outcome]:
+    from kept.client import cluster as operations
+
+    return client.run(operations.reassign(plan, client.timeout_ms))
+
+
+def _await_moves(client: Client, moved: set[TopicPartition]) -> None:
+    from kept.cli.output import progress
+    from kept.client import cluster as operations
+
+    with progress("moving", len(moved)) as advance:
+        while True:
+            moving = client.run(operations.list_reassignments(client.timeout_ms))
+            left = len(moved & moving.keys())
+            advance(len(moved) - left)
+            if not left:
+                return
+            time.sleep(WAIT_POLL_S)
+
+
+def _throttle(client: Client, rate: int, topics: set[str]) -> None:
+    """Limit what replicas that move may take of each node's traffic; 0 lifts the limit."""
+    from kept.client import cluster as operations
+
+    for member in client.run(operations.describe_cluster()).members:
+        rates = dict.fromkeys(RATES, str(rate)) if rate else {}
+        client.alter_broker(str(member.node_id), rates, () if rate else RATES)
+    for topic in sorted(topics):
+        client.alter_topic(
+            topic, dict.fromkeys(THROTTLED, "*") if rate else {}, () if rate else THROTTLED
+        )
+
+
+def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> None:
+    from kept.cli.output import show_json, show_table, write
+
+    rows = [
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "target": list(one.target),
+            "adding": list(one.adding),
+            "removing": list(one.removing),
+        }
+        for tp, one in sorted(moving.items())
+    ]
+    if as_json:
+        show_json(rows)
+    elif not rows:
+        write("nothing is being moved\n")
+    else:
+        columns = ("topic", "partition", "target", "adding", "removing")
+        show_table(columns, [[row[c] for c in columns] for row in rows])
+
+
+@cluster.command(
+    epilog=examples("kept cluster drain 2 --wait", "kept cluster drain 2 --leaders --wait")
+)
+@click.argument("number", metavar="NODE", type=click.IntRange(0))
+@click.option("--leaders", is_flag=True, help="Leave its replicas there; only others lead then.")
+@click.option("--throttle", type=click.IntRange(0), metavar="B/s", help="For each node; 0: none.")
+@click.option("--wait", is_flag=True, help="Until all is moved.")
+@json_option
+@bootstrap_option
+def drain(
+    *, number: int, leaders: bool, throttle: int | None, wait: bool, as_json: bool, bootstrap: str
+) -> None:
+    """Move every replica off NODE, so that it can be taken away; or with --leaders, leadership."""
+    from kept.client import cluster as operations
+    from kept.client import moves
+
+    with _client(bootstrap) as client:
+        described = client.run(operations.describe_cluster())
+        if number not in {member.node_id for member in described.members}:
+            raise Failure(f"there is no node {number}; there are {_names(described)}")
+        topics = client.metadata().topics
+        if not leaders:
+            plan = moves.away_from(number, topics.values(), described.members)
+            _move(client, plan, throttle, wait, as_json)
+            return
+        plan = moves.leaders_away_from(number, topics.values())
+        _move(client, plan, throttle, True, as_json)
+        led = [tp for tp in plan if topics[tp.topic].partitions[tp.partition].leader == number]
+        if led:
+            outcomes = client.run(
+                operations.elect_leaders(operations.PREFERRED, led, client.timeout_ms)
+            )
+            failed = [one.error for one in outcomes if one.error is not None]
+            if failed:
+                raise Failure(f"{failed[0]} (of {len(failed)} that stay)")
+
+
+def _names(described: ClusterDescription) -> str:
+    return ", ".join(str(member.node_id) for member in described.members) or "none"
+
+
+@cluster.group(cls=Group, epilog=examples("kept cluster voter add 3"))
+def voter() -> None:
+    """Change who elects the controller, one node at a time."""
+
+
+@voter.command(epilog=examples("kept cluster voter add 3"))
+@click.argument("number", metavar="N", type=click.IntRange(0))
+@json_option
+@bootstrap_option
+def add(*, number: int, as_json: bool, bootstrap: str) -> None:
+    """Let node N, which runs and has caught up, vote."""
+    _change_voters("add", number, as_json, bootstrap)
+
+
+@voter.command(epilog=examples("kept cluster voter remove 0"))
+@click.argument("number", metavar="N", type=click.IntRange(0))
+@json_option
+@bootstrap_option
+def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
+    """Take node N's vote; it may go away then, or stay as a broker."""
+    _change_voters("remove", number, as_json, bootstrap)
+
+
+def _change_voters(change: str, number: int, as_json: bool, bootstrap: str) -> None:
+    from kept.cli.output import show_json
+    from kept.client.http import ask_any
+
+    answer = ask_any(bootstrap, lambda api: api.post("cluster/voters", {change: number}))
+    if as_json:
+        show_json(answer)
+    else:
+        click.echo(f"voters: {', '.join(map(str, answer['voters']))}")
+
+
+def _nodes(text: str) -> tuple[int, ...]:
+    """``1,2,3``."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise click.UsageError(f"--to {text!r} is not a list of node ids such as 1,2,3")
+    numbers = tuple(map(int, parts))
+    if len(set(numbers)) != len(numbers):
+        raise click.UsageError(f"--to {text} names a node twice")
+    return numbers
+
+
+def _target(text: str) -> tuple[str, int | None]:
+    """TOPIC or TOPIC:P."""
+    topic, colon, number = text.partition(":")
+    if not topic or (colon and not (number.isascii() and number.isdecimal())):
+        raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
+    return topic, int(number) if colon else None
+
+
+def _known(view: TopicView, number: int) -> int:
+    if number not in view.partitions:
+        raise Failure(f"topic {view.name} has partitions 0 to {len(view.partitions) - 1}")
+    return number
+
+
+def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
+    """Every partition that TOPIC or TOPIC:P names."""
+    from kept.storage.types import TopicPartition
+
+    found = []
+    for target in targets:
+        topic, number = _target(target)
+        view = client.topic(topic)
+        numbers = sorted(view.partitions) if number is None else [_known(view, number)]
+        found += [TopicPartition(topic, one) for one in numbers]
+    return found
+
+
+def _client(bootstrap: str) -> Client:
+    from kept.client.blocking import Client
+
+    return Client(bootstrap, client_id="kept-cli")

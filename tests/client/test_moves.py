@@ -1,0 +1,89 @@
+"""Plans of moves: replicas go where there is room, nothing goes where it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kept.client.cluster import Member
+from kept.client.moves import away_from, counts, leaders_away_from, spread, troubled
+from kept.client.view import PartitionView, TopicView
+from kept.storage.errors import InvalidReplicaAssignment
+from kept.storage.types import TopicPartition
+
+
+def topic(name, *replicas, isr=None, leader=None):
+    partitions = {
+        number: PartitionView(
+            number,
+            one[0] if leader is None else leader,
+            0,
+            tuple(one),
+            tuple(one if isr is None else isr),
+        )
+        for number, one in enumerate(replicas)
+    }
+    return TopicView(name, None, False, partitions)
+
+
+def members(*ids, racks=None, fenced=()):
+    return [Member(n, "h", 1, (racks or {}).get(n), n in fenced) for n in ids]
+
+
+def test_a_topic_is_spread_in_turn_and_keeps_its_number_of_replicas():
+    plan = spread(topic("t", (0, 1), (0, 1), (0, 1)), (1, 2, 3))
+    assert plan == {
+        TopicPartition("t", 0): (1, 2),
+        TopicPartition("t", 1): (2, 3),
+        TopicPartition("t", 2): (3, 1),
+    }
+    assert spread(topic("t", (1, 2), (2, 1)), (1, 2)) == {}
+    with pytest.raises(InvalidReplicaAssignment, match="t-0 has 2 replicas and --to names 1"):
+        spread(topic("t", (0, 1)), (3,))
+
+
+def test_replicas_leave_for_a_rack_without_one_then_for_the_emptiest_node():
+    racks = {0: "a", 1: "b", 2: "b", 3: "c"}
+    plan = away_from(0, [topic("t", (0, 1))], members(0, 1, 2, 3, racks=racks))
+    assert plan == {TopicPartition("t", 0): (3, 1)}
+    plan = away_from(0, [topic("t", (0,), (0,), (2,), (2,))], members(0, 1, 2))
+    assert set(plan.values()) == {(1,)}
+
+
+def test_a_fenced_node_is_given_nothing():
+    with pytest.raises(InvalidReplicaAssignment, match="only 1 other nodes take part"):
+        away_from(0, [topic("t", (0, 1))], members(0, 1, 2, fenced=(2,)))
+
+
+@given(st.integers(2, 6), st.lists(st.integers(1, 4), min_size=1, max_size=12), st.data())
+def test_a_drained_node_is_empty_and_nobody_else_moves(nodes, factors, data):
+    replicas = [
+        tuple(data.draw(st.permutations(range(nodes)))[: min(factor, nodes - 1)])
+        for factor in factors
+    ]
+    plan = away_from(0, [topic("t", *replicas)], members(*range(nodes)))
+    for number, before in enumerate(replicas):
+        after = plan.get(TopicPartition("t", number), before)
+        assert 0 not in after
+        assert len(set(after)) == len(before)
+        assert [n for n in before if n != 0] == [n for n in after if n in before]
+
+
+def test_leadership_moves_to_the_next_replica():
+    plan = leaders_away_from(0, [topic("t", (0, 1, 2), (1, 0), (0,))])
+    assert plan == {TopicPartition("t", 0): (1, 2, 0)}
+
+
+def test_what_lacks_a_leader_or_a_replica():
+    topics = {
+        "ok": topic("ok", (0, 1)),
+        "under": topic("under", (0, 1), isr=(0,)),
+        "off": topic("off", (0, 1), isr=(0,), leader=-1),
+    }
+    under, offline = troubled(topics)
+    assert under == [TopicPartition("under", 0)]
+    assert offline == [TopicPartition("off", 0)]
+    replicas, leaders = counts(topics.values())
+    assert replicas == {0: 3, 1: 3}
+    assert leaders == {0: 2, -1: 1}

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from kept.cluster.raft.messages import (
-    Append, AppendReply, Message, PreVoteReply, TimeoutNow, Vote, VoteReply,
+    Append,
+    AppendReply,
+    Message,
+    PreVoteReply,
+    TimeoutNow,
+    Vote,
+    VoteReply,
 )  # fmt: skip
 from kept.cluster.raft.ready import RaftSettings
 from kept.cluster.records import ConfigRecord, encode_batch

@@ -135,7 +135,7 @@ class Trial:
         self.settings = settings
         self.random = random or (lambda node_id, n: node_id % n)
         self.voters = tuple(voter(i) for i in range(voters))
-        self.disks = {i: 0 for i in range(voters + observers)}
+        self.disks = dict.fromkeys(range(voters + observers), 0)
         self.stored = {i: Stored(self.voters if i < voters else ()) for i in self.disks}
         self.nodes: dict[int, Node] = {}
         self.network: list[Message] = []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from kept.node.local_settings import cluster_settings
+from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError, KeptError
 from kept.testing import reaper
 from kept.testing.ports import free_port, is_free
@@ -207,7 +207,6 @@ class Cluster:
         if node.running:
             raise NodeFailed(f"node {i} runs already (pid {self.pid(i)})")
         node.settings.update({k.replace("_", "."): _text(v) for k, v in settings.items()})
-        os.makedirs(node.directory, exist_ok=True)
         for attempt in range(PORT_ATTEMPTS):
             if not node.started:
                 node.port = free_port()
@@ -322,11 +321,13 @@ class Cluster:
                 return
 
     def _choose_ports(self) -> None:
-        chosen: set[int] = set()
-        while len(chosen) < 2 * len(self._nodes):
-            chosen.add(free_port())
+        taken: set[int] = set()
         for node in self._nodes:
-            node.port, node.node_port = chosen.pop(), chosen.pop()
+            port = free_port()
+            while {port, port + NODE_PORT_OFFSET} & taken or not is_free(port + NODE_PORT_OFFSET):
+                port = free_port()
+            node.port, node.node_port = port, port + NODE_PORT_OFFSET
+            taken |= {node.port, node.node_port}
         self._shared = cluster_settings([node.node_port for node in self._nodes])
 
     def _close_all(self) -> None:
@@ -365,6 +366,7 @@ class Cluster:
         environ.update(self._environ, PYTHONUNBUFFERED="1")
         if fail_point is not None:
             environ["KEPT_FAIL_POINT"] = fail_point
+        os.makedirs(node.directory, exist_ok=True)
         with open(node.log_path, "ab") as log:
             position = log.tell()
             node.process = subprocess.Popen(

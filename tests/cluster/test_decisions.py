@@ -190,11 +190,13 @@ def check_change(op: str, unclean: bool, before, change, image: Image) -> None:
     grown = set(new.isr) - set(old.isr)
     elected = new.leader not in (old.leader, NO_LEADER)
     if elected and new.leader not in old.isr:
-        if op == "longest":
+        if op in ("isr", "batch"):
+            assert old.leader in old.removing or len(old.isr) == 1, "let in, and led to, at once"
+        elif op == "longest":
             assert old.recovering and new.leader in old.suspects
         else:
             assert new.unclean and (unclean or op == "unclean")
-        assert new.isr == (new.leader,)
+        assert new.isr == (new.leader,) or op in ("isr", "batch")
     elif grown:
         assert op in ("isr", "batch") and not (old.unclean and new.unclean)
         assert all(image.brokers[b].active for b in grown)

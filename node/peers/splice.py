@@ -8,6 +8,7 @@ cannot write, so that nothing piles up; either side's end is the other's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, Final
 
 HIGH_WATER_BYTES: Final = 256 * 1024
@@ -46,17 +47,25 @@ class _End(asyncio.Protocol):
             other.transport.close()
 
 
-async def splice(transport: Any, first_bytes: bytes, path: str) -> None:
+def splice(transport: Any, first_bytes: bytes, path: str) -> Coroutine[Any, Any, None]:
     """Join ``transport``, of which ``first_bytes`` were read, with a unix socket.
 
-    The transport is closed when the socket takes nobody.
+    It is taken over at once; the coroutine does the rest. It is closed when the socket takes
+    nobody.
     """
-    loop = asyncio.get_running_loop()
     transport.pause_reading()
     outer = _End(transport)
     transport.set_protocol(outer)
+    return _join(outer, first_bytes, path)
+
+
+async def _join(outer: _End, first_bytes: bytes, path: str) -> None:
+    transport = outer.transport
+    inner = _End()
+    inner.other = outer  # before it is connected: gRPC's server speaks first
     try:
-        inner_transport, inner = await loop.create_unix_connection(_End, path)
+        loop = asyncio.get_running_loop()
+        inner_transport, _ = await loop.create_unix_connection(lambda: inner, path)
     except OSError:
         transport.abort()
         return
@@ -64,10 +73,11 @@ async def splice(transport: Any, first_bytes: bytes, path: str) -> None:
         transport.abort()
         raise
     if transport.is_closing():
+        inner.other = None
         inner_transport.close()
         return
     for one in (transport, inner_transport):
         one.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-    outer.other, inner.other = inner, outer
+    outer.other = inner
     inner_transport.write(first_bytes)
     transport.resume_reading()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -292,10 +293,11 @@ def test_three_replicas(tools_factory, actions, seed) -> None:
     world.heal()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(12), 207, 275, 368, 1069])
 def test_long_histories(tools_factory, seed) -> None:
-    from random import Random
-
+    """Those above 200 found something once: epochs forgotten with a log start that went back, a
+    proposed member that restarted empty before the controller decided (KIP-903).
+    """
     random = Random(seed)
     world = World(tools_factory, seed)
     names = ["produce"] * 6 + ["step"] * 24 + ["image"] * 6 + ["isr"] * 4

@@ -1,0 +1,243 @@
+"""The scenarios of KIP-101 and KIP-279 on real cores, real logs and simulated disks.
+
+Each history is one that lost or mixed records before those proposals. Batches are shown as
+(base offset, next offset, leader epoch).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kept.replication.reports import CommittedLost, Truncated
+from kept.storage.checkpoints import read_epochs
+from kept.testing.simulated_disk import SimulatedCrash
+from tests.replication.trio import Node
+
+A, B, C = 0, 1, 2
+
+
+@pytest.fixture
+def nodes(tools) -> list[Node]:
+    return [Node(tools, i) for i in range(3)]
+
+
+def restart(node: Node, **known) -> None:
+    """Killed; the page cache is kept."""
+    node.disk = node.disk.after_kill()
+    node.sessions.clear()
+    node.fetcher = None
+    node.open(**known)
+
+
+def epochs(node: Node) -> list[tuple[int, int]]:
+    return node.partition.log.leader_epochs.entries
+
+
+def test_kip_101_a_follower_that_restarts_keeps_what_its_leader_has(nodes, tools) -> None:
+    """Scenario 1: B has m2 but not its HW, restarts, and A dies before B has fetched again.
+
+    Cutting at the high watermark would lose m2, which was acknowledged.
+    """
+    a, b, _ = nodes
+    a.lead(0, (A, B))
+    b.follow(A, 0, (A, B))
+    tools.produce(a.partition)
+    tools.produce(a.partition)
+    b.fetch(a, rounds=1)
+    assert (b.partition.log_end_offset, b.partition.high_watermark) == (2, 0)
+    b.fetch(a)
+    acknowledged = a.batches()
+    assert a.partition.high_watermark == 2
+    restart(b)
+    assert b.partition.high_watermark == 0
+    b.follow(A, 0, (A, B))
+    restart(a)
+    b.lead(1, (A, B), (B,), 1)
+    assert b.batches() == acknowledged, "m2 is there"
+    a.follow(B, 1, (A, B), (B,), 1)
+    a.fetch(b, rounds=3)
+    assert a.batches() == acknowledged
+    assert a.partition.high_watermark == 2
+
+
+def test_kip_101_replicas_that_lost_power_do_not_mix_their_histories(nodes, tools) -> None:
+    """Scenario 2: both lose power; B comes back with m1 alone, leads, writes m3 at m2's offset.
+
+    A, with m1 and m2, must end with m1 and m3.
+    """
+    a, b, _ = nodes
+    a.lead(0, (A, B))
+    b.follow(A, 0, (A, B))
+    tools.produce(a.partition)
+    b.fetch(a, rounds=2)
+    b.partition.log.flush()
+    tools.produce(a.partition, 1)
+    a.partition.log.flush()
+    restart(a, recovery_point=2)
+    restart(b, recovery_point=1)
+    b.lead(1, (A, B), (B,), 1)
+    tools.produce(b.partition, 1)
+    a.follow(B, 1, (A, B), (B,), 1)
+    a.fetch(b, rounds=3)
+    assert a.batches() == b.batches() == [(0, 1, 0), (1, 2, 1)]
+    assert epochs(a) == [(0, 0), (1, 1)]
+    assert a.effects[0] == Truncated(0, 1, 1)
+
+
+def test_kip_279_fast_leader_changes_without_common_epochs(nodes, tools) -> None:
+    """Two leaders in turn write tails that nobody fetches; the last one has neither epoch.
+
+    The follower's epoch 2 ends in the leader's eyes with epoch 0; its epoch 1 never was there.
+    """
+    a, b, c = nodes
+    r = (A, B, C)
+    a.lead(0, r)
+    b.follow(A, 0, r)
+    c.follow(A, 0, r)
+    tools.produce(a.partition, 5)
+    for _ in range(2):
+        b.fetch(a)
+        c.fetch(a)
+    b.lead(1, r, r, 1)
+    tools.produce(b.partition, 3)
+    a.follow(B, 1, r, r, 1)
+    a.fetch(b, rounds=1)
+    a.fetch(b, rounds=1)
+    assert a.batches() == [(0, 5, 0), (5, 8, 1)]
+    a.lead(2, r, r, 2)
+    tools.produce(a.partition, 2)
+    c.lead(3, r, (A, C), 3)
+    tools.produce(c.partition, 4)
+    tools.produce(c.partition, 4)
+    for node in (a, b):
+        node.follow(C, 3, r, (A, C), 3)
+        node.fetch(c, rounds=4)
+        assert node.batches() == c.batches() == [(0, 5, 0), (5, 9, 3), (9, 13, 3)]
+        assert epochs(node) == epochs(c) == [(0, 0), (3, 5)]
+        assert not [e for e in node.effects if isinstance(e, CommittedLost)]
+
+
+def test_kip_279_the_leader_names_an_epoch_that_the_follower_never_had(nodes, tools) -> None:
+    """The follower cuts at the end of its largest smaller epoch and asks again."""
+    a, b, _ = nodes
+    r = (A, B)
+    for epoch, count in ((0, 4), (1, 2), (4, 6)):
+        a.lead(epoch, r)
+        tools.produce(a.partition, count)
+    for epoch, count in ((0, 4), (3, 9)):
+        b.lead(epoch, r)
+        tools.produce(b.partition, count)
+    b.lead(5, r, (B,))
+    a.follow(B, 5, r, (B,))
+    a.fetch(b)
+    assert epochs(a) == [(0, 0), (1, 4)], "epoch 4 is gone; the leader named 3"
+    a.fetch(b)
+    assert epochs(a) == [(0, 0)]
+    a.fetch(b)
+    assert a.batches() == b.batches() == [(0, 4, 0), (4, 13, 3)]
+
+
+def test_a_leader_that_wrote_nothing_leaves_no_epoch_behind(nodes, tools) -> None:
+    """Its entry at the log end would be asked about for ever."""
+    a, b, _ = nodes
+    r = (A, B)
+    b.lead(1, r)
+    tools.produce(b.partition, 3)
+    a.follow(B, 1, r)
+    a.fetch(b, rounds=2)
+    a.lead(2, r)
+    b.lead(3, r)
+    assert epochs(a) == [(1, 0), (2, 3)]
+    a.follow(B, 3, r)
+    a.fetch(b)
+    assert epochs(a) == [(1, 0)]
+    assert read_epochs(a.disk, "/d/t-0/leader-epoch-checkpoint") == [(1, 0)]
+    assert a.partition.log_end_offset == 3
+    tools.produce(b.partition, 2)
+    a.fetch(b)
+    assert a.batches() == b.batches()
+
+
+def test_an_unclean_election_is_reported_with_what_it_lost(nodes, tools) -> None:
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r, (A,))
+    b.follow(A, 1, r, (A,))
+    tools.produce(a.partition, 4)
+    b.fetch(a)
+    tools.produce(a.partition, 3)
+    a.partition.log.flush()
+    a.partition.applied_end = 5
+    assert a.partition.high_watermark == 7
+    b.lead(2, r, (B,), 1)
+    a.follow(B, 2, r, (B,), 1)
+    a.fetch(b, rounds=2)
+    assert a.batches() == [(0, 4, 1)]
+    assert a.effects == [Truncated(0, 4, 4, mark_cleared=True), CommittedLost(4, 7, B, 2)]
+    assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
+
+
+def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes, tools) -> None:
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r, (A,))
+    b.follow(A, 1, r, (A,))
+    tools.produce(a.partition, 3)
+    b.fetch(a)
+    tools.produce(a.partition, 40)
+    a.partition.log.roll(tools.NOW)
+    tools.produce(a.partition, 2)
+    a.partition.delete_records(43, 0)
+    b.fetch(a, rounds=4)
+    assert b.batches() == [(43, 45, 1)]
+    assert (b.partition.log_start_offset, b.partition.high_watermark) == (43, 45)
+    assert b.effects == [Truncated(43, 43, 43)]
+
+
+def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes, tools) -> None:
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r, (A,))
+    b.follow(A, 1, r, (A,))
+    tools.produce(a.partition, 10)
+    a.partition.delete_records(4, 0)
+    b.fetch(a, rounds=4)
+    assert b.batches() == [(0, 10, 1)]
+    assert (b.partition.log_start_offset, b.partition.high_watermark) == (4, 10)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_power_may_fail_at_every_step_of_a_cut(tools, seed) -> None:
+    """Whatever is left, the next start and the next fetches bring it in line."""
+    call = 0
+    while True:
+        call += 1
+        a, b = Node(tools, A), Node(tools, B)
+        r = (A, B)
+        b.lead(1, r)
+        tools.produce(b.partition, 30)
+        a.follow(B, 1, r)
+        a.fetch(b, rounds=2)
+        a.lead(2, r)
+        for _ in range(4):
+            tools.produce(a.partition, 30)
+        a.partition.log.flush()
+        recovery_point = a.partition.log.recovery_point
+        b.lead(3, r)
+        tools.produce(b.partition, 5)
+        a.follow(B, 3, r)
+        a.disk.crash_at(a.disk.calls + call)
+        try:
+            a.fetch(b, rounds=1)
+        except SimulatedCrash:
+            a.disk = a.disk.after_power_loss(seed)
+            a.open(recovery_point=recovery_point)
+            a.fetcher = None
+            a.follow(B, 3, r)
+            a.fetch(b, rounds=4)
+            assert a.batches() == b.batches()
+            assert epochs(a) == epochs(b) == [(1, 0), (3, 30)]
+            assert not [e for e in a.effects if isinstance(e, CommittedLost)]
+            continue
+        assert call > 4, "there is something to interrupt"
+        return

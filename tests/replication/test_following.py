@@ -1,0 +1,426 @@
+"""A partition as follower: roles, what a fetcher brings, readers, retention, ISR requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from kept.replication.events import BrokersChanged, ProposeIsr
+from kept.replication.fetcher import FetcherCore
+from kept.replication.follower import NO_LEADER, Append, AskAgain, StartAt, TruncateTo
+from kept.replication.following import perform_all
+from kept.replication.isr import REFUSED_PAUSE_MS
+from kept.replication.partition import PLENTY, Partition
+from kept.storage.errors import (
+    CorruptMessage,
+    FencedLeaderEpoch,
+    IneligibleReplica,
+    InvalidUpdateVersion,
+    InvariantViolation,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    UnknownLeaderEpoch,
+)
+from kept.storage.records import build_batch
+from kept.storage.types import LogConfig
+
+
+def batches(*spans: tuple[int, int, int]) -> bytes:
+    """(base offset, next offset, leader epoch) each."""
+    return b"".join(
+        build_batch(
+            [(1000, b"k", b"v" * 20, ())] * (end - base), base_offset=base, leader_epoch=epoch
+        )
+        for base, end, epoch in spans
+    )
+
+
+@pytest.fixture
+def follower(disk, tools) -> Partition:
+    """Node 0 follows node 1 in epoch 3 and is in the ISR; it has 0..10, committed to 6."""
+    made = Partition(tools.open_log(disk), 0)
+    made.become_follower(1, 3, 7, (1, 0), (1, 0, 2), 0)
+    made.append_fetched(batches((0, 5, 1), (5, 10, 3)), 6, 0, 0)
+    return made
+
+
+# Roles.
+
+
+def test_it_is_a_follower(follower) -> None:
+    assert follower.is_follower and not follower.is_leader and follower.replicated
+    assert (follower.leader_id, follower.leader_epoch, follower.partition_epoch) == (1, 3, 7)
+    assert (follower.isr, follower.in_sync) == ((1, 0), True)
+    assert (follower.latest_epoch, follower.own_end_offset(1)) == (3, (1, 5))
+    follower.check_invariants()
+
+
+def test_a_fresh_replica_is_neither(disk, tools) -> None:
+    fresh = Partition(tools.open_log(disk), 0)
+    assert not fresh.is_follower and not fresh.is_leader and not fresh.replicated
+    assert fresh.latest_epoch == -1
+
+
+def test_only_a_new_leader_or_epoch_is_news_for_the_fetcher(follower) -> None:
+    become = follower.become_follower
+    assert not become(1, 3, 8, (1,), (1, 0, 2), 0)
+    assert (follower.partition_epoch, follower.in_sync) == (8, False)
+    assert become(2, 4, 9, (1,), (1, 0, 2), 0)
+    assert become(NO_LEADER, 5, 10, (1,), (1, 0, 2), 0)
+    with pytest.raises(InvariantViolation, match="leader epoch 4 after 5"):
+        become(1, 4, 9, (1,), (1, 0, 2), 0)
+
+
+def test_a_deposed_leader_tells_who_waits(replicated, tools) -> None:
+    told: list = []
+    tools.produce(replicated, 2)
+    replicated.when_committed(2, told.append)
+    assert replicated.become_follower(1, 4, 1, (0, 1), (0, 1, 2), 0)
+    assert [type(error) for error in told] == [NotLeaderOrFollower]
+    with pytest.raises(NotLeaderOrFollower):
+        replicated.append(tools.checked(), tools.NOW)
+    with pytest.raises(NotLeaderOrFollower):
+        replicated.fetch(0, 100, replica_id=1)
+    replicated.when_committed(1, told.append)
+    assert len(told) == 2
+
+
+def test_a_follower_becomes_leader_with_the_high_watermark_it_knew(follower, tools) -> None:
+    tools.lead(follower, 4, (1, 0, 2), (0, 1), 8)
+    assert (follower.high_watermark, follower.log_end_offset, follower.leader_id) == (6, 10, 0)
+    assert follower.core.epoch_start_offset == 10
+    with pytest.raises(OffsetNotAvailable):
+        follower.list_offset(-1)
+    follower.fetch(10, 100, replica_id=1, current_leader_epoch=4, last_fetched_epoch=3)
+    assert follower.high_watermark == 10
+
+
+# What a fetcher brings.
+
+
+def test_appending_follows_high_watermark_and_log_start(follower) -> None:
+    woken: list[int] = []
+    follower.add_waiter(lambda: woken.append(follower.high_watermark))
+    info = follower.append_fetched(batches((10, 12, 3), (15, 18, 3)), 16, 0, 0)
+    assert (info.base_offset, info.last_offset) == (10, 17), "gaps are fine"
+    assert (follower.log_end_offset, follower.high_watermark) == (18, 16)
+    follower.append_fetched(b"", 30, 4, 0)
+    assert (follower.high_watermark, follower.log_start_offset) == (18, 4)
+    follower.append_fetched(b"", 2, 1, 0)
+    assert (follower.high_watermark, follower.log_start_offset) == (18, 4), "never back"
+    assert woken == [16, 18]
+
+
+def test_overlaps_and_damage_are_refused_whole(follower) -> None:
+    with pytest.raises(OffsetOutOfRange, match="overlaps"):
+        follower.append_fetched(batches((9, 12, 3)), 20, 0, 0)
+    damaged = bytearray(batches((10, 12, 3), (12, 14, 3)))
+    damaged[-1] ^= 1
+    with pytest.raises(CorruptMessage):
+        follower.append_fetched(damaged, 20, 0, 0)
+    assert (follower.log_end_offset, follower.high_watermark) == (10, 6)
+
+
+def test_a_batch_that_is_cut_off_is_left_for_the_next_answer(follower) -> None:
+    follower.append_fetched(batches((10, 12, 3), (12, 14, 3))[:-1], 20, 0, 0)
+    assert follower.log_end_offset == 12
+
+
+def test_batches_of_later_epochs_were_not_there_when_it_was_answered(follower) -> None:
+    """KAFKA-18723: the leader was deposed and cut after its answer, before its file was read."""
+    follower.append_fetched(batches((10, 12, 3), (12, 14, 4), (14, 16, 3)), 20, 0, 0)
+    assert (follower.log_end_offset, follower.latest_epoch) == (12, 3)
+    assert follower.append_fetched(batches((12, 14, 4)), 20, 0, 0) is None
+
+
+def test_an_answer_is_written_at_once_and_without_a_flush(follower, disk) -> None:
+    before = len(disk.trace)
+    follower.append_fetched(batches(*((i, i + 1, 3) for i in range(10, 20))), 0, 0, 0)
+    assert [call.split()[0] for call in disk.trace[before:]] == ["write"]
+    follower.append_fetched(batches((20, 21, 3)), 0, 0, 0)
+
+
+def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, disk, tools):
+    follower.become_follower(2, 4, 8, (1, 0), (1, 0, 2), 0)
+    follower.append_fetched(batches((10, 12, 4)), 0, 0, 0)
+    assert follower.log.leader_epochs.dirty
+    ticket = follower.flush_ticket()
+    ticket.run()
+    ticket.done()
+    for seed in range(6):
+        again = tools.open_log(disk.after_power_loss(seed), recovery_point=12)
+        assert again.leader_epochs.entries == [(1, 0), (3, 5), (4, 10)]
+
+
+def test_only_followers_of_somebody_append(follower, tools) -> None:
+    follower.become_follower(NO_LEADER, 4, 8, (1, 0), (1, 0, 2), 0)
+    with pytest.raises(NotLeaderOrFollower):
+        follower.append_fetched(b"", 0, 0, 0)
+    tools.lead(follower, 5, (1, 0, 2), (0,), 9)
+    with pytest.raises(NotLeaderOrFollower):
+        follower.append_fetched(b"", 0, 0, 0)
+    for cut in (follower.truncate_to, follower.start_at):
+        with pytest.raises(InvariantViolation, match="never cuts"):
+            cut(2)
+
+
+def test_effects_are_performed(follower) -> None:
+    assert follower.perform(AskAgain(), 0) == 0
+    data = batches((10, 12, 3))
+    assert follower.perform(Append(data, 0, 0), 0) == len(data)
+    follower.perform(TruncateTo(7, False), 0)
+    assert follower.log_end_offset == 5
+    follower.perform(StartAt(90), 0)
+    assert (follower.log_start_offset, follower.log_end_offset, follower.latest_epoch) == (
+        90, 90, -1,
+    )  # fmt: skip
+
+
+def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
+    follower, disk
+) -> None:
+    tp = follower.topic_partition
+    fetcher = FetcherCore(1)
+    fetcher.add(tp, follower.topic_id, follower, 3)
+    disk.fail("write", ".log")
+    work = ((tp, (Append(batches((10, 12, 3)), 0, 0),)),)
+    assert perform_all(fetcher, work, lambda _: follower, 0) == 0
+    assert follower.offline is not None
+    assert fetcher.next_request(10**9) is None
+    with pytest.raises(KafkaStorageError):
+        follower.truncate_to(1)
+    with pytest.raises(KafkaStorageError):
+        follower.become_follower(1, 9, 9, (1,), (1, 0), 0)
+    assert perform_all(fetcher, work, lambda _: None, 0) == 0
+
+
+def test_flush_messages_holds_the_acknowledgement_back(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk, config=LogConfig(flush_messages=1)), 0)
+    partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)
+    assert not partition.awaits_flush
+    partition.append_fetched(batches((0, 2, 3)), 0, 0, 0)
+    assert partition.awaits_flush
+    ticket = partition.flush_ticket()
+    ticket.run()
+    ticket.done()
+    assert not partition.awaits_flush
+
+
+# Consumers at followers (KIP-392).
+
+
+def test_consumers_read_from_a_follower_in_sync_up_to_its_high_watermark(follower, tools) -> None:
+    fetched = follower.fetch(0, 10_000, from_follower=True, current_leader_epoch=3)
+    assert tools.offsets(follower, fetched) == [0, 1, 2, 3, 4], "the next batch ends above HW"
+    assert follower.fetch(8, 100, from_follower=True).slice is None
+    with pytest.raises(OffsetNotAvailable, match="not here yet"):
+        follower.fetch(11, 100, from_follower=True)
+    with pytest.raises(OffsetOutOfRange):
+        follower.fetch(-1, 100, from_follower=True)
+    with pytest.raises(NotLeaderOrFollower):
+        follower.fetch(0, 100)
+    with pytest.raises(NotLeaderOrFollower):
+        follower.fetch(0, 100, from_follower=True, replica_id=2)
+    with pytest.raises(FencedLeaderEpoch):
+        follower.fetch(0, 100, from_follower=True, current_leader_epoch=2)
+    with pytest.raises(UnknownLeaderEpoch):
+        follower.fetch(0, 100, from_follower=True, current_leader_epoch=4)
+    assert 0 < follower.readable_bytes(0) < PLENTY
+
+
+def test_a_follower_outside_of_the_isr_sends_them_to_the_leader(follower) -> None:
+    follower.become_follower(1, 3, 8, (1,), (1, 0, 2), 0)
+    with pytest.raises(NotLeaderOrFollower, match="not in sync"):
+        follower.fetch(0, 100, from_follower=True)
+    assert follower.readable_bytes(0) == PLENTY, "who is parked is answered, and told"
+
+
+def test_who_may_serve_a_consumer(replicated, tools) -> None:
+    tools.produce(replicated, 3)
+    replicated.fetch(2, 100, replica_id=1)
+    assert replicated.readable_replicas(2) == (0, 1)
+    assert replicated.readable_replicas(3) == (0,)
+
+
+def test_replicas_are_woken_by_the_log_end_and_consumers_by_the_high_watermark(
+    replicated, tools
+) -> None:
+    heard: list[str] = []
+    replicated.add_waiter(lambda: heard.append("consumer"))
+    replica = lambda: heard.append("replica")  # noqa: E731
+    replicated.add_waiter(replica, replica=True)
+    tools.produce(replicated, 2)
+    assert heard == ["replica"]
+    assert replicated.readable_bytes(0) == 0 < replicated.readable_bytes(0, replica=True)
+    replicated.fetch(2, 100, replica_id=1)
+    assert heard == ["replica", "consumer"]
+    replicated.remove_waiter(replica)
+    replicated.resign()
+    assert heard == ["replica", "consumer", "consumer"]
+    assert replicated.readable_bytes(0, replica=True) == PLENTY
+
+
+# Suspension.
+
+
+def test_a_suspended_leader_serves_nobody_until_it_is_resumed(replicated, tools) -> None:
+    told: list = []
+    tools.produce(replicated, 2)
+    replicated.when_committed(2, told.append)
+    replicated.suspend()
+    replicated.suspend()
+    calls = (
+        lambda: replicated.append(tools.checked(), tools.NOW),
+        lambda: replicated.fetch(0, 100),
+        lambda: replicated.fetch(0, 100, replica_id=1),
+        lambda: replicated.list_offset(-1),
+        lambda: replicated.delete_records(0, 0),
+    )
+    for call in calls:
+        with pytest.raises(NotLeaderOrFollower):
+            call()
+    replicated.tick(10**9)
+    assert replicated.core.pending_isr is None, "a stalled leader proposes nothing"
+    assert replicated.retention(10**15) == [] and told == []
+    replicated.resume()
+    for call in calls:
+        call()
+    replicated.write()
+    replicated.fetch(3, 100, replica_id=1)
+    assert told == [None]
+
+
+def test_an_epoch_that_becomes_durable_during_a_suspension(disk, tools) -> None:
+    partition = Partition(tools.open_log(disk), 0)
+    ticket = partition.become_leader(2, 0, (0,), (0,), 0)
+    partition.suspend()
+    ticket.run()
+    ticket.done()
+    with pytest.raises(NotLeaderOrFollower):
+        partition.append(tools.checked(), tools.NOW)
+    partition.resume()
+    tools.produce(partition)
+
+
+def test_a_suspended_follower_serves_no_consumer(follower) -> None:
+    follower.suspend()
+    with pytest.raises(NotLeaderOrFollower):
+        follower.fetch(0, 100, from_follower=True)
+    follower.append_fetched(batches((10, 11, 3)), 11, 0, 0)
+    follower.resume()
+    assert follower.fetch(10, 100, from_follower=True).slice is not None
+
+
+# Retention, rule 43.
+
+
+def test_a_follower_deletes_only_what_lies_below_its_leaders_start(disk, tools) -> None:
+    config = LogConfig(segment_bytes=2000, retention_bytes=1, retention_ms=1)
+    partition = Partition(tools.open_log(disk, config=config), 0)
+    partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)
+    for base in range(0, 200, 20):
+        partition.append_fetched(batches((base, base + 20, 3)), 200, 0, tools.NOW)
+    bases = [segment.base_offset for segment in partition.segments()]
+    assert len(bases) > 2
+    assert partition.retention(10**15) == []
+    partition.append_fetched(b"", 200, bases[1] - 1, tools.NOW)
+    assert partition.retention(10**15) == []
+    partition.append_fetched(b"", 200, bases[1], tools.NOW)
+    assert partition.retention(10**15) == [(0, "below log start offset")]
+    partition.mark_offline("gone")
+    assert partition.retention(10**15) == []
+
+
+# The ISR.
+
+
+@pytest.fixture
+def growing(disk, tools):
+    """Leader 0 alone in its ISR; follower 1, broker epoch 5, has just caught up."""
+    effects: list = []
+    partition = Partition(tools.open_log(disk), 0, on_effect=effects.append)
+    tools.lead(partition, 1, (0, 1, 2), (0,), 4)
+    partition.step(BrokersChanged(frozenset({1, 2}), ((1, 5), (2, 6))))
+    partition.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
+    assert effects == [ProposeIsr((0, 1), 1, 4)]
+    return partition
+
+
+def test_the_request_names_members_with_their_broker_epochs(growing) -> None:
+    item = growing.alter_isr_request()
+    assert (item.topic_id, item.partition) == (growing.topic_id, 0)
+    assert (item.leader_epoch, item.partition_epoch) == (1, 4)
+    assert item.isr == ((0, -1), (1, 5)) and item.base_published
+    assert growing.alter_isr_request() == item, "nobody has answered"
+
+
+def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing, tools) -> None:
+    tools.produce(growing, 3)
+    growing.fetch(0, 100, replica_id=1, broker_epoch=9, now_ms=tools.NOW)
+    assert growing.alter_isr_request().isr == ((0, -1), (1, 5))
+    with pytest.raises(NotLeaderOrFollower, match="broker epoch 5 after one of 9"):
+        growing.fetch(3, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
+
+
+def test_an_accepted_change_holds_when_the_image_has_it(growing, tools) -> None:
+    growing.isr_answered(growing.alter_isr_request(), None)
+    assert growing.alter_isr_request() is None
+    assert (growing.isr, growing.core.pending_isr) == ((0,), (0, 1))
+    tools.produce(growing, 1)
+    assert growing.high_watermark == 0, "the proposed member counts already"
+    growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
+    assert (growing.isr, growing.core.pending_isr) == ((0, 1), None)
+
+
+@pytest.mark.parametrize("error", [InvalidUpdateVersion, FencedLeaderEpoch, NotLeaderOrFollower])
+def test_an_overtaken_change_waits_for_the_image(growing, error) -> None:
+    growing.isr_answered(growing.alter_isr_request(), error("late"))
+    assert growing.alter_isr_request() is None
+    assert growing.core.pending_isr == (0, 1)
+
+
+def test_an_unknown_outcome_stays_pending_and_is_asked_again(growing) -> None:
+    item = growing.alter_isr_request()
+    growing.isr_answered(item, RequestTimedOut("who knows"))
+    assert growing.core.pending_isr == (0, 1)
+    assert growing.alter_isr_request() == item
+
+
+def test_a_member_refused_is_not_proposed_again_at_once(growing, tools) -> None:
+    item = growing.alter_isr_request()
+    growing.isr_answered(item, IneligibleReplica("fenced"))
+    assert growing.core.pending_isr is None and growing.alter_isr_request() is None
+    now = tools.NOW
+    growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=now + REFUSED_PAUSE_MS - 1)
+    assert growing.core.pending_isr is None
+    growing.isr_answered(item, RequestTimedOut("late"))
+    growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=now + REFUSED_PAUSE_MS)
+    assert growing.core.pending_isr == (0, 1)
+
+
+def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> None:
+    growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("fenced"))
+    growing.step(BrokersChanged(frozenset({2}), ((1, 5), (2, 6))))
+    assert growing.core.pending_isr is None, "1 is not eligible, 2 never fetched"
+    growing.step(BrokersChanged(frozenset({1}), ((1, 8),)))
+    assert growing.core.pending_isr is None, "that is another life of broker 1"
+    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)))
+    assert growing.core.pending_isr == (0, 1)
+
+
+def test_a_replica_of_another_broker_epoch_may_not_join(growing, tools) -> None:
+    growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("x"))
+    late = tools.NOW + 10_000
+    growing.fetch(0, 100, replica_id=1, broker_epoch=6, now_ms=late)
+    assert growing.core.pending_isr is None
+    growing.fetch(0, 100, replica_id=2, broker_epoch=6, now_ms=late)
+    assert growing.core.pending_isr == (0, 2)
+
+
+def test_a_suspended_leader_asks_for_nothing(growing) -> None:
+    growing.suspend()
+    assert growing.alter_isr_request() is None
+    growing.resume()
+    assert growing.alter_isr_request() is not None

@@ -155,14 +155,15 @@ class Channel:
                 await call.write(peers_pb2.RaftFrame(hello=hello))
                 frame = await call.read()
                 if frame is grpc.aio.EOF:
-                    why = await call.details()
-                    if await call.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                        self._peers.was_refused(self.node_id, why)
-                        raise PolicyViolation(why)
-                    raise NetworkException(f"node {self.node_id}: {why}")
+                    raise NetworkException(f"node {self.node_id}: {await call.details()}")
         except TimeoutError:
             raise NetworkException(f"node {self.node_id}: no Hello came back") from None
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except grpc.aio.AioRpcError as error:
+            failed = _raised(f"node {self.node_id}", error)
+            if isinstance(failed, PolicyViolation):
+                self._peers.was_refused(self.node_id, str(failed))
+            raise failed from error
+        except asyncio.InvalidStateError as error:
             raise NetworkException(f"node {self.node_id}: {_words(error)}") from error
         remote: Hello = HELLO.decode(frame.hello)
         return remote

@@ -6,7 +6,7 @@ The stream is kept open, so that the controller hears at once when the broker's 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.peers import convert, grpc_options
 from kept.node.peers.calls import HeartbeatReply, HeartbeatRequest
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from kept.node.peers.peers import Peers
 
 
+AGAIN_S: Final = 0.02
+"""Between two attempts; the channel below waits longer the longer nobody answers."""
+
+
 class Control:
     """The stream to whoever is the controller now; nobody at first."""
 
@@ -33,6 +37,7 @@ class Control:
         self._opened: asyncio.Future[None] | None = None
         self._number = 0
         self._asked: dict[int, asyncio.Future[HeartbeatReply]] = {}
+        self._writing = asyncio.Lock()
 
     def hold(self, node_id: int | None) -> None:
         """Keep a stream to this node and to no other; None: to nobody."""
@@ -42,6 +47,7 @@ class Control:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        self._broken(NetworkException("another node is held as controller now"))
         if node_id is not None and node_id != self._peers.node_id:
             self._task = asyncio.ensure_future(self._run(node_id))
 
@@ -73,7 +79,8 @@ class Control:
                 self._asked[number] = answer
                 frame = peers_pb2.ControlFrame(number=number, heartbeat=codec.encode(request))
                 try:
-                    await self._stream.write(frame)
+                    async with self._writing:  # gRPC takes one write at a time
+                        await self._stream.write(frame)
                     return await answer
                 finally:
                     self._asked.pop(number, None)
@@ -91,20 +98,18 @@ class Control:
 
     async def _run(self, node_id: int) -> None:
         error: KeptError
-        try:
-            while True:
-                try:
-                    channel = await self._peers.channel(node_id).ready()
-                    await self._converse(channel, node_id)
-                    error = NetworkException(f"node {node_id}: the Control stream broke")
-                except (NetworkException, PolicyViolation) as failed:
-                    error = failed
-                except (grpc.aio.AioRpcError, grpc.aio.UsageError) as failed:
-                    error = NetworkException(f"node {node_id}: {failed}")
+        while True:
+            try:
+                channel = await self._peers.channel(node_id).ready()
+                await self._converse(channel, node_id)
+                error = NetworkException(f"node {node_id}: the Control stream broke")
+            except (NetworkException, PolicyViolation) as failed:
+                error = failed
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError) as failed:
+                error = NetworkException(f"node {node_id}: {failed}")
+            if self.node_id == node_id:
                 self._broken(error)
-                await asyncio.sleep(0.02)
-        finally:
-            self._broken(NetworkException(f"node {node_id} is held as controller no more"))
+            await asyncio.sleep(AGAIN_S)
 
     def _broken(self, error: KeptError) -> None:
         self._stream = None
@@ -127,6 +132,8 @@ class Control:
             await stream.write(frame_type(hello=hello))
             if await stream.read() is grpc.aio.EOF:
                 raise PolicyViolation(str(await stream.details()))
+            if self.node_id != node_id:
+                return
             self._stream = stream
             if self._opened is not None and not self._opened.done():
                 self._opened.set_result(None)

@@ -50,15 +50,15 @@ def refusal(own: Hello, other: Hello) -> str:
             f"{own.cluster_id}: correct controller.quorum.voters, or start the one that is wrong "
             "with empty directories"
         )
-    if other.wanted is not None and other.wanted != own.node_id:
-        return (
-            f"this is node {own.node_id}, not node {other.wanted}: correct its address in "
-            "controller.quorum.voters or advertised.listeners"
-        )
     if own.node_id == other.node_id and own.incarnation != other.incarnation:
         return (
             f"node id {own.node_id} is used twice: give one of the two another node.id, and name "
             "it so in controller.quorum.voters"
+        )
+    if other.wanted is not None and other.wanted != own.node_id:
+        return (
+            f"this is node {own.node_id}, not node {other.wanted}: correct its address in "
+            "controller.quorum.voters or advertised.listeners"
         )
     return _voters_disagree(own, other)
 

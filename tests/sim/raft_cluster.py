@@ -15,7 +15,15 @@ from kept.cluster.image import Image
 from kept.cluster.member import MetadataMember, Outcome
 from kept.cluster.metadata_files import Work
 from kept.cluster.raft.log import RaftLog
-from kept.cluster.raft.messages import Message, PreVote, PreVoteReply, Vote, VoteReply
+from kept.cluster.raft.messages import (
+    Append,
+    AppendReply,
+    Message,
+    PreVote,
+    PreVoteReply,
+    Vote,
+    VoteReply,
+)
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.records import ConfigRecord, ResourceType
 from kept.cluster.voters import Voter
@@ -80,7 +88,8 @@ class RaftApp:
 
     def receive(self, sender: int, message: object) -> None:
         assert isinstance(message, Message)
-        self.machine.world.note(self.machine.name, f"<- n{sender}", message)
+        if not quiet(message):
+            self.machine.world.note(self.machine.name, f"<- n{sender}", message)
         self.member.receive(message)
         self.pump()
 
@@ -171,7 +180,18 @@ class RaftApp:
         self.history.judge(self)
         self.history.outcome(self, outcome)
         self.send(outcome.messages)
+        self.handle(outcome)
         self.pump()
+
+    def handle(self, outcome: Outcome) -> None:
+        """For nodes that do more."""
+
+
+def quiet(message: Message) -> bool:
+    """A heartbeat or its answer: the trace leaves them out."""
+    if isinstance(message, Append):
+        return not message.entries
+    return isinstance(message, AppendReply) and message.accepted
 
 
 class RaftHistory:
@@ -185,7 +205,7 @@ class RaftHistory:
     ) -> None:  # fmt: skip
         self.world = world = World(seed, tracing=tracing)
         self.network = Network(world)
-        self.checks = RaftChecks()
+        self.raft = RaftChecks()
         self.assertions = assertions
         count = world.random.choice((3, 3, 5))
         self.observers = world.random.choice((0, 1, 2))
@@ -193,8 +213,7 @@ class RaftHistory:
         self.voters = tuple(Voter(i, UUID(int=i + 1), "sim", 1000 + i) for i in range(count))
         self.snapshot_after_bytes = world.random.choice((300, 2_000, 1 << 20))
         self.machines = [
-            Machine(world, self.network, i, lambda machine: RaftApp(machine, self))
-            for i in range(count + self.observers)
+            Machine(world, self.network, i, self.boot) for i in range(count + self.observers)
         ]
         self.fault_us = world.between(3, 15) * SECOND
         self.profile = Profile.draw(world, kinds)
@@ -215,6 +234,10 @@ class RaftHistory:
             f"{self.snapshot_after_bytes} bytes, faults for {self.fault_us // SECOND} s: "
             f"{', '.join(sorted(profile.kinds))}, every {profile.pace_ms} ms"
         )
+
+    def boot(self, machine: Machine) -> RaftApp:
+        """A process starts."""
+        return RaftApp(machine, self)
 
     # The run.
 
@@ -317,7 +340,7 @@ class RaftHistory:
         return {
             "proposals acknowledged": len(self.acknowledged),
             "reads": self.reads_done,
-            "terms": len(self.checks.leaders),
+            "terms": len(self.raft.leaders),
             "kills": deaths.count("kill"),
             "power losses": deaths.count("power"),
         }
@@ -332,7 +355,7 @@ class RaftHistory:
         member = app.member
         if self.assertions:
             member.check_invariants()
-        self.checks.look(
+        self.raft.look(
             app.node_id,
             app.process,
             term=member.term,
@@ -344,7 +367,7 @@ class RaftHistory:
     def said(self, app: RaftApp, message: Message) -> None:
         """A message leaves: what it promises holds for ever."""
         if not isinstance(message, PreVote | PreVoteReply):
-            self.checks.promised(app.node_id, message.term)
+            self.raft.promised(app.node_id, message.term)
         self._vote(app.node_id, message)
 
     def outcome(self, app: RaftApp, outcome: Outcome) -> None:
@@ -355,7 +378,7 @@ class RaftHistory:
         for image, _, index in outcome.applied:
             world.mark("applied", app.node_id, index)
             held = image.config(ResourceType.BROKER, "")
-            self.checks.applied(app.node_id, app.process, index, sorted(held))
+            self.raft.applied(app.node_id, app.process, index, sorted(held))
             name = app.waiting.pop(index, None)
             if name is None:
                 continue

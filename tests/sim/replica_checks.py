@@ -83,6 +83,8 @@ class ReplicaChecks:
         self.image_index = 0
         self.dark: set[int] = set()
         self.broker_epochs: dict[int, int] = {}
+        self.strict: set[int] = set()
+        """Producer ids of acks=all: nothing of theirs may be missing."""
         self.commits = 0
 
     def register(self, tp: TopicPartition) -> Register:
@@ -328,7 +330,10 @@ class ReplicaChecks:
 
     def _sequence(self, tp: TopicPartition, register: Register, batch: Batch) -> None:
         key = (batch.producer_id, batch.producer_epoch)
-        expected = register.sequences.get(key, 0)
+        expected = register.sequences.get(key)
+        if expected is None:
+            strict = batch.producer_id in self.strict and not register.give_ups
+            expected = 0 if strict else batch.sequence
         if batch.sequence != expected:
             raise Violation(
                 "sequence", f"{tp}: {batch} is committed, sequence {expected} would be next"

@@ -17,6 +17,8 @@ from tests.sim.world import Violation
 
 STAGES: Final = {
     "raft": ("tests.sim.raft_cluster", "RaftHistory"),
+    "cores": ("tests.sim.cluster", "CoresHistory"),
+    "storage": ("tests.sim.cluster", "StorageHistory"),
 }
 """Name -> (module, class) of a history."""
 

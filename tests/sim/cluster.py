@@ -1,0 +1,300 @@
+"""Stage B: whole clusters. Three combined nodes, sometimes a fourth that is a broker alone.
+
+A history: topics with one to three partitions and three replicas, producers (acks=all and acks=1),
+a consumer per partition; faults for a while; then everything is healed, and there must come a
+moment when all partitions are led with full ISRs, every producer is acknowledged again, and all
+replicas hold the same (:meth:`ClusterHistory.settled`).
+
+``cores`` suffers no fault of disks; ``storage`` has power losses, torn writes and full disks, half
+of the time with ``flush.messages=1``, when even a loss of power everywhere may lose nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from kept.cluster.member import Outcome
+from kept.cluster.raft.ready import Role
+from kept.cluster.records import NO_LEADER
+from kept.cluster.topics import CreateTopic, create_topic
+from kept.storage.errors import TopicAlreadyExists
+from kept.storage.types import TopicPartition
+from tests.sim.clients import Consumer, Producer
+from tests.sim.faults import KINDS, Nemesis, Profile
+from tests.sim.machine import Machine
+from tests.sim.node import LIFECYCLE, SimNode
+from tests.sim.raft_cluster import RaftApp, RaftHistory
+from tests.sim.replica_checks import ReplicaChecks
+from tests.sim.world import MS, SECOND, Violation
+
+CORE_KINDS = (
+    "kill", "all_kill", "partition", "one_way", "isolate_leader", "flaky", "stall", "jump",
+    "slow_disk",
+)  # fmt: skip
+PATIENCE_US = 60 * SECOND
+TOPIC = "t"
+
+
+class ClusterHistory(RaftHistory):
+    """One seed; see the module."""
+
+    stage = "cluster"
+    kinds: tuple[str, ...] = KINDS
+    durable_share = 0.0
+
+    def __init__(
+        self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] | None = None,
+        assertions: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(seed, tracing=tracing, kinds=kinds or self.kinds, assertions=assertions)
+        world = self.world
+        self.durable = world.chance(self.durable_share)
+        self.checks = ReplicaChecks(world, durable=self.durable)
+        self.network.machines.clear()
+        count = 3 + world.chance(0.3)
+        self.voter_ids = frozenset(range(3))
+        self.voters = tuple(v for v in self.voters if v.node_id < 3)
+        self.observers = count - 3
+        self.machines = [Machine(world, self.network, i, self.boot) for i in range(count)]
+        self.profile = Profile.draw(world, kinds or self.kinds)
+        self.nemesis = Nemesis(world, self.network, self.machines, self.profile, self.victim)
+        self.fault_us = world.between(4, 14) * SECOND
+        self.min_isr = world.random.choice((1, 2))
+        self.partitions = [TopicPartition(TOPIC, i) for i in range(world.between(1, 3))]
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+        self.created = False
+        self.producer_ids = 0
+        self.stalls: dict[int, tuple[int, int]] = {}
+        for machine in self.machines:
+            machine.on_death.append(self._died)
+            machine.on_wake = self.epochs
+
+    def epochs(self, machine: Machine) -> dict[TopicPartition, int]:
+        """The leader epochs that are committed now."""
+        states = {tp: self.checks.register(tp).state for tp in self.partitions}
+        return {tp: state.leader_epoch for tp, state in states.items() if state is not None}
+
+    def boot(self, machine: Machine) -> RaftApp:
+        return SimNode(machine, self)
+
+    def __str__(self) -> str:
+        profile = self.profile
+        return (
+            f"{len(self.machines)} nodes, {len(self.partitions)} partitions, min.insync.replicas "
+            f"{self.min_isr}{', flush.messages 1' if self.durable else ''}, faults for "
+            f"{self.fault_us // SECOND} s: {', '.join(sorted(profile.kinds))}, every "
+            f"{profile.pace_ms} ms"
+        )
+
+    def victim(self) -> Machine | None:
+        """The controller, or who leads a partition."""
+        if self.world.chance(0.5):
+            return self.leader()
+        tp = self.world.random.choice(self.partitions)
+        state = self.checks.register(tp).state
+        if state is None or state.leader == NO_LEADER:
+            return None
+        return self.machines[state.leader]
+
+    def next_producer_id(self, acks: int) -> int:
+        self.producer_ids += 1
+        if acks == -1:
+            self.checks.strict.add(self.producer_ids)
+        return self.producer_ids
+
+    @property
+    def client_clock_ms(self) -> int:
+        return 1_700_000_000_000 + self.world.now_ms
+
+    def _died(self, machine: Machine, kind: str) -> None:
+        super()._died(machine, kind)
+        if hasattr(self, "checks"):
+            self.checks.died(machine.node_id, kind)
+
+    # The run.
+
+    def run(self) -> None:
+        """Raises Violation."""
+        world = self.world
+        world.note("history", str(self))
+        for machine in self.machines:
+            world.after(world.between(0, 300) * MS, machine.start)
+        world.after(500 * MS, self._create)
+        if not world.run(30 * SECOND, done=self._is_up):
+            raise Violation("liveness", f"no topic 30 s after the start: {self._state()}")
+        self._clients()
+        world.run(world.now_us + 1 * SECOND)
+        self.nemesis.start()
+        world.run(world.now_us + self.fault_us)
+        self.nemesis.heal()
+        self._live()
+
+    def _is_up(self) -> bool:
+        return all(self.checks.register(tp).state is not None for tp in self.partitions)
+
+    def _create(self) -> None:
+        if self._is_up():
+            return
+        self.world.after(500 * MS, self._create)
+        leader = self.leader()
+        if leader is None or not isinstance(leader.app, SimNode):
+            return
+        configs: dict[str, str | None] = {
+            "min.insync.replicas": str(self.min_isr),
+            "segment.bytes": "1500",
+            "index.interval.bytes": "300",
+        }
+        if self.durable:
+            configs["flush.messages"] = "1"
+        request = CreateTopic(TOPIC, UUID(int=77), len(self.partitions), 3, configs=configs)
+        active = [b for b in leader.app.image.brokers.values() if b.active]
+        if len(active) < len(self.machines):
+            return
+
+        def change(image: Any) -> Any:
+            try:
+                return create_topic(image, request)
+            except TopicAlreadyExists:
+                return []
+
+        leader.deliver("serve_create", -1, change, lambda _: None)
+
+    def _clients(self) -> None:
+        world = self.world
+        for number, tp in enumerate(self.partitions):
+            for acks in (-1, world.random.choice((-1, 1))):
+                producer = Producer(
+                    self, -10 - len(self.producers), tp, acks, world.random.choice((1, 1, 3)),
+                    world.random.choice((20, 60, 200)),
+                )  # fmt: skip
+                self.producers.append(producer)
+                producer.start()
+            consumer = Consumer(self, -100 - number, tp)
+            self.consumers.append(consumer)
+            consumer.start()
+
+    def _live(self) -> None:
+        world = self.world
+        limit = world.now_us + PATIENCE_US
+        healed = world.now_us
+        while not self._led(healed):
+            if world.now_us >= limit:
+                raise Violation("liveness", f"healed, and not well: {self._state()}")
+            world.run(world.now_us + 250 * MS)
+        for producer in self.producers:
+            producer.stopped = True
+        while not self.settled():
+            if world.now_us >= limit:
+                raise Violation("liveness", f"healed, and not settled: {self._state()}")
+            world.run(world.now_us + 250 * MS)
+        self.checks.finish()
+
+    def _led(self, since_us: int) -> bool:
+        """All partitions are led with full ISRs, and every producer was heard since then."""
+        states = [self.checks.register(tp).state for tp in self.partitions]
+        return all(s and s.leader >= 0 and len(s.isr) == 3 for s in states) and all(
+            producer.acknowledged_us > since_us for producer in self.producers
+        )
+
+    def settled(self) -> bool:
+        """Nobody waits for an answer, and the replicas have caught up."""
+        if any(producer.queue for producer in self.producers):
+            return False
+        for tp in self.partitions:
+            state = self.checks.register(tp).state
+            assert state is not None
+            copies = [self.checks.copies.get((node, tp)) for node in state.replicas]
+            if any(c is None or c.end != self.checks.register(tp).end for c in copies):
+                return False
+        return True
+
+    def _state(self) -> str:
+        parts = [super()._state()]
+        for tp in self.partitions:
+            register = self.checks.register(tp)
+            state = register.state
+            if state is None:
+                parts.append(f"{tp}: not there")
+                continue
+            ends = {
+                node: (copy.end, copy.high_watermark)
+                for node in state.replicas
+                if (copy := self.checks.copies.get((node, tp)))
+            }
+            parts.append(
+                f"{tp}: leader {state.leader} epoch {state.leader_epoch} ISR {state.isr} suspects "
+                f"{state.suspects}, committed {register.end}, (end, HW) {ends}"
+            )
+        for producer in self.producers:
+            parts.append(f"producer {producer.producer_id} waits for {len(producer.queue)}")
+        parts += [
+            f"n{app.node_id} {app.lifecycle.state.value}"
+            for app in self.apps()
+            if isinstance(app, SimNode)
+        ]
+        return "\n  ".join(parts)
+
+    # What is judged.
+
+    def outcome(self, app: RaftApp, outcome: Outcome) -> None:
+        world = self.world
+        for image, _, index in outcome.applied:
+            world.mark("applied", app.node_id, index)
+            content = [topic.partitions for topic in image.topics.values()]
+            self.raft.applied(
+                app.node_id, app.process, index, (content, sorted(image.brokers.items()))
+            )
+
+    def decides(self, app: SimNode) -> None:
+        """A decision is taken on an image that holds all that was committed in earlier terms."""
+        term = app.member.term
+        known = self.stalls.setdefault(term, (app.process, self.raft.committed_to))
+        if (
+            app.member.role is Role.LEADER
+            and app.image.index < known[1]
+            and known[0] == app.process
+        ):
+            raise Violation(
+                "decided-on-old-image",
+                f"n{app.node_id} decides on entry {app.image.index}, {known[1]} were committed "
+                f"before term {term}",
+            )
+
+    def served(self, app: SimNode, tp: TopicPartition, leader_epoch: int) -> None:
+        """Whoever served as leader had not slept through the end of its leadership."""
+        slept = app.machine.slept_us
+        woke, epochs = app.machine.woke
+        if slept > 1000 * LIFECYCLE.session_timeout_ms and epochs.get(tp, -1) > leader_epoch:
+            raise Violation(
+                "stalled-leader",
+                f"n{app.node_id} slept {slept // MS} ms, woke at {woke // MS} ms and serves {tp} "
+                f"in epoch {leader_epoch}; epoch {epochs[tp]} had begun",
+            )
+
+    def counts(self) -> dict[str, int]:
+        found = super().counts()
+        del found["reads"], found["proposals acknowledged"]
+        registers = self.checks.registers.values()
+        return found | {
+            "batches acknowledged": sum(p.acknowledged for p in self.producers),
+            "batches committed": self.checks.commits,
+            "records consumed": sum(c.read for c in self.consumers),
+            "leader epochs": sum(len(r.leaders) for r in registers),
+            "losses allowed": sum(r.give_ups for r in registers),
+        }
+
+
+class CoresHistory(ClusterHistory):
+    """No fault of disks."""
+
+    stage = "cores"
+    kinds = CORE_KINDS
+
+
+class StorageHistory(ClusterHistory):
+    """Every fault."""
+
+    stage = "storage"
+    durable_share = 0.5

@@ -1,0 +1,361 @@
+"""A simulated node: a metadata member, a broker's life, the controller's part, partitions.
+
+The twin of what ``node/`` does with asyncio: ``metadata``, ``controlling``, ``brokering``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from kept.cluster import brokers, election, lifecycle
+from kept.cluster.brokers import Registration
+from kept.cluster.election import AlterIsr
+from kept.cluster.heartbeats import HeartbeatAnswer, ReplicaLog
+from kept.cluster.image import Delta, Image
+from kept.cluster.lifecycle import BrokerLifecycle, LifecycleSettings
+from kept.cluster.member import Outcome
+from kept.cluster.records import Endpoint
+from kept.cluster.sessions import TIMEOUT, Decide, Probe, Sessions, SessionSettings
+from kept.cluster.snapshot import difference
+from kept.storage.directory import LogDirectory
+from kept.storage.errors import KeptError, NetworkException, NotController
+from kept.storage.types import TopicPartition
+from tests.sim.machine import Exited, Machine
+from tests.sim.network import NO_ANSWER, REFUSED
+from tests.sim.raft_cluster import RaftApp
+from tests.sim.replicas import UPKEEP_MS, Replicas, Reply
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import ClusterHistory
+
+LIFECYCLE = LifecycleSettings(
+    heartbeat_interval_ms=500, session_timeout_ms=3000, stall_ms=800, answer_timeout_ms=1000
+)
+SESSIONS = SessionSettings(
+    session_timeout_ms=3000, stall_ms=800, settle_after_ms=1500, imbalance_check_ms=5000,
+    decision_timeout_ms=5000,
+)  # fmt: skip
+TICK_MS = 100
+Decision = tuple[Callable[[Image], Sequence[Any]], Callable[[KeptError | None], None]]
+
+
+class SimNode(RaftApp):
+    """One process of a cluster node."""
+
+    history: ClusterHistory  # type: ignore[assignment]
+
+    def __init__(self, machine: Machine, history: ClusterHistory) -> None:
+        super().__init__(machine, history)  # type: ignore[arg-type]
+        self.directory = LogDirectory.open(
+            "/data", machine.disk, cluster_id="sim", node_id=machine.node_id,
+            new_directory_id=UUID(int=1000 + machine.node_id), now_ms=machine.wall_ms,
+        )  # fmt: skip
+        random = Random(machine.world.between(0, 1 << 30))
+        self.incarnation = UUID(int=random.getrandbits(128))
+        registration = Registration(
+            machine.node_id, self.incarnation, (Endpoint("SIM", "PLAINTEXT", "sim", 1),), None,
+            self.directory.broker_epoch,
+        )  # fmt: skip
+        self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
+        self.sessions = Sessions(SESSIONS)
+        self.replicas = Replicas(self)
+        self.decisions: deque[Decision] = deque()
+        self.deciding: tuple[int, Callable[[KeptError | None], None]] | None = None
+        self.controller: int | None = None
+        self.elected_at = 0
+        self.resumed_image = -1
+
+    @property
+    def image(self) -> Image:
+        return self.member.image
+
+    def started(self) -> None:
+        super().started()
+        image = self.image
+        if image.index:
+            self.act(image, difference(Image(), image))
+        self.live(lifecycle.Start(self.now_ms()))
+        self.live(lifecycle.LogsOpened(self.now_ms()))
+        self.machine.after_ms(TICK_MS, self.slow_tick)
+        self.machine.after_ms(UPKEEP_MS, self.keep)
+
+    def now_ms(self) -> int:
+        return self.machine.monotonic_ms
+
+    def slow_tick(self) -> None:
+        self.live(lifecycle.Tick(self.now_ms()))
+        if self.sessions.active:
+            self.perform(self.sessions.tick(self.now_ms()))
+        self.machine.after_ms(TICK_MS, self.slow_tick)
+
+    def keep(self) -> None:
+        self.replicas.upkeep()
+        self.machine.after_ms(UPKEEP_MS, self.keep)
+
+    def own_tick(self) -> None:
+        """Whoever acts on leadership looks at the clock first (see ``may_serve``)."""
+
+    def may_serve(self) -> bool:
+        return self.lifecycle.may_serve(self.now_ms())
+
+    def die_of(self, error: Exception) -> None:
+        raise Exited(str(error))
+
+    # The metadata.
+
+    def handle(self, outcome: Outcome) -> None:
+        """What the member brought: decisions end, the image moves."""
+        for index in outcome.lost_proposals:
+            if self.deciding is not None and self.deciding[0] == index:
+                self.decided(NotController("lost", -1))
+        for image, delta, index in outcome.applied:
+            self.act(image, delta)
+            if self.deciding is not None and self.deciding[0] <= index:
+                self.decided(None)
+        if outcome.applied or outcome.role_changed:
+            self.moved()
+
+    def act(self, image: Image, delta: Delta) -> None:
+        self.history.checks.metadata(image.index, image, delta)
+        self.replicas.apply(image, delta)
+        self.live(lifecycle.ImageApplied(image, self.now_ms()))
+
+    def moved(self) -> None:
+        """Role or image changed."""
+        leads = self.member.controller_ready
+        if leads and not self.sessions.active:
+            self.machine.world.note(
+                self.machine.name, f"is the controller, term {self.member.term}"
+            )
+            self.perform(self.sessions.start(self.image, self.now_ms()))
+        elif not leads and self.sessions.active:
+            self.machine.world.note(self.machine.name, "is the controller no more")
+            self.sessions.stop()
+            if self.deciding is not None:
+                self.decided(NotController("no more", -1))
+            self.decide_next()
+        elif self.sessions.active:
+            self.perform(self.sessions.image_changed(self.image, self.now_ms()))
+        leader = self.member.leader_id
+        if leader != self.controller:
+            self.controller = leader
+            if leader is not None:
+                self.live(lifecycle.ControllerChanged(self.now_ms()))
+
+    # Decisions.
+
+    def decide(
+        self, change: Callable[[Image], Sequence[Any]], then: Callable[[KeptError | None], None]
+    ) -> None:
+        self.decisions.append((change, then))
+        self.decide_next()
+
+    def decided(self, error: KeptError | None) -> None:
+        assert self.deciding is not None
+        _, then = self.deciding
+        self.deciding = None
+        then(error)
+        self.machine.after_us(0, self.decide_next)
+
+    def decide_next(self) -> None:
+        while self.deciding is None and self.decisions:
+            change, then = self.decisions.popleft()
+            try:
+                if not self.member.controller_ready:
+                    raise NotController("not the controller", -1)
+                self.history.decides(self)
+                records = change(self.image)
+                if records:
+                    index = self.member.propose(list(records))
+                    self.deciding = (index, then)
+                    self.machine.world.note(
+                        self.machine.name, f"decides entry {index}:", tuple(records)
+                    )
+                    self.pump()
+                    continue
+            except KeptError as error:
+                then(error)
+                continue
+            then(None)
+
+    def perform(self, effects: Sequence[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Probe):
+                self.probe_broker(effect)
+            else:
+                self.decide_for_sessions(effect)
+
+    def probe_broker(self, effect: Probe) -> None:
+        def answered(answer: Any) -> None:
+            found = None if answer is REFUSED else TIMEOUT if answer is NO_ANSWER else answer
+            self.perform(
+                self.sessions.probed(effect.broker_id, found, self.now_ms(), effect.broker_epoch)
+            )
+
+        self.machine.network.call(self.node_id, effect.broker_id, "probe", None, answered, 400)
+
+    def decide_for_sessions(self, effect: Decide) -> None:
+        def then(error: KeptError | None) -> None:
+            if self.sessions.active:
+                self.perform(self.sessions.decided(effect, self.now_ms(), error))
+
+        if effect.name in ("fence", "recover", "shut-down"):
+            self.machine.world.note(
+                self.machine.name, f"will {effect.name} n{effect.broker_id}: {effect.reason}"
+            )
+        self.decide(effect.decide, then)
+
+    def peer_down(self, node_id: int) -> None:
+        super().peer_down(node_id)
+        if self.sessions.active:
+            self.perform(self.sessions.connection_lost(node_id, self.now_ms()))
+
+    # Calls.
+
+    def ask_controller(self, method: str, request: Any, answered: Callable[[Any], None]) -> None:
+        leader = self.member.leader_id
+
+        def hear(answer: Any) -> None:
+            if answer is NO_ANSWER or answer is REFUSED:
+                answer = NetworkException(f"{method}: {answer!r}")
+            answered(answer)
+
+        if leader is None:
+            self.machine.after_ms(50, answered, NetworkException("no controller is known"))
+        else:
+            self.machine.network.call(self.node_id, leader, method, request, hear, 1000)
+
+    def serve_probe(self, sender: int, request: object, reply: Reply) -> None:
+        reply(self.incarnation)
+
+    def serve_register(self, source: int, request: Registration, reply: Reply) -> None:
+        if not self.sessions.active:
+            reply(NotController("no", -1))
+            return
+
+        def change(image: Image) -> Sequence[Any]:
+            live = self.sessions.live(request.broker_id, self.now_ms())
+            return brokers.register_broker(image, request, session_live=live)
+
+        def then(error: KeptError | None) -> None:
+            reply(error or self.image.brokers[request.broker_id].broker_epoch)
+
+        self.decide(change, then)
+
+    def serve_heartbeat(self, source: int, request: Any, reply: Reply) -> None:
+        if not self.sessions.active:
+            reply(NotController("no", -1))
+            return
+        effect, logs = request
+        try:
+            answer, effects = self.sessions.heartbeat(
+                effect.broker_id, effect.broker_epoch, effect.applied_index,
+                effect.wants_shutdown, self.now_ms(), wants_fence=effect.wants_fence, logs=logs,
+            )  # fmt: skip
+        except KeptError as error:
+            reply(error)
+            return
+        self.perform(effects)
+        reply(answer)
+
+    def serve_alter_isr(self, source: int, request: Any, reply: Reply) -> None:
+        if not self.sessions.active:
+            reply(NotController("no", -1))
+            return
+        item, broker_epoch = request
+        asked = AlterIsr(
+            item.topic_id, item.partition, source, broker_epoch, item.leader_epoch,
+            item.partition_epoch, item.isr, item.base_published,
+        )  # fmt: skip
+        self.decide(lambda image: election.alter_isr(image, asked), reply)
+
+    def serve_create(self, source: int, change: Callable[[Image], Any], reply: Reply) -> None:
+        self.decide(change, reply)
+
+    def serve_metadata(self, source: int, request: object, reply: Reply) -> None:
+        leaders: dict[TopicPartition, int] = {}
+        for topic in self.image.topics.values():
+            for state in topic.partitions:
+                if state.leader >= 0:
+                    leaders[TopicPartition(topic.name, state.partition)] = state.leader
+        reply(leaders)
+
+    def serve_fetch(self, source: int, request: Any, reply: Reply) -> None:
+        self.replicas.serve_fetch(source, request, reply)
+
+    def serve_offsets(self, source: int, request: Any, reply: Reply) -> None:
+        self.replicas.serve_offsets(source, request, reply)
+
+    def serve_produce(self, source: int, request: Any, reply: Reply) -> None:
+        self.replicas.serve_produce(source, request, reply)
+
+    def serve_read(self, source: int, request: Any, reply: Reply) -> None:
+        self.replicas.serve_read(source, request, reply)
+
+    # The broker's life.
+
+    def live(self, event: lifecycle.Event) -> None:
+        for effect in self.lifecycle.step(event):
+            match effect:
+                case lifecycle.Register():
+                    self.ask_controller("register", effect.registration, self.registered)
+                case lifecycle.Heartbeat():
+                    logs = self.logs(effect.report)
+                    self.ask_controller(
+                        "heartbeat", (effect, logs),
+                        lambda answer, number=effect.number: self.heartbeat_answered(
+                            number, answer
+                        ),
+                    )  # fmt: skip
+                case lifecycle.StopServing():
+                    self.machine.world.note(self.machine.name, f"serves nobody: {effect.reason}")
+                    self.replicas.suspend()
+                case lifecycle.ResumeServing():
+                    self.replicas.resume(self.image)
+                case lifecycle.Exit():
+                    self.leave(effect)
+        if self.history.assertions:
+            self.lifecycle.check_invariants()
+
+    def registered(self, answer: Any) -> None:
+        if isinstance(answer, KeptError):
+            self.live(lifecycle.RegistrationFailed(answer, self.now_ms()))
+        else:
+            self.live(lifecycle.Registered(answer, self.now_ms()))
+
+    def heartbeat_answered(self, number: int, answer: Any) -> None:
+        if isinstance(answer, HeartbeatAnswer):
+            self.live(lifecycle.HeartbeatAnswered(number, answer, self.now_ms()))
+        else:
+            self.live(lifecycle.HeartbeatFailed(number, answer, self.now_ms()))
+
+    def logs(self, report: tuple[Any, ...]) -> list[ReplicaLog]:
+        found = []
+        for topic_id, number in report:
+            state = self.image.partition(topic_id, number)
+            topic = self.image.topics_by_id.get(topic_id)
+            if state is None or topic is None:
+                continue
+            partition = self.replicas.partitions.get(TopicPartition(topic.name, number))
+            if partition is not None:
+                found.append(
+                    ReplicaLog(
+                        topic_id, number, state.leader_epoch, partition.latest_epoch,
+                        partition.log_end_offset,
+                    )
+                )  # fmt: skip
+        return found
+
+    def shut_down(self) -> None:
+        """TERM."""
+        self.live(lifecycle.ShutDown(self.now_ms()))
+
+    def leave(self, effect: lifecycle.Exit) -> None:
+        if not effect.failed:
+            self.replicas.close()
+            self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
+        raise Exited(effect.reason)

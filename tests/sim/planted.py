@@ -1,0 +1,57 @@
+"""Bugs on purpose: each breaks one rule in the running code, and a checker must say which.
+
+A plant is a set of replacements (as ``mock.patch``) that hold while one history runs. Each has a
+stage, the checks that may fire, and a pinned seed that finds it; ``test_planted.py`` runs every one
+at its seed, and the same seed without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+from unittest import mock
+
+Patch = tuple[str, Callable[[Any], Any]]
+"""(dotted name of what is replaced, its replacement made from the original)."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One planted bug. ``rule``: what it breaks, in words."""
+
+    name: str
+    stage: str
+    seed: int
+    checks: tuple[str, ...]
+    rule: str
+    patches: tuple[Patch, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is in the code while this is open."""
+        with ExitStack() as stack:
+            for name, make in self.patches:
+                holder, _, attribute = name.rpartition(".")
+                target = resolve_name(holder)
+                original = target.__dict__[attribute]
+                stack.enter_context(mock.patch.object(target, attribute, make(original)))
+            yield
+
+
+PLANTED: dict[str, Bug] = {}
+
+
+def plant(
+    name: str, stage: str, seed: int, checks: str, rule: str, *patches: Patch, **options: Any
+) -> None:
+    """Register a bug."""
+    PLANTED[name] = Bug(name, stage, seed, tuple(checks.split()), rule, patches, options)
+
+
+from tests.sim import planted_cluster, planted_raft  # noqa: E402
+
+__all__ = ["PLANTED", "Bug", "plant", "planted_cluster", "planted_raft"]

@@ -1,0 +1,297 @@
+"""Planted bugs of the metadata's Raft, its log and its files (rule 34)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kept.cluster.raft.messages import NO_NODE, AppendReply
+from kept.cluster.raft.ready import Role
+from kept.cluster.wal import NO_VOTE, HardState
+from kept.storage.errors import NotController
+from tests.sim.planted import plant
+
+MEMBER = "kept.cluster.member.MetadataMember"
+LEADING = "kept.cluster.raft.leading.Leading"
+ELECTION = "kept.cluster.raft.election.Election"
+FOLLOWING = "kept.cluster.raft.following.Following"
+STATE = "kept.cluster.raft.state.RaftState"
+LOG = "kept.cluster.raft.log.RaftLog"
+FILES = "kept.cluster.metadata_files"
+WAL = "kept.cluster.wal.WriteAheadLog"
+
+
+def forget_vote(original: Any) -> Any:
+    def read(disk: Any, directory: str) -> HardState:
+        return replace(original(disk, directory), vote=NO_VOTE)
+
+    return read
+
+
+def forget_term(original: Any) -> Any:
+    def read(disk: Any, directory: str) -> HardState:
+        return HardState()
+
+    return read
+
+
+def vote_again(original: Any) -> Any:
+    def handle_vote(self: Any, asked: Any) -> None:
+        if self.vote != asked.sender:
+            self.vote = NO_NODE
+            if self._role is not Role.LEADER:
+                self.leader_id = NO_NODE
+        original(self, asked)
+
+    return handle_vote
+
+
+def not_written(_: Any) -> Any:
+    def write(*_: Any) -> None:
+        return None
+
+    return write
+
+
+def send_at_once(original: Any) -> Any:
+    def send(self: Any, message: Any, *, after: bool = False) -> None:
+        self._free.append(message)
+
+    return send
+
+
+def no_sync(_: Any) -> Any:
+    def sync(self: Any) -> None:
+        return None
+
+    return sync
+
+
+def any_log_will_do(_: Any) -> Any:
+    def is_up_to_date(self: Any, last_index: int, last_term: int) -> bool:
+        return True
+
+    return is_up_to_date
+
+
+def majority_is_one(original: Any) -> Any:
+    return property(lambda self: max(1, original.fget(self) - 1))
+
+
+def old_terms_commit(original: Any) -> Any:
+    def maybe_commit(self: Any) -> None:
+        reached = self._reached_by_quorum(lambda p: p.match_index, self.log.stable_index)
+        if reached > self.log.commit_index and self.log.term_at(reached) != self.term:
+            self.log.commit_to(reached)
+            self.membership.committed(reached)
+            self.broadcast(even_empty=True)
+            return
+        original(self)
+
+    return maybe_commit
+
+
+def uncounted_disk(original: Any) -> Any:
+    """The leader's own entries count before they are on its disk."""
+
+    def maybe_commit(self: Any) -> None:
+        stable = self.log.stable_index
+        self.log.stable_index = self.log.last_index
+        try:
+            original(self)
+        finally:
+            self.log.stable_index = stable
+
+    return maybe_commit
+
+
+def cut_always(original: Any) -> Any:
+    """A delayed append cuts what it matches."""
+
+    def handle_append(self: Any, message: Any) -> None:
+        last = message.prev_index + len(message.entries)
+        log = self.log
+        if (
+            log.matches(message.prev_index, message.prev_term)
+            and message.prev_index >= log.base_index
+            and last < log.last_index
+        ):
+            log.commit_index = min(log.commit_index, last)
+            log.truncate_from(last + 1)
+            self.membership.truncate_from(last + 1)
+        original(self, message)
+
+    return handle_append
+
+
+def no_prev_check(original: Any) -> Any:
+    def matches(self: Any, index: int, term: int) -> bool:
+        found = self.term_at(index)
+        return found is not None and (found == term or index > self.commit_index + 1)
+
+    return matches
+
+
+def ack_all(original: Any) -> Any:
+    """A follower acknowledges all that it has, matched or not."""
+
+    def accept(self: Any, message: Any, match_index: int) -> None:
+        self.send(
+            AppendReply(
+                **self.head(message.sender),
+                accepted=True,
+                match_index=self.log.last_index,
+                round=message.round,
+            )
+        )
+
+    return accept
+
+
+def commit_what_is_said(original: Any) -> Any:
+    """A follower commits up to the leader's index whatever it holds there."""
+
+    def handle_append(self: Any, message: Any) -> None:
+        original(self, message)
+        self.log.commit_to(min(message.commit_index, self.log.last_index))
+
+    return handle_append
+
+
+def no_check_quorum(original: Any) -> Any:
+    def tick_leader(self: Any) -> None:
+        for progress in self.progress.values():
+            progress.heard_at = self.ticks
+        original(self)
+
+    return tick_leader
+
+
+def reads_unconfirmed(original: Any) -> Any:
+    def confirm(self: Any) -> None:
+        self.reads += ((token, index) for token, index, _ in self.pending_reads)
+        self.pending_reads.clear()
+
+    return confirm
+
+
+def reads_of_old(original: Any) -> Any:
+    """A read is answered with what was committed before the term's first entry."""
+
+    def read_barrier(self: Any, token: object) -> None:
+        if self._role is not Role.LEADER:
+            raise NotController("no", -1)
+        self.round += 1
+        self.pending_reads.append((token, self.log.commit_index, self.round))
+        self.broadcast(even_empty=True)
+
+    return read_barrier
+
+
+def silent_leader(original: Any) -> Any:
+    """Elected, it commits nothing of its term."""
+
+    def start(self: Any) -> None:
+        append, self.append_own = self.append_own, lambda data: 0
+        original(self)
+        self.append_own = append
+
+    return start
+
+
+def lost_is_not_told(original: Any) -> Any:
+    """A replaced proposal counts as done: the index alone is looked at."""
+
+    def lose(self: Any) -> None:
+        self._proposals.clear()
+
+    return lose
+
+
+def last_applied_twice(original: Any) -> Any:
+    def done(self: Any, work: Any) -> Any:
+        outcome = original(self, work)
+        if len(outcome.applied) > 1:
+            outcome = replace(outcome, applied=(*outcome.applied, outcome.applied[-1]))
+        return outcome
+
+    return done
+
+
+def tail_dropped(original: Any) -> Any:
+    """Every start forgets the last entry, as if it were torn."""
+
+    def load(self: Any, data: bytes) -> None:
+        original(self, data)
+        if self.last_index > self.base_index + 1:
+            self.truncate_from(self.last_index)
+
+    return load
+
+
+def snapshot_skips(original: Any) -> Any:
+    """A snapshot says it holds one entry more than it does."""
+
+    def take(self: Any) -> Any:
+        found = original(self)
+        if self.core.log.term_at(found.index + 1) is None:
+            return found
+        return replace(found, index=found.index + 1)
+
+    return take
+
+
+plant("vote-forgotten", "raft", 1, "double-vote election-safety", "votes are on disk (34)",
+      (f"{FILES}.read_hard_state", forget_vote))  # fmt: skip
+plant("term-forgotten", "raft", 1, "term-forgotten double-vote election-safety",
+      "terms are on disk (34)", (f"{FILES}.read_hard_state", forget_term))  # fmt: skip
+plant("hard-state-not-written", "raft", 1, "term-forgotten double-vote election-safety",
+      "the hard state is on disk before a message that depends on it (34)",
+      (f"{FILES}.write_hard_state", not_written))  # fmt: skip
+plant("vote-again", "raft", 1, "double-vote election-safety", "one vote a term (Raft 5.2)",
+      (f"{ELECTION}.handle_vote", vote_again))  # fmt: skip
+plant("send-before-sync", "raft", 1, "term-forgotten double-vote leader-completeness "
+      "committed-differs", "persist, then send (34)", (f"{STATE}.send", send_at_once))  # fmt: skip
+plant("no-fsync", "raft", 1, "leader-completeness committed-differs committed-lost "
+      "state-machine-safety", "entries are fsynced (34)", (f"{WAL}._sync", no_sync))  # fmt: skip
+plant("any-log-wins", "raft", 1, "leader-completeness", "the log decides (Raft 5.4.1)",
+      (f"{LOG}.is_up_to_date", any_log_will_do))  # fmt: skip
+plant("small-majority", "raft", 1, "election-safety leader-completeness committed-differs",
+      "a majority of the voters", ("kept.cluster.raft.membership.Membership.quorum",
+      majority_is_one))  # fmt: skip
+plant("old-term-commits", "raft", 1, "leader-completeness committed-differs",
+      "older terms commit through the current one (Raft 5.4.2)",
+      (f"{LEADING}.maybe_commit", old_terms_commit))  # fmt: skip
+plant("own-disk-uncounted", "raft", 1, "leader-completeness committed-differs committed-lost",
+      "a leader counts its own entries when they are durable",
+      (f"{LEADING}.maybe_commit", uncounted_disk))  # fmt: skip
+plant("append-cuts-matching", "raft", 1, "commit-back leader-completeness committed-differs",
+      "a delayed append never truncates what matches (34)",
+      (f"{FOLLOWING}.handle_append", cut_always))  # fmt: skip
+plant("no-consistency-check", "raft", 1, "log-matching committed-differs leader-completeness",
+      "entries follow what they followed at the leader (Raft 5.3)",
+      (f"{LOG}.matches", no_prev_check))  # fmt: skip
+plant("acknowledges-all", "raft", 1, "committed-differs leader-completeness committed-lost "
+      "commit-beyond-log", "a match index is what matched (Raft 5.3)",
+      (f"{FOLLOWING}._accept", ack_all))  # fmt: skip
+plant("commits-what-is-said", "raft", 1, "committed-differs state-machine-safety",
+      "a follower commits what it was sent (Raft 5.3)",
+      (f"{FOLLOWING}.handle_append", commit_what_is_said))  # fmt: skip
+plant("reads-unconfirmed", "raft", 1, "stale-read", "a read barrier asks a quorum (thesis 6.4)",
+      (f"{LEADING}._confirm_reads", reads_unconfirmed),
+      (f"{LEADING}.tick_leader", no_check_quorum))  # fmt: skip
+plant("reads-of-old-terms", "raft", 1, "stale-read",
+      "a read barrier waits for an entry of the term (thesis 6.4)",
+      (f"{LEADING}.read_barrier", reads_of_old))  # fmt: skip
+plant("no-no-op", "raft", 1, "liveness", "a no-op on election (34)",
+      (f"{LEADING}.start_leading", silent_leader))  # fmt: skip
+plant("lost-is-not-told", "raft", 1, "committed-lost",
+      "who waits for a replaced entry is told", (f"{MEMBER}._lose_replaced", lost_is_not_told),
+      )  # fmt: skip
+plant("applied-twice", "raft", 1, "metadata-back", "entries are applied once, in order (35)",
+      (f"{MEMBER}.done", last_applied_twice))  # fmt: skip
+plant("tail-dropped", "raft", 1, "leader-completeness committed-differs committed-lost",
+      "only a torn tail is cut (34)", (f"{WAL}._load", tail_dropped))  # fmt: skip
+plant("snapshot-skips", "raft", 1, "state-machine-safety committed-lost metadata-back",
+      "a snapshot holds what it says (35)", (f"{MEMBER}._take_snapshot", snapshot_skips),
+      )  # fmt: skip

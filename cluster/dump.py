@@ -12,11 +12,13 @@ from kept.cluster.snapshot import decode_snapshot, is_snapshot_name
 from kept.cluster.wal import (
     HARD_STATE_NAME,
     HEADER_BYTES,
+    IDENTITY_NAME,
     WAL_NAME,
     frame_end,
     read_frames,
     read_hard_state,
     read_header,
+    read_identity,
 )
 from kept.storage.disk import Disk
 from kept.storage.errors import CorruptMessage, UnsupportedVersion
@@ -25,7 +27,7 @@ from kept.storage.errors import CorruptMessage, UnsupportedVersion
 def is_metadata_file(path: str) -> bool:
     """Whether :func:`dump_metadata` knows a file by its name."""
     name = path.rpartition("/")[2]
-    return name in (WAL_NAME, HARD_STATE_NAME) or is_snapshot_name(name)
+    return name in (WAL_NAME, HARD_STATE_NAME, IDENTITY_NAME) or is_snapshot_name(name)
 
 
 def dump_metadata(path: str, disk: Disk | None = None) -> Iterator[str]:
@@ -39,6 +41,12 @@ def dump_metadata(path: str, disk: Disk | None = None) -> Iterator[str]:
         disk.stat(path)
         state = read_hard_state(disk, directory or ".")
         yield f"term {state.term}, voted for node {state.vote} ({state.vote_directory})"
+    elif name == IDENTITY_NAME:
+        disk.stat(path)
+        identity = read_identity(disk, directory or ".")
+        if identity is not None:
+            alone = ", begun by a lone node of 0.1.0" if identity.began_alone else ""
+            yield f"directory {identity.directory_id}{alone}"
     elif is_snapshot_name(name):
         image, term = decode_snapshot(path, disk.read(path))
         yield f"snapshot up to entry {image.index} of term {term}"

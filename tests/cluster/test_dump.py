@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.dump import dump_metadata, is_metadata_file
+from kept.cluster.member import MetadataMember
 from kept.cluster.quorum import Quorum
 from kept.cluster.records import ClusterRecord, ConfigRecord
 from kept.storage.disk import Disk
@@ -63,6 +64,16 @@ def test_the_hard_state(directory) -> None:
     ]
 
 
+def test_the_identity(directory) -> None:
+    MetadataMember.open(
+        directory, Disk(), node_id=4, directory_id=UUID(int=7), random=lambda n: n - 1
+    )
+    assert list(dump_metadata(f"{directory}/identity")) == [
+        f"directory {UUID(int=7)}, begun by a lone node of 0.1.0"
+    ]
+    assert len(Disk().read(f"{directory}/identity")) == 33
+
+
 def test_damage_is_raised(directory, tmp_path) -> None:
     path = tmp_path / "hard-state"
     data = bytearray(path.read_bytes())
@@ -75,7 +86,12 @@ def test_damage_is_raised(directory, tmp_path) -> None:
 
 
 def test_files_are_known_by_name() -> None:
-    for name in ("metadata.wal", "x/hard-state", "snapshot-" + "0" * 20 + "-" + "0" * 10):
+    for name in (
+        "metadata.wal",
+        "x/hard-state",
+        "identity",
+        "snapshot-" + "0" * 20 + "-" + "0" * 10,
+    ):
         assert is_metadata_file(name)
     assert not is_metadata_file("00000000000000000000.log")
     assert not is_metadata_file("snapshot-1-1")

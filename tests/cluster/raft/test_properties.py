@@ -297,9 +297,14 @@ def test_what_is_committed_is_not_replaced() -> None:
     log = RaftLog(0, 0, entries(1, 1, 1))
     log.commit_to(2)
     assert not log.commit_to(1)
-    for call in (lambda: log.truncate_from(2), lambda: log.commit_to(9),
-                 lambda: log.restore(Snapshot(2, 1, b"", ())), lambda: log.entry(4),
-                 lambda: log.append(entries(1, first=7)), lambda: log.append(entries(0, first=4))):  # fmt: skip
+    for call in (
+        lambda: log.truncate_from(2),
+        lambda: log.commit_to(9),
+        lambda: log.restore(Snapshot(2, 1, b"", ())),
+        lambda: log.entry(4),
+        lambda: log.append(entries(1, first=7)),
+        lambda: log.append(entries(0, first=4)),
+    ):
         with pytest.raises(InvariantViolation):
             call()
 

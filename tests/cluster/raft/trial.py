@@ -72,7 +72,7 @@ class Node:
     """A process over its disk. While ``slow``, its disk does not finish what it is given."""
 
     def __init__(
-        self, node_id: int, stored: Stored, random: Callable[[int], int],
+        self, node_id: int, stored: Stored, random: Callable[[int], int], *,
         directory_id: UUID, contacts: tuple[int, ...], settings: RaftSettings,
     ) -> None:  # fmt: skip
         self.node_id = node_id
@@ -152,8 +152,8 @@ class Trial:
     def start(self, node_id: int) -> None:
         self.nodes[node_id] = Node(
             node_id, self.stored[node_id], lambda n: self.random(node_id, n),
-            directory(node_id, self.disks[node_id]), tuple(v.node_id for v in self.voters),
-            self.settings,
+            directory_id=directory(node_id, self.disks[node_id]),
+            contacts=tuple(v.node_id for v in self.voters), settings=self.settings,
         )  # fmt: skip
 
     def crash(self, node_id: int) -> None:

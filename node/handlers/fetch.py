@@ -9,7 +9,7 @@ partitions with news.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
 from kept.node.fetch_sessions import CachedPartition, Key, Session
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kept.node.connection import Connection
     from kept.node.reply import Reply
     from kept.replication.partition import Partition
+
+FROM_FOLLOWERS: Final = 11
+"""From this version on consumers may read from followers (KIP-392)."""
 
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
@@ -47,6 +50,7 @@ class PendingFetch:
         "_version",
         "_wanted",
         "_watched",
+        "_woken",
     )
 
     def __init__(
@@ -70,6 +74,7 @@ class PendingFetch:
         self._started = connection.node.loop.time()
         self._timer: Any = None
         self._watched: list[Partition] = []
+        self._woken = False
         self._wanted: list[tuple[Key, codec.FetchPartition]]
         if session is not None:
             self._wanted = [(key, cached.request) for key, cached in session.partitions.items()]
@@ -91,7 +96,7 @@ class PendingFetch:
             return
         self._reply = self._connection.expect()
         for partition in self._partitions():
-            partition.add_waiter(self._wake)
+            partition.add_waiter(self._wake, replica=self._request.replica_id >= 0)
             self._watched.append(partition)
         loop = self._connection.node.loop
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
@@ -107,9 +112,19 @@ class PendingFetch:
         return found
 
     def _wake(self) -> None:
-        """A partition moved: enough now?"""
-        if self._reply is not None and self._enough():
-            self._finish()
+        """A partition moved: look once at all that move in this turn of the loop."""
+        if not self._woken and self._reply is not None:
+            self._woken = True
+            self._connection.node.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Enough now? Then what was read to find out is the answer."""
+        self._woken = False
+        if self._reply is None:
+            return
+        results, size, urgent = self._read()
+        if urgent or size >= self._min_bytes or self._enough():
+            self._answer(results)
 
     def _enough(self) -> bool:
         """Whether to answer now: ``min_bytes`` are readable, or an error is to be told."""
@@ -117,7 +132,11 @@ class PendingFetch:
         for (name, index), wanted in self._wanted:
             try:
                 hosted = find(self._connection, name, index, self._version)
-                here = hosted.partition.readable_bytes(wanted.fetch_offset, self._isolation)
+                here = hosted.partition.readable_bytes(
+                    wanted.fetch_offset,
+                    self._isolation,
+                    replica=self._request.replica_id >= 0,
+                )
             except KeptError:
                 return True
             readable += min(here, max(wanted.max_bytes, 1))
@@ -126,14 +145,17 @@ class PendingFetch:
         return False
 
     def _finish(self) -> None:
+        """The time is up: answer with what is there."""
+        if self._reply is not None:
+            results, _, _ = self._read()
+            self._answer(results)
+
+    def _answer(self, results: list[tuple[Key, codec.PartitionData]]) -> None:
         reply = self._reply
-        if reply is None:
-            return
         self.cancel()
         connection = self._connection
         connection.parked.discard(self)
-        if connection.transport is not None:
-            results, _, _ = self._read()
+        if reply is not None and connection.transport is not None:
             connection.complete(reply, self._encode(results))
 
     def cancel(self) -> None:
@@ -176,6 +198,8 @@ class PendingFetch:
             current_leader_epoch=wanted.current_leader_epoch,
             last_fetched_epoch=wanted.last_fetched_epoch,
             replica_id=self._request.replica_id,
+            broker_epoch=self._request.broker_epoch,
+            from_follower=self._version >= FROM_FOLLOWERS,
             at_least_one=first,
             now_ms=self._connection.node.now_ms() if self._request.replica_id >= 0 else 0,
         )

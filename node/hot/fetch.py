@@ -26,6 +26,7 @@ Segment = bytes | FileSlice
 _H: Final = struct.Struct(">h").unpack_from
 _I: Final = struct.Struct(">i").unpack_from
 _HEAD: Final = struct.Struct(">iiib").unpack_from
+_REPLICA_STATE: Final = struct.Struct(">iq").unpack_from
 _SESSION: Final = struct.Struct(">ii").unpack_from
 _PARTITION: Final = struct.Struct(">ihqqq").pack
 """partition_index, error_code, high_watermark, last_stable_offset, log_start_offset"""
@@ -55,6 +56,8 @@ class FetchRequest(NamedTuple):
     topics: list[tuple[bytes, list[FetchPartition]]]
     forgotten: list[tuple[bytes, list[int]]]
     rack_id: bytes
+    broker_epoch: int = -1
+    """Of the process that asks as a replica (v15 on), -1: not said."""
 
 
 class PartitionData(NamedTuple):
@@ -155,11 +158,12 @@ def _parse(reader: _Reader, version: int) -> FetchRequest:
             forgotten.append((name, [reader.int32() for _ in range(reader.count())]))
             reader.skip_tags()
     rack_id = reader.string() if version >= 11 else b""
+    broker_epoch = -1
     if reader.flexible:
         found, reader.position = tags(reader.data, reader.position)
         for tag, start, _ in found:
             if tag == 1 and version >= 15:
-                (replica_id,) = _I(reader.data, start)
+                replica_id, broker_epoch = _REPLICA_STATE(reader.data, start)
     if reader.position != reader.end:
         raise CorruptMessage(f"{reader.end - reader.position} bytes after a Fetch request")
     return FetchRequest(
@@ -173,6 +177,7 @@ def _parse(reader: _Reader, version: int) -> FetchRequest:
         topics,
         forgotten,
         rack_id,
+        broker_epoch,
     )
 
 

@@ -279,7 +279,8 @@ class FollowerCore:
         return min(end_offset, own_end, log_end_offset)
 
     def _cut(self, offset: int) -> TruncateTo:
-        return TruncateTo(offset, offset < self.log.high_watermark)
+        log = self.log
+        return TruncateTo(offset, max(offset, log.log_start_offset) < log.high_watermark)
 
     def _offsets(self, event: OffsetsAnswered) -> Effects:
         answer = event.answer

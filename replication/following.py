@@ -161,22 +161,22 @@ class FollowingReplica(KeptReplica):
     def truncate_to(self, offset: int) -> None:
         """Cut the log at ``offset``, durably; blocks. Raises KafkaStorageError."""
         self._check_not_leading()
-        before = self.log.log_end_offset
+        before = self.log.log_start_offset, self.log.log_end_offset
         try:
             self.log.truncate_to(offset)
         except MachineError as error:
             self._failed(error)
-        self._was_cut(before)
+        self._was_cut(*before)
 
     def start_at(self, offset: int) -> None:
         """Drop everything; the log starts at ``offset``. Blocks. Raises KafkaStorageError."""
         self._check_not_leading()
-        before = self.log.log_end_offset
+        before = self.log.log_start_offset, self.log.log_end_offset
         try:
             self.log.truncate_fully_and_start_at(offset)
         except MachineError as error:
             self._failed(error)
-        self._was_cut(before)
+        self._was_cut(*before)
 
     def _check_not_leading(self) -> None:
         if self.offline is not None:
@@ -184,20 +184,20 @@ class FollowingReplica(KeptReplica):
         if self.core.leading:
             raise InvariantViolation(f"{self}: a leader never cuts its log")
 
-    def _was_cut(self, end_before: int) -> None:
+    def _was_cut(self, start_before: int, end_before: int) -> None:
         log, core = self.log, self.core
         start, end = log.log_start_offset, log.log_end_offset
-        if start == end_before == end:
+        if (start, end) == (start_before, end_before):
             return
         committed = core.high_watermark
         core.high_watermark = max(min(committed, end), start)
-        lost = end < committed
+        first_lost = max(end, start_before)
         cleared = end < self.applied_end
         if cleared:
             self.applied_end = 0
         self._tell(Truncated(start, end, log.recovery_point, cleared))
-        if lost:
-            self._tell(CommittedLost(end, committed, self.leader_id, core.leader_epoch))
+        if first_lost < committed:
+            self._tell(CommittedLost(first_lost, committed, self.leader_id, core.leader_epoch))
         self._wake()
 
 

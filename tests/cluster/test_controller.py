@@ -294,3 +294,17 @@ def test_placement_is_balanced_and_keeps_racks_apart(given_brokers, count, data)
         distinct = {racks[broker_id] for broker_id in active}
         assert len(set(live)) == min(len(live), len(distinct)), "as many racks as there are"
     assert max(leads.values()) - min(leads.values()) <= 1, "leaders are spread evenly"
+
+
+@pytest.mark.parametrize(("strayed", "elections"), [(1, 0), (2, 2), (5, 5)])
+def test_leaders_come_back_only_when_too_many_have_strayed(strayed, elections) -> None:
+    cluster = Cluster()
+    cluster.line("register 1 active")
+    cluster.line("register 2 active incarnation=2")
+    cluster.line("create t " + " ".join(f"p{n}=1,2" for n in range(10)))
+    for number in range(strayed):
+        cluster.line(f"reassign t {number} to=2,1")
+        cluster.line(f"elect t {number}")
+        cluster.line(f"reassign t {number} to=1,2")
+    assert len(decide.balance_preferred(cluster.image, percentage=10)) == elections
+    assert len(decide.balance_preferred(cluster.image, percentage=10, limit=3)) == min(3, elections)

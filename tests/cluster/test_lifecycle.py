@@ -391,3 +391,19 @@ def test_it_serves_only_awake_and_registered(history) -> None:
         if b.core.may_serve(b.now_ms):
             now = b.image.brokers.get(1)
             assert serving and now is not None and now.incarnation == ME.incarnation
+
+
+def test_the_answer_to_the_registration_outruns_the_image() -> None:
+    """Until the image shows this process, it shows what the one before led."""
+    b = Broker()
+    b.step(life.Start)
+    before = decide.Registration(1, UUID(int=10), ())
+    b.apply(decide.register_broker(b.image, before, fenced=False))
+    led_by_the_old_one = b.image
+    b.apply(decide.register_broker(b.image, ME), tell=False)
+    b.step(life.Registered, b.epoch)
+    b.step(life.ImageApplied, led_by_the_old_one)
+    b.tick(100)
+    assert not b.core.may_serve(b.now_ms)
+    b.step(life.ImageApplied, b.image)
+    assert b.core.state is State.FENCED and b.core.may_serve(b.now_ms)

@@ -334,3 +334,25 @@ def test_an_ordinary_election_is_no_loss() -> None:
     records = decide.fence_broker(cluster.image, leader, cluster.up[leader])
     _, delta = cluster.image.apply(records)
     assert decide.unclean_elections(delta) == ()
+
+
+@pytest.mark.parametrize(("behind", "waits"), [(0, False), (1, True)])
+def test_only_the_mark_of_the_very_last_process_is_clean(behind, waits) -> None:
+    cluster = Cluster()
+    for node in (1, 2, 3):
+        cluster.crash(node)
+        cluster.detect(node)
+    (last,) = cluster.state.isr
+    mark = cluster.image.brokers[last].broker_epoch - behind
+    who = decide.Registration(last, UUID(int=9), (), None, mark)
+    cluster.apply(decide.register_broker(cluster.image, who))
+    assert cluster.state.recovering == waits
+
+
+def test_what_moved_on_since_its_leader_was_heard_of_is_not_settled() -> None:
+    cluster = Cluster()
+    cluster.crash(3)
+    cluster.detect(3)
+    now = cluster.state.partition_epoch
+    assert decide.settle(cluster.image, {KEY: now - 1}) == []
+    assert len(decide.settle(cluster.image, {KEY: now})) == 1

@@ -110,6 +110,14 @@ class Cluster:
                 return made
             case "isr":
                 return self.alter_isr(words, plain)
+            case "elect":
+                act = decide.elect_unclean if "unclean" in plain else decide.elect_preferred
+                return act(image, plain[0], int(plain[1]))
+        return self.move(name, words, plain)
+
+    def move(self, name: str, words: dict[str, str], plain: list[str]):
+        image = self.image
+        match name:
             case "reassign":
                 target = None if "cancel" in plain else numbers(words["to"])
                 return decide.reassign(
@@ -125,9 +133,6 @@ class Cluster:
             case "settle":
                 keys = {key: image.partition(*key).partition_epoch for key in image.unsettled}
                 return decide.settle(image, keys)
-            case "elect":
-                act = decide.elect_unclean if "unclean" in plain else decide.elect_preferred
-                return act(image, plain[0], int(plain[1]))
         raise AssertionError(f"unknown decision: {name}")
 
     def epoch(self, broker: str) -> int:

@@ -100,14 +100,10 @@ class RaftState:
 
     @property
     def in_lease(self) -> bool:
-        """Whether a leader was heard lately, and nothing is known against it: others wait."""
+        """Whether a leader was heard lately, with no evidence against it since: others wait."""
         if self._role is Role.LEADER:
             return True
-        return (
-            self.leader_id != NO_NODE
-            and self.elapsed < self.settings.election_ticks
-            and self.leader_id not in self.down
-        )
+        return self.leader_id != NO_NODE and self.elapsed < self.settings.election_ticks
 
     def head(self, to: int, term: int | None = None) -> dict[str, Any]:
         """The fields that all messages share."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from kept.cluster.image import Image
 from kept.cluster.member import MetadataMember, Outcome
 from kept.cluster.quorum import Quorum
+from kept.cluster.raft.formation import Formation
 from kept.cluster.raft.messages import LeaderHint, Message
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.records import (
@@ -22,7 +24,7 @@ from kept.cluster.records import (
     VotersRecord,
     encode_batch,
 )
-from kept.cluster.snapshot import difference
+from kept.cluster.snapshot import difference, write_snapshot
 from kept.cluster.voters import Voter
 from kept.cluster.wal import (
     HARD_STATE_NAME,
@@ -501,20 +503,25 @@ def test_a_snapshot_of_a_lone_node_and_what_is_kept(disk) -> None:
     assert settings_in(again.image) == 60
 
 
-def test_a_snapshot_ahead_of_the_log_counts_as_committed(disk) -> None:
+def test_a_snapshot_ahead_of_the_log_counts_as_committed() -> None:
     """The process dies between writing a snapshot and dropping the log before it."""
-    member = open_member(disk, snapshot_after_bytes=300)
-    disk.fail_points["none"] = lambda: None
-    for number in range(3):
-        propose(member, setting(number, 60))
-    wal = disk.read(f"{DIR}/{WAL_NAME}")
-    propose(member, setting(3, 60))
-    settle(member)
-    assert member._files.wal.base_index > 0
+    cluster = Cluster(snapshot_after_bytes=1000)
+    cluster.start(0, 1, 2)
+    leader, number = cluster.leader(), 0
+    disk = cluster.disks[leader.node_id]
+    while leader._files.wal.base_index == 0:
+        wal = disk.read(f"{DIR}/{WAL_NAME}")
+        leader.propose(setting(number, 60))
+        cluster.deliver()
+        number += 1
     disk.write_file(f"{DIR}/{WAL_NAME}", wal)
-    again = open_member(disk, 0, snapshot_after_bytes=1 << 20)
-    assert settings_in(again.image) >= 3
-    propose(again, setting(settings_in(again.image), 60))
+    again = open_member(disk, leader.node_id, cluster.listed)
+    again.check_invariants()
+    assert again._files.wal.base_index == 0 < again.image.index == again.commit_index
+    cluster.members[leader.node_id] = again
+    cluster.leader().propose(setting(number))
+    cluster.tick(30)
+    assert settings_in(again.image) == number + 1
 
 
 def test_a_difference_is_what_several_deltas_tell() -> None:
@@ -538,6 +545,44 @@ def test_a_difference_is_what_several_deltas_tell() -> None:
     ]  # fmt: skip
     assert delta.configs == {(4, "")} and delta.brokers == {1} and delta.voters
     assert difference(after, after) == type(delta)()
+
+
+def test_a_log_that_went_apart_from_the_snapshot_is_dropped(disk) -> None:
+    """The process dies between writing the leader's snapshot and emptying its own log."""
+    member = open_member(disk, 1, listed(0, 1, 2), observer=True)
+    WriteAheadLog.open(DIR, disk).append(
+        [Entry(1, n, encode_batch(setting(90 + n))) for n in range(1, 6)]
+    )
+    image, _ = Image().apply(setting(0))
+    write_snapshot(disk, DIR, replace(image, index=3), 7)
+    again = open_member(disk, 1, listed(0, 1, 2), observer=True)
+    assert settings_in(again.image) == 1
+    assert (again.last_index, again.commit_index) == (3, 3) and again.term == 7
+    assert again.directory_id == member.directory_id
+
+
+def test_who_hears_of_a_log_founds_nothing() -> None:
+    me = Voter(0, UUID(int=1))
+
+    def hint(sender: int, last_index: int, *ids: int) -> LeaderHint:
+        return LeaderHint(
+            term=0, sender=sender, to=0, leader_id=-1, directory_id=UUID(int=50 + sender),
+            last_index=last_index, voters=ids,
+        )  # fmt: skip
+
+    formation = Formation(me, listed(0, 1, 2))
+    formation.hear(hint(1, 0, 0, 1, 2))
+    formation.hear(hint(7, 0, 0, 1, 2))
+    assert formation.founders is None, "a stranger's answer is none"
+    formation.hear(hint(2, 3, 0, 1, 2))
+    assert formation.joins and formation.founders is None
+    formation.hear(hint(2, 0, 0, 1, 2))
+    assert formation.founders is None
+    fresh = Formation(me, listed(0, 1))
+    fresh.hear(hint(1, 0, 1, 0))
+    assert [v.directory_id for v in fresh.founders or ()] == [UUID(int=1), UUID(int=51)]
+    fresh.hear(hint(1, 0, 0))
+    assert fresh.refusal is not None and fresh.founders is None
 
 
 # Faults.

@@ -12,10 +12,11 @@ from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.membership import Membership, check_change, voters_entry, voters_in
 from kept.cluster.raft.messages import NO_NODE, Append, InstallSnapshot
+from kept.cluster.raft.progress import Pace, Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.wal import Entry
 from kept.storage.errors import InvalidRequest, InvariantViolation, KeptError
-from tests.cluster.raft.trial import Trial, data, voter
+from tests.cluster.raft.trial import Trial, data, directory, voter
 
 SEEDS = 150
 
@@ -256,6 +257,37 @@ def test_nothing_that_depends_on_the_disk_leaves_before_it_is_written() -> None:
     second = core.ready()
     assert [m.match_index for m in second.messages] == [1]  # type: ignore[attr-defined]
     assert second.entries == (Entry(1, 1, b"x"),)
+
+
+def test_a_snapshot_is_acknowledged_when_it_is_written() -> None:
+    trial = Trial(3)
+    trial.elect(0)
+    core = trial.core(1)
+    core.step(
+        InstallSnapshot(
+            **trial.core(0).head(1), last_index=9, last_term=1, image_bytes=b"i",
+            voters=trial.voters,
+        )
+    )  # fmt: skip
+    assert not core.take_messages()
+    ready = core.ready()
+    assert ready.snapshot is not None and ready.snapshot.index == 9
+    assert [m.match_index for m in ready.messages] == [9]  # type: ignore[attr-defined]
+    assert core.committed_to == 0
+    core.advance(ready)
+    assert core.committed_to == 9
+
+
+def test_a_refusal_of_what_was_accepted_since_is_old_news() -> None:
+    progress = Progress(directory(1), 11, 0)
+    assert progress.accepted(10, 0) and progress.pace is Pace.REPLICATE
+    progress.sent(20)
+    assert not progress.refused(5, 3) and progress.next_index == 21
+    assert progress.refused(20, 3) and progress.next_index == 11
+    assert progress.pace is Pace.PROBE and not progress.refused(8, 3)
+    assert not progress.refused(10, 3), "it has that: it forgot, and is asked once a heartbeat"
+    assert progress.next_index == 11 and progress.paused
+    progress.check_invariants()
 
 
 # The log.

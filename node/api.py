@@ -68,8 +68,10 @@ class RequestContext:
     client_host: str = ""
 
 
-FORWARDED: Final = frozenset({19, 20, 33, 37, 44})
-"""Requests that change metadata: the active controller answers them, whoever was asked."""
+FORWARDED: Final = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 64})
+"""Requests that change metadata, or ask how it is kept: the active controller answers them,
+whoever was asked.
+"""
 
 NEVER: Final = 32767
 """``flexible_from`` of an API without flexible versions."""
@@ -101,10 +103,14 @@ APIS: Final = (
     Api(35, "describe_log_dirs", 1, 5, "logdirs", 2),
     Api(37, "create_partitions", 0, 3, "topics", 2),
     Api(42, "delete_groups", 0, 2, "groups_admin", 2),
+    Api(43, "elect_leaders", 0, 2, "partitions", 2),
     Api(44, "incremental_alter_configs", 0, 1, "configs", 1),
-    Api(46, "list_partition_reassignments", 0, 0, "cluster", 0),
+    Api(45, "alter_partition_reassignments", 0, 1, "partitions", 0),
+    Api(46, "list_partition_reassignments", 0, 0, "partitions", 0),
     Api(47, "offset_delete", 0, 0, "groups_offsets", NEVER),
+    Api(55, "describe_quorum", 0, 2, "metadata_log", 0),
     Api(60, "describe_cluster", 0, 2, "cluster", 0),
+    Api(64, "unregister_broker", 0, 0, "cluster", 0),
     Api(75, "describe_topic_partitions", 0, 0, "cluster", 0),
 )
 

@@ -1,17 +1,23 @@
-"""DescribeCluster, DescribeTopicPartitions, DescribeAcls, ListPartitionReassignments."""
+"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker, DescribeAcls."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
+from kept.cluster import controller
 from kept.cluster.controller import INTERNAL_TOPICS
-from kept.cluster.image import TopicImage
-from kept.cluster.records import PartitionRecord
-from kept.node.error_codes import code_for
-from kept.node.handlers.metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from kept.cluster.image import Image, TopicImage
+from kept.cluster.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.node.error_codes import code_for, message_for
+from kept.node.handlers.decisions import decide
+from kept.node.handlers.metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, offline_replicas
 from kept.storage.errors import (
     InvalidRequest,
+    NotController,
+    PeerError,
+    RetriableError,
     SecurityDisabled,
     UnknownTopicOrPartition,
 )
@@ -160,18 +166,12 @@ def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> 
 
 
 def _partition(node: Node, topic: str, record: PartitionRecord) -> Values:
-    image = node.image
-    offline = [
-        broker_id
-        for broker_id in record.replicas
-        if broker_id not in image.brokers
-        or image.brokers[broker_id].fenced
-        or node.is_offline(topic, record.partition, broker_id)
-    ]
+    offline = offline_replicas(node, node.image, topic, record)
+    leader = record.leader if record.leader not in offline else NO_LEADER
     return {
-        "error_code": 0 if record.leader >= 0 else LEADER_NOT_AVAILABLE,
+        "error_code": 0 if leader != NO_LEADER else LEADER_NOT_AVAILABLE,
         "partition_index": record.partition,
-        "leader_id": record.leader,
+        "leader_id": leader,
         "leader_epoch": record.leader_epoch,
         "replica_nodes": record.replicas,
         "isr_nodes": record.isr,
@@ -181,6 +181,28 @@ def _partition(node: Node, topic: str, record: PartitionRecord) -> Values:
     }
 
 
+async def unregister_broker(ctx: RequestContext, request: Any) -> Values:
+    """UnregisterBroker v0: forget a broker that is gone for good; its replicas stay assigned.
+
+    Ours: one that lives is refused, since it would register again.
+    """
+    broker_id = request.broker_id
+
+    def decision(image: Image) -> tuple[None, Sequence[MetadataRecord]]:
+        records = controller.unregister_broker(image, broker_id)
+        if not image.brokers[broker_id].fenced:
+            raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
+        return None, records
+
+    try:
+        await decide(ctx.node, decision)
+    except NotController:
+        raise
+    except (PeerError, RetriableError) as error:
+        return {"error_code": code_for(error), "error_message": message_for(error)}
+    return {"error_code": 0, "error_message": None}
+
+
 def describe_acls(_ctx: RequestContext, _request: Any) -> Values:
     """DescribeAcls v1-3: there is no authorizer."""
     return {
@@ -188,8 +210,3 @@ def describe_acls(_ctx: RequestContext, _request: Any) -> Values:
         "error_message": "No Authorizer is configured on the broker",
         "resources": (),
     }
-
-
-def list_partition_reassignments(_ctx: RequestContext, _request: Any) -> Values:
-    """ListPartitionReassignments v0: in a cluster of one nothing can be moving."""
-    return {"error_code": 0, "error_message": None, "topics": ()}

@@ -15,7 +15,9 @@ from kept.storage.errors import KeptError, TopicAlreadyExists
 
 if TYPE_CHECKING:
     from kept.cluster.image import Image, TopicImage
+    from kept.cluster.records import PartitionRecord
     from kept.node.api import Answer, RequestContext
+    from kept.node.server import Node
 
 NO_ID: Final = uuid.UUID(int=0)
 CLUSTER_OPERATIONS: Final = 8096
@@ -137,14 +139,24 @@ def _missing_code(name: str) -> int:
     return error_codes.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def offline_replicas(
+    node: Node, image: Image, topic: str, record: PartitionRecord
+) -> tuple[int, ...]:
+    """The replicas whose broker is fenced or unknown, or whose directory here failed."""
+    brokers = image.brokers
+    return tuple(
+        broker_id
+        for broker_id in record.replicas
+        if broker_id not in brokers
+        or brokers[broker_id].fenced
+        or node.is_offline(topic, record.partition, broker_id)
+    )
+
+
 def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> dict[str, Any]:
     partitions = []
     for number, record in enumerate(topic.partitions):
-        offline = tuple(
-            replica
-            for replica in record.replicas
-            if replica not in image.brokers or ctx.node.is_offline(topic.name, number, replica)
-        )
+        offline = offline_replicas(ctx.node, image, topic.name, record)
         leader = record.leader if record.leader not in offline else -1
         partitions.append(
             {

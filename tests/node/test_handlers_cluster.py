@@ -1,6 +1,10 @@
-"""DescribeCluster, DescribeTopicPartitions, DescribeAcls, ListPartitionReassignments."""
+"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker, DescribeAcls."""
+
+from uuid import UUID
 
 import pytest
+
+from kept.cluster.records import BrokerChangeRecord, BrokerRecord, Endpoint
 
 
 def cluster(lone, version=2, **more):
@@ -142,5 +146,71 @@ def test_acls(lone, version):
     assert answer.error_message == "No Authorizer is configured on the broker"
 
 
-def test_no_reassignments(lone):
-    assert lone.ask(46, 0, timeout=1000, topics=None).topics == ()
+def registered(lone, broker_id, *, fenced=False):
+    """Another broker in the metadata log; nobody is there."""
+    endpoints = (Endpoint(lone.node.listeners[0].name, "PLAINTEXT", "nowhere", 9000),)
+
+    def register(image):
+        return [
+            BrokerRecord(broker_id, image.index + 1, UUID(int=broker_id), endpoints, None, fenced)
+        ]
+
+    lone.run(lone.node.propose(register))
+
+
+def fence(lone, broker_id):
+    epoch = lone.node.image.brokers[broker_id].broker_epoch
+    lone.run(lone.node.propose([BrokerChangeRecord(broker_id, epoch, True)]))
+
+
+def unregister(lone, broker_id):
+    answer = lone.ask(64, 0, broker_id=broker_id)
+    return answer.error_code.name, answer.error_message
+
+
+def test_a_broker_is_forgotten(lone):
+    registered(lone, 1)
+    assert unregister(lone, 1) == ("invalid_request", "Broker 1 is alive: stop it first")
+    assert unregister(lone, 0)[0] == "invalid_request"
+    fence(lone, 1)
+    assert unregister(lone, 1) == ("none", None)
+    assert list(lone.node.image.brokers) == [0]
+    assert unregister(lone, 1) == (
+        "broker_id_not_registered",
+        "Broker ID 1 is not currently registered",
+    )
+
+
+def test_offline_replicas(lone):
+    """Those whose broker is fenced or unknown, in both answers; without a leader an error."""
+    for broker_id in (1, 2):
+        registered(lone, broker_id)
+    assignments = [
+        {"partition_index": 0, "broker_ids": (0, 1)},
+        {"partition_index": 1, "broker_ids": (1, 2)},
+    ]
+    topic = {"name": "t", "num_partitions": -1, "replication_factor": -1, "configs": ()}
+    topics = [topic | {"assignments": assignments}]
+    lone.ask(19, 7, topics=topics, timeout=1000, validate_only=False)
+    assert offline(lone) == {0: ("none", 0, ()), 1: ("none", 1, ())}
+    fence(lone, 1)
+    assert offline(lone) == {0: ("none", 0, (1,)), 1: ("leader_not_available", -1, (1,))}
+    assert unregister(lone, 1)[0] == "none"
+    fence(lone, 2)
+    assert offline(lone) == {0: ("none", 0, (1,)), 1: ("leader_not_available", -1, (1, 2))}
+
+
+def offline(lone):
+    """Partition -> (error, leader, offline replicas), as Metadata says; the other API agrees."""
+    asked = [{"topic_id": None, "name": "t"}]
+    (one,) = lone.ask(3, 13, topics=asked, allow_auto_topic_creation=False).topics
+    (other,) = lone.ask(75, 0, topics=[{"name": "t"}], response_partition_limit=9).topics
+    found = {}
+    for topic in (one, other):
+        told = {
+            p.partition_index: (p.error_code.name, int(p.leader_id), p.offline_replicas)
+            for p in topic.partitions
+        }
+        assert found in ({}, told)
+        found = told
+    return found

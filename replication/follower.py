@@ -11,6 +11,8 @@ and ``ReplicaFetcherThread``):
 - Where the leader says that the logs part, the log is cut to min(the leader's end of that epoch,
   its own end of it, its log end); an epoch that is unknown here cuts at the end of the largest
   smaller one, and the leader is asked again. Nothing of such an answer is appended.
+- A batch that reaches over our end, and begins at or above the high watermark, parts the logs, too:
+  ours is cut at its base.
 - Out of range: a leader whose log ends below ours has it cut there; one whose log starts above our
   end has everything dropped, and the log starts anew.
 - The high watermark is min(the leader's, log end). Ours, not Kafka's: it never goes back but with
@@ -47,6 +49,8 @@ from kept.storage.errors import (
 )
 
 NO_LEADER: Final = -1
+OFFSET_BYTES: Final = 8
+"""A batch begins with its base offset."""
 
 
 class FollowerLog(Protocol):
@@ -263,6 +267,13 @@ class FollowerCore:
         if answer.diverging is not None:
             self.agreed = False
             return (self._cut(self._parting(*answer.diverging)), AskAgain())
+        if len(answer.records) >= OFFSET_BYTES and log.log_start_offset < log.log_end_offset:
+            base_offset = int.from_bytes(answer.records[:OFFSET_BYTES], "big", signed=True)
+            if log.high_watermark <= base_offset < log.log_end_offset:
+                # The leader's batch reaches over our end: our last one is another. Its epochs do
+                # not tell where its log start lies inside of that batch.
+                self.agreed = False
+                return (self._cut(base_offset), AskAgain())
         self.agreed = True
         self.leader_high_watermark = answer.high_watermark
         return (Append(answer.records, answer.high_watermark, answer.log_start_offset),)

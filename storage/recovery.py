@@ -269,6 +269,8 @@ def recover(
             epochs.assign(epoch, start)
     epochs.truncate_from_end(end_offset)
     epochs.truncate_from_start(log_start_offset)
+    # An epoch whose records are lost must not come back when others have taken their place.
+    epochs.save()
     producers = ProducerStates(expiration_ms)
     load_producers(disk, directory, segments, producers, end_offset, scanned=scanned, clean=clean)
     if clean and not scanned:

@@ -7,6 +7,7 @@ server of fetch sessions. Nothing happens but by a call.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 from kept.replication.fetcher import (
     FetchAnswer,
@@ -31,6 +32,9 @@ from kept.replication.partition import Partition
 from kept.storage import errors
 from kept.storage.records import headers
 from kept.testing.simulated_disk import SimulatedDisk
+
+SESSION_IDS = count(1)
+"""Drawn at random by real servers: one that restarts must not know sessions of its former life."""
 
 CODES = {
     errors.OffsetOutOfRange: OFFSET_OUT_OF_RANGE,
@@ -99,9 +103,7 @@ class Node:
             return tuple(self._offsets(*asked) for asked in request.partitions)
         if request.session_epoch == 0:
             self.sessions.pop(request.session_id, None)
-            session_id = len(self.sessions) + 100 * self.node_id + 1
-            while session_id in self.sessions:
-                session_id += 1
+            session_id = next(SESSION_IDS)
             session = self.sessions[session_id] = Session(0)
         else:
             session_id = request.session_id

@@ -130,10 +130,6 @@ _CLUSTER: Final = (
         "heartbeat interval it must be below the session timeout.", low=50,
     ),
     _at_start(
-        "initial.broker.registration.timeout.ms", _INT, "60000",
-        "A broker that cannot register for so long after its start ends.", low=1,
-    ),
-    _at_start(
         "controlled.shutdown.enable", _BOOLEAN, "true",
         "Whether a node that is stopped has its partitions led by others first.",
     ),
@@ -205,25 +201,6 @@ _REPLICATION: Final = (
     _at_start(
         "socket.connection.setup.timeout.ms", _LONG, "10000",
         "How long a connection to a leader may take.", low=1,
-    ),
-    _at_start(
-        "replica.selector.class", _STRING, None,
-        "Where consumers are sent: RackAwareReplicaSelector sends one with client.rack to an "
-        "in-sync replica in its rack (KIP-392); null and LeaderSelector to the leader.",
-        choices=(
-            "org.apache.kafka.common.replica.LeaderSelector",
-            "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-        ),
-    ),
-    Setting(
-        "leader.replication.throttled.rate", _LONG, str(MAX_INT64),
-        "Bytes in a second that this node sends of the replicas that "
-        "leader.replication.throttled.replicas names, to followers outside the ISR.", low=0,
-    ),
-    Setting(
-        "follower.replication.throttled.rate", _LONG, str(MAX_INT64),
-        "Bytes in a second that this node fetches of the replicas that "
-        "follower.replication.throttled.replicas names.", low=0,
     ),
 )  # fmt: skip
 

@@ -61,7 +61,6 @@ class NodeConfig:
     broker_session_timeout_ms: int
     broker_heartbeat_interval_ms: int
     stall_ms: int
-    initial_broker_registration_timeout_ms: int
     controlled_shutdown_enable: bool
     shutdown_timeout_ms: int
     controller_quorum_fetch_timeout_ms: int
@@ -79,9 +78,6 @@ class NodeConfig:
     replica_fetch_backoff_ms: int
     replica_socket_timeout_ms: int
     socket_connection_setup_timeout_ms: int
-    replica_selector_class: str | None
-    leader_replication_throttled_rate: int
-    follower_replication_throttled_rate: int
 
     log_dirs: tuple[str, ...]
     log_dir: tuple[str, ...] | None

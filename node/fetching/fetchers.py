@@ -33,8 +33,6 @@ LIST_OFFSETS: Final = 2
 LIST_OFFSETS_VERSION: Final = 6
 EARLIEST: Final = -2
 LATEST: Final = -1
-MARGIN_S: Final = 30.0
-"""How much longer than its ``max_wait_ms`` a Fetch may take before the leader counts as silent."""
 
 
 class Fetchers:
@@ -108,6 +106,9 @@ class _Stream:
             partition_max_bytes=config.replica_fetch_max_bytes,
             backoff_max_ms=config.replica_fetch_backoff_ms,
         )
+        self._patience_s = config.replica_socket_timeout_ms / 1000
+        """How much longer than its ``max_wait_ms`` a request may take before the leader counts as
+        silent."""
         self.core = FetcherCore(leader_id, settings, quota)
         self.task = node.loop.create_task(self._run())
 
@@ -197,7 +198,12 @@ class _Stream:
             address = self._node.peer_address(self._leader_id)
             if address is None:
                 raise NetworkException(f"no address of broker {self._leader_id} is known")
-            connection = await NodeConnection.open(*address, client_id=f"node-{self._node.node_id}")
+            config = self._node.config
+            connection = await NodeConnection.open(
+                *address,
+                client_id=f"node-{self._node.node_id}",
+                timeout_s=config.socket_connection_setup_timeout_ms / 1000,
+            )
             self._connection = connection
         return connection
 
@@ -207,7 +213,7 @@ class _Stream:
             answers = await self._offsets(connection, request)
             return self.core.offsets_answered(request, answers, self._now_ms())
         body = codec.encode_request(request, self._node.node_id, self._node.broker_epoch)
-        async with asyncio.timeout(request.max_wait_ms / 1000 + MARGIN_S):
+        async with asyncio.timeout(request.max_wait_ms / 1000 + self._patience_s):
             frame = await connection.request(codec.API_KEY, codec.VERSION, body)
         answer = codec.decode_response(frame, self._topics)
         return self.core.answered(request, answer, self._now_ms())
@@ -241,7 +247,7 @@ class _Stream:
             "isolation_level": 0,
             "topics": [{"name": name, "partitions": parts} for name, parts in topics.items()],
         }
-        async with asyncio.timeout(MARGIN_S):
+        async with asyncio.timeout(self._patience_s):
             frame = await connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values)
         return {
             TopicPartition(topic.name, part.partition_index): (int(part.error_code), part.offset)

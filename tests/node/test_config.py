@@ -97,20 +97,11 @@ def test_what_is_called_honoured_is_read_somewhere():
     unread = [
         name
         for name in HONOURED
-        if name not in topics | RESOLVED_AT_LOAD | READ_WITH_THE_CLUSTER
+        if name not in topics | RESOLVED_AT_LOAD
         and not re.search(rf"config\.{attribute(name)}\b", source)
     ]
     assert unread == []
 
-
-READ_WITH_THE_CLUSTER = {
-    "initial.broker.registration.timeout.ms", "kept.stall.ms", "num.replica.fetchers",
-    "replica.fetch.backoff.ms", "replica.fetch.max.bytes", "replica.fetch.min.bytes",
-    "replica.fetch.response.max.bytes", "replica.fetch.wait.max.ms", "replica.lag.time.max.ms",
-    "replica.selector.class", "replica.socket.timeout.ms", "socket.connection.setup.timeout.ms",
-    "leader.replication.throttled.rate", "follower.replication.throttled.rate",
-}  # fmt: skip
-"""Settings whose readers come with the nodes of several; empty when they are all there."""
 
 RESOLVED_AT_LOAD = {
     "broker.id", "process.roles", "controller.quorum.voters", "listener.security.protocol.map",

@@ -193,10 +193,6 @@ def test_broker_id_will_do_for_node_id():
             {"replica_lag_time_max_ms": "300"},
             "replica.fetch.wait.max.ms (500) is above replica.lag.time.max.ms (300)",
         ),
-        (
-            {"replica_selector_class": "org.example.Mine"},
-            "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-        ),
     ],
 )  # fmt: skip
 def test_refused(settings, message):

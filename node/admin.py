@@ -74,13 +74,16 @@ class Admin:
             "cluster_id": node.cluster_id,
             "version": kept.__version__,
             "node_id": node.node_id,
-            "controller_id": node.node_id,
+            "controller_id": -1 if node.metadata.leader_id is None else node.metadata.leader_id,
+            "term": node.metadata.member.term,
+            "voters": [voter.node_id for voter in node.metadata.member.voters],
             "metadata_index": image.index,
             "ready": self.unready() is None,
             "reason": self.unready(),
             "brokers": [
                 {
                     "node_id": broker_id,
+                    "epoch": broker.broker_epoch,
                     "rack": broker.rack,
                     "fenced": broker.fenced,
                     "endpoints": [str(self._endpoint(broker_id, e.name)) for e in broker.endpoints],

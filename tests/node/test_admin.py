@@ -51,6 +51,7 @@ def test_cluster(lone):
     assert found["brokers"] == [
         {
             "node_id": 0,
+            "epoch": lone.node.broker_epoch,
             "rack": None,
             "fenced": False,
             "endpoints": [f"PLAINTEXT://localhost:{lone.port}"],

@@ -145,7 +145,8 @@ def test_conflicts_are_found_by_term_not_entry_by_entry() -> None:
     for number in range(100):
         trial.core(1).propose(data(str(number)))
     trial.deliver()
-    trial.elect(2)  # it begins to look at the end of its log
+    trial.core(1).transfer(2)  # who takes over looks at the end of its log first
+    trial.deliver()
     trial.cut.clear()
     appends = 0
     hand = trial.hand

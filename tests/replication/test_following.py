@@ -145,12 +145,14 @@ def test_an_answer_is_written_at_once_and_without_a_flush(follower, disk) -> Non
 def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, disk, tools):
     follower.become_follower(2, 4, 8, (1, 0), (1, 0, 2), 0)
     follower.append_fetched(batches((10, 12, 4)), 0, 0, 0)
+    follower.log.roll(tools.NOW)
+    follower.append_fetched(batches((12, 13, 4)), 0, 0, 0)
     assert follower.log.leader_epochs.dirty
     ticket = follower.flush_ticket()
     ticket.run()
     ticket.done()
     for seed in range(6):
-        again = tools.open_log(disk.after_power_loss(seed), recovery_point=12)
+        again = tools.open_log(disk.after_power_loss(seed), recovery_point=13)
         assert again.leader_epochs.entries == [(1, 0), (3, 5), (4, 10)]
 
 
@@ -379,6 +381,15 @@ def test_an_overtaken_change_waits_for_the_image(growing, error) -> None:
     growing.isr_answered(growing.alter_isr_request(), error("late"))
     assert growing.alter_isr_request() is None
     assert growing.core.pending_isr == (0, 1)
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_proposal(growing, tools) -> None:
+    first = growing.alter_isr_request()
+    growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
+    growing.fetch(0, 100, replica_id=2, broker_epoch=6, now_ms=tools.NOW)
+    assert growing.core.pending_isr == (0, 1, 2)
+    growing.isr_answered(first, IneligibleReplica("late"))
+    assert growing.core.pending_isr == (0, 1, 2)
 
 
 def test_an_unknown_outcome_stays_pending_and_is_asked_again(growing) -> None:

@@ -7,10 +7,10 @@ PYTEST  = $(BIN)/python -m pytest
 KERNELS := $(shell find storage compaction node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo test test-slow check bench dist setup clean help
+.PHONY: demo test test-slow sim check bench dist setup clean help
 
 help:
-	@echo "make demo | test | test-slow | check | bench | dist | clean"
+	@echo "make demo | test | test-slow | sim | check | bench | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,18 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -q -m slow
+
+# Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.
+sim: setup
+ifdef MINUTES
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --minutes $(MINUTES)
+else ifdef SEEDS
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --seeds $(SEEDS)
+else
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1500
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 300
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 200
+endif
 
 check: setup
 	$(BIN)/ruff check .

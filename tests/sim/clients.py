@@ -107,7 +107,7 @@ class Producer(Client):
         self.acknowledged = 0
         self.acknowledged_us = 0
         self.attempt = 0
-        self.resends = 0
+        self.first_is_there = False
 
     def start(self) -> None:
         self.world.after(self.world.between(0, 500) * MS, self.produce)
@@ -118,7 +118,7 @@ class Producer(Client):
             return
         if not self.stopped:
             self.world.after(self.world.between(1, 2 * self.pace_ms) * MS, self.produce)
-            if len(self.queue) < self.window:
+            if len(self.queue) < (self.window if self.first_is_there else 1):
                 self.queue.append(self._make())
         self.send()
 
@@ -167,6 +167,7 @@ class Producer(Client):
         error = answer.error if isinstance(answer, ProduceAnswer) else "no answer"
         if error in ("", "DuplicateSequenceNumber"):
             one.answered = True
+            self.first_is_there = True
             self.acknowledged += 1
             self.acknowledged_us = self.world.now_us
             while self.queue and self.queue[0].answered:
@@ -182,7 +183,7 @@ class Producer(Client):
     def _refused(self, error: str) -> None:
         """The first batch that is not acknowledged does not fit: something before it is gone."""
         register = self.history.checks.register(self.tp)
-        if self.acks == -1 and not register.give_ups and self.resends == 0:
+        if self.acks == -1 and not register.give_ups:
             raise Violation(
                 "sequence-refused",
                 f"{self.tp}: producer {self.producer_id} is refused #{self.queue[0].sequence} with "
@@ -190,8 +191,8 @@ class Producer(Client):
             )
         self.producer_id = self.history.next_producer_id(self.acks)
         self.sequence = 0
-        count = len(self.queue)
-        self.queue = [self._make() for _ in range(count)]
+        self.first_is_there = False
+        self.queue = [self._make()]
         self._retry()
 
     def _retry(self) -> None:

@@ -130,7 +130,7 @@ class Machine:
             self.disk = SimulatedDisk(old.root, self.world.between(0, 1 << 30))
         self.disk.capacity_bytes = old.capacity_bytes
         self.deaths.append((self.world.now_us, kind))
-        if was_alive:
+        if was_alive or kind == "power":
             for callback in self.on_death:
                 callback(self, kind)
 

@@ -54,6 +54,7 @@ class Network:
     machines: dict[int, Machine] = field(default_factory=dict)
     cuts: set[tuple[int, int]] = field(default_factory=set)
     sent: int = 0
+    arrivals: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def heal(self) -> None:
         """Every link is whole and quick again; what is under way arrives as it was drawn."""
@@ -79,6 +80,16 @@ class Network:
         if world.chance(faults.slow):
             return world.between(*faults.slow_us)
         return world.between(*faults.delay_us)
+
+    def _in_order(self, source: int, target: int) -> int:
+        """The delay of a request: those of one client to one node do not overtake each other."""
+        delay = self._delay()
+        if source < 0:
+            now = self.world.now_us
+            last = self.arrivals.get((source, target), 0)
+            self.arrivals[source, target] = max(last, now + delay)
+            return max(last, now + delay) - now
+        return delay
 
     def _carry(self, source: int, target: int, action: Callable[..., None], *args: Any) -> None:
         """Carry something over one link, or lose it, or twice. A cut counts at both ends."""
@@ -148,5 +159,5 @@ class Network:
 
         self.sent += 1
         if (source, target) not in self.cuts and not self.world.chance(self.faults.loss):
-            self.world.after(self._delay(), arrive)
+            self.world.after(self._in_order(source, target), arrive)
         self.world.after(timeout_ms * MS, hear, NO_ANSWER)

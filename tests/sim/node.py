@@ -315,13 +315,14 @@ class SimNode(RaftApp):
                     self.machine.world.note(self.machine.name, f"serves nobody: {effect.reason}")
                     self.replicas.suspend()
                 case lifecycle.ResumeServing():
-                    self.replicas.resume(self.image)
+                    self.replicas.resume(self.lifecycle.image)
                 case lifecycle.Exit():
                     self.leave(effect)
         if self.history.assertions:
             self.lifecycle.check_invariants()
 
     def registered(self, answer: Any) -> None:
+        self.machine.world.note(self.machine.name, "hears of its registration:", repr(answer))
         if isinstance(answer, KeptError):
             self.live(lifecycle.RegistrationFailed(answer, self.now_ms()))
         else:

@@ -7,8 +7,7 @@ from typing import Any
 
 from kept.cluster.raft.messages import NO_NODE, AppendReply
 from kept.cluster.raft.ready import Role
-from kept.cluster.wal import NO_VOTE, HardState
-from kept.storage.errors import NotController
+from kept.cluster.wal import HardState
 from tests.sim.planted import plant
 
 MEMBER = "kept.cluster.member.MetadataMember"
@@ -19,13 +18,6 @@ STATE = "kept.cluster.raft.state.RaftState"
 LOG = "kept.cluster.raft.log.RaftLog"
 FILES = "kept.cluster.metadata_files"
 WAL = "kept.cluster.wal.WriteAheadLog"
-
-
-def forget_vote(original: Any) -> Any:
-    def read(disk: Any, directory: str) -> HardState:
-        return replace(original(disk, directory), vote=NO_VOTE)
-
-    return read
 
 
 def forget_term(original: Any) -> Any:
@@ -46,20 +38,6 @@ def vote_again(original: Any) -> Any:
     return handle_vote
 
 
-def not_written(_: Any) -> Any:
-    def write(*_: Any) -> None:
-        return None
-
-    return write
-
-
-def send_at_once(original: Any) -> Any:
-    def send(self: Any, message: Any, *, after: bool = False) -> None:
-        self._free.append(message)
-
-    return send
-
-
 def no_sync(_: Any) -> Any:
     def sync(self: Any) -> None:
         return None
@@ -76,19 +54,6 @@ def any_log_will_do(_: Any) -> Any:
 
 def majority_is_one(original: Any) -> Any:
     return property(lambda self: max(1, original.fget(self) - 1))
-
-
-def old_terms_commit(original: Any) -> Any:
-    def maybe_commit(self: Any) -> None:
-        reached = self._reached_by_quorum(lambda p: p.match_index, self.log.stable_index)
-        if reached > self.log.commit_index and self.log.term_at(reached) != self.term:
-            self.log.commit_to(reached)
-            self.membership.committed(reached)
-            self.broadcast(even_empty=True)
-            return
-        original(self)
-
-    return maybe_commit
 
 
 def uncounted_disk(original: Any) -> Any:
@@ -158,36 +123,6 @@ def commit_what_is_said(original: Any) -> Any:
     return handle_append
 
 
-def no_check_quorum(original: Any) -> Any:
-    def tick_leader(self: Any) -> None:
-        for progress in self.progress.values():
-            progress.heard_at = self.ticks
-        original(self)
-
-    return tick_leader
-
-
-def reads_unconfirmed(original: Any) -> Any:
-    def confirm(self: Any) -> None:
-        self.reads += ((token, index) for token, index, _ in self.pending_reads)
-        self.pending_reads.clear()
-
-    return confirm
-
-
-def reads_of_old(original: Any) -> Any:
-    """A read is answered with what was committed before the term's first entry."""
-
-    def read_barrier(self: Any, token: object) -> None:
-        if self._role is not Role.LEADER:
-            raise NotController("no", -1)
-        self.round += 1
-        self.pending_reads.append((token, self.log.commit_index, self.round))
-        self.broadcast(even_empty=True)
-
-    return read_barrier
-
-
 def silent_leader(original: Any) -> Any:
     """Elected, it commits nothing of its term."""
 
@@ -241,57 +176,123 @@ def snapshot_skips(original: Any) -> Any:
     return take
 
 
-plant("vote-forgotten", "raft", 1, "double-vote election-safety", "votes are on disk (34)",
-      (f"{FILES}.read_hard_state", forget_vote))  # fmt: skip
-plant("term-forgotten", "raft", 1, "term-forgotten double-vote election-safety",
-      "terms are on disk (34)", (f"{FILES}.read_hard_state", forget_term))  # fmt: skip
-plant("hard-state-not-written", "raft", 1, "term-forgotten double-vote election-safety",
-      "the hard state is on disk before a message that depends on it (34)",
-      (f"{FILES}.write_hard_state", not_written))  # fmt: skip
-plant("vote-again", "raft", 1, "double-vote election-safety", "one vote a term (Raft 5.2)",
-      (f"{ELECTION}.handle_vote", vote_again))  # fmt: skip
-plant("send-before-sync", "raft", 1, "term-forgotten double-vote leader-completeness "
-      "committed-differs", "persist, then send (34)", (f"{STATE}.send", send_at_once))  # fmt: skip
-plant("no-fsync", "raft", 1, "leader-completeness committed-differs committed-lost "
-      "state-machine-safety", "entries are fsynced (34)", (f"{WAL}._sync", no_sync))  # fmt: skip
-plant("any-log-wins", "raft", 1, "leader-completeness", "the log decides (Raft 5.4.1)",
-      (f"{LOG}.is_up_to_date", any_log_will_do))  # fmt: skip
-plant("small-majority", "raft", 1, "election-safety leader-completeness committed-differs",
-      "a majority of the voters", ("kept.cluster.raft.membership.Membership.quorum",
-      majority_is_one))  # fmt: skip
-plant("old-term-commits", "raft", 1, "leader-completeness committed-differs",
-      "older terms commit through the current one (Raft 5.4.2)",
-      (f"{LEADING}.maybe_commit", old_terms_commit))  # fmt: skip
-plant("own-disk-uncounted", "raft", 1, "leader-completeness committed-differs committed-lost",
-      "a leader counts its own entries when they are durable",
-      (f"{LEADING}.maybe_commit", uncounted_disk))  # fmt: skip
-plant("append-cuts-matching", "raft", 1, "commit-back leader-completeness committed-differs",
-      "a delayed append never truncates what matches (34)",
-      (f"{FOLLOWING}.handle_append", cut_always))  # fmt: skip
-plant("no-consistency-check", "raft", 1, "log-matching committed-differs leader-completeness",
-      "entries follow what they followed at the leader (Raft 5.3)",
-      (f"{LOG}.matches", no_prev_check))  # fmt: skip
-plant("acknowledges-all", "raft", 1, "committed-differs leader-completeness committed-lost "
-      "commit-beyond-log", "a match index is what matched (Raft 5.3)",
-      (f"{FOLLOWING}._accept", ack_all))  # fmt: skip
-plant("commits-what-is-said", "raft", 1, "committed-differs state-machine-safety",
-      "a follower commits what it was sent (Raft 5.3)",
-      (f"{FOLLOWING}.handle_append", commit_what_is_said))  # fmt: skip
-plant("reads-unconfirmed", "raft", 1, "stale-read", "a read barrier asks a quorum (thesis 6.4)",
-      (f"{LEADING}._confirm_reads", reads_unconfirmed),
-      (f"{LEADING}.tick_leader", no_check_quorum))  # fmt: skip
-plant("reads-of-old-terms", "raft", 1, "stale-read",
-      "a read barrier waits for an entry of the term (thesis 6.4)",
-      (f"{LEADING}.read_barrier", reads_of_old))  # fmt: skip
-plant("no-no-op", "raft", 1, "liveness", "a no-op on election (34)",
-      (f"{LEADING}.start_leading", silent_leader))  # fmt: skip
-plant("lost-is-not-told", "raft", 1, "committed-lost",
-      "who waits for a replaced entry is told", (f"{MEMBER}._lose_replaced", lost_is_not_told),
-      )  # fmt: skip
-plant("applied-twice", "raft", 1, "metadata-back", "entries are applied once, in order (35)",
-      (f"{MEMBER}.done", last_applied_twice))  # fmt: skip
-plant("tail-dropped", "raft", 1, "leader-completeness committed-differs committed-lost",
-      "only a torn tail is cut (34)", (f"{WAL}._load", tail_dropped))  # fmt: skip
-plant("snapshot-skips", "raft", 1, "state-machine-safety committed-lost metadata-back",
-      "a snapshot holds what it says (35)", (f"{MEMBER}._take_snapshot", snapshot_skips),
-      )  # fmt: skip
+plant(
+    "term-forgotten",
+    "raft",
+    7,
+    "term-forgotten double-vote election-safety",
+    "terms are on disk (34)",
+    (f"{FILES}.read_hard_state", forget_term),
+)
+plant(
+    "vote-again",
+    "raft",
+    21,
+    "double-vote election-safety",
+    "one vote a term (Raft 5.2)",
+    (f"{ELECTION}.handle_vote", vote_again),
+)
+plant(
+    "no-fsync",
+    "raft",
+    3,
+    "leader-completeness committed-differs committed-lost state-machine-safety",
+    "entries are fsynced (34)",
+    (f"{WAL}._sync", no_sync),
+)
+plant(
+    "any-log-wins",
+    "raft",
+    32,
+    "leader-completeness",
+    "the log decides (Raft 5.4.1)",
+    (f"{LOG}.is_up_to_date", any_log_will_do),
+)
+plant(
+    "small-majority",
+    "raft",
+    2,
+    "election-safety leader-completeness committed-differs",
+    "a majority of the voters",
+    ("kept.cluster.raft.membership.Membership.quorum", majority_is_one),
+)
+plant(
+    "own-disk-uncounted",
+    "raft",
+    34,
+    "leader-completeness committed-differs committed-lost",
+    "a leader counts its own entries when they are durable",
+    (f"{LEADING}.maybe_commit", uncounted_disk),
+)
+plant(
+    "append-cuts-matching",
+    "raft",
+    1,
+    "commit-back leader-completeness committed-differs",
+    "a delayed append never truncates what matches (34)",
+    (f"{FOLLOWING}.handle_append", cut_always),
+)
+plant(
+    "no-consistency-check",
+    "raft",
+    6,
+    "log-matching committed-differs leader-completeness",
+    "entries follow what they followed at the leader (Raft 5.3)",
+    (f"{LOG}.matches", no_prev_check),
+)
+plant(
+    "acknowledges-all",
+    "raft",
+    25,
+    "committed-differs leader-completeness committed-lost commit-beyond-log",
+    "a match index is what matched (Raft 5.3)",
+    (f"{FOLLOWING}._accept", ack_all),
+)
+plant(
+    "commits-what-is-said",
+    "raft",
+    1,
+    "committed-differs state-machine-safety",
+    "a follower commits what it was sent (Raft 5.3)",
+    (f"{FOLLOWING}.handle_append", commit_what_is_said),
+)
+plant(
+    "no-no-op",
+    "raft",
+    1,
+    "liveness",
+    "a no-op on election (34)",
+    (f"{LEADING}.start_leading", silent_leader),
+)
+plant(
+    "lost-is-not-told",
+    "raft",
+    1,
+    "committed-lost",
+    "who waits for a replaced entry is told",
+    (f"{MEMBER}._lose_replaced", lost_is_not_told),
+)
+plant(
+    "applied-twice",
+    "raft",
+    1,
+    "metadata-back",
+    "entries are applied once, in order (35)",
+    (f"{MEMBER}.done", last_applied_twice),
+)
+plant(
+    "tail-dropped",
+    "raft",
+    5,
+    "leader-completeness committed-differs committed-lost",
+    "only a torn tail is cut (34)",
+    (f"{WAL}._load", tail_dropped),
+)
+plant(
+    "snapshot-skips",
+    "raft",
+    6,
+    "invariants state-machine-safety metadata-back",
+    "a snapshot holds what it says (35)",
+    (f"{MEMBER}._take_snapshot", snapshot_skips),
+)

@@ -97,7 +97,7 @@ class ReplicaChecks:
         for (owner, _), copy in self.copies.items():
             if owner == node:
                 copy.leads_in = None
-        if kind == "power" and not self.durable:
+        if kind == "power":
             self.dark.add(node)
             for tp, register in self.registers.items():
                 self.copies.pop((node, tp), None)
@@ -184,6 +184,7 @@ class ReplicaChecks:
         self._read(tp, node, copy, read(start))
         copy.end = end
         register = self.register(tp)
+        copy.exempt = register.give_ups > 0
         if old is not None and end < min(old.end, register.end) and node in register.certain:
             raise Violation(
                 "kill-lost",
@@ -275,6 +276,12 @@ class ReplicaChecks:
                 break
             same += 1
         lost = register.batches[same:]
+        if lost and self.durable:
+            gone = [b for b in lost if (b.producer_id, b.sequence) in register.acked]
+            if gone:
+                raise Violation(
+                    "acknowledged-lost", f"{tp}: {gone[0]} was acknowledged with flush.messages=1"
+                )
         if lost:
             self.world.note("checks", f"{tp}: lost, as rule 33 allows: from {lost[0]}")
             register.batches = register.batches[:same]

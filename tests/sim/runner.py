@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import time
 import traceback
@@ -51,6 +52,7 @@ def run_one(
 ) -> tuple[Result, list[str]]:
     """Run a history to its end; the lines of its trace if asked for."""
     started = time.process_time()
+    logging.disable(logging.CRITICAL)
     check = message = ""
     options: dict[str, Any] = {"tracing": tracing}
     with ExitStack() as stack:
@@ -74,6 +76,7 @@ def run_one(
     )  # fmt: skip
     lines = [f"{stage} seed {seed}: {made}", *world.lines]
     made.close()
+    logging.disable(logging.NOTSET)
     return result, lines
 
 

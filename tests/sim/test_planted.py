@@ -1,0 +1,23 @@
+"""Every planted bug is found at its pinned seed, by the right checker; without it the seed is
+clean.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.planted import PLANTED
+from tests.sim.runner import run_one
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_the_right_checker_fires(name: str) -> None:
+    bug = PLANTED[name]
+    result, _ = run_one(bug.stage, bug.seed, planted=name)
+    assert result.check in bug.checks, f"{bug.rule}: {result.check or 'nothing'}: {result.message}"
+
+
+@pytest.mark.parametrize("stage_seed", sorted({(bug.stage, bug.seed) for bug in PLANTED.values()}))
+def test_the_seed_is_clean_without_it(stage_seed: tuple[str, int]) -> None:
+    result, _ = run_one(*stage_seed)
+    assert not result.check, result.message

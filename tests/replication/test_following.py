@@ -143,6 +143,7 @@ def test_an_answer_is_written_at_once_and_without_a_flush(follower, disk) -> Non
 
 
 def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, disk, tools):
+    follower.log.flush()
     follower.become_follower(2, 4, 8, (1, 0), (1, 0, 2), 0)
     follower.append_fetched(batches((10, 12, 4)), 0, 0, 0)
     follower.log.roll(tools.NOW)

@@ -169,7 +169,7 @@ def _check_settings(
         if name not in image.topics:
             raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
     elif resource_type == ResourceType.BROKER:
-        if name:
+        if name and not (name.isdecimal() and int(name) in image.brokers):
             _check_broker_id(node, name, "Node id")
     else:
         raise _no_such_type(resource_type)

@@ -1,0 +1,121 @@
+"""``kept cluster`` against three real nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kept.client.blocking import OutRecord
+from kept.testing import Cluster
+from tests.cli.conftest import Kept
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kept(three) -> Kept:
+    return Kept(three.bootstrap)
+
+
+@pytest.fixture
+def topic(three) -> str:
+    return three.create_topic(partitions=3)
+
+
+def replicas_of(kept, topic):
+    described = kept("topic", "describe", topic, "--json").json["partitions"]
+    return {p["partition"]: (p["leader"], p["replicas"]) for p in described}
+
+
+def test_status_of_three_nodes(kept, topic):
+    found = kept("cluster", "status", "--check", "--json").json
+    assert [node["node_id"] for node in found["nodes"]] == [0, 1, 2]
+    assert {tuple(node["roles"]) for node in found["nodes"]} == {("broker", "controller")}
+    assert found["voters"] == [0, 1, 2]
+    assert found["controller_id"] in (0, 1, 2)
+    assert found["term"] >= 1
+    assert all(node["epoch"] >= 0 and node["fenced"] is False for node in found["nodes"])
+    assert found["partitions"]["under_replicated"] == found["partitions"]["offline"] == []
+    lines = kept("cluster", "status").lines
+    assert lines[1].startswith(f"Controller: node {found['controller_id']}, term ")
+    assert lines[3].split()[:4] == ["NODE", "ROLES", "STATE", "ADDRESS"]
+
+
+def test_leaders_leave_a_node_and_come_back(kept, topic):
+    before = replicas_of(kept, topic)
+    led = [p for p, (leader, _) in before.items() if leader == 2]
+    assert led, "three partitions on three nodes"
+    kept("cluster", "drain", 2, "--leaders")
+    after = replicas_of(kept, topic)
+    assert all(leader != 2 for leader, _ in after.values())
+    assert {p: sorted(r) for p, (_, r) in after.items()} == {p: [0, 1, 2] for p in before}
+    moved = kept("cluster", "reassign", f"{topic}:{led[0]}", "--to", "2,0,1", "--wait", "--json")
+    assert moved.json[0]["replicas"] == [2, 0, 1]
+    told = kept("cluster", "elect", topic, "--json").json
+    assert {one["partition"]: one["changed"] for one in told}[led[0]] is True
+    assert replicas_of(kept, topic)[led[0]][0] == 2
+    assert "nothing to do" in kept("cluster", "elect", f"{topic}:{led[0]}").out
+
+
+def test_replicas_move_with_their_records(kept, three):
+    topic = three.create_topic(partitions=1, replication_factor=1)
+    (home,) = replicas_of(kept, topic)[0][1]
+    target = (home + 1) % 3
+    with three.client() as client:
+        client.produce(topic, [OutRecord(b"k", b"%d" % n) for n in range(100)])
+    kept("cluster", "reassign", topic, "--to", target, "--throttle", 10_000_000, "--wait")
+    assert replicas_of(kept, topic)[0] == (target, [target])
+    with three.client() as client:
+        assert [r.value for r in client.read(topic)] == [b"%d" % n for n in range(100)]
+    assert kept("cluster", "reassign").out == "nothing is being moved\n"
+    assert kept("cluster", "reassign", "--status", "--json").json == []
+    assert "nothing to do" in kept("cluster", "reassign", topic, "--cancel").out
+
+
+def test_what_cannot_be_is_said(kept, topic):
+    assert "give its own to nobody" in kept("cluster", "drain", 1, status=1).err
+    assert "there is no node 9; there are 0, 1, 2" in kept("cluster", "drain", 9, status=1).err
+    unknown = kept("cluster", "reassign", f"{topic}:0", "--to", "0,7", status=1)
+    assert "7" in unknown.err
+    few = kept("cluster", "reassign", topic, "--to", "0", status=1)
+    assert "has 3 replicas and --to names 1 nodes" in few.err
+    assert "has partitions 0 to 2" in kept("cluster", "elect", f"{topic}:3", status=1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["elect"], "name partitions or give --all"),
+        (["elect", "t", "--all"], "name partitions or give --all"),
+        (["reassign", "--to", "1"], "--to needs a topic"),
+        (["reassign", "t", "--to", "1,x"], "not a list of node ids"),
+        (["reassign", "t", "--to", "1,1"], "names a node twice"),
+        (["reassign", "t", "--to", "1", "--cancel"], "exclude each other"),
+    ],
+)
+def test_wrong_usage(offline, arguments, said):
+    assert said in offline("cluster", *arguments, status=2).err
+
+
+def test_a_dead_node_is_seen(kept_cluster):
+    cluster = kept_cluster(nodes=3)
+    topic = cluster.create_topic(partitions=3)
+    kept = Kept(cluster.bootstrap)
+    cluster.kill(2)
+    cluster.wait_until(
+        lambda: "1 fenced nodes" in kept("cluster", "status", "--check", status=None).err,
+        "node 2 is fenced",
+    )
+    found = kept("cluster", "status", "--json").json
+    assert [n["node_id"] for n in found["nodes"] if n["fenced"]] == [2]
+    assert {p["topic"] for p in found["partitions"]["under_replicated"]} == {topic}
+    assert found["partitions"]["offline"] == []
+    cluster.start(2)
+    cluster.wait_until(
+        lambda: kept("cluster", "status", "--check", status=None).status == 0, "all are back"
+    )

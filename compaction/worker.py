@@ -16,7 +16,6 @@ It only creates files, exclusively, so an orphan cannot touch a directory in use
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -97,8 +96,8 @@ def _die_with_parent() -> None:
 
 
 def give_way() -> None:
-    """Run only where no core is wanted by others (Linux): a niced process still finishes its slice
-    of some milliseconds before one that was woken up gets the core, and producers wait for that.
+    """Read and write after others (Linux). The processor is shared by niceness: an idle-class
+    process would starve on a machine that is always busy, and its log would never be cleaned.
 
     Its reads and writes are not idle: the file system's journal would wait for them, and with it
     every fsync of the node.
@@ -110,8 +109,6 @@ def give_way() -> None:
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST)
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def begin() -> bytes:

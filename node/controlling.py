@@ -244,6 +244,7 @@ def _alter_isr(request: calls.AlterPartitionsRequest, asked: calls.IsrChange) ->
         asked.leader_epoch,
         asked.partition_epoch,
         tuple((member.broker_id, member.broker_epoch) for member in asked.isr),
+        asked.leader_recovery_state == 0,
     )
 
 

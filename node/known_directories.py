@@ -75,6 +75,7 @@ def refuse_foreign(
                 f"{path} belongs to node.id {owner!r}, not to {str(node_id)!r} (says {name})"
             )
         if alone and fresh:
+            disk.lock(f"{path}/{layout.LOCK}").release()  # in use: that is said first
             raise DirectoryRefused(
                 f"{path} belongs to cluster.id {cluster_id!r}, and {metadata_directory} holds no "
                 f"metadata of it: set metadata.log.dir to where that is, or take other log.dirs"

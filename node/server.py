@@ -10,10 +10,7 @@ line. Stop (TERM, INT): the reverse; checkpoints before the mark of a clean stop
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import signal
-import sys
 import time
 import uuid
 from bisect import bisect_left
@@ -30,13 +27,12 @@ from kept.cluster.wal import NO_DIRECTORY
 from kept.node import api, internal_topics, known_directories, timers
 from kept.node.budget import Budget
 from kept.node.cluster_settings import raft_settings
-from kept.node.connection import raise_file_limit
 from kept.node.fetch_sessions import FetchSessions
 from kept.node.groups.coordinator import Coordinator
 from kept.node.handlers.producer_ids import ProducerIds
 from kept.node.hosting import HostedDirectory, Hosting
 from kept.node.listener import Listener
-from kept.node.logging import bridge, log
+from kept.node.logging import log
 from kept.node.metadata import Metadata
 from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
@@ -66,10 +62,6 @@ Change = Sequence[MetadataRecord] | Callable[["Image"], Sequence[MetadataRecord]
 """Records, or how to decide on them: called with the image that they will follow."""
 
 STOP_TIMEOUT_S: Final = 20.0
-SWITCH_INTERVAL_S: Final = 0.0005
-"""How long a thread of a pool may keep the loop from running: Python's 5 ms are too many."""
-GC_THRESHOLDS: Final = (5_000, 20, 1_000)
-"""Rare collections: the hot path makes no cycles, and a full one costs milliseconds."""
 METADATA_LOCK: Final = ".lock"
 
 
@@ -574,41 +566,3 @@ class Node:
             if self.config.metadata_log_dir == f"{parent}/meta":
                 data = parent
         return f"kept {kept.__version__} node {self.node_id} ready on {where}, data in {data}"
-
-
-async def serve(config: NodeConfig) -> int:
-    """Run a node until TERM or INT; returns the exit code."""
-    loop = asyncio.get_running_loop()
-    node = Node(config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.stopped.set)
-    raise_file_limit()
-    starting = loop.create_task(node.start())
-    stopping = loop.create_task(node.stopped.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        return node.exit_code
-    await starting
-    print(node.ready_line(), flush=True)
-    await node.settled()
-    gc.collect()
-    gc.freeze()
-    await stopping
-    log.info("stopping")
-    await node.stop()
-    return node.exit_code
-
-
-def run(config: NodeConfig) -> None:
-    """The whole of ``kept serve``. Raises KeptError when the node can't start; exits otherwise."""
-    import uvloop
-
-    log.configure(as_json=config.log_format == "json", level=config.log_level)
-    bridge()
-    gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    code = uvloop.run(serve(config))
-    if code:
-        raise SystemExit(code)

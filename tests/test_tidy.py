@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("storage", "compaction", "replication", "cluster", "client", "node")
 MODULE_LINES = 600
+KERNEL_LINES = 640
+"""A kernel is one unit of compilation; its Python twin is in several modules."""
 TEST_MODULE_LINES = 800
 FUNCTION_LINES = 70
 LINE_LENGTH = 100
@@ -42,7 +44,8 @@ def is_test(path: Path) -> bool:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_are_small(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert len(lines) <= (TEST_MODULE_LINES if is_test(path) else MODULE_LINES)
+    most = KERNEL_LINES if path.suffix == ".pyx" else MODULE_LINES
+    assert len(lines) <= (TEST_MODULE_LINES if is_test(path) else most)
     long = [i for i, line in enumerate(lines, 1) if len(line) > LINE_LENGTH]
     assert not long, f"lines over {LINE_LENGTH} characters: {long}"
 

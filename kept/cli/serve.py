@@ -55,6 +55,6 @@ def serve(
         check_addresses(config)
         click.echo(f"settings are right{f' in {file}' if file else ''}")
         return
-    from kept.node.server import run
+    from kept.node.process import run
 
     run(config)

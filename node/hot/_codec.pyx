@@ -175,7 +175,9 @@ cdef object _parse(const uint8_t* data, Py_ssize_t end, Py_ssize_t position, int
     return _new(ProduceRequest, (transactional_id, acks, timeout_ms, topics))
 
 
-cdef Py_ssize_t _varint(const uint8_t* p, Py_ssize_t at, Py_ssize_t end, int64_t* value) noexcept nogil:
+cdef Py_ssize_t _varint(
+    const uint8_t* p, Py_ssize_t at, Py_ssize_t end, int64_t* value
+) noexcept nogil:
     """An unsigned varint at ``p[at]``: the position after it, -1 when it does not end by then."""
     cdef int shift = 0
     value[0] = 0

@@ -124,7 +124,10 @@ class RaftChecks:
                 "leader-append-only",
                 f"n{node} leads in term {term}; its log ended at {seen.led_last}, now {log.last}",
             )
-        elif seen.led_last > log.base and log.term(seen.led_last) != seen.led_term:  # type: ignore[attr-defined]
+        elif (
+            seen.led_last > log.base
+            and log.term(seen.led_last) != seen.led_term  # type: ignore[attr-defined]
+        ):
             raise Violation("leader-append-only", f"n{node} replaced entry {seen.led_last}")
         seen.led_last = log.last
         seen.led_term = log.term(log.last)  # type: ignore[attr-defined]

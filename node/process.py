@@ -1,0 +1,59 @@
+"""The process of ``kept serve``: signals, garbage collection, start, wait, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+from kept.node.connection import raise_file_limit
+from kept.node.logging import bridge, log
+from kept.node.server import Node
+
+if TYPE_CHECKING:
+    from kept.node.config import NodeConfig
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long a thread of a pool may keep the loop from running: Python's 5 ms are too many."""
+GC_THRESHOLDS: Final = (5_000, 20, 1_000)
+"""Rare collections: the hot path makes no cycles, and a full one costs milliseconds."""
+
+
+async def serve(config: NodeConfig) -> int:
+    """Run a node until TERM or INT; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    node = Node(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.stopped.set)
+    raise_file_limit()
+    starting = loop.create_task(node.start())
+    stopping = loop.create_task(node.stopped.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return node.exit_code
+    await starting
+    print(node.ready_line(), flush=True)
+    await node.settled()
+    gc.collect()
+    gc.freeze()
+    await stopping
+    log.info("stopping")
+    await node.stop()
+    return node.exit_code
+
+
+def run(config: NodeConfig) -> None:
+    """The whole of ``kept serve``. Raises KeptError when the node can't start; exits otherwise."""
+    import uvloop
+
+    log.configure(as_json=config.log_format == "json", level=config.log_level)
+    bridge()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    code = uvloop.run(serve(config))
+    if code:
+        raise SystemExit(code)

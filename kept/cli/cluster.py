@@ -416,40 +416,6 @@ def _names(described: ClusterDescription) -> str:
     return ", ".join(str(member.node_id) for member in described.members) or "none"
 
 
-@cluster.group(cls=Group, epilog=examples("kept cluster voter add 3"))
-def voter() -> None:
-    """Change who elects the controller, one node at a time."""
-
-
-@voter.command(epilog=examples("kept cluster voter add 3"))
-@click.argument("number", metavar="N", type=click.IntRange(0))
-@json_option
-@bootstrap_option
-def add(*, number: int, as_json: bool, bootstrap: str) -> None:
-    """Let node N, which runs and has caught up, vote."""
-    _change_voters("add", number, as_json, bootstrap)
-
-
-@voter.command(epilog=examples("kept cluster voter remove 0"))
-@click.argument("number", metavar="N", type=click.IntRange(0))
-@json_option
-@bootstrap_option
-def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
-    """Take node N's vote; it may go away then, or stay as a broker."""
-    _change_voters("remove", number, as_json, bootstrap)
-
-
-def _change_voters(change: str, number: int, as_json: bool, bootstrap: str) -> None:
-    from kept.cli.output import show_json
-    from kept.client.http import ask_any
-
-    answer = ask_any(bootstrap, lambda api: api.post("cluster/voters", {change: number}))
-    if as_json:
-        show_json(answer)
-    else:
-        click.echo(f"voters: {', '.join(map(str, answer['voters']))}")
-
-
 def _nodes(text: str) -> tuple[int, ...]:
     """``1,2,3``."""
     parts = [part.strip() for part in text.split(",")]

@@ -11,7 +11,7 @@ import struct
 from typing import Final
 from uuid import UUID
 
-from kept.node.hot.wire import read_uvarint, skip_tags, tags, uvarint
+from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.replication.fetching import (
     FetchAnswer,
     FetchRequest,

@@ -31,6 +31,7 @@ def tracked(*patterns: str) -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         out = [str(p.relative_to(ROOT)) for pattern in patterns for p in ROOT.rglob(pattern)]
     paths = [ROOT / name for name in out]
+    paths = [p for p in paths if not p.name.endswith("_pb2.py")]  # protoc's
     return [p for p in paths if p.is_file() and not (set(p.parts) & {".venv", "build"})]
 
 

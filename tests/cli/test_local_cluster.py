@@ -1,0 +1,33 @@
+"""``kept local`` with three nodes."""
+
+from __future__ import annotations
+
+from kept.node.local_settings import NODE_PORT_OFFSET
+from kept.testing.ports import free_port, is_free
+
+
+def ports() -> int:
+    """The first of three ports in a row, with those of the nodes above them."""
+    while True:
+        port = free_port()
+        if all(is_free(port + n + more) for n in range(3) for more in (0, NODE_PORT_OFFSET)):
+            return port
+
+
+def test_three_nodes_from_up_to_down(offline, local_dir):
+    port, directory = ports(), ("--dir", local_dir)
+    ran = offline("local", "up", "--nodes", 3, "--port", port, *directory)
+    assert [f"ready on localhost:{port + n}" in ran.lines[n] for n in range(3)] == [True] * 3
+    roles = [node["role"] for node in offline("local", "status", "--json", *directory).json]
+    assert sorted(roles) == ["broker", "broker", "controller"]
+    here = ("--bootstrap", f"localhost:{port + 1}")
+    offline("topic", "create", "t", *here)
+    described = offline("topic", "describe", "t", "--json", *here).json
+    assert len(described["partitions"][0]["replicas"]) == 3
+    active = roles.index("controller")
+    offline("local", "kill", active, *directory)
+    here = ("--bootstrap", f"localhost:{port + (active + 1) % 3}")
+    offline("produce", "t", *here, stdin="still here\n")
+    assert "ready on" in offline("local", "start", active, *directory).out
+    down = offline("local", "down", "--purge", *directory).lines
+    assert sum(line.startswith("removed") for line in down) == 3

@@ -153,6 +153,9 @@ class Sender:
             buffers.append(segment)
             size += len(segment)
         sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
+        if sent == size and len(buffers) == len(queue):
+            queue.clear()
+            return sent
         left = sent
         while left or (queue and not len(queue[0])):
             head = queue[0]
@@ -165,7 +168,7 @@ class Sender:
             raise BlockingIOError
         return sent
 
-    def _read_now(self, piece: FileSlice) -> bytes | None:
+    def _read_now(self, piece: FileSlice) -> bytes | bytearray | None:
         """A small slice's bytes; None when reading them would wait for the disk."""
         file, position, size = piece
         disk = self._node.disk

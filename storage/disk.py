@@ -167,7 +167,7 @@ class Disk:
         except OSError as error:
             raise MachineError(file.path, "read", error) from error
 
-    def preadv_nowait(self, file: File, position: int, size: int) -> bytes | None:
+    def preadv_nowait(self, file: File, position: int, size: int) -> bytes | bytearray | None:
         """Read what the page cache holds; None when the read would block or nobody can tell."""
         if not CAPABILITIES["preadv_nowait"]:
             return None
@@ -178,7 +178,9 @@ class Disk:
             if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
                 return None
             raise MachineError(file.path, "read", error) from error
-        return bytes(buffer[:read])
+        if read < size:
+            del buffer[read:]
+        return buffer
 
     def resident(self, file: File, position: int, size: int) -> bool:
         """Probe whether ``sendfile`` of a range would block: its first and last page are cached."""

@@ -125,8 +125,7 @@ class RaftChecks:
                 f"n{node} leads in term {term}; its log ended at {seen.led_last}, now {log.last}",
             )
         elif (
-            seen.led_last > log.base
-            and log.term(seen.led_last) != seen.led_term  # type: ignore[attr-defined]
+            seen.led_last > log.base and log.term(seen.led_last) != seen.led_term  # type: ignore[attr-defined]
         ):
             raise Violation("leader-append-only", f"n{node} replaced entry {seen.led_last}")
         seen.led_last = log.last

@@ -215,6 +215,9 @@ class Metadata:
             if not isinstance(error, KeptError):
                 log.exception("the metadata log failed", error)
             self.on_failure(f"the metadata log failed: {error}")
+            for future in self._proposed.values():
+                if not future.done():
+                    future.set_exception(error)
             return
         self._done(work)
         self.pump()

@@ -338,6 +338,10 @@ class Node:
 
     async def start(self) -> None:
         """Open everything and accept clients. Raises KeptError; nothing is left locked then."""
+        if KERNEL == "python":
+            chosen = os.environ.get("KEPT_KERNEL") == "python"
+            why = "KEPT_KERNEL=python" if chosen else "there are no compiled ones; see the README"
+            log.warning("slow Python kernels", why=why)
         try:
             for listener in self._all_listeners():
                 listener.bind()
@@ -386,10 +390,6 @@ class Node:
 
     async def _warm_up(self) -> None:
         """Import what is needed soon but not to be ready; then the cleaner looks for work."""
-        if KERNEL == "python":
-            chosen = os.environ.get("KEPT_KERNEL") == "python"
-            why = "KEPT_KERNEL=python" if chosen else "there are no compiled ones; see the README"
-            log.warning("slow Python kernels", why=why)
         await self.in_pool(api.preload)
         if not self.stopped.is_set():
             self.cleaner  # noqa: B018 - starts it

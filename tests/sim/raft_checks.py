@@ -124,12 +124,10 @@ class RaftChecks:
                 "leader-append-only",
                 f"n{node} leads in term {term}; its log ended at {seen.led_last}, now {log.last}",
             )
-        elif (
-            seen.led_last > log.base and log.term(seen.led_last) != seen.led_term  # type: ignore[attr-defined]
-        ):
+        elif seen.led_last > log.base and log.term(seen.led_last) != seen.led_term:
             raise Violation("leader-append-only", f"n{node} replaced entry {seen.led_last}")
         seen.led_last = log.last
-        seen.led_term = log.term(log.last)  # type: ignore[attr-defined]
+        seen.led_term = log.term(log.last)
 
     def _complete(self, node: int, term: int, log: LogView) -> None:
         for index in range(max(log.base + 1, self.committed_to - 300), self.committed_to + 1):

@@ -173,6 +173,7 @@ class Replicas:
             core = self.streams.setdefault(record.leader, FetcherCore(record.leader, FETCH))
             self.where[tp] = record.leader
             core.add(tp, partition.topic_id, partition, record.leader_epoch)
+            self.flush(tp)
             self.stream(record.leader)
 
     def stop_following(self, tp: TopicPartition) -> None:
@@ -257,7 +258,7 @@ class Replicas:
             perform_all(core, work, self.partitions.get, now)
             for tp, _ in work:
                 self.look(tp)
-                self.flush(tp, core)
+                self.flush(tp)
             if self.node.history.assertions:
                 core.check_invariants()
             self.machine.after_us(0, self.stream, leader)
@@ -272,16 +273,19 @@ class Replicas:
         if self.generation.get(leader) == serial:
             self.stream(leader)
 
-    def flush(self, tp: TopicPartition, core: FetcherCore) -> None:
+    def nudge(self, tp: TopicPartition) -> None:
+        """Look at it again, in the stream that it is in now."""
+        leader = self.where.get(tp)
+        if leader is not None:
+            self.streams[leader].nudge(tp)
+            self.stream(leader)
+
+    def flush(self, tp: TopicPartition) -> None:
         """``flush.messages``: the fetcher asks on when what it got is durable."""
         partition = self.partitions[tp]
         if partition.awaits_flush:
-
-            def flushed() -> None:
-                core.nudge(tp)
-                self.stream(core.leader_id)
-
-            self.when_durable(tp, partition.log.written_end_offset, flushed)
+            end = partition.log.written_end_offset
+            self.when_durable(tp, end, lambda: self.nudge(tp))
 
     def when_durable(self, tp: TopicPartition, end: int, then: Callable[[], None]) -> None:
         """Fsync what is written, in a thread; then go on."""
@@ -439,8 +443,6 @@ class Replicas:
         for tp, partition in self.partitions.items():
             if partition.offline is None:
                 partition.tick(self.now_ms())
-                if tp in self.where:
-                    self.flush(tp, self.streams[self.where[tp]])
                 partition.maybe_roll(self.machine.wall_ms)
                 partition.retention(self.machine.wall_ms)
                 partition.delete_expired(self.machine.wall_ms)

@@ -170,6 +170,14 @@ class FetcherCore:
         if tp in self._members:
             self._changed[tp] = None
 
+    def unflushed(self) -> list[TopicPartition]:
+        """Partitions that would be asked for, were they flushed (``flush.messages``).
+
+        The shell flushes them before it asks for the next request: nobody else looks after them.
+        """
+        candidates = self._members if self.session.full else self._changed
+        return [tp for tp in candidates if (core := self.core(tp)) and core.awaits_flush]
+
     def set_throttled(self, tp: TopicPartition, throttled: bool) -> None:
         """The throttled replicas changed."""
         member = self._members.get(tp)

@@ -241,6 +241,11 @@ class FollowerCore:
         return self.state is State.ASKING and now_ms >= self.retry_at_ms
 
     @property
+    def awaits_flush(self) -> bool:
+        """Only a flush of its log keeps it from fetching (rule 33)."""
+        return self.state is State.FETCHING and self.log.awaits_flush
+
+    @property
     def in_sync(self) -> bool:
         """It had everything committed at the leader's last answer: replication is not throttled."""
         return 0 <= self.leader_high_watermark <= self.log.log_end_offset

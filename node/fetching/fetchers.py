@@ -22,7 +22,7 @@ from kept.replication.fetching import (
 )
 from kept.replication.following import FollowingReplica, perform_all
 from kept.replication.quota import ReplicationQuota
-from kept.storage.errors import KeptError, NetworkException
+from kept.storage.errors import KafkaStorageError, KeptError, NetworkException
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -71,12 +71,6 @@ class Fetchers:
         if not len(stream.core):
             del self._streams[key]
             stream.stop()
-
-    def nudge(self, tp: TopicPartition) -> None:
-        """What held a partition back may be over."""
-        key = self._where.get(tp)
-        if key is not None:
-            self._streams[key].nudge(tp)
 
     async def stop(self) -> None:
         """Follow nobody any more."""
@@ -135,11 +129,6 @@ class _Stream:
         self.core.remove(tp)
         self._woken.set()
 
-    def nudge(self, tp: TopicPartition) -> None:
-        """Look at a partition again."""
-        self.core.nudge(tp)
-        self._woken.set()
-
     def stop(self) -> None:
         """End the stream."""
         self.task.cancel()
@@ -153,6 +142,7 @@ class _Stream:
 
     async def _run(self) -> None:
         while True:
+            await self._flush()
             request = self.core.next_request(self._now_ms())
             if request is None:
                 await self._pause()
@@ -169,6 +159,35 @@ class _Stream:
                 continue
             self._complained = False
             self._perform(work)
+
+    async def _flush(self) -> None:
+        """What ``flush.messages`` asks for, before the leader may count what was appended.
+
+        The stream waits for it, as Kafka's does: a request sent without these partitions could be
+        held by the leader for much longer than a flush takes.
+        """
+        while waiting := self.core.unflushed():
+            flushes = [self._flushed(self._hosted[tp]) for tp in waiting]
+            outcomes = await asyncio.gather(*flushes, return_exceptions=True)
+            for tp, error in zip(waiting, outcomes, strict=True):
+                if error is not None:
+                    failed = KafkaStorageError(f"{tp}: not flushed: {error}")
+                    self.core.effect_failed(tp, failed, self._now_ms())
+
+    def _flushed(self, hosted: HostedPartition) -> asyncio.Future[None]:
+        """Done when what a partition holds now is durable."""
+        done: asyncio.Future[None] = self._node.loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        hosted.flush(hosted.partition.log_end_offset, settle)
+        return done
 
     async def _pause(self) -> None:
         """Until something is to be asked again."""

@@ -204,6 +204,23 @@ def test_with_nothing_to_ask_it_sleeps_until_there_is() -> None:
     assert FetcherCore(1).wake_at_ms() == NEVER
 
 
+def test_what_awaits_its_flush_is_named_to_the_shell() -> None:
+    fetcher, logs = made(2)
+    logs[1].awaits_flush = True
+    assert fetcher.unflushed() == [tp(1)], "a tail from before a restart"
+    logs[1].awaits_flush = False
+    assert fetcher.unflushed() == []
+    fetcher.answered(fetcher.next_request(0), answer(data(0)), 0)
+    logs[0].awaits_flush = True
+    assert fetcher.unflushed() == [tp(0)], "what was just appended"
+    logs[0].awaits_flush = False
+    fetcher.failed(fetcher.next_request(0), 0)
+    logs[1].awaits_flush = True
+    assert fetcher.unflushed() == [tp(1)], "everything is asked for again"
+    fetcher.remove(tp(1))
+    assert fetcher.unflushed() == []
+
+
 def test_what_fails_here_backs_off_and_the_others_go_on() -> None:
     fetcher, _ = made(2)
     fetcher.answered(fetcher.next_request(0), answer(data(0)), 0)

@@ -14,8 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import meters
+
+from kept.testing.ports import is_free
+
 HERE = Path(__file__).resolve().parent
-TICKS = os.sysconf("SC_CLK_TCK")
+CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAA"
+JVM_FLAGS = (
+    "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true",
+)  # fmt: skip
 sys.path.insert(0, str(HERE.parent / "tests" / "tools"))
 
 
@@ -35,40 +44,40 @@ class Broker:
         return f"{self.host}:{self.port}"
 
     def cpu_seconds(self) -> float:
-        """CPU of the process and of the children that it has waited for, in seconds."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICKS
-
-    def cpu_seconds_with_workers(self) -> float:
-        """The same with the children that are running now."""
-        total = self.cpu_seconds()
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        for child in children:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
-                total += sum(int(fields[i]) for i in (11, 12)) / TICKS
-        return total
+        """CPU of the process, of the children that it has waited for, and of those it has now."""
+        return meters.cpu_seconds(self.pid)
 
     def resident_bytes(self) -> int:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        return meters.resident_bytes(self.pid)
 
 
-def free_port() -> int:
-    """A port below 32768 that nothing listens on now."""
+def free_port(span: int = 1, also: int = 0) -> int:
+    """The first of ``span`` ports that are free, as are those ``also`` above them if given."""
     for port in range(21000 + os.getpid() % 5000, 32000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        wanted = [port + i + more for i in range(span) for more in {0, also}]
+        if all(map(is_free, wanted)):
             return port
     raise RuntimeError("no free port")
 
 
-def _wait_ready(port: int, process: subprocess.Popen[bytes], limit_s: float) -> None:
+def kafka_server(properties: Path) -> list[str]:
+    """The command of an Apache Kafka node, with the flags of its own start script."""
+    import kafka_dist
+
+    return kafka_dist.command(
+        "kafka.Kafka", str(properties), heap="-Xmx1G", flags=("-Xms1G", *JVM_FLAGS)
+    )
+
+
+def kafka_format(properties: Path) -> list[str]:
+    """The command that formats the directory of an Apache Kafka node."""
+    import kafka_dist
+
+    tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
+    return kafka_dist.command(*tool)
+
+
+def wait_ready(port: int, process: subprocess.Popen[bytes], limit_s: float) -> None:
     """Until an ApiVersions request is answered."""
     request = bytes.fromhex("0000000a 0012 0000 00000001 ffff".replace(" ", ""))
     deadline = time.monotonic() + limit_s
@@ -98,8 +107,6 @@ def kept(**settings: str) -> Iterator[Broker]:
 @contextlib.contextmanager
 def kafka(**settings: str) -> Iterator[Broker]:
     """One Apache Kafka node (broker and controller) on an empty directory, formatted beforehand."""
-    import kafka_dist
-
     with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:
         port = free_port()
         properties = {
@@ -116,17 +123,8 @@ def kafka(**settings: str) -> Iterator[Broker]:
         }
         path = Path(folder) / "server.properties"
         path.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
-        tool = [
-            "kafka.tools.StorageTool",
-            "format",
-            "-t",
-            "AAAAAAAAQACAAAAAAAAAAA",
-            "-c",
-            str(path),
-        ]
-        subprocess.run(kafka_dist.command(*tool), check=True, stdout=subprocess.DEVNULL)
-        command = kafka_dist.command("kafka.Kafka", str(path))
-        yield from _run("kafka", command, port, Path(folder) / "data")
+        subprocess.run(kafka_format(path), check=True, stdout=subprocess.DEVNULL)
+        yield from _run("kafka", kafka_server(path), port, Path(folder) / "data")
 
 
 def _run(name: str, command: list[str], port: int, log_dir: Path) -> Iterator[Broker]:
@@ -137,7 +135,7 @@ def _run(name: str, command: list[str], port: int, log_dir: Path) -> Iterator[Br
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_ready(port, process, 60)
+        wait_ready(port, process, 60)
         yield Broker(name, "127.0.0.1", port, process.pid, time.monotonic() - started, log_dir)
     finally:
         process.send_signal(signal.SIGTERM)

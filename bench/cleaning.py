@@ -94,10 +94,10 @@ def cpu_of_a_pass(broker: Broker, gigabytes: float) -> tuple[float, float]:
     fill(broker, "cleaning", gigabytes * 1e9)
     size = closed_bytes(broker, "cleaning")
     time.sleep(2)  # what producing left to do in the background
-    before, started = broker.cpu_seconds_with_workers(), time.monotonic()
+    before, started = broker.cpu_seconds(), time.monotonic()
     release(broker, "cleaning")
     await_pass(broker, "cleaning")
-    cpu = broker.cpu_seconds_with_workers() - before
+    cpu = broker.cpu_seconds() - before
     return cpu / (size / 1e9), time.monotonic() - started
 
 

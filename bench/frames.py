@@ -23,12 +23,12 @@ def batch(size_bytes: int, record_bytes: int, codec: Codec, now_ms: int, seed: i
     return build_batch(records, codec=codec)
 
 
-def produce(topic: str, data: bytes, acks: int = 1) -> bytes:
-    """A Produce v7 request of one batch to partition 0."""
+def produce(topic: str, data: bytes, acks: int = 1, partition: int = 0) -> bytes:
+    """A Produce v7 request of one batch to one partition."""
     name = topic.encode()
     body = struct.pack(">hhi", -1, acks, 30_000)
     body += struct.pack(">i", 1) + struct.pack(">h", len(name)) + name
-    body += struct.pack(">iii", 1, 0, len(data)) + data
+    body += struct.pack(">iii", 1, partition, len(data)) + data
     return _frame(0, 7, body)
 
 

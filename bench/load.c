@@ -6,8 +6,8 @@
  *
  * FRAME is a file with one whole request (length prefix included), sent again and again: a Produce without
  * sequence numbers, or a Fetch v4 of one partition whose fetch offset (int64) is at byte OFFSET_AT of the
- * file. Prints one JSON object. Exits 1 with a line on stderr when the broker closes a connection, or a
- * fetch answers an error.
+ * file. Prints one JSON object. Exits 1 with a line on stderr when the broker closes a connection, or
+ * answers an error.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,6 +23,7 @@
 
 #define MAX_CONNECTIONS 64
 #define RECEIVE_BYTES (24u << 20)
+#define PREFIX_BYTES 128          /* of each produce answer, enough for the error code of its partition */
 
 static void die(const char *what) {
     fprintf(stderr, "load: %s: %s\n", what, errno ? strerror(errno) : "protocol");
@@ -74,18 +75,32 @@ typedef struct {
     size_t out_at;            /* bytes of the current frame already written */
     uint8_t head[4];          /* length prefix of the answer being read */
     size_t head_at, body_left;
+    uint8_t prefix[PREFIX_BYTES]; /* the first bytes of its body */
+    size_t prefix_at;
 } conn;
 
-/* Count whole answers in what arrived, without keeping their bodies. */
+/* A Produce answer before v9, of one topic and one partition: give up when it is an error. */
+static void check_produced(const uint8_t *p, size_t n) {
+    size_t at = 4 + 4;                          /* correlation id, topics */
+    if (at + 2 <= n) at += 2 + (p[at] << 8 | p[at + 1]) + 4 + 4; /* name, partitions, index */
+    if (at + 2 > n) { errno = 0; die("an answer that is not to a Produce of one partition"); }
+    int code = (int16_t)(p[at] << 8 | p[at + 1]);
+    if (code) { fprintf(stderr, "load: error code %d\n", code); exit(1); }
+}
+
+/* Count whole answers in what arrived, keeping no more of each than its error code needs. */
 static void count_answers(conn *c, const uint8_t *p, size_t n) {
     while (n) {
         if (c->body_left) {
             size_t k = n < c->body_left ? n : c->body_left;
+            size_t room = PREFIX_BYTES - c->prefix_at, kept = k < room ? k : room;
+            memcpy(c->prefix + c->prefix_at, p, kept);
+            c->prefix_at += kept;
             c->body_left -= k, p += k, n -= k;
-            if (!c->body_left) c->answered++;
+            if (!c->body_left) check_produced(c->prefix, c->prefix_at), c->answered++;
         } else {
             c->head[c->head_at++] = *p++, n--;
-            if (c->head_at == 4) c->head_at = 0, c->body_left = be32(c->head);
+            if (c->head_at == 4) c->head_at = c->prefix_at = 0, c->body_left = be32(c->head);
         }
     }
 }
@@ -170,7 +185,9 @@ static void do_pace(const char *host, int port, double rate, long requests) {
         write_whole(fd, frame, frame_bytes);
         read_whole(fd, in, 4);
         if (be32(in) > sizeof in) die("answer too large");
-        read_whole(fd, in, be32(in));
+        size_t n = be32(in);
+        read_whole(fd, in, n);
+        check_produced(in, n);
         took[i] = now() - due; /* from when it was due: a stall counts for all that it delayed */
     }
     qsort(took, requests, sizeof *took, by_size);

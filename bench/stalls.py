@@ -201,7 +201,7 @@ def run(options):
         environment = {**os.environ, **({"STALLS_NICED": "1"} if options.niced else {})}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         try:
-            brokers._wait_ready(port, process, 60)
+            brokers.wait_ready(port, process, 60)
             broker = brokers.Broker(
                 "kept", "127.0.0.1", port, process.pid, 0.0, Path(folder) / "data" / "log"
             )

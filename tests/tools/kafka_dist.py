@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from pathlib import Path
 
 VERSION = os.environ.get("KAFKA_VERSION", "4.3.0")
@@ -37,6 +38,8 @@ LOGGING = """Configuration:
   Loggers: {Root: {level: "${sys:kafka.log.level:-WARN}", AppenderRef: [{ref: STDOUT}]}}
 """
 HEAP = "-Xmx512m"
+QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For tests: a tool starts sooner with the simple compiler, and is slower once it runs."""
 STOP_SECONDS = 30
 START_SECONDS = 60
 
@@ -71,11 +74,14 @@ def install() -> Path:
     return target
 
 
-def command(class_name: str, *args: str, level: str = "WARN", heap: str = HEAP) -> list[str]:
+def command(
+    class_name: str, *args: str, level: str = "WARN", heap: str = HEAP,
+    flags: Sequence[str] = QUICK_START,
+) -> list[str]:  # fmt: skip
     """The java command line for a main class."""
     target = install()
     return [
-        "java", heap, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        "java", heap, *flags,
         f"-Dlog4j2.configurationFile={target}/log4j2.yaml", f"-Dkafka.log.level={level}",
         "-cp", f"{target}/libs/*", class_name, *args,
     ]  # fmt: skip

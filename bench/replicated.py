@@ -1,0 +1,162 @@
+"""Three nodes: what acks=all costs over all of them, how soon it answers, memory, start.
+
+One partition with three replicas, two of them wanted in sync; its leader is not the active
+controller. Each connection keeps five requests in flight. CPU is that of the three processes and
+their children (user and system), less what they use when nothing is asked of them. Every figure is
+the median of three measurements after a warm-up.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import frames
+from rig import GB, Bench
+from trios import NODES, Trio
+
+from kept.storage.types import Codec
+
+SIZES = (16_384, 65_536, 1_040_000)
+CONNECTIONS = (1, 4, 16)
+IN_FLIGHT = 5
+REPEATS = 3
+WARM_S = 8.0
+MEASURE_S = 2.0
+IDLE_S = 5.0
+LEAST_REQUESTS = 160
+CELL_BYTES = 0.6e9
+"""No more than so much in one measurement: three copies go to one disk."""
+LATENCY_RATE = 500
+LATENCY_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One measurement: CPU seconds per GB of requests by role, and megabytes a second."""
+
+    leader: float
+    followers: float
+    rate: float
+
+    @property
+    def total(self) -> float:
+        return self.leader + self.followers
+
+
+class Load:
+    """acks=all against one partition of one cluster."""
+
+    def __init__(self, bench: Bench, trio: Trio) -> None:
+        self.bench, self.trio = bench, trio
+        self.idle = [0.0] * NODES
+
+    def measure_idle(self) -> None:
+        """CPU a second of each node when nothing is asked of it."""
+        before, started = self.trio.cpu_seconds(), time.monotonic()
+        time.sleep(IDLE_S)
+        took = time.monotonic() - started
+        self.idle = [(b - a) / took for a, b in zip(before, self.trio.cpu_seconds(), strict=True)]
+
+    def place(self, topic: str) -> tuple[int, int]:
+        """A new topic's (partition, leader) whose leader is not the controller."""
+        self.trio.create_topic(topic, max_message_bytes="4000000")
+        controller = self.trio.controller()
+        return self.trio.partition_led_by(topic, lambda node: node != controller)
+
+    def send(self, leader: int, frame: bytes, connections: int, count: int) -> dict[str, float]:
+        """So many requests, to the leader."""
+        port = self.trio.nodes.port(leader)
+        return self.bench.run_load("send", port, frame, connections, IN_FLIGHT, count)
+
+    def cost(self, leader: int, frame: bytes, connections: int, count: int) -> Cost:
+        """What so many requests cost."""
+        before = self.trio.cpu_seconds()
+        got = self.send(leader, frame, connections, count)
+        after = self.trio.cpu_seconds()
+        spent = [
+            (b - a - idle * got["seconds"]) / (got["bytes"] / GB)
+            for a, b, idle in zip(before, after, self.idle, strict=True)
+        ]
+        return Cost(spent[leader], sum(spent) - spent[leader], got["bytes"] / got["seconds"] / 1e6)
+
+    def count_for(self, leader: int, frame: bytes, connections: int, seconds: float) -> int:
+        """Requests for about so long, by a short trial that also warms up."""
+        trial = max(LEAST_REQUESTS, 4 * connections * IN_FLIGHT)
+        while True:
+            got = self.send(leader, frame, connections, trial)
+            if got["seconds"] >= seconds / 4 or got["bytes"] >= CELL_BYTES / 2:
+                break
+            trial *= 2
+        most = min(got["requests"] / got["seconds"] * seconds, CELL_BYTES / len(frame))
+        return max(LEAST_REQUESTS, int(most))
+
+
+def _frame(topic: str, partition: int, size: int) -> bytes:
+    data = frames.batch(size, 1000, Codec.NONE, int(time.time() * 1000))
+    return frames.produce(topic, data, acks=-1, partition=partition)
+
+
+def _kib(size: int) -> str:
+    return "1 MB" if size > 1_000_000 else f"{size // 1024} KiB"
+
+
+def throughput(bench: Bench, trio: Trio) -> None:
+    """Every batch size on every number of connections."""
+    load = Load(bench, trio)
+    load.measure_idle()
+    bench.add("cluster", "CPU when idle, three nodes", trio.name, "CPU-ms/s", 1e3 * sum(load.idle))
+    partition, leader = load.place("warm")
+    frame = _frame("warm", partition, SIZES[0])
+    count = load.count_for(leader, frame, 4, WARM_S * bench.scale)
+    load.send(leader, frame, 4, count)
+    trio.delete_topic("warm")
+    for size in SIZES:
+        topic = f"all-{size}"
+        partition, leader = load.place(topic)
+        frame = _frame(topic, partition, size)
+        for connections in CONNECTIONS:
+            count = load.count_for(leader, frame, connections, MEASURE_S * bench.scale)
+            costs = [load.cost(leader, frame, connections, count) for _ in range(REPEATS)]
+            middle = sorted(costs, key=lambda cost: cost.total)[REPEATS // 2]
+            name = f"acks=all {_kib(size)}, {connections} conn."
+            bench.add("cluster", name, trio.name, "CPU-s/GB", middle.total)
+            bench.add("cluster", f"{name}, leader", trio.name, "CPU-s/GB", middle.leader)
+            bench.add("cluster", f"{name}, two followers", trio.name, "CPU-s/GB", middle.followers)
+            rate = statistics.median(cost.rate for cost in costs)
+            bench.add("cluster", name, trio.name, "MB/s", rate)
+        trio.delete_topic(topic)
+
+
+def latency(bench: Bench, trio: Trio) -> None:
+    """1 KiB, acks=all, 500 requests a second on one connection."""
+    load = Load(bench, trio)
+    partition, leader = load.place("paced")
+    frame = _frame("paced", partition, LATENCY_BATCH)
+    port = trio.nodes.port(leader)
+    bench.run_load("pace", port, frame, LATENCY_RATE, 2500)
+    count = max(1500, int(4000 * bench.scale))
+    got = [bench.run_load("pace", port, frame, LATENCY_RATE, count) for _ in range(REPEATS)]
+    for quantile in ("p50_ms", "p99_ms", "p999_ms"):
+        value = statistics.median(one[quantile] for one in got)
+        name = f"acks=all latency {quantile[:-3]}, {LATENCY_RATE}/s"
+        bench.add("cluster", name, trio.name, "ms", value)
+    trio.delete_topic("paced")
+
+
+def memory(bench: Bench, trio: Trio, when: str) -> None:
+    """RSS and PSS of a node: the mean of the three."""
+    for kind, values in zip(("RSS", "PSS"), trio.memory(), strict=True):
+        name = f"memory of a node of three, {when}, {kind}"
+        bench.add("cluster", name, trio.name, "MB", statistics.mean(values) / 1e6)
+
+
+def cluster(bench: Bench, trio: Trio) -> None:
+    """The section."""
+    bench.add("cluster", "three nodes ready", trio.name, "s", trio.ready_seconds)
+    time.sleep(2)
+    memory(bench, trio, "idle")
+    throughput(bench, trio)
+    latency(bench, trio)
+    memory(bench, trio, "loaded")

@@ -245,11 +245,17 @@ class Sessions:
     ) -> tuple[HeartbeatAnswer, list[Effect]]:
         """A broker is alive. ``wants_fence``: its logs are not open yet.
 
-        Raises NotController, BrokerIdNotRegistered, StaleBrokerEpoch.
+        Raises NotController (also when the broker is ahead: its image may show a registration that
+        is committed and not applied here yet), BrokerIdNotRegistered, StaleBrokerEpoch.
         """
         if not self.active:
             raise NotController("this node does not lead the controllers")
         self._awake(now_ms)
+        if broker_epoch > self.image.index:
+            raise NotController(
+                f"broker {broker_id} was registered by entry {broker_epoch}, this node is at "
+                f"{self.image.index}"
+            )
         session = self._sessions.get(broker_id)
         if session is None:
             raise BrokerIdNotRegistered(f"Broker ID {broker_id} is not currently registered")

@@ -219,6 +219,14 @@ def test_heartbeats_of_the_wrong_process() -> None:
         c.sessions.heartbeat(9, 1, 5, False, c.now_ms)
 
 
+def test_a_broker_may_know_of_its_registration_before_the_controller_has_applied_it() -> None:
+    c = Controller()
+    with pytest.raises(NotController):
+        c.sessions.heartbeat(1, c.image.index + 1, c.image.index + 1, False, c.now_ms)
+    with pytest.raises(NotController):
+        c.sessions.heartbeat(9, c.image.index + 1, c.image.index + 1, False, c.now_ms)
+
+
 def test_unfenced_when_caught_up_and_ready() -> None:
     c = Controller()
     c.register(4)

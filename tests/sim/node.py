@@ -28,6 +28,7 @@ from tests.sim.machine import Exited, Machine
 from tests.sim.network import NO_ANSWER, REFUSED
 from tests.sim.raft_cluster import RaftApp
 from tests.sim.replicas import UPKEEP_MS, Replicas, Reply
+from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.cluster import ClusterHistory
@@ -359,4 +360,6 @@ class SimNode(RaftApp):
         if not effect.failed:
             self.replicas.close()
             self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
+        else:
+            raise Violation("exit", f"{self.machine.name} gives up: {effect.reason}")
         raise Exited(effect.reason)

@@ -69,6 +69,10 @@ SNAPSHOT_AFTER_BYTES: Final = 4 * 1024 * 1024
 """A log larger than this, and than the last snapshot, is replaced by a snapshot: it bounds the disk
 and the time of a start, and writes at most twice what was proposed."""
 
+SNAPSHOT_RETRIES: Final = 16
+"""A snapshot that failed is tried again when the log has grown by one such part of the limit: a
+full disk is not written to without end."""
+
 Applied = tuple[Image, Delta, int]
 """The image after an entry, what the entry changed, its index."""
 
@@ -123,6 +127,7 @@ class MetadataMember:
         self.last_snapshot_error: str | None = None
         self._files = files
         self._snapshot_after_bytes = snapshot_after_bytes
+        self._snapshot_again_bytes = 0  # the log's size at which one that failed is tried again
         self._expected_cluster = cluster_id
         self._new_cluster = cluster_id or _new_id(random)
         self._listed = listed
@@ -373,6 +378,7 @@ class MetadataMember:
         files = self._files
         return (
             files.wal.size_bytes > max(self._snapshot_after_bytes, files.snapshot_bytes)
+            and files.wal.size_bytes >= self._snapshot_again_bytes
             and files.wal.base_index < self.image.index
             and self.image.index <= self.core.committed_to
         )
@@ -394,6 +400,8 @@ class MetadataMember:
         self._lose_replaced()
         if work.snapshot is not None:
             self.last_snapshot_error = work.snapshot_error
+            grown = self._files.wal.size_bytes + self._snapshot_after_bytes // SNAPSHOT_RETRIES
+            self._snapshot_again_bytes = 0 if work.snapshot_error is None else grown
             if work.snapshot_error is None:
                 self.core.compact(self._compact_to)
                 self._compact_to = work.snapshot[0].index

@@ -1,24 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from kept.cluster.dump import dump_metadata, is_metadata_file
+from kept.cluster.image import Image
 from kept.cluster.member import MetadataMember
-from kept.cluster.quorum import Quorum
-from kept.cluster.records import ClusterRecord, ConfigRecord
+from kept.cluster.records import ClusterRecord, ConfigRecord, encode_batch
+from kept.cluster.snapshot import write_snapshot
+from kept.cluster.wal import Entry, HardState, WriteAheadLog, write_hard_state
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
 
 
 @pytest.fixture
 def directory(tmp_path) -> str:
-    """Two entries in the log, or a snapshot of them when it is asked for."""
-    quorum = Quorum.open(str(tmp_path), Disk(), node_id=4, directory_id=UUID(int=1))
-    quorum.propose([ClusterRecord("abc")])
-    quorum.propose([ConfigRecord(4, "", "k", "v")])
-    return str(tmp_path)
+    """Two entries in the log, as a lone node of 0.1.0 left it."""
+    path, disk = str(tmp_path), Disk()
+    write_hard_state(disk, path, HardState(1, 4, UUID(int=1)))
+    batches = [[ClusterRecord("abc")], [ConfigRecord(4, "", "k", "v")]]
+    entries = [Entry(1, n + 1, encode_batch(batch)) for n, batch in enumerate(batches)]
+    WriteAheadLog.open(path, disk).append(entries)
+    return path
 
 
 def test_the_log(directory) -> None:
@@ -42,15 +47,15 @@ def test_a_torn_tail_is_shown_and_left(directory, tmp_path) -> None:
 
 
 def test_an_empty_log(tmp_path) -> None:
-    Quorum.open(str(tmp_path), Disk())
+    WriteAheadLog.open(str(tmp_path), Disk())
     assert list(dump_metadata(str(tmp_path / "metadata.wal"))) == [
         "log after entry 0 of term 0, 32 bytes"
     ]
 
 
 def test_a_snapshot(directory) -> None:
-    quorum = Quorum.open(directory, Disk(), snapshot_after_bytes=10)
-    quorum.propose([ConfigRecord(4, "", "k", None)])
+    image, _ = Image().apply([ClusterRecord("abc")])
+    write_snapshot(Disk(), directory, replace(image, index=3), 2)
     (name,) = [name for name in Disk().listdir(directory) if name.startswith("snapshot")]
     assert list(dump_metadata(f"{directory}/{name}")) == [
         "snapshot up to entry 3 of term 2",

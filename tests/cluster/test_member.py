@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kept.cluster.image import Image
 from kept.cluster.member import MetadataMember, Outcome
-from kept.cluster.quorum import Quorum
 from kept.cluster.raft.formation import Formation
 from kept.cluster.raft.messages import LeaderHint, Message
 from kept.cluster.raft.ready import RaftSettings, Role
@@ -31,9 +30,12 @@ from kept.cluster.wal import (
     IDENTITY_NAME,
     WAL_NAME,
     Entry,
+    HardState,
     WriteAheadLog,
+    make_directory,
     read_hard_state,
     read_identity,
+    write_hard_state,
 )
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -164,6 +166,15 @@ def test_a_lone_node_leads_when_it_is_open(disk) -> None:
     assert member.work() is None
 
 
+def test_each_opening_is_a_new_term_and_the_vote_is_durable(disk) -> None:
+    for expected in (1, 2, 3):
+        member = open_member(disk, 5)
+        assert member.term == expected
+        for seed in range(5):
+            state = read_hard_state(disk.after_power_loss(seed), DIR)
+            assert (state.term, state.vote, state.vote_directory) == (expected, 5, UUID(int=105))
+
+
 def test_a_proposal_of_a_lone_node_is_one_work(disk) -> None:
     member = open_member(disk)
     index = member.propose(setting(0))
@@ -223,10 +234,11 @@ def test_what_contradicts_the_image_is_not_written(disk) -> None:
 
 def test_the_metadata_of_0_1_0_goes_on(disk) -> None:
     """Without voters, identity, or an entry of the last term."""
-    old = Quorum.open(DIR, disk, node_id=0)
-    old.propose([ClusterRecord("a-cluster-of-old-times")])
-    old.propose(setting(0))
-    disk.unlink(f"{DIR}/{IDENTITY_NAME}") if disk.exists(f"{DIR}/{IDENTITY_NAME}") else None
+    make_directory(disk, DIR)
+    write_hard_state(disk, DIR, HardState(1, 0, UUID(int=7)))
+    batches = [[ClusterRecord("a-cluster-of-old-times")], setting(0)]
+    entries = [Entry(1, n + 1, encode_batch(batch)) for n, batch in enumerate(batches)]
+    WriteAheadLog.open(DIR, disk).append(entries)
     member = open_member(disk, 0, listed(0, 1, 2))
     assert member.controller_ready and settings_in(member.image) == 1
     assert member.cluster_id == "a-cluster-of-old-times"
@@ -628,6 +640,14 @@ def test_an_entry_of_a_newer_kept_is_refused(disk) -> None:
         [Entry(member.term, member.last_index + 1, b"\0\0\0\1\0\0\0\2\xc8\0")]
     )
     with pytest.raises(DirectoryRefused, match="metadata record of type 200"):
+        open_member(disk)
+
+
+def test_an_entry_that_is_no_batch_is_damage(disk) -> None:
+    member = open_member(disk)
+    index = member.last_index + 1
+    WriteAheadLog.open(DIR, disk).append([Entry(member.term, index, b"\0\0\0\1")])
+    with pytest.raises(DamagedData, match=f"entry {index}"):
         open_member(disk)
 
 

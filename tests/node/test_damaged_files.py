@@ -10,11 +10,13 @@ import fnmatch
 import os
 import shutil
 from pathlib import Path
+from random import Random
+from uuid import UUID
 
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.cluster.quorum import Quorum
+from kept.cluster.member import MetadataMember
 from kept.cluster.snapshot import write_snapshot
 from kept.node import api
 from kept.node.config import NodeConfig
@@ -140,8 +142,10 @@ def written(tmp_path_factory):
     for name in ("stopped", "killed"):
         # What a node alone does not write yet, or only after 4 MiB.
         meta = str(root / name / "meta")
-        quorum = Quorum.open(meta, Disk({}))
-        write_snapshot(Disk({}), meta, quorum.image, quorum.term)
+        member = MetadataMember.open(
+            meta, Disk({}), node_id=0, directory_id=UUID(int=1), random=Random(1).randrange
+        )
+        write_snapshot(Disk({}), meta, member.image, member.term)
         entry = txn_index.AbortedTxn(99, 20, 24, 25)
         log = sorted((root / name / "log" / "plain-0").glob("*.log"))[1]
         log.with_suffix(".txnindex").write_bytes(txn_index.encode([entry]))

@@ -7,13 +7,13 @@ The shell of :class:`kept.cluster.lifecycle.BrokerLifecycle`: time, calls to the
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster import lifecycle
 from kept.cluster.brokers import Registration
 from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog
 from kept.cluster.lifecycle import BrokerLifecycle, State
+from kept.node.clock import monotonic_ms
 from kept.node.cluster_settings import lifecycle_settings
 from kept.node.logging import log
 from kept.node.peers.calls import HeartbeatRequest, RegisterRequest
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 TICKS_PER_STALL: Final = 8
 CALL_S: Final = 2.0
-
-
-def monotonic_ms() -> int:
-    """The clock of sessions and lifecycles."""
-    return int(time.monotonic() * 1000)
 
 
 class Brokering:

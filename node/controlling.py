@@ -18,7 +18,7 @@ from kept.cluster.election import AlterIsr, UncleanAllowed
 from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord, ResourceType
 from kept.cluster.sessions import Decide, Effect, Probe, Sessions
-from kept.node.brokering import monotonic_ms
+from kept.node.clock import monotonic_ms
 from kept.node.cluster_settings import session_settings
 from kept.node.logging import log
 from kept.node.peers import calls

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.records import NO_LEADER
+from kept.node.clock import monotonic_ms
 from kept.node.logging import log
 from kept.replication.events import BrokersChanged, ProposeIsr
 from kept.replication.reports import CommittedLost, Truncated
@@ -51,7 +52,7 @@ class Roles:
             record.partition_epoch,
             record.isr,
             record.replicas,
-            self._node.now_ms(),
+            monotonic_ms(),
         )
         if len(record.replicas) > 1:
             partition.step(self._brokers(self._node.image))
@@ -80,7 +81,7 @@ class Roles:
             record.partition_epoch,
             record.isr,
             record.replicas,
-            self._node.now_ms(),
+            monotonic_ms(),
         )
         if record.leader == NO_LEADER:
             self._stop_following(hosted)
@@ -114,6 +115,7 @@ class Roles:
                 self.take(hosted, record)
             if not first:
                 hosted.partition.resume()
+        self._node.groups.roles_taken(image)
 
     def suspend(self) -> None:
         """Serve nobody until :meth:`resume`."""

@@ -13,6 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.clock import monotonic_ms
 from kept.node.logging import log
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import KeptError, MachineError
@@ -57,6 +58,8 @@ class Timers:
         self._every(recovery_ms, "recovery points", self.checkpoint_recovery_points)
         start_ms = config.log_flush_start_offset_checkpoint_interval_ms
         self._every(start_ms, "log starts", self.checkpoint_log_starts)
+        lag_ms = config.replica_lag_time_max_ms // 2
+        self._every(lag_ms, "lagging replicas", self.expel_lagging)
         self._every(config.log_retention_check_interval_ms, "retention", self.retention)
         self._every(ROLL_TICK_MS, "roll", self.roll_idle)
         self._every(FLUSH_TICK_MS, "flush", self.flush_due)
@@ -158,6 +161,11 @@ class Timers:
             log.exception("checkpoint failed", error, path=directory.name)
 
     # Logs.
+
+    def expel_lagging(self) -> Iterator[None]:
+        """Replicas that lag leave the ISR, half of ``replica.lag.time.max.ms`` late at most."""
+        now_ms = monotonic_ms()
+        return self._each(lambda hosted: hosted.partition.tick(now_ms))
 
     def retention(self) -> Iterator[None]:
         """Delete what is too old or too much; only the leader decides (rule 43)."""

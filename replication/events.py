@@ -22,7 +22,10 @@ UNKNOWN_OFFSET: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """This node leads: from the image. The high watermark is what it knew as replica."""
+    """This node leads: from the image. The high watermark is what it knew as replica.
+
+    ``settling``: which manifest it holds will be said by ManifestOffered; nobody may join before.
+    """
 
     leader_epoch: int
     partition_epoch: int
@@ -31,6 +34,7 @@ class Elected:
     log_end_offset: int
     high_watermark: int
     now_ms: int
+    settling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +136,23 @@ class ManifestOffered:
 
 @dataclass(frozen=True, slots=True)
 class ManifestHeld:
-    """A replica acknowledged a manifest in the leader's epoch."""
+    """A replica acknowledged a manifest in the leader's epoch.
+
+    ``broker_epoch``: of the process that said so; it counts for that process only (KIP-903).
+    """
 
     replica_id: int
     identity: Identity
+    broker_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestApplied:
-    """A replica has applied a manifest."""
+    """A replica has applied a manifest; ``broker_epoch`` as in ManifestHeld."""
 
     replica_id: int
     identity: Identity
+    broker_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,9 +206,11 @@ def perform_all(
     work: Work,
     find: Callable[[TopicPartition], FollowingReplica | None],
     now_ms: int,
+    wall_ms: int,
 ) -> int:
     """Do what an answer asks of the partitions; returns bytes appended.
 
+    ``now_ms`` is the fetcher's clock, ``wall_ms`` the time of day, which is a log's clock.
     What fails is told to the fetcher, and the partition's further effects are dropped; the others
     go on.
     """
@@ -219,7 +221,7 @@ def perform_all(
             continue
         try:
             for effect in effects:
-                appended += replica.perform(effect, now_ms)
+                appended += replica.perform(effect, wall_ms)
         except KeptError as error:
             logger.warning("%s: fetched in vain: %s", tp, error)
             fetcher.effect_failed(tp, error, now_ms)

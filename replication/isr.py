@@ -81,7 +81,7 @@ class IsrReplica(Replica):
             core.leader_epoch,
             core.partition_epoch,
             tuple(zip(pending, core.pending_epochs, strict=True)),
-            core.offered == core.published,
+            core.all_published,
         )
 
     def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:

@@ -116,6 +116,7 @@ class LeaderCore:
     broker_epochs: dict[int, int] = field(default_factory=dict)
     offered: Identity = None
     published: Identity = None
+    settling: bool = False
     _offered_ms: int = 0
     _now_ms: int = 0
     _refused_until_ms: int = 0
@@ -184,6 +185,7 @@ class LeaderCore:
         self.log_end_offset = event.log_end_offset
         self.pending_isr = None
         self.offered = self.published = None
+        self.settling = event.settling
         self._now_ms = event.now_ms
         self.followers = {}
         self._members(event.replicas, event.isr)
@@ -224,6 +226,11 @@ class LeaderCore:
     def below_min_isr(self) -> bool:
         """acks=all is refused and HW stands still."""
         return not self.alone and len(self.isr) < self.effective_min_isr
+
+    @property
+    def all_published(self) -> bool:
+        """Nothing that this leader holds is left to be published in its epoch."""
+        return self.published == self.offered and not self.settling
 
     @property
     def maximal_isr(self) -> frozenset[int]:
@@ -268,7 +275,7 @@ class LeaderCore:
 
     def _may_join(self, replica: int) -> bool:
         """Rules 15 and 30, but for the offsets."""
-        if replica not in self.eligible or self.published != self.offered:
+        if replica not in self.eligible or not self.all_published:
             return False
         follower = self.followers[replica]
         if follower.applied != self.published:
@@ -375,12 +382,13 @@ class LeaderCore:
 
     def _manifest(self, event: ManifestOffered | ManifestHeld | ManifestApplied) -> Effects:
         if isinstance(event, ManifestOffered):
+            self.settling = False
             self.offered, self._offered_ms = event.identity, event.now_ms
             if event.applied:
                 self.published = event.identity
             return self._advance()
         follower = self.followers.get(event.replica_id)
-        if follower is None:
+        if follower is None or event.broker_epoch != follower.broker_epoch:
             return ()
         if isinstance(event, ManifestHeld):
             follower.held = event.identity

@@ -40,6 +40,8 @@ class Follower:
                 raise NotLeaderOrFollower(
                     f"a fetch of broker epoch {broker_epoch} after one of {self.broker_epoch}"
                 )
+            if self.broker_epoch != -1:  # another life: its disk may be another, too
+                self.held = self.applied = None
             self.broker_epoch = broker_epoch
         if log_end_offset >= leader_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)

@@ -129,6 +129,11 @@ class Replica:
         return self.core.leader_epoch
 
     @property
+    def epoch_start_offset(self) -> int:
+        """Where the log ended when this node was elected: all committed before is below."""
+        return self.core.epoch_start_offset
+
+    @property
     def partition_epoch(self) -> int:
         """Version of the ISR that is in force here."""
         return self.core.partition_epoch

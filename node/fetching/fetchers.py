@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from kept.client.aio import NodeConnection
+from kept.node.clock import monotonic_ms
 from kept.node.fetching import codec
 from kept.node.logging import log
 from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings, Work
@@ -137,13 +138,10 @@ class _Stream:
 
     # Work.
 
-    def _now_ms(self) -> int:
-        return self._node.now_ms()
-
     async def _run(self) -> None:
         while True:
             await self._flush()
-            request = self.core.next_request(self._now_ms())
+            request = self.core.next_request(monotonic_ms())
             if request is None:
                 await self._pause()
                 continue
@@ -172,7 +170,7 @@ class _Stream:
             for tp, error in zip(waiting, outcomes, strict=True):
                 if error is not None:
                     failed = KafkaStorageError(f"{tp}: not flushed: {error}")
-                    self.core.effect_failed(tp, failed, self._now_ms())
+                    self.core.effect_failed(tp, failed, monotonic_ms())
 
     def _flushed(self, hosted: HostedPartition) -> asyncio.Future[None]:
         """Done when what a partition holds now is durable."""
@@ -193,7 +191,7 @@ class _Stream:
         """Until something is to be asked again."""
         self._woken.clear()
         wake_at_ms = self.core.wake_at_ms()
-        delay = None if wake_at_ms >= NEVER else (wake_at_ms - self._now_ms()) / 1000
+        delay = None if wake_at_ms >= NEVER else (wake_at_ms - monotonic_ms()) / 1000
         if delay is not None and delay <= 0:
             return
         try:
@@ -206,7 +204,7 @@ class _Stream:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self.core.failed(request, self._now_ms())
+        self.core.failed(request, monotonic_ms())
         if not self._complained:
             self._complained = True
             log.warning("leader does not answer", leader=self._leader_id, error=str(error))
@@ -230,12 +228,12 @@ class _Stream:
         connection = await self._connected()
         if isinstance(request, OffsetsRequest):
             answers = await self._offsets(connection, request)
-            return self.core.offsets_answered(request, answers, self._now_ms())
+            return self.core.offsets_answered(request, answers, monotonic_ms())
         body = codec.encode_request(request, self._node.node_id, self._node.broker_epoch)
         async with asyncio.timeout(request.max_wait_ms / 1000 + self._patience_s):
             frame = await connection.request(codec.API_KEY, codec.VERSION, body)
         answer = codec.decode_response(frame, self._topics)
-        return self.core.answered(request, answer, self._now_ms())
+        return self.core.answered(request, answer, monotonic_ms())
 
     async def _offsets(
         self, connection: NodeConnection, request: OffsetsRequest
@@ -279,4 +277,4 @@ class _Stream:
         return None if hosted is None else hosted.partition
 
     def _perform(self, work: Work) -> None:
-        perform_all(self.core, work, self._find, self._now_ms())
+        perform_all(self.core, work, self._find, monotonic_ms(), self._node.now_ms())

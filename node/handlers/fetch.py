@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
+from kept.node.clock import monotonic_ms
 from kept.node.fetch_sessions import CachedPartition, Key, Session
 from kept.node.handlers.offsets import isolation_level
 from kept.node.handlers.produce import find
@@ -201,7 +202,7 @@ class PendingFetch:
             broker_epoch=self._request.broker_epoch,
             from_follower=self._version >= FROM_FOLLOWERS,
             at_least_one=first,
-            now_ms=self._connection.node.now_ms() if self._request.replica_id >= 0 else 0,
+            now_ms=monotonic_ms() if self._request.replica_id >= 0 else 0,
         )
         return codec.PartitionData(
             wanted.partition,
@@ -276,7 +277,7 @@ def handle(
     session = None
     if version >= codec.SESSIONS:
         uses_ids = version >= codec.TOPIC_IDS
-        error, session = node.fetch_sessions.open(request, uses_ids, node.now_ms())
+        error, session = node.fetch_sessions.open(request, uses_ids, monotonic_ms())
         if error:
             connection.reply(codec.encode(version, correlation_id, error, 0, []))
             return

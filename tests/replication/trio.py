@@ -167,7 +167,7 @@ class Node:
             work = fetcher.offsets_answered(request, answer, now_ms)
         else:
             work = fetcher.answered(request, answer, now_ms)
-        perform_all(fetcher, work, lambda _: self.partition, now_ms)
+        perform_all(fetcher, work, lambda _: self.partition, now_ms, now_ms)
         fetcher.check_invariants()
         self.partition.check_invariants()
 

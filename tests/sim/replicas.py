@@ -255,7 +255,7 @@ class Replicas:
             else:
                 core.failed(request, now)
                 work = ()
-            perform_all(core, work, self.partitions.get, now)
+            perform_all(core, work, self.partitions.get, now, now)
             for tp, _ in work:
                 self.look(tp)
                 self.flush(tp)

@@ -1,0 +1,407 @@
+"""Following the leader's compaction: what one replica knows of manifests, as a state machine.
+
+:meth:`ManifestCore.step` takes an event and returns effects, which the shell performs in order. It
+sits beside :class:`.leader.LeaderCore`, which knows the ISR and says when a manifest is published,
+and :class:`.follower.FollowerCore`, which knows whether the logs agree. Bodies of manifests are the
+shell's; here they are names, compared for equality only.
+
+What holds (SEMANTICS rules 13 to 16, 19, 30); the letters are the counterexamples that each check
+answers, and tests/replication/manifests plays them:
+
+- *Held*: made durable before it is acknowledged; the next pull acknowledges, so there is no message
+  to lose. One store is under way at a time, and an election waits for it: a late one would change
+  what a leader holds behind its back.
+- *Published*: held by confirmed and proposed ISR (C1); the leader core counts. Nobody applies
+  before (C2, C14).
+- *A new leader* finishes what it holds, published or not, before it computes, swaps or admits
+  anybody (C3, C4, C5). If it has applied that already, it counts as published.
+- *A follower* takes whatever the leader of its epoch holds if it differs (C9). It applies what that
+  leader called published in answer to a request sent after a fetch that did not diverge (C11), with
+  log end >= b (C6, C10). That the *request* must say so, and not the time of the answer, matters:
+  only then has everything below b come from a leader that had applied nothing newer.
+- It keeps two: the newest it holds, and the newest told, so that a pending one stops nothing.
+- The high watermark is raised to b before anything is applied (C13).
+- An apply cannot be taken back once a segment is in place; elections and cuts wait for its end.
+- *Unclean*: the leader forgets what it holds and makes a base generation (C15a, b); the mark is the
+  controller's, so that it is made also by one that is elected again (C15c). A cut below the
+  applied b clears the mark. A survivor that is missing: a member stops acknowledging, so that the
+  leader drops it; outside of the ISR the log is cut there and fetched again.
+
+What the shell owes: nothing that a manifest covers is deleted by anything else meanwhile; events in
+the order in which things happened; a :class:`.manifests_events.Cut` before the log is used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kept.replication.events import (
+    CommitKnown,
+    ManifestApplied,
+    ManifestHeld,
+    ManifestOffered,
+)
+from kept.replication.manifests_events import (
+    Applied,
+    Apply,
+    ApplyEnded,
+    BaseMade,
+    CancelApply,
+    ClearApplied,
+    Cut,
+    CutLog,
+    Discard,
+    Effects,
+    Event,
+    Follows,
+    Leads,
+    MakeBase,
+    ManifestRef,
+    PassDone,
+    Published,
+    PullAnswer,
+    Pulled,
+    PullFailed,
+    PullRequest,
+    ReportMissing,
+    Retried,
+    Store,
+    Stored,
+    StoreFailed,
+    Synced,
+    Tell,
+)
+from kept.storage.errors import (
+    FencedLeaderEpoch,
+    InvariantViolation,
+    NotLeaderOrFollower,
+    UnknownLeaderEpoch,
+)
+from kept.storage.types import MAX_INT64
+
+UNCUT: Final = MAX_INT64
+
+
+class Role(Enum):
+    """What the replica is."""
+
+    NONE = "none"
+    FOLLOWER = "follower"
+    LEADER = "leader"
+
+
+@dataclass(slots=True)
+class ManifestCore:
+    """One replica. Fields are read by the shell and moved only by events.
+
+    ``held`` and ``applied`` are durable, and come from the disk at a start. ``told``: what the
+    leader followed called published, to be applied. ``published``: by this leader in this epoch.
+    ``settled``: this leader has offered what it holds. ``cut_to``: lowest end of the log since the
+    apply under way began.
+    """
+
+    node_id: int
+    held: ManifestRef | None = None
+    applied: ManifestRef | None = None
+    role: Role = Role.NONE
+    leader_epoch: int = -1
+    published: ManifestRef | None = None
+    settled: bool = False
+    unclean: bool = False
+    told: ManifestRef | None = None
+    synced: bool = False
+    in_isr: bool = False
+    asked: PullRequest | None = None
+    storing: Store | None = None
+    applying: ManifestRef | None = None
+    making_base: bool = False
+    missing: int | None = None
+    cut_to: int = UNCUT
+    pulls: int = 0
+    _hearing: ManifestRef | None = None
+
+    def step(self, event: Event, now_ms: int) -> Effects:  # noqa: PLR0911 (a table)
+        """Take one event; returns what the shell must do, in order."""
+        match event:
+            case Pulled():
+                return self._pulled(event)
+            case PullFailed():
+                if event.asked == self.asked:
+                    self.asked = None
+                return ()
+            case Stored():
+                return self._stored(event.held, now_ms)
+            case StoreFailed():
+                self.storing = None
+                return self._settle(now_ms)
+            case Synced():
+                return self._synced(event)
+            case Cut():
+                return self._cut(event.log_end_offset)
+            case Published():
+                return self._published(event)
+            case Applied():
+                return self._applied(event.manifest, now_ms)
+            case ApplyEnded():
+                return self._apply_ended(event, now_ms)
+            case PassDone():
+                return self._pass_done(event)
+            case Retried():
+                return self._apply_next()
+            case Leads():
+                return self._leads(event, now_ms)
+            case Follows():
+                return self._follows(event)
+            case BaseMade():
+                return self._base_made(event.manifest, now_ms)
+
+    # Roles.
+
+    def _begin(self, role: Role, leader_epoch: int) -> Effects:
+        """Nothing that was heard in another epoch counts in this one."""
+        if leader_epoch < self.leader_epoch:
+            raise InvariantViolation(f"leader epoch {leader_epoch} after {self.leader_epoch}")
+        self.role, self.leader_epoch = role, leader_epoch
+        self.published = None
+        self.settled = self.making_base = self.unclean = False
+        self.missing = None
+        self._hear_nothing()
+        return () if self.applying is None else (CancelApply(self.applying),)
+
+    def _hear_nothing(self) -> None:
+        self.told = self._hearing = self.asked = None
+        self.synced = False
+
+    def _leads(self, event: Leads, now_ms: int) -> Effects:
+        if self.role is Role.LEADER and event.leader_epoch == self.leader_epoch:
+            return ()
+        effects = self._begin(Role.LEADER, event.leader_epoch)
+        self.unclean = event.unclean
+        return effects + self._settle(now_ms)
+
+    def _follows(self, event: Follows) -> Effects:
+        self.in_isr = event.in_isr
+        if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
+            return self._cut_missing()
+        return self._begin(Role.FOLLOWER, event.leader_epoch)
+
+    # Leader.
+
+    def _settle(self, now_ms: int) -> Effects:
+        """Offer what is held, once it is known what that is."""
+        waits = self.storing is not None or self.applying is not None or self.making_base
+        if self.role is not Role.LEADER or self.settled or waits:
+            return ()
+        if self.unclean and not self._made_in_this_epoch():
+            self.making_base = True
+            self.held = self.applied = None
+            return (MakeBase(self.leader_epoch),)
+        self.settled = True
+        if self.held == self.applied:
+            self.published = self.held
+        return (self._offer(now_ms),)
+
+    def _made_in_this_epoch(self) -> bool:
+        """It led in this epoch before a restart, and made its base then."""
+        held = self.held
+        return held is not None and held == self.applied and held.leader_epoch == self.leader_epoch
+
+    def _base_made(self, base: ManifestRef, now_ms: int) -> Effects:
+        if not self.making_base:
+            return ()
+        self.making_base = False
+        self.held = self.applied = base
+        return (Tell(CommitKnown(base.end_offset)), *self._settle(now_ms))
+
+    def _offer(self, now_ms: int) -> Tell:
+        identity = None if self.held is None else self.held.identity
+        return Tell(ManifestOffered(identity, now_ms, applied=self.held == self.applied))
+
+    @property
+    def may_compute(self) -> bool:
+        """A pass may begin: all that there is was published in this epoch, and is applied here."""
+        idle = self.storing is None and self.applying is None
+        return self.settled and idle and self.held == self.applied == self.published
+
+    def _pass_done(self, event: PassDone) -> Effects:
+        """A pass during which epoch or applied generation changed is thrown away (rule 13)."""
+        same = event.leader_epoch == self.leader_epoch and event.based_on == self.applied
+        if not (same and self.may_compute):
+            return (Discard(event.manifest),)
+        if self.applied is not None and event.manifest.end_offset < self.applied.end_offset:
+            raise InvariantViolation(f"{event.manifest} ends below {self.applied}")
+        self.storing = Store(event.manifest, None)
+        return (self.storing,)
+
+    def _published(self, event: Published) -> Effects:
+        held = self.held
+        if not self.settled or held is None or held.identity != event.identity:
+            return ()
+        self.published = held
+        return self._apply_next()
+
+    def answer(self, request: PullRequest) -> tuple[Effects, PullAnswer]:
+        """Answer a follower, and count what it says.
+
+        Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower (also while it is not
+        known yet what this leader holds).
+        """
+        if request.leader_epoch < self.leader_epoch:
+            raise FencedLeaderEpoch(f"epoch {request.leader_epoch}, now it is {self.leader_epoch}")
+        if request.leader_epoch > self.leader_epoch:
+            raise UnknownLeaderEpoch(f"epoch {request.leader_epoch}, here {self.leader_epoch}")
+        if not self.settled:
+            raise NotLeaderOrFollower("this node does not lead, or not yet")
+        replica, broker_epoch = request.replica_id, request.broker_epoch
+        effects: Effects = ()
+        if request.synced:
+            applied = None if request.applied is None else request.applied.identity
+            effects = (Tell(ManifestApplied(replica, applied, broker_epoch)),)
+        held = None if request.held is None else request.held.identity
+        effects += (Tell(ManifestHeld(replica, held, broker_epoch)),)
+        published = self.published if self._tells(request) else None
+        sent = dict.fromkeys(m for m in (self.held, published) if m and m not in request.has)
+        return effects, PullAnswer(self.held, published, tuple(sent))
+
+    def _tells(self, request: PullRequest) -> bool:
+        published = self.published
+        return (
+            published is not None
+            and request.synced
+            and request.log_end_offset >= published.end_offset
+        )
+
+    # Follower.
+
+    def pull(self, log_end_offset: int, broker_epoch: int = -1) -> PullRequest | None:
+        """What to ask the leader now; None while an answer or a store is outstanding.
+
+        A request that is given up is to be followed by :class:`.manifests_events.PullFailed`.
+        """
+        if self.role is not Role.FOLLOWER or self.asked is not None or self.storing is not None:
+            return None
+        self.pulls += 1
+        has = dict.fromkeys(m for m in (self.held, self.told, self.applied) if m)
+        self.asked = PullRequest(
+            self.node_id, broker_epoch, self.leader_epoch, self.pulls,
+            self.held if self.missing is None else None,
+            self.applied, self.synced, log_end_offset, tuple(has),
+        )  # fmt: skip
+        return self.asked
+
+    def _pulled(self, event: Pulled) -> Effects:
+        """Answers count for the request that is waited for; every change of role voids it."""
+        if event.asked != self.asked:
+            return ()
+        self.asked = None
+        answer = event.answer
+        heard = answer.published if self._counts(event.asked, answer) else None
+        takes = self._takes(answer.held)
+        held = answer.held if takes else self.held
+        if not takes and heard in (None, self.held, self.told, self.applied):
+            self.told = heard
+            return self._apply_next()
+        self.told, self._hearing = None, heard
+        self.storing = Store(held, None if heard in (held, self.applied) else heard)
+        return (self.storing,)
+
+    def _counts(self, asked: PullRequest, answer: PullAnswer) -> bool:
+        published = answer.published
+        return (
+            published is not None
+            and asked.synced
+            and asked.log_end_offset >= published.end_offset
+        )
+
+    def _takes(self, offered: ManifestRef | None) -> bool:
+        return offered != self.held
+
+    def _stored(self, held: ManifestRef | None, now_ms: int) -> Effects:
+        self.storing = None
+        self.held = held
+        if self.settled:
+            return (self._offer(now_ms),)
+        self.told, self._hearing = self._hearing, None
+        return self._settle(now_ms) or self._apply_next()
+
+    def _synced(self, event: Synced) -> Effects:
+        if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
+            if not event.agreed:
+                self._hear_nothing()
+            self.synced = event.agreed
+        return ()
+
+    def _cut(self, log_end_offset: int) -> Effects:
+        self._hear_nothing()
+        if self.missing is not None and log_end_offset <= self.missing:
+            self.missing = None
+        effects: Effects = ()
+        if self.applying is not None:
+            self.cut_to = min(self.cut_to, log_end_offset)
+            effects = (CancelApply(self.applying),)
+        applied = self.applied
+        if applied is not None and log_end_offset < applied.end_offset:
+            self.applied = None
+            effects += (ClearApplied(applied),)
+        return effects
+
+    # Applying.
+
+    def _apply_next(self) -> Effects:
+        """Both roles: apply what is published, if it is not applied."""
+        target = self.published if self.role is Role.LEADER else self.told
+        busy = self.applying is not None or self.storing is not None or self.missing is not None
+        if target is None or target == self.applied or busy:
+            return ()
+        self.applying, self.cut_to = target, UNCUT
+        return (Tell(CommitKnown(target.end_offset)), Apply(target))
+
+    def _applied(self, manifest: ManifestRef, now_ms: int) -> Effects:
+        if manifest != self.applying:
+            raise InvariantViolation(f"{manifest} was applied, not {self.applying}")
+        self.applying = None
+        if self.cut_to < manifest.end_offset:
+            self.applied = None
+            return (ClearApplied(manifest), *self._settle(now_ms))
+        self.applied = manifest
+        return self._settle(now_ms) or self._apply_next()
+
+    def _apply_ended(self, event: ApplyEnded, now_ms: int) -> Effects:
+        self.applying = None
+        if event.missing is None or self.told != event.manifest:
+            return self._settle(now_ms)
+        self.missing = event.missing
+        return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
+
+    def _cut_missing(self) -> Effects:
+        """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""
+        if self.missing is None or self.in_isr:
+            return ()
+        return (CutLog(self.missing),)
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation for a state that must not exist."""
+        leading, following = self.role is Role.LEADER, self.role is Role.FOLLOWER
+        named = (self.held, self.applied)
+        wrong = {
+            "told, but it does not follow": self.told is not None and not following,
+            "told before the logs agreed": self.told is not None and not self.synced,
+            "asks, but it does not follow": self.asked is not None and not following,
+            "asks in another epoch": (
+                self.asked is not None and self.asked.leader_epoch != self.leader_epoch
+            ),
+            "settled without leading": self.settled and not leading,
+            "published before it was offered": self.published is not None and not self.settled,
+            "published what it does not have": (
+                self.published is not None and self.published not in named
+            ),
+            "applies what nobody published": (
+                self.settled and self.applying is not None and self.applying != self.published
+            ),
+            "stores while it settles": self.settled and self.making_base,
+        }
+        broken = [name for name, is_so in wrong.items() if is_so]
+        if broken:
+            raise InvariantViolation(f"{'; '.join(broken)}: {self}")

@@ -1,0 +1,276 @@
+"""Events, effects and messages of :class:`kept.replication.manifests.ManifestCore`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kept.replication.events import (
+    CommitKnown,
+    Identity,
+    ManifestApplied,
+    ManifestHeld,
+    ManifestOffered,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRef:
+    """A manifest by its name. ``end_offset`` is the rules' *b*, ``leader_epoch`` its maker's.
+
+    Two are equal when their identities are: nothing else says which is which, and none is "newer".
+    """
+
+    identity: Identity
+    leader_epoch: int = field(compare=False)
+    end_offset: int = field(compare=False)
+
+
+# Messages between replicas: the bodies travel beside them.
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """A follower asks the leader of ``leader_epoch``, and acknowledges ``held`` with it.
+
+    ``synced``: a fetch in this epoch did not diverge; only then do ``applied`` and what the leader
+    says of publication count. ``log_end_offset``: as it was when this was sent. ``has``: manifests
+    whose bodies need not be sent.
+    """
+
+    replica_id: int
+    broker_epoch: int
+    leader_epoch: int
+    number: int
+    held: ManifestRef | None
+    applied: ManifestRef | None
+    synced: bool
+    log_end_offset: int
+    has: tuple[ManifestRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer:
+    """``held``: the leader's newest; ``published``: its newest published in this epoch.
+
+    ``bodies``: which of the two come with it.
+    """
+
+    held: ManifestRef | None
+    published: ManifestRef | None
+    bodies: tuple[ManifestRef, ...]
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Leads:
+    """This node leads from now on. ``unclean``: the controller's mark of the partition (rule 19).
+
+    Goes with ``Elected(settling=True)`` of the leader core, in the same turn.
+    """
+
+    leader_epoch: int
+    unclean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """The image names another leader, or none, or only another ISR."""
+
+    leader_epoch: int
+    in_isr: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """``FollowerCore.agreed`` after an answer to a fetch in that epoch."""
+
+    leader_epoch: int
+    agreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The log now ends there."""
+
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The leader answered; the bodies named are at hand."""
+
+    asked: PullRequest
+    answer: PullAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """There will be no answer to that request."""
+
+    asked: PullRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """:class:`Store` was done, durably."""
+
+    held: ManifestRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """:class:`Store` was not done: what was held is still held."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone:
+    """A pass made ``manifest``, begun in ``leader_epoch`` when ``based_on`` was applied."""
+
+    manifest: ManifestRef
+    leader_epoch: int
+    based_on: ManifestRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The leader core says so (``ManifestPublished``)."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """All segments of the manifest are in place, and the mark says so, durably."""
+
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyEnded:
+    """Nothing was put into place. ``missing``: a survivor that is not in the log."""
+
+    manifest: ManifestRef
+    missing: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """Try again what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseMade:
+    """The base generation is durable, and counts as applied (rule 19)."""
+
+    manifest: ManifestRef
+
+
+Event = (
+    Leads
+    | Follows
+    | Synced
+    | Cut
+    | Pulled
+    | PullFailed
+    | Stored
+    | StoreFailed
+    | PassDone
+    | Published
+    | Applied
+    | ApplyEnded
+    | Retried
+    | BaseMade
+)
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """To be given to the partition's :class:`kept.replication.leader.LeaderCore` at once."""
+
+    event: ManifestOffered | ManifestHeld | ManifestApplied | CommitKnown
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Make ``held`` durable as what this replica holds, and keep the body of ``told`` beside it.
+
+    Their bodies are in the answer, from a pass, or here already. ``told`` first, then ``held`` by
+    one rename: a crash leaves what was held before or this. :class:`Stored` follows.
+    """
+
+    held: ManifestRef | None
+    told: ManifestRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Throw away the result of a pass."""
+
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Bring the log to this manifest; :class:`Applied` or :class:`ApplyEnded` follows.
+
+    The high watermark, raised by the effect before this one, is checkpointed first (rule 12).
+    """
+
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True)
+class CancelApply:
+    """Stop it if no segment is in place yet, else finish it; the answer is still owed."""
+
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBase:
+    """Forget all manifests; make durable one in which every record below the log end survives,
+    with ``clean_to`` at the log start. :class:`BaseMade` follows.
+    """
+
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearApplied:
+    """The log was cut below the end of ``manifest``: durably, nothing is applied (rule 19)."""
+
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMissing:
+    """A record that the leader has is not here: corruption, or the trace of an unclean election."""
+
+    manifest: ManifestRef
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutLog:
+    """Cut the log there and fetch again; :class:`Cut` follows."""
+
+    offset: int
+
+
+Effect = (
+    Tell
+    | Store
+    | Discard
+    | Apply
+    | CancelApply
+    | MakeBase
+    | ClearApplied
+    | ReportMissing
+    | CutLog
+)
+Effects = tuple[Effect, ...]

@@ -126,6 +126,10 @@ class Membership:
         """Epoch of this node's registration; -1 before it."""
         return -1 if self.brokering is None else self.brokering.broker_epoch
 
+    def may_serve(self) -> bool:
+        """Whether this node may act on what it leads, at this moment."""
+        return self.brokering is not None and self.brokering.may_serve()
+
     # What is heard.
 
     def acted_on(self, image: Image) -> None:

@@ -1,11 +1,17 @@
 """The shell of the group coordinator: one :class:`Shard` per partition of ``__consumer_offsets``.
 
-A shard is loaded when this node leads its partition: the log is read, in slices so that the node
-goes on serving, and meanwhile its groups answer COORDINATOR_LOAD_IN_PROGRESS. Then events go in as
+A shard is loaded when this node leads its partition: it waits until the high watermark has come to
+where the log ended when this node was elected (what an earlier leader acknowledged is below that,
+and may be above the high watermark of a follower), then reads the log, in slices so that the node
+goes on serving; meanwhile its groups answer COORDINATOR_LOAD_IN_PROGRESS. Then events go in as
 requests come, records are appended with acks=all, all those of one turn of the loop with one
 write, and answers leave when the high watermark passes them (and the fsync, where
-``flush.messages`` asks for it). When the partition goes, so does the shard, and whoever waits is
-told NOT_COORDINATOR.
+``flush.messages`` asks for it). When the partition or its leadership goes, so does the shard, and
+whoever waits is told NOT_COORDINATOR; so is whoever asks while this node may not act on what it
+leads (rule 35: it stood still, and others may lead by now).
+
+Kafka reads to the log end at once and answers from what it believes committed, so that for a
+moment after a failover a group may see offsets older than it was told were committed.
 
 Source: Kafka's ``GroupCoordinatorService`` and ``CoordinatorRuntime``.
 """
@@ -30,6 +36,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.image import Delta, Image
     from kept.node.server import Node
+    from kept.replication.partition import Partition
 
 FIND_WAIT_S: Final = 3.0
 """How long FindCoordinator waits for a partition that is being created or read: clients take
@@ -60,6 +67,10 @@ class Coordinator:
         self._shards.clear()
         await asyncio.sleep(0)
 
+    def roles_taken(self, image: Image) -> None:
+        """This node may serve what ``image`` says it leads, perhaps after it could not."""
+        self._follow(image)
+
     def metadata_changed(self, image: Image, delta: Delta) -> None:
         """Load and unload with leadership; forget the offsets of topics that are gone."""
         touched = any(p.topic_partition.topic == GROUP_METADATA_TOPIC for p in delta.partitions)
@@ -86,6 +97,8 @@ class Coordinator:
         for number, record in mine.items():
             hosted = self._node.hosting.hosted.get(TopicPartition(GROUP_METADATA_TOPIC, number))
             if hosted is None or number in self._shards:
+                continue
+            if not _leads(hosted.partition, record.leader_epoch):
                 continue
             shard = Shard(self._node, number, hosted, record.leader_epoch, self.settings())
             self._shards[number] = shard
@@ -122,9 +135,19 @@ class Coordinator:
             raise NotCoordinator(f"this node does not coordinate group {group!r}")
         if shard.failed is not None:
             raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number}: {shard.failed}")
+        if not self._may_act(shard):
+            raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number} may be led by another node")
         if not shard.is_active:
             raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
         return shard
+
+    def _may_act(self, shard: Shard) -> bool:
+        """Whether what a shard knows is still true: asked at every request, since a process that
+        stood still may read one before it notices."""
+        membership = self._node.membership
+        if membership is not None and not membership.may_serve():
+            return False
+        return shard.leads
 
     def submit(self, group: str, make_event: MakeEvent) -> asyncio.Future[Any]:
         """Give an event to a group's core; the future is the result.
@@ -200,6 +223,8 @@ class Coordinator:
         for number, shard in self._shards.items():
             if shard.failed is not None:
                 log.warning("groups of a partition are missing", partition=number, why=shard.failed)
+            elif not self._may_act(shard):
+                continue
             elif not shard.is_active:
                 raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
             else:
@@ -209,3 +234,8 @@ class Coordinator:
     def new_uuid() -> str:
         """Fresh text for a member id."""
         return str(uuid.uuid4())
+
+
+def _leads(partition: Partition, leader_epoch: int) -> bool:
+    """Whether a partition is led here, as the image says, and not about to be."""
+    return partition.is_leader and partition.leader_epoch == leader_epoch

@@ -134,6 +134,12 @@ class GroupCore:
         self._schedule_expiry(now_ms)
         return self._taken()
 
+    def stood_still(self, now_ms: int) -> None:
+        """Nobody could be heard of for a while: the sessions of all members begin anew."""
+        for group in self.groups.values():
+            for member in group.members.values():
+                self.membership.heard_of(group, member, now_ms)
+
     def unload(self) -> list[Effect]:
         """Another node leads the partition now: everybody who waits is sent to look for it."""
         error = ErrorCode.not_coordinator

@@ -20,7 +20,12 @@ from kept.node.groups.core import GroupCore
 from kept.node.groups.loading import load
 from kept.node.groups.records import GROUP_METADATA_TOPIC, GroupRecord
 from kept.node.logging import log
-from kept.storage.errors import KeptError, RequestTimedOut
+from kept.storage.errors import (
+    KeptError,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+)
 from kept.storage.records import build_batch, check
 from kept.storage.types import Codec
 
@@ -34,6 +39,8 @@ PART_BYTES: Final = 256 * 1024
 """Size of the batches over which tombstones are spread that need not be in one."""
 RECORD_OVERHEAD_BYTES: Final = 32
 """More than a record's framing takes."""
+STALL_MS: Final = 1_000
+"""A timer that is later than that is late because this process stood still."""
 
 _TRANSLATED: Final = {
     ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
@@ -87,6 +94,12 @@ class Shard:
         self._gone: list[tuple[str, uuid.UUID]] = []
         """Topics that were deleted while we were loading."""
 
+    @property
+    def leads(self) -> bool:
+        """The partition is led here, in the epoch that this shard was made for."""
+        partition = self._hosted.partition
+        return partition.is_leader and partition.leader_epoch == self.leader_epoch
+
     # Loading.
 
     def load(self, done: Callable[[], None]) -> None:
@@ -103,8 +116,11 @@ class Shard:
         started = self._now_ms()
         partition = self._hosted.partition
         try:
-            await self._committed(partition.log_end_offset)
+            await self._committed(partition.epoch_start_offset)
             count = await load(partition, self.core)
+        except NotLeaderOrFollower as error:
+            self.failed = str(error)
+            return
         except KeptError as error:
             self.failed = str(error)
             log.error("groups not loaded", partition=self._number, error=str(error))
@@ -113,12 +129,16 @@ class Shard:
             self._loaded(count, started)
 
     async def _committed(self, end_offset: int) -> None:
-        """What the last leader acknowledged is committed here once our own epoch is."""
+        """Wait until HW is at ``end_offset``, where the log ended when this node was elected.
+
+        All that earlier leaders acknowledged is below, since an elected leader was in the ISR; HW
+        here may be older than theirs. By how many it is committed now is no matter.
+        """
         done = self._node.loop.create_future()
 
         def settle(error: BaseException | None) -> None:
             if not done.done():
-                if error is None:
+                if error is None or isinstance(error, NotEnoughReplicasAfterAppend):
                     done.set_result(None)
                 else:
                     done.set_exception(error)
@@ -259,9 +279,11 @@ class Shard:
 
         def one_done(error: BaseException | None) -> None:
             nonlocal waits
-            waits -= 1
             if error is not None:
                 self._timed_out(append, error)
+            if error is not None and not isinstance(error, NotEnoughReplicasAfterAppend):
+                return  # nobody knows, and this shard will not be told: it ends
+            waits -= 1
             if waits == 0:
                 self._append_committed(append)
 
@@ -300,11 +322,13 @@ class Shard:
         self._timer = self._node.loop.call_at(deadline_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        self._timer, self._timer_deadline_ms = None, None
+        deadline_ms, self._timer, self._timer_deadline_ms = self._timer_deadline_ms, None, None
         if self._unloaded:
             return
         now_ms = self._now_ms()
         self._sync_clock(now_ms)
+        if deadline_ms is not None and now_ms - deadline_ms > STALL_MS:
+            self.core.stood_still(now_ms)
         self._perform(self.core.tick(now_ms))
 
 

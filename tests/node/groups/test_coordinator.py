@@ -33,6 +33,7 @@ class FakeNode:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.node_id = ME
+        self.membership: Any = None
         self.image = Image()
         names = (
             "group_min_session_timeout_ms", "group_max_session_timeout_ms", "group_max_size",
@@ -51,7 +52,18 @@ class FakeNode:
 
     def apply(self, *records: Any) -> None:
         self.image, delta = self.image.apply(records)
+        for change in delta.partitions:
+            hosted = self.hosting.hosted.get(change.topic_partition)
+            if hosted is not None:
+                self.lead(hosted.partition, change.after)
         self.groups.metadata_changed(self.image, delta)
+
+    def lead(self, partition: FakePartition, record: PartitionRecord) -> None:
+        """As roles do."""
+        partition.leader_epoch = record.leader_epoch
+        if record.leader != ME and partition.is_leader:
+            partition.resign()
+        partition.is_leader = record.leader == ME
 
     def created(self, leader: int = ME) -> list[Any]:
         partitions = [partition_record(number, leader, 0) for number in range(PARTITIONS)]
@@ -159,6 +171,45 @@ async def test_leadership_comes_and_goes() -> None:
     partition.commit()
     node.apply(partition_record(3, ME, 2))
     await result(node.groups.wait_for([group]))
+    assert [g.group for g in node.groups.list_groups((), ())] == [group]
+
+
+@run
+async def test_a_partition_is_not_read_before_it_is_led() -> None:
+    """The image says that we lead, as it did before a restart, and we may not serve yet."""
+    node = FakeNode()
+    node.lead = lambda partition, record: None  # type: ignore[method-assign]
+    partition = node.host(2, await filled(10))
+    partition.is_leader, partition.leader_epoch = False, -1
+    node.apply(*node.created())
+    group = group_in(2)
+    with pytest.raises(CoordinatorLoadInProgress):
+        node.groups.shard(group)
+    partition.is_leader, partition.leader_epoch = True, 0
+    node.groups.roles_taken(node.image)
+    await result(node.groups.wait_for([group]))
+    assert (await result(commit(node, group))).error is ErrorCode.none
+
+
+@run
+async def test_a_node_that_stood_still_answers_for_no_group() -> None:
+    """Others may lead by now, and have taken commits that it knows nothing of."""
+    node = FakeNode()
+    may_serve = True
+    node.membership = SimpleNamespace(may_serve=lambda: may_serve)
+    partition = node.host(2)
+    node.apply(*node.created())
+    group = group_in(2)
+    assert (await result(commit(node, group))).error is ErrorCode.none
+    may_serve = False
+    with pytest.raises(NotCoordinator):
+        node.groups.shard(group)
+    assert node.groups.list_groups((), ()) == []
+    may_serve, partition.is_leader = True, False  # noticed: suspended
+    with pytest.raises(NotCoordinator):
+        node.groups.shard(group)
+    partition.is_leader = True
+    node.groups.roles_taken(node.image)
     assert [g.group for g in node.groups.list_groups((), ())] == [group]
 
 

@@ -331,10 +331,13 @@ class Cluster:
         self._shared = cluster_settings([node.node_port for node in self._nodes])
 
     def _close_all(self) -> None:
-        """Stop all at once; some must lose their quorum in that and may not end by themselves."""
+        """Stop all at once; some must lose their quorum in that and may not end by themselves.
+
+        Where the files go too there is nothing to stop cleanly for.
+        """
         running = [node.process for node in self._nodes if node.process is not None]
         for process in running:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGKILL if self._temporary else signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
         end = time.monotonic() + CLOSE_DEADLINE_S
         for process in running:

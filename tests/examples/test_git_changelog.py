@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -45,9 +47,9 @@ class Repository:
         self.git("commit", "-q", "-m", "change", *arguments)
 
 
-def demo(path: Path, *, status: int = 0) -> subprocess.CompletedProcess[str]:
+def demo(path: Path, *more: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--repo", str(path)],
+        [sys.executable, str(EXAMPLE), "--repo", str(path), *more],
         capture_output=True,
         text=True,
         timeout=100,
@@ -57,6 +59,13 @@ def demo(path: Path, *, status: int = 0) -> subprocess.CompletedProcess[str]:
     assert "Traceback" not in done.stderr
     if status == 0:
         assert done.stdout.splitlines()[-1] == "equal"
+        one_node, _, three_nodes = done.stdout.partition("2. Three nodes")
+        if three_nodes:
+            assert one_node.count("\nequal\n") == (not more)
+            assert "(kill -9 of process" in three_nodes
+            assert "failover gap 0.00 s" not in three_nodes
+            assert "in sync again: node 0, node 1, node 2, all at offset" in three_nodes
+            assert "awaits-manifests" in three_nodes
         assert done.stderr == ""
     return done
 
@@ -113,6 +122,7 @@ def test_a_history_with_everything(repository):
     repository.commit()
 
     said = demo(repository.path).stdout
+    assert "2. Three nodes" in said
     assert "submodules are left out: other, sub" in said
     assert "2 deletions" in said
     assert "shallow" not in said
@@ -126,7 +136,7 @@ def test_a_shallow_clone_is_said_to_be_one(repository):
         repository.commit()
     shallow = repository.path.parent / "shallow"
     repository.git("clone", "-q", "--depth", "3", f"file://{repository.path}", str(shallow))
-    said = demo(shallow).stdout
+    said = demo(shallow, "--part", "1").stdout
     assert "this is a shallow clone" in said
     assert "3 commits" in said
 
@@ -142,7 +152,7 @@ def test_blobs_larger_than_a_message_may_be_by_default(repository):
         repository.write("large", os.urandom(3_000_000 + n))
         repository.write("small", b"%d" % n)
         repository.commit()
-    assert "equal" in demo(repository.path).stdout
+    assert "2. Three nodes" in demo(repository.path).stdout
 
 
 def test_no_commits(repository):
@@ -154,7 +164,7 @@ def test_everything_was_deleted(repository):
     repository.commit()
     repository.git("rm", "-q", "gone")
     repository.git("commit", "-q", "-m", "delete")
-    assert "0 files" in demo(repository.path).stdout
+    assert "0 files" in demo(repository.path, "--part", "2").stdout
 
 
 def test_commits_without_files(repository):
@@ -166,21 +176,57 @@ def test_no_repository(tmp_path):
     assert "not a git repository" in demo(tmp_path, status=2).stderr
 
 
-def test_a_difference_is_found():
-    """The comparison can fail: for a missing, an extra, a changed file and a changed mode."""
-    import importlib.util
+def load_example(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    return importlib.import_module(name)
 
-    spec = importlib.util.spec_from_file_location("git_changelog", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["git_changelog"] = module
-    spec.loader.exec_module(module)
+
+def test_a_difference_is_found(monkeypatch):
+    """The comparison can fail: for a missing, an extra, a changed file and a changed mode."""
     blob = "257cc5642cb1a054f08cc83f2d943e56fd3ebe99"  # git hash-object of "foo\n"
     tree = {b"f": ("100644", blob)}
-    find = module.first_difference
+    find = load_example(monkeypatch, "git_history").first_difference
     assert find({b"f": ("100644", b"foo\n")}, tree, "sha1") is None
     assert "f is in HEAD but not in the topic" in find({}, tree, "sha1")
     assert "in the topic but not in HEAD" in find({b"f": ("100644", b"foo\n")}, {}, "sha1")
     assert f"{blob} in HEAD" in find({b"f": ("100644", b"bar\n")}, tree, "sha1")
     assert "mode 100755" in find({b"f": ("100755", b"foo\n")}, tree, "sha1")
+
+
+LOSES_A_RECORD = """
+import sys
+import git_changelog
+
+read_back = git_changelog.read_back
+
+def less(plan, bootstrap):
+    table, records, tombstones = read_back(plan, bootstrap)
+    if {gone}:
+        del table[b"b"]
+    return table, records - {lost}, tombstones
+
+git_changelog.read_back = less
+git_changelog.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "lost", "said"),
+    [
+        (1, 0, "different: b is in HEAD but not in the topic"),
+        (2, 0, "different: b is in HEAD but not in the topic"),
+        (2, 1, "different: 3 records were acknowledged, the topic has 2"),
+    ],
+)
+def test_the_demo_fails_by_name(repository, part, lost, said):
+    for name in "abc":
+        repository.write(name, b"x")
+    repository.commit()
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES_A_RECORD.format(gone=not lost, lost=lost),
+         "--repo", str(repository.path), "--part", str(part)],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLE.parent)},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr == f"git_changelog: {said}\n"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from kept.replication.events import IsrRefused
+from kept.replication.events import IsrRefused, ProposeIsr
 from kept.replication.replica import Replica
 from kept.storage.errors import (
     FencedLeaderEpoch,
@@ -83,6 +83,14 @@ class IsrReplica(Replica):
             tuple(zip(pending, core.pending_epochs, strict=True)),
             core.all_published,
         )
+
+    def resume(self) -> None:
+        """As for any replica; what was proposed, and not asked for while suspended, is told again."""
+        before, core = self.suspended, self.core
+        super().resume()
+        if before and core.pending_isr is not None and self.alter_isr_request() is not None:
+            proposal = ProposeIsr(core.pending_isr, core.leader_epoch, core.partition_epoch)
+            self._tell(proposal)
 
     def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:
         """The controller's answer to ``asked``; any error that is no decision means "unknown".

@@ -434,5 +434,10 @@ def test_a_replica_of_another_broker_epoch_may_not_join(growing, tools) -> None:
 def test_a_suspended_leader_asks_for_nothing(growing) -> None:
     growing.suspend()
     assert growing.alter_isr_request() is None
+    told: list = []
+    growing._on_effect = told.append
     growing.resume()
     assert growing.alter_isr_request() is not None
+    assert told == [ProposeIsr((0, 1), 1, 4)], "the shell forgot it meanwhile"
+    growing.resume()
+    assert len(told) == 1

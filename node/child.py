@@ -3,7 +3,11 @@
 They are spawned, never forked (FACTS): ``posix_spawn`` shares the parent's memory until the exec,
 so it holds the loop for a fraction of a millisecond however large the node is (a fork copies the
 page tables: 35 ms for a gigabyte). All our descriptors are close-on-exec, so the child has its
-three pipes and nothing else. It is in a session of its own: Ctrl-C is the node's business.
+stdin, stdout and stderr and nothing else. It is in a session of its own: Ctrl-C is the node's
+business.
+
+These are Unix sockets, not pipes: uvloop closes the descriptor of a pipe twice (0.23, libuv once and
+the file object once more), and between the two a thread of the node may have opened a log there.
 
 A child is asked one line and answers in lines of JSON; it ends when its stdin does.
 """
@@ -15,8 +19,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 WORDS_BYTES: Final = 1 << 20
@@ -28,13 +32,15 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """A running process with pipes; :func:`spawn` makes one."""
+    """A running process, its stdin and what it says; :func:`spawn` makes one."""
+
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdout = self.stderr = asyncio.StreamReader()
-        self.stdin: asyncio.WriteTransport
-        self._transports: list[asyncio.BaseTransport] = []
+        self._ends: list[asyncio.StreamWriter] = []
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._watch()
 
@@ -70,10 +76,10 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Until it has ended; its exit code, negative for a signal. Its pipes are closed then."""
+        """Until it has ended; its exit code, negative for a signal. Its sockets are closed then."""
         code = await asyncio.shield(self._ended)
-        for transport in self._transports:
-            transport.close()
+        for end in self._ends:
+            end.close()
         return code
 
     async def converse(
@@ -104,32 +110,28 @@ class Child:
 
 async def spawn(command: Sequence[str], line_bytes: int) -> Child:
     """Start a process; ``line_bytes`` is the longest line that it may say. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    ends = [os.pipe() for _ in range(3)]
-    theirs = [ends[0][0], ends[1][1], ends[2][1]]
-    ours = [ends[0][1], ends[1][0], ends[2][0]]
+    pairs = [socket.socketpair() for _ in range(3)]
     try:
         pid = os.posix_spawn(
             command[0],
             tuple(command),
             os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)],
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), number)
+                for number, (_, theirs) in enumerate(pairs)
+            ],
             setsid=True,
         )
     except BaseException:
-        for fd in ours:
-            os.close(fd)
+        for ours, _ in pairs:
+            ours.close()
         raise
     finally:
-        for fd in theirs:
-            os.close(fd)
+        for _, theirs in pairs:
+            theirs.close()
     child = Child(pid)
-    child.stdout = asyncio.StreamReader(line_bytes)
-    files = [os.fdopen(fd, mode, 0) for fd, mode in zip(ours, ("wb", "rb", "rb"), strict=True)]
-    child.stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, files[0])
-    child._transports.append(child.stdin)
-    for reader, file in ((child.stdout, files[1]), (child.stderr, files[2])):
-        make = partial(asyncio.StreamReaderProtocol, reader)
-        transport, _ = await loop.connect_read_pipe(make, file)
-        child._transports.append(transport)
+    streams = [await asyncio.open_connection(sock=ours, limit=line_bytes) for ours, _ in pairs]
+    child._ends = [writer for _, writer in streams]
+    child.stdin = streams[0][1]
+    child.stdout, child.stderr = streams[1][0], streams[2][0]
     return child

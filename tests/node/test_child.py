@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -85,6 +86,36 @@ def test_nothing_is_left_open_and_nobody_is_left_over(runner):
     before = runner.run(many())
     assert runner.run(many()) == before
     assert children() <= others
+
+
+def test_no_descriptor_of_anybody_else_is_closed(runner):
+    """A second close of one of ours would hit a file that a thread opened in between."""
+    stop, stolen = threading.Event(), []
+
+    def open_and_close():
+        while not stop.is_set():
+            fd = os.open("/dev/null", os.O_RDONLY)
+            try:
+                os.close(fd)
+            except OSError as error:
+                stolen.append(error)
+
+    async def many():
+        for _ in range(60):
+            made = await spawn(("/bin/true",), LINE_BYTES)
+            with contextlib.suppress(ChildFailed):
+                await made.converse("{}", lambda message: None)
+
+    threads = [threading.Thread(target=open_and_close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        runner.run(many())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not stolen
 
 
 @pytest.mark.parametrize("said", ["no json", "x" * (LINE_BYTES + 2)])

@@ -6,7 +6,7 @@ page tables: 35 ms for a gigabyte). All our descriptors are close-on-exec, so th
 stdin, stdout and stderr and nothing else. It is in a session of its own: Ctrl-C is the node's
 business.
 
-These are Unix sockets, not pipes: uvloop closes the descriptor of a pipe twice (0.23, libuv once and
+These are Unix sockets, not pipes: uvloop 0.23 closes the descriptor of a pipe twice (libuv once,
 the file object once more), and between the two a thread of the node may have opened a log there.
 
 A child is asked one line and answers in lines of JSON; it ends when its stdin does.

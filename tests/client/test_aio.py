@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kept.client import aio
-from kept.client.aio import NodeConnection, NodeLink
+from kept.client.aio import NodeConnection
 from kept.storage.errors import NetworkException, RequestTimedOut
-from kept.testing.ports import free_port
 
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -179,56 +178,41 @@ def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     talk(server, client)
 
 
-def test_a_link_connects_again_after_a_break_and_waits_longer_after_each_failure() -> None:
-    async def run() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            sent = await frame(reader)
-            writer.write(response(struct.unpack_from(">i", sent, 4)[0], b"here"))
+def test_an_answer_that_is_late_is_nobodys_and_the_connection_goes_on() -> None:
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await frame(reader)
+        await frame(reader)
+        await frame(reader)
+        writer.write(response(1, b"late") + response(2, b"right"))
+        await reader.read()
+
+    async def client(connection: NodeConnection) -> None:
+        late = connection.request(1, 17, b"", timeout_s=0.02)
+        other = connection.request(1, 17, b"", timeout_s=60.0)
+        with pytest.raises(RequestTimedOut, match="no answer in time"):
+            await late
+        silent = connection.request(1, 17, b"", timeout_s=0.02)
+        assert bytes(await other)[4:] == b"right"
+        with pytest.raises(RequestTimedOut, match="no answer in time"):
+            await silent
+        assert not connection.closed
+
+    talk(server, client)
+
+
+def test_a_buffer_is_as_large_as_responses_are_of_late() -> None:
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for n in range(1, 202):
+            await frame(reader)
+            writer.write(response(n, bytes(3_000_000 if n == 1 else 5_000)))
             await writer.drain()
-            writer.close()
 
-        port: list[int] = []
-        link = NodeLink(lambda: ("127.0.0.1", port[0]) if port else None, "node-1")
-        with pytest.raises(NetworkException, match="address of the node is not known"):
-            await link.request(1, 17, b"", 5.0)
-        assert link.pause_s == aio.BACKOFF_S
-        port.append(free_port())
-        with pytest.raises(NetworkException):
-            await link.request(1, 17, b"", 5.0)
-        assert link.pause_s == 2 * aio.BACKOFF_S
-        listening = await asyncio.start_server(serve, "127.0.0.1", port[0])
-        for _ in range(3):
-            assert bytes(await link.request(1, 17, b"", 5.0))[4:] == b"here"
-            assert link.pause_s == 0
-            await until(lambda: link.closed)
-        link.close()
-        listening.close()
+    async def client(connection: NodeConnection) -> None:
+        first = await connection.request(1, 17, b"")
+        assert memoryview(first.obj).nbytes >= 3_000_000
+        del first
+        for _ in range(200):
+            view = await connection.request(1, 17, b"")
+        assert memoryview(view.obj).nbytes == aio.BUFFER_BYTES
 
-    asyncio.run(run())
-
-
-def test_a_link_gives_up_at_the_deadline() -> None:
-    async def run() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-            ended.set()
-
-        ended = asyncio.Event()
-        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listening.sockets[0].getsockname()[1]
-        link = NodeLink(lambda: ("127.0.0.1", port), "node-1")
-        with pytest.raises(RequestTimedOut, match=r"no answer within 0\.05 s"):
-            await link.request(1, 17, b"", 0.05)
-        link.close()
-        await ended.wait()
-        listening.close()
-        await listening.wait_closed()
-
-    asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
+    talk(server, client)

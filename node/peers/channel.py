@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 BACKOFF_S: Final = 0.02
 """Before the second attempt; doubled up to the maximum, and multiplied by 0.5 to 1.5."""
 BACKOFF_MAX_S: Final = 0.5
+PAUSE_S: Final = 0.01
+"""Between two attempts, however much in a hurry."""
 CONNECT_S: Final = 2.0
 """For greeting, and again for the first frames of the stream."""
 SNAPSHOT_S: Final = 300.0
@@ -72,6 +74,10 @@ class Channel:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def hurry(self) -> None:
+        """There is reason to believe that the peer is there now: wait no longer to try again."""
+        self._hurry.set()
+
     async def stop(self) -> None:
         """Close; whoever waits gets NetworkException."""
         for task in self._tasks:
@@ -99,7 +105,7 @@ class Channel:
             if not self._peers.keeps(self.node_id):
                 self._wanted.clear()
             self._hurry.clear()
-            await asyncio.sleep(BACKOFF_S / 2)
+            await asyncio.sleep(PAUSE_S)
             try:
                 async with asyncio.timeout(pause * random.uniform(0.5, 1.5)):
                     await self._hurry.wait()
@@ -218,7 +224,7 @@ class Channel:
         waiting: asyncio.Future[grpc.aio.Channel] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         self._wanted.set()
-        self._hurry.set()
+        self.hurry()
         return await waiting
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:

@@ -266,6 +266,9 @@ class Peers:
         counts[hello.incarnation] = counts.get(hello.incarnation, 0) + 1
         self._seen.add(hello.node_id)
         self.refusals.pop(hello.node_id, None)
+        channel = self._channels.get(hello.node_id)
+        if channel is not None and not channel.connected:
+            channel.hurry()  # it may have been tried before it was there
 
     def stream_broken(self, hello: Hello) -> None:
         """It is open no more: the process may be gone."""

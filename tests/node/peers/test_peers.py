@@ -12,7 +12,7 @@ import pytest
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
 from kept.cluster.wal import Entry
 from kept.node.config_listeners import Voter
-from kept.node.peers import grpc_options, server
+from kept.node.peers import channel, grpc_options, server
 from kept.node.peers.calls import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -31,6 +31,7 @@ from kept.storage.errors import (
     StaleBrokerEpoch,
     UnsupportedVersion,
 )
+from kept.testing.ports import free_port
 
 
 def append(sender, to, number, data=b""):
@@ -81,6 +82,23 @@ def test_a_peer_that_comes_later_or_again_is_reached(play):
             assert one.peers.is_connected(2)
             await two.die()
             assert await one.down.get() == 2
+
+    play(scene)
+
+
+def test_a_peer_that_presents_itself_is_not_waited_for_any_longer(play, monkeypatch):
+    """Nodes that start side by side find each other as soon as the last one is there."""
+    monkeypatch.setattr(channel, "BACKOFF_S", 3600.0)
+
+    async def scene(net):
+        one = await net.node(1)
+        net.ports[2] = ("127.0.0.1", free_port())
+        with pytest.raises(NetworkException):
+            await one.peers.call(2, "Forward", ForwardRequest(3, 12, b"", "P"))
+        two = await net.node(2, at=net.ports[2][1])
+        one.peers.send(append(1, 2, 1))  # it waits for the back-off to end
+        two.peers.send(append(2, 1, 2))
+        assert (await two.messages.get()).prev_index == 1
 
     play(scene)
 

@@ -232,8 +232,12 @@ class FetcherCore:
         if not session.sent:
             session.failed()
             return None
+        max_wait_ms = settings.max_wait_ms
+        if self._delayed:
+            # The leader holds it no longer than until somebody's back-off is over.
+            max_wait_ms = min(max_wait_ms, max(self._delayed[0][0] - now_ms, 1))
         return FetchRequest(
-            session.session_id, session.epoch, settings.max_wait_ms, settings.min_bytes,
+            session.session_id, session.epoch, max_wait_ms, settings.min_bytes,
             settings.response_max_bytes, partitions, forgotten,
         )  # fmt: skip
 

@@ -93,6 +93,9 @@ class _Stream:
         self._connection: NodeConnection | None = None
         self._woken = asyncio.Event()
         self._complained = False
+        self._impatience: asyncio.TimerHandle | None = None
+        self._given_up: FetchRequest | None = None
+        """The request whose answer is not waited for: see :meth:`_give_up`."""
         config = node.config
         settings = FetchSettings(
             max_wait_ms=config.replica_fetch_wait_max_ms,
@@ -115,8 +118,9 @@ class _Stream:
         tp = partition.topic_partition
         self._hosted[tp] = hosted
         self._topics.setdefault(partition.topic_id.bytes, {})[tp.partition] = tp
-        self.core.add(tp, partition.topic_id, partition, leader_epoch)
+        self.core.add(tp, partition.topic_id, partition, leader_epoch, now_ms=monotonic_ms())
         self._woken.set()
+        self._lose_patience()
 
     def leave(self, tp: TopicPartition) -> None:
         """Follow it no more."""
@@ -130,9 +134,29 @@ class _Stream:
         self.core.remove(tp)
         self._woken.set()
 
+    def _lose_patience(self) -> None:
+        """New partitions wait behind a request that the leader may hold: not for long."""
+        if self.core.impatient_at_ms < NEVER and self._impatience is None:
+            seconds = max(0, self.core.impatient_at_ms - monotonic_ms()) / 1000
+            self._impatience = self._node.loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        """End the wait for the answer in flight, unless it is coming in."""
+        self._impatience = None
+        request, connection = self.core.in_flight, self._connection
+        if self.core.impatient_at_ms >= NEVER or not isinstance(request, FetchRequest):
+            return
+        if connection is None or connection.closed:
+            self._lose_patience()
+        elif not connection.receiving:
+            self._given_up = request
+            connection.close()
+
     def stop(self) -> None:
         """End the stream."""
         self.task.cancel()
+        if self._impatience is not None:
+            self._impatience.cancel()
         if self._connection is not None:
             self._connection.close()
 
@@ -148,7 +172,10 @@ class _Stream:
             try:
                 work = await self._exchange(request)
             except (KeptError, OSError, TimeoutError) as error:
-                self._lost(request, error)
+                if request is self._given_up:
+                    self.core.interrupted(request)
+                else:
+                    self._lost(request, error)
                 continue
             # A bug of ours must not end replication: the stream starts over, and says so.
             except Exception as error:  # noqa: BLE001
@@ -230,8 +257,8 @@ class _Stream:
             answers = await self._offsets(connection, request)
             return self.core.offsets_answered(request, answers, monotonic_ms())
         body = codec.encode_request(request, self._node.node_id, self._node.broker_epoch)
-        async with asyncio.timeout(request.max_wait_ms / 1000 + self._patience_s):
-            frame = await connection.request(codec.API_KEY, codec.VERSION, body)
+        timeout_s = request.max_wait_ms / 1000 + self._patience_s
+        frame = await connection.request(codec.API_KEY, codec.VERSION, body, timeout_s)
         answer = codec.decode_response(frame, self._topics)
         return self.core.answered(request, answer, monotonic_ms())
 
@@ -264,8 +291,7 @@ class _Stream:
             "isolation_level": 0,
             "topics": [{"name": name, "partitions": parts} for name, parts in topics.items()],
         }
-        async with asyncio.timeout(self._patience_s):
-            frame = await connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values)
+        frame = await connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values, self._patience_s)
         return {
             TopicPartition(topic.name, part.partition_index): (int(part.error_code), part.offset)
             for topic in frame.topics

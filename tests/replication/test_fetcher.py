@@ -177,6 +177,7 @@ def test_a_partition_that_backs_off_is_forgotten_and_comes_back() -> None:
     work = fetcher.answered(fetcher.next_request(100), answer(refused), 100)
     assert work == ((tp(0), (Backoff(110, 6),)),)
     without = fetcher.next_request(100)
+    assert without.max_wait_ms == 10, "it is asked for again as soon as it may be"
     assert (without.partitions, without.forgotten) == ((), ((tp(0), TOPIC_ID),))
     fetcher.answered(without, answer(), 105)
     assert asked(fetcher.next_request(109)) == {}

@@ -21,20 +21,28 @@ def isr(cluster, topic: str, *, ask: int = 0) -> set[int]:
     return set(described(cluster, topic, ask=ask).isr)
 
 
-def produced(cluster, topic: str, count: int, **settings) -> int:
+def produced(
+    cluster, topic: str, count: int, *, to: str = "", partition: int = 0, timeout_ms: int = 20_000
+) -> int:
     """Produce with acks=all, one after another; how many were acknowledged."""
     producer = Producer(
-        {"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0}
-        | settings
+        {
+            "bootstrap.servers": to or cluster.bootstrap,
+            "acks": "all",
+            "linger.ms": 0,
+            "message.timeout.ms": timeout_ms,
+            "log_level": 0,
+        }
     )
-    acknowledged = []
+    errors: list[object] = []
     for number in range(count):
         producer.produce(
-            topic, str(number), partition=0, on_delivery=lambda e, _: acknowledged.append(e)
+            topic, str(number), partition=partition, on_delivery=lambda e, _: errors.append(e)
         )
-        if producer.flush(20):
+        producer.flush()
+        if errors != [None] * (number + 1):
             break
-    return acknowledged.count(None)
+    return errors.count(None)
 
 
 def test_a_follower_flushes_what_flush_messages_asks_for(kept_cluster) -> None:
@@ -61,8 +69,20 @@ def test_a_follower_that_lags_leaves_the_isr_and_comes_back(kept_cluster) -> Non
     assert produced(cluster, topic, 1) == 1
     cluster.pause(lagging)
     try:
-        assert produced(cluster, topic, 3, **{"bootstrap.servers": at(cluster, leader)}) == 3
+        assert produced(cluster, topic, 3, to=at(cluster, leader)) == 3
         assert isr(cluster, topic, ask=leader) == {0, 1, 2} - {lagging}
     finally:
         cluster.resume(lagging)
     cluster.wait_until(lambda: isr(cluster, topic) == {0, 1, 2}, "back in the ISR")
+
+
+def test_a_new_partition_does_not_wait_behind_idle_ones(kept_cluster) -> None:
+    """Their request is held by the leader for longer than a producer waits."""
+    cluster = kept_cluster(nodes=3, replica_fetch_wait_max_ms=25_000)
+    all_in_sync = {"min.insync.replicas": "3"}
+    idle = cluster.create_topic(partitions=3, config=all_in_sync)
+    for partition in range(3):
+        assert produced(cluster, idle, 1, partition=partition) == 1
+    new = cluster.create_topic(partitions=3, config=all_in_sync)
+    for partition in range(3):
+        assert produced(cluster, new, 2, partition=partition, timeout_ms=10_000) == 2

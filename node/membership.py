@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client import protocol
 from kept.client.failures import failure
 from kept.cluster.brokers import Registration
-from kept.node import api
+from kept.node import api, config_listeners
 from kept.node.brokering import Brokering
 from kept.node.controlling import Controlling
 from kept.node.fetching.fetchers import Fetchers
@@ -32,6 +32,7 @@ from kio.static.constants import EntityType
 if TYPE_CHECKING:
     from kept.cluster.image import Image
     from kept.cluster.records import Endpoint
+    from kept.cluster.voters import Voter
     from kept.node.server import Node
 
 CREATE_TOPICS: Final = 19
@@ -64,6 +65,7 @@ class Membership:
         self.brokering: Brokering | None = None
         self.fetchers = Fetchers(node)
         self.isr_changes = IsrChanges(node)
+        self._voters: tuple[Voter, ...] = ()
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -126,10 +128,6 @@ class Membership:
         """Epoch of this node's registration; -1 before it."""
         return -1 if self.brokering is None else self.brokering.broker_epoch
 
-    def may_serve(self) -> bool:
-        """Whether this node may act on what it leads, at this moment."""
-        return self.brokering is not None and self.brokering.may_serve()
-
     # What is heard.
 
     def acted_on(self, image: Image) -> None:
@@ -142,9 +140,22 @@ class Membership:
         self._moved.set()
         peers.cluster_id = metadata.image.cluster_id or ""
         peers.has_log = metadata.member.last_index > 0
+        if metadata.image.voters is not self._voters:
+            self._voters = metadata.image.voters
+            peers.voters = self._addressed(self._voters)
         self.controlling.metadata_moved()
         if self.brokering is not None:
             self.brokering.controller_is(metadata.leader_id)
+
+    def _addressed(self, voters: tuple[Voter, ...]) -> tuple[config_listeners.Voter, ...]:
+        """Voters as a Hello tells them: the log of a node that was alone has no address of it."""
+        found = []
+        for voter in voters:
+            known = (voter.host, voter.port) if voter.host else None
+            address = known or self._node.peer_address(voter.node_id)
+            if address is not None:
+                found.append(config_listeners.Voter(voter.node_id, *address))
+        return tuple(found)
 
     def _peer_down(self, node_id: int) -> None:
         log.warning("node is gone", node=node_id)
@@ -177,6 +188,15 @@ class Membership:
             context.client_id,
             context.client_host,
         )
+        reply = await self._call_controller("Forward", request)
+        found: bytes = reply.body
+        return found
+
+    async def _call_controller(self, method: str, request: Any) -> Any:
+        """Ask whoever is the active controller, and follow as far as it answered.
+
+        Raises what it raises, NotController, NetworkException after :data:`FORWARD_S`.
+        """
         loop = self._node.loop
         deadline = loop.time() + FORWARD_S
         while True:
@@ -184,7 +204,7 @@ class Membership:
                 controller = self._node.metadata.leader_id
                 if controller is None:
                     raise NotController("no controller is elected")
-                reply = await self.peers.call(controller, "Forward", request, FORWARD_S)
+                reply = await self.peers.call(controller, method, request, FORWARD_S)
             except (NotController, NetworkException):
                 if loop.time() >= deadline:
                     raise
@@ -195,8 +215,13 @@ class Membership:
                     await self._node.metadata.acted(reply.index)
             except TimeoutError:
                 log.warning("metadata lags behind the controller", index=reply.index)
-            found: bytes = reply.body
-            return found
+            return reply
+
+    async def change_voters(self, request: calls.ChangeVotersRequest) -> None:
+        """Let a node vote, or no longer. Raises InvalidRequest with what would be right, and as
+        :meth:`forward`.
+        """
+        await self._call_controller("ChangeVoters", request)
 
     async def ask_controller(self, api_key: int, version: int, values: protocol.Values) -> Any:
         """An admin request of this node's own; kio's typed response. Raises as :meth:`forward`."""

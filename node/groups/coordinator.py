@@ -135,19 +135,11 @@ class Coordinator:
             raise NotCoordinator(f"this node does not coordinate group {group!r}")
         if shard.failed is not None:
             raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number}: {shard.failed}")
-        if not self._may_act(shard):
+        if not shard.leads:
             raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number} may be led by another node")
         if not shard.is_active:
             raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
         return shard
-
-    def _may_act(self, shard: Shard) -> bool:
-        """Whether what a shard knows is still true: asked at every request, since a process that
-        stood still may read one before it notices."""
-        membership = self._node.membership
-        if membership is not None and not membership.may_serve():
-            return False
-        return shard.leads
 
     def submit(self, group: str, make_event: MakeEvent) -> asyncio.Future[Any]:
         """Give an event to a group's core; the future is the result.
@@ -223,7 +215,7 @@ class Coordinator:
         for number, shard in self._shards.items():
             if shard.failed is not None:
                 log.warning("groups of a partition are missing", partition=number, why=shard.failed)
-            elif not self._may_act(shard):
+            elif not shard.leads:
                 continue
             elif not shard.is_active:
                 raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")

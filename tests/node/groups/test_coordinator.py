@@ -33,7 +33,6 @@ class FakeNode:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.node_id = ME
-        self.membership: Any = None
         self.image = Image()
         names = (
             "group_min_session_timeout_ms", "group_max_session_timeout_ms", "group_max_size",
@@ -195,19 +194,14 @@ async def test_a_partition_is_not_read_before_it_is_led() -> None:
 async def test_a_node_that_stood_still_answers_for_no_group() -> None:
     """Others may lead by now, and have taken commits that it knows nothing of."""
     node = FakeNode()
-    may_serve = True
-    node.membership = SimpleNamespace(may_serve=lambda: may_serve)
     partition = node.host(2)
     node.apply(*node.created())
     group = group_in(2)
     assert (await result(commit(node, group))).error is ErrorCode.none
-    may_serve = False
+    partition.is_leader = False  # suspended
     with pytest.raises(NotCoordinator):
         node.groups.shard(group)
     assert node.groups.list_groups((), ()) == []
-    may_serve, partition.is_leader = True, False  # noticed: suspended
-    with pytest.raises(NotCoordinator):
-        node.groups.shard(group)
     partition.is_leader = True
     node.groups.roles_taken(node.image)
     assert [g.group for g in node.groups.list_groups((), ())] == [group]

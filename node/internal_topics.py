@@ -23,8 +23,15 @@ POLICY: Final = "cleanup.policy"
 
 
 def defaults(image: Image, config: NodeConfig) -> TopicDefaults:
-    """Partitions, and replicas as far as there are brokers for them."""
-    brokers = sum(1 for broker in image.brokers.values() if broker.active)
+    """Partitions, and replicas as far as there are brokers for them.
+
+    Brokers that are down count, and so do the voters of a node that is both voter and broker, as
+    they will be, too: who comes first does not make a topic with one replica for ever. Until so
+    many have registered the topic is not made, and groups wait.
+    """
+    both = {"broker", "controller"} <= set(config.process_roles)
+    voters = {voter.node_id for voter in config.controller_quorum_voters} if both else set()
+    brokers = len(voters | image.brokers.keys())
     factor = min(config.offsets_topic_replication_factor, max(brokers, 1))
     return TopicDefaults(config.offsets_topic_num_partitions, factor)
 

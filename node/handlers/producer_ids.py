@@ -1,24 +1,49 @@
 """InitProducerId for idempotent producers: ids from blocks that the metadata log gave this node.
 
 An id is handed out once, ever: a block is durable before its first id leaves, and what a restart
-leaves unused is never given again. Transactional ids are refused until there is a coordinator (rule
-40).
+leaves unused, or an answer that was lost, is never given again. Among several nodes the active
+controller gives the blocks; while there is none the request waits, and then says
+COORDINATOR_LOAD_IN_PROGRESS, the one answer that every client tries again on (Kafka answers it,
+too). Transactional ids are refused until there is a coordinator (rule 40).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.controller import allocate_producer_ids
 from kept.node import error_codes
-from kept.storage.errors import KeptError
+from kept.node.logging import log
+from kept.storage.errors import (
+    BrokerIdNotRegistered,
+    CoordinatorLoadInProgress,
+    KeptError,
+    NetworkException,
+    NotController,
+    RequestTimedOut,
+    StaleBrokerEpoch,
+)
 
 if TYPE_CHECKING:
     from kept.cluster.image import Image
     from kept.cluster.records import MetadataRecord
     from kept.node.api import Answer, RequestContext
     from kept.node.server import Node
+
+
+ALLOCATE_S: Final = 5.0
+"""How long a request waits for a controller that gives a block: longer than an election takes."""
+RETRY_S: Final = 0.05
+
+_PASSING: Final = (
+    NotController,
+    NetworkException,
+    RequestTimedOut,
+    StaleBrokerEpoch,
+    BrokerIdNotRegistered,
+)
+"""Controllers change, and so do registrations: asking again helps."""
 
 
 class ProducerIds:
@@ -30,23 +55,39 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def next(self) -> int:
-        """An id that nobody ever had."""
+        """An id that nobody ever had. Raises KeptError, CoordinatorLoadInProgress."""
         async with self._lock:
-            if not self._left and self._node.membership is not None:
-                self._left = list(reversed(await self._node.membership.producer_ids()))
             if not self._left:
-                block: range = range(0)
-
-                def decide(image: Image) -> list[MetadataRecord]:
-                    nonlocal block
-                    records, block = allocate_producer_ids(
-                        image, self._node.node_id, self._node.broker_epoch
-                    )
-                    return records
-
-                await self._node.propose(decide)
-                self._left = list(reversed(block))
+                self._left = list(reversed(await self._block()))
             return self._left.pop()
+
+    async def _block(self) -> range:
+        membership = self._node.membership
+        if membership is None:
+            return await self._own_block()
+        loop = self._node.loop
+        deadline = loop.time() + ALLOCATE_S
+        while True:
+            try:
+                return await membership.producer_ids()
+            except _PASSING as error:
+                if loop.time() >= deadline:
+                    log.warning("no producer ids", error=str(error))
+                    raise CoordinatorLoadInProgress(f"no producer ids: {error}") from error
+            await asyncio.sleep(RETRY_S)
+
+    async def _own_block(self) -> range:
+        """A lone node decides itself."""
+        node = self._node
+        block = range(0)
+
+        def decide(image: Image) -> list[MetadataRecord]:
+            nonlocal block
+            records, block = allocate_producer_ids(image, node.node_id, node.broker_epoch)
+            return records
+
+        await node.propose(decide)
+        return block
 
 
 def init_producer_id(ctx: RequestContext, request: Any) -> Answer:

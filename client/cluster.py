@@ -60,7 +60,8 @@ class Quorum(NamedTuple):
 
     def lag(self, node_id: int) -> int | None:
         """How many entries of the metadata log a node lacks; None when it is not known."""
-        ends = {r.node_id: r.log_end_offset for r in (*self.voters, *self.observers)}
+        copies = (*self.voters, *self.observers)
+        ends = {r.node_id: r.log_end_offset for r in copies if r.log_end_offset >= 0}
         newest = ends.get(self.leader_id, self.high_watermark)
         end = ends.get(node_id, -1)
         return None if end < 0 else max(0, newest - end)

@@ -261,9 +261,13 @@ class MetadataMember:
 
     @property
     def observers(self) -> dict[int, tuple[int, int]]:
-        """Those of :attr:`followers` that do not vote."""
-        voters = self.core.membership.ids
-        return {i: known for i, known in self.followers.items() if i not in voters}
+        """Those of :attr:`followers` that do not vote: a voter with another disk, too."""
+        votes = self.core.membership.has
+        return {
+            node_id: self.followers[node_id]
+            for node_id, progress in self.core.progress.items()
+            if not votes(node_id, progress.directory_id)
+        }
 
     @property
     def ticks(self) -> int:

@@ -41,6 +41,13 @@ WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
 
 
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise InvalidRequest(f"address {address!r} is not HOST:PORT, such as node-3:10092")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 class Admin:
     """The operations, on one node."""
 
@@ -95,6 +102,32 @@ class Admin:
             "partitions": sum(len(topic.partitions) for topic in image.topics.values()),
             "offline_partitions": offline,
         }
+
+    async def add_voter(self, node_id: int, address: str | None = None) -> dict[str, Any]:
+        """Let an observer vote; ``address`` of its node listener where that is not known.
+
+        Raises InvalidRequest, PolicyViolation with what would be right.
+        """
+        host, port = ("", 0) if address is None else _host_and_port(address)
+        return await self._change_voters(True, node_id, host, port)
+
+    async def remove_voter(self, node_id: int) -> dict[str, Any]:
+        """Let a node vote no longer. Raises as :meth:`add_voter`."""
+        return await self._change_voters(False, node_id)
+
+    async def _change_voters(
+        self, add: bool, node_id: int, host: str = "", port: int = 0
+    ) -> dict[str, Any]:
+        membership = self._node.membership
+        if membership is None:
+            raise PolicyViolation(
+                f"node {self._node.node_id} runs alone, as its own voter: to add others, start it "
+                "with a controller.quorum.voters that names them too"
+            )
+        from kept.node.peers.calls import ChangeVotersRequest
+
+        await membership.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
+        return {"voters": [voter.node_id for voter in self._node.image.voters]}
 
     def _endpoint(self, broker_id: int, listener: str) -> str:
         found = self._node.broker_endpoint(broker_id, listener)

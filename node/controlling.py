@@ -23,6 +23,7 @@ from kept.node.cluster_settings import session_settings
 from kept.node.logging import log
 from kept.node.peers import calls
 from kept.node.peers.failures import failure_of
+from kept.node.voting import Voting
 from kept.storage.errors import KeptError, NotController
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Controlling:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
+        self._awake_ms = monotonic_ms()
+        self._sure = False
+        """No gap since a majority last confirmed that this node leads: no other was elected while
+        it stood still."""
 
     # Life.
 
@@ -57,6 +62,7 @@ class Controlling:
             ("Heartbeat", self._heartbeat),
             ("AlterPartitions", self._alter_partitions),
             ("AllocateProducerIds", self._allocate_producer_ids),
+            ("ChangeVoters", Voting(self._node).change),
         ):
             peers.serve(method, handler)
         self._tick()
@@ -82,7 +88,14 @@ class Controlling:
         elif self.sessions.active:
             self._perform(self.sessions.image_changed(metadata.image, now_ms))
 
+    def _notice_gap(self) -> None:
+        now_ms = monotonic_ms()
+        if now_ms - self._awake_ms > self.sessions.settings.stall_ms:
+            self._sure = False
+        self._awake_ms = now_ms
+
     def _tick(self) -> None:
+        self._notice_gap()
         if self.sessions.active:
             self._perform(self.sessions.tick(monotonic_ms()))
         self._ticker = self._node.loop.call_later(TICK_S, self._tick)
@@ -185,6 +198,12 @@ class Controlling:
 
     async def _heartbeat(self, request: calls.HeartbeatRequest) -> calls.HeartbeatReply:
         self._check_leads()
+        self._notice_gap()
+        if not self._sure:
+            # Its own broker slept as long, and may serve again once the controller has answered.
+            await self._node.metadata.read_barrier()
+            self._sure = True
+            self._check_leads()
         answer, effects = self.sessions.heartbeat(
             request.broker_id,
             request.broker_epoch,

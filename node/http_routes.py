@@ -15,6 +15,8 @@ GET     /api/v1/compaction/explain?topic=T            what a pass would do now [
 GET     /api/v1/compaction/why-missing?topic=T&…      where &partition=P&offset=O is [&key=K]
 POST    /api/v1/compaction/now                        {"topic": T, "partition": P, "wait": true}
 POST    /api/v1/compaction/retry                      {"topic": T, "partition": P}
+POST    /api/v1/voters/add                            {"node_id": N, "address": "HOST:PORT"}
+POST    /api/v1/voters/remove                         {"node_id": N}
 ======  ============================================  ==============================================
 
 A key is text (``key=``) or base64 (``key_base64=``).
@@ -192,6 +194,18 @@ async def _retry(node: Node, request: HttpRequest) -> HttpResponse:
     return HttpResponse(await Admin(node).retry(_text(body, "topic"), _needed(body, "partition")))
 
 
+async def _add_voter(node: Node, request: HttpRequest) -> HttpResponse:
+    body = request.body
+    _only(body, "node_id", "address")
+    address = _text(body, "address") if "address" in body else None
+    return HttpResponse(await Admin(node).add_voter(_needed(body, "node_id"), address))
+
+
+async def _remove_voter(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.body, "node_id")
+    return HttpResponse(await Admin(node).remove_voter(_needed(request.body, "node_id")))
+
+
 _TOPICS: Final = "/api/v1/topics"
 
 _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
@@ -206,6 +220,8 @@ _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     "/api/v1/compaction/why-missing": {"GET": _why_missing},
     "/api/v1/compaction/now": {"POST": _now},
     "/api/v1/compaction/retry": {"POST": _retry},
+    "/api/v1/voters/add": {"POST": _add_voter},
+    "/api/v1/voters/remove": {"POST": _remove_voter},
 }
 
 

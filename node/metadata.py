@@ -22,7 +22,7 @@ from uuid import UUID
 
 from kept.cluster.member import MetadataMember
 from kept.cluster.metadata_files import Work
-from kept.cluster.raft.ready import RaftSettings
+from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.voters import Voter
 from kept.node.logging import log
 from kept.storage.errors import KeptError, NotController
@@ -166,7 +166,15 @@ class Metadata:
         Raises InvariantViolation when they contradict the image; NotController when this node does
         not lead, or lost its leadership meanwhile: then nobody knows what becomes of them.
         """
-        index = self.member.propose(records)
+        return await self._committed(self.member.propose(records))
+
+    async def change_voters(self, voters: tuple[Voter, ...]) -> int:
+        """Let one voter join or leave; done when that is committed. Raises as :meth:`propose`, and
+        InvalidRequest with what would be right.
+        """
+        return await self._committed(self.member.change_voters(voters))
+
+    async def _committed(self, index: int) -> int:
         future = self._proposed[index] = self._loop.create_future()
         self.pump()
         try:
@@ -227,9 +235,7 @@ class Metadata:
         for message in outcome.messages:
             self.send(message)
         for index in outcome.lost_proposals:
-            future = self._proposed.get(index)
-            if future is not None and not future.done():
-                future.set_exception(NotController("leadership was lost before the decision held"))
+            self._refuse(index, "leadership was lost before the decision held")
         for image, delta, _ in outcome.applied:
             self._to_act.append((image, delta))
         if outcome.applied:
@@ -237,6 +243,9 @@ class Metadata:
             _wake(self._applied, self.image.index)
             for index in [index for index in self._proposed if index <= self.image.index]:
                 _resolve(self._proposed[index])
+        if outcome.role_changed and self.member.role is not Role.LEADER:
+            for index in tuple(self._proposed):
+                self._refuse(index, "leadership was lost; nobody knows yet whether it held")
         for token, index in outcome.reads:
             barrier = self._barriers.pop(token, None)
             if barrier is not None and not barrier.done():
@@ -247,6 +256,12 @@ class Metadata:
                 barrier.set_exception(NotController("this node leads no more"))
         if outcome.applied or outcome.role_changed:
             self.on_applied()
+
+    def _refuse(self, index: int, why: str) -> None:
+        future = self._proposed.get(index)
+        if future is not None and not future.done():
+            leader_id = self.leader_id
+            future.set_exception(NotController(why, -1 if leader_id is None else leader_id))
 
     # Acting.
 

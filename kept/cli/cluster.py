@@ -73,7 +73,8 @@ def _status(client: Client) -> dict[str, Any]:
     nodes = []
     members = {member.node_id: member for member in described.members}
     voters = {replica.node_id for replica in quorum.voters} if quorum else set()
-    for number in sorted(members.keys() | voters):
+    observers = {replica.node_id for replica in quorum.observers} if quorum else set()
+    for number in sorted(members.keys() | voters | observers):
         member = members.get(number)
         roles = ["broker"] * (member is not None) + ["controller"] * (number in voters)
         nodes.append(
@@ -81,6 +82,7 @@ def _status(client: Client) -> dict[str, Any]:
                 "node_id": number,
                 "roles": roles,
                 "is_controller": number == described.controller_id,
+                "quorum": _part(number, described.controller_id, voters, observers),
                 "address": None if member is None else f"{member.host}:{member.port}",
                 "rack": None if member is None else member.rack,
                 "fenced": None if member is None else member.fenced,
@@ -96,6 +98,7 @@ def _status(client: Client) -> dict[str, Any]:
         "term": None if quorum is None else quorum.term,
         "metadata_end_offset": None if quorum is None else quorum.high_watermark,
         "voters": sorted(voters),
+        "observers": sorted(observers),
         "nodes": nodes,
         "partitions": {
             "total": sum(len(topic.partitions) for topic in topics.values()),
@@ -103,6 +106,15 @@ def _status(client: Client) -> dict[str, Any]:
             "offline": [_told(tp, topics) for tp in offline],
         },
     }
+
+
+def _part(number: int, leader: int, voters: set[int], observers: set[int]) -> str | None:
+    """What a node is in the metadata's quorum."""
+    if number in observers:
+        return "observer, its voting disk is gone" if number in voters else "observer"
+    if number in voters:
+        return "leader" if number == leader else "voter"
+    return None
 
 
 def _epochs(client: Client) -> dict[int, int]:
@@ -144,13 +156,14 @@ def _show(found: dict[str, Any]) -> None:
             node["address"],
             node["rack"],
             node["epoch"],
+            node["quorum"],
             node["metadata_lag"],
             node["leaders"],
             node["replicas"],
         )
         for node in found["nodes"]
     ]
-    columns = ("node", "roles", "state", "address", "rack", "epoch", "metadata lag")
+    columns = ("node", "roles", "state", "address", "rack", "epoch", "quorum", "metadata lag")
     show_table((*columns, "leaders", "replicas"), rows)
     partitions = found["partitions"]
     write(f"\nPartitions: {partitions['total']}\n")
@@ -162,6 +175,54 @@ def _show(found: dict[str, Any]) -> None:
             write(f"  {place}: replicas {one['replicas']}, in sync {one['isr']}\n")
         if len(troubled) > LISTED:
             write(f"  and {len(troubled) - LISTED} more\n")
+
+
+@cluster.group(
+    cls=Group, epilog=examples("kept cluster voter add 2", "kept cluster voter remove 2")
+)
+def voter() -> None:
+    """Choose which nodes vote on the metadata: a majority of them must live."""
+
+
+@voter.command(
+    epilog=examples(
+        "kept cluster voter add 2", "kept cluster voter add 5 --address controller-5:10092"
+    )
+)
+@click.argument("number", metavar="N", type=click.IntRange(0))
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="Of its listener for nodes; needed where N is no broker and never voted.",
+)
+@json_option
+@bootstrap_option
+def add(*, number: int, address: str | None, as_json: bool, bootstrap: str) -> None:
+    """Let node N vote, which follows as an observer: a new one, or one with an empty disk."""
+    body: dict[str, Any] = {"node_id": number}
+    if address is not None:
+        body["address"] = address
+    _change_voters("add", body, as_json, bootstrap)
+
+
+@voter.command(epilog=examples("kept cluster voter remove 2"))
+@click.argument("number", metavar="N", type=click.IntRange(0))
+@json_option
+@bootstrap_option
+def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
+    """Let node N vote no longer; it goes on as an observer."""
+    _change_voters("remove", {"node_id": number}, as_json, bootstrap)
+
+
+def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: str) -> None:
+    from kept.cli.output import show_json, write
+    from kept.client.http import ask_any
+
+    found = ask_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
+    if as_json:
+        show_json(found)
+    else:
+        write(f"the voters are {', '.join(map(str, found['voters']))}\n")
 
 
 @cluster.command(

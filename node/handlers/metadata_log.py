@@ -88,7 +88,7 @@ def _replica(node: Node, node_id: int, directory_id: UUID) -> Values:
     end, heard_ms = UNKNOWN, UNKNOWN
     if node_id == node.node_id:
         end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
-    elif node_id in member.followers:
+    elif (known := member.core.progress.get(node_id)) and known.directory_id == directory_id:
         match_index, heard_at = member.followers[node_id]
         if match_index:  # 0: it has not answered in this term
             end = match_index

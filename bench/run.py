@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import brokers
+import failover
 import replicated
 import single
 import trios
@@ -35,12 +36,17 @@ ONE: dict[str, Opener] = {
     "kept": lambda: brokers.kept(log_cleaner_backoff_ms="200"),
     "kafka": lambda: brokers.kafka(log_cleaner_backoff_ms="200"),
 }
-THREE: dict[str, Opener] = {"kept": trios.kept, "kafka": trios.kafka}
+THREE: dict[str, Opener] = {
+    "kept": lambda: trios.kept(**replicated.SETTINGS),
+    "kafka": lambda: trios.kafka(**replicated.SETTINGS),
+}
+PLAIN_THREE: dict[str, Opener] = {"kept": trios.kept, "kafka": trios.kafka}
 
 Section = tuple[dict[str, Opener], Callable[[Bench, Any], None]]
 SECTIONS: dict[str, Section] = {
     **{name: (ONE, measure) for name, measure in single.SECTIONS.items()},
     "cluster": (THREE, replicated.cluster),
+    "failover": (PLAIN_THREE, failover.failover),
 }
 
 

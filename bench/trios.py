@@ -21,7 +21,7 @@ from typing import Protocol
 import brokers
 import meters
 
-from kept.client.blocking import Client
+from kept.client.blocking import Client, OutRecord
 from kept.client.cluster import describe_quorum
 from kept.client.topics import NewTopic
 from kept.client.view import PartitionView
@@ -78,10 +78,12 @@ class Trio:
             return int(client.run(describe_quorum()).leader_id)
 
     def create_topic(self, name: str, partitions: int = NODES, **config: str) -> None:
-        """A topic of three replicas, all of them in sync when this returns."""
+        """A topic of three replicas; all have a first record of each partition in the end."""
         with self.client() as client:
             settings = {key.replace("_", "."): value for key, value in config.items()}
             client.create_topics([NewTopic(name, partitions, NODES, settings)])
+            first = [OutRecord(None, b"first", partition=i) for i in range(partitions)]
+            client.produce(name, first)
         self.await_in_sync(name)
 
     def delete_topic(self, name: str) -> None:

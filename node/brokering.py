@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.cluster import lifecycle
 from kept.cluster.brokers import Registration
 from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog
-from kept.cluster.lifecycle import BrokerLifecycle, State
+from kept.cluster.lifecycle import SUSPENDED, BrokerLifecycle, State
 from kept.node.clock import monotonic_ms
 from kept.node.cluster_settings import lifecycle_settings
 from kept.node.logging import log
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from kept.cluster.image import Image
     from kept.node.server import Node
 
+NEVER: Final = float("inf")
+"""Partitions refuse by themselves while serving is suspended."""
 TICKS_PER_STALL: Final = 8
 CALL_S: Final = 2.0
 
 
 class Brokering:
-    """See the module. ``valid_until`` is the core's, in seconds of ``time.monotonic``."""
+    """See the module."""
 
     def __init__(self, node: Node, registration: Registration) -> None:
         self._node = node
@@ -47,10 +49,6 @@ class Brokering:
         """Epoch of the registration; -1 before it."""
         return self.core.broker_epoch
 
-    def may_serve(self) -> bool:
-        """Whether leadership may be acted on now: not after a stall that is not over."""
-        return self.core.may_serve(monotonic_ms())
-
     # Life.
 
     def start(self) -> None:
@@ -62,6 +60,10 @@ class Brokering:
         self._step(lifecycle.Tick(monotonic_ms()))
         seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
         self._ticker = self._node.loop.call_later(seconds, self._tick)
+
+    def look_up(self) -> None:
+        """Before leadership is acted on, later than the last tick allows: was this a stall?"""
+        self._step(lifecycle.Tick(monotonic_ms()))
 
     def logs_opened(self) -> None:
         """The logs here are open: this broker may lead."""
@@ -84,6 +86,10 @@ class Brokering:
         """Hand over what is led; returns when the process may end."""
         self._step(lifecycle.ShutDown(monotonic_ms()))
         await self.stopped.wait()
+
+    def no_controller(self, reason: str) -> None:
+        """There is none to hand over to."""
+        self._step(lifecycle.NoController(reason, monotonic_ms()))
 
     async def close(self) -> None:
         """End without asking anybody."""
@@ -109,6 +115,8 @@ class Brokering:
                     self._node.hosting.roles.resume(self.core.image)
                 case lifecycle.Exit():
                     self._exit(effect)
+        valid_until_ms = self.core.valid_until_ms
+        self._node.serve_until = NEVER if valid_until_ms == SUSPENDED else valid_until_ms / 1000
         if self.core.state is State.RUNNING:
             self.running.set()
 

@@ -208,6 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled = False
         self.last_active = self.node.loop.time()
         self.event_started = started = perf_counter()
+        if started >= self.node.serve_until:
+            self.node.look_up()
         turn_end = started + TURN_S
         unclocked = CLOCK_BYTES
         now_ms = 0

@@ -47,9 +47,10 @@ class Controlling:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._awake_ms = monotonic_ms()
-        self._sure = False
-        """No gap since a majority last confirmed that this node leads: no other was elected while
-        it stood still."""
+        self._gaps = 1
+        """How often this process stood still: another node may have been elected meanwhile."""
+        self._sure_since = 0
+        """The gap after which a majority confirmed that this node leads."""
 
     # Life.
 
@@ -91,7 +92,7 @@ class Controlling:
     def _notice_gap(self) -> None:
         now_ms = monotonic_ms()
         if now_ms - self._awake_ms > self.sessions.settings.stall_ms:
-            self._sure = False
+            self._gaps += 1
         self._awake_ms = now_ms
 
     def _tick(self) -> None:
@@ -199,11 +200,11 @@ class Controlling:
     async def _heartbeat(self, request: calls.HeartbeatRequest) -> calls.HeartbeatReply:
         self._check_leads()
         self._notice_gap()
-        if not self._sure:
+        while (gaps := self._gaps) != self._sure_since:
             # Its own broker slept as long, and may serve again once the controller has answered.
             await self._node.metadata.read_barrier()
-            self._sure = True
             self._check_leads()
+            self._sure_since = gaps
         answer, effects = self.sessions.heartbeat(
             request.broker_id,
             request.broker_epoch,

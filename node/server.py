@@ -94,6 +94,9 @@ class Node:
         self._cleaner: Cleaner | None = None
         self._warming: asyncio.Task[None] | None = None
         self.metrics = Metrics(self)
+        self.serve_until = float("inf")
+        """Leadership is not acted on after this moment, by ``perf_counter``, without
+        :meth:`look_up`: this process may have stood still, and another node may lead."""
         self.ready = False
         self.readiness = Readiness(self.node_id)
         self.reads_in_memory = True
@@ -147,6 +150,11 @@ class Node:
         """Wall clock."""
         return int(time.time() * 1000)
 
+    def look_up(self) -> None:
+        """It is later than ``serve_until``: suspend serving if this process stood still."""
+        if self.membership is not None and self.membership.brokering is not None:
+            self.membership.brokering.look_up()
+
     def partition(self, tp: TopicPartition) -> Partition:
         """A partition that is served here.
 
@@ -188,6 +196,7 @@ class Node:
     async def _act_on(self, image: Image, delta: Delta) -> None:
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_broker_settings()
+        self.metrics.cluster.acting_on(image, delta, self.node_id)
         await self.hosting.apply(image, delta)
         self.groups.metadata_changed(image, delta)
         if self.membership is not None:

@@ -9,6 +9,7 @@ partitions with news.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
@@ -171,6 +172,9 @@ class PendingFetch:
 
     def _read(self) -> tuple[list[tuple[Key, codec.PartitionData]], int, bool]:
         """(data of each partition, bytes of records, whether to answer at once)."""
+        node = self._connection.node
+        if perf_counter() >= node.serve_until:
+            node.look_up()
         left = self._max_bytes
         size = 0
         urgent = False

@@ -11,6 +11,7 @@ its readiness event with one ``writev`` per partition, and only then do answers 
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
@@ -185,6 +186,8 @@ def _check_in_thread(
             log.exception("checking a batch failed", failed, peer=connection.peer)
             connection.abort()
             return
+        if perf_counter() >= node.serve_until:
+            node.look_up()
         outcomes = iter(finished.result())
         for name, partitions in request.topics:
             results = produced.topic(name)

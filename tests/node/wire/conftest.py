@@ -139,6 +139,7 @@ class Tools:
     batch = staticmethod(one_batch)
     produce_values = staticmethod(produce_values)
     fetch_values = staticmethod(fetch_values)
+    list_values = staticmethod(list_values)
     now_ms = staticmethod(now_ms)
 
 

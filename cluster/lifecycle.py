@@ -167,6 +167,14 @@ class ShutDown:
     now_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoController:
+    """Nobody leads, and nobody will: a broker that shuts down need not ask any longer."""
+
+    reason: str
+    now_ms: int
+
+
 Event = (
     Start
     | Tick
@@ -178,6 +186,7 @@ Event = (
     | ControllerChanged
     | LogsOpened
     | ShutDown
+    | NoController
 )
 
 # Effects.
@@ -294,6 +303,9 @@ class BrokerLifecycle:
                 self._hurry(event.now_ms)
             case ShutDown():
                 self._shut_down(event.now_ms, effects)
+            case NoController():
+                if self.state is State.SHUTTING_DOWN:
+                    self._exit(event.reason, effects)
         self._send_when_due(event.now_ms, effects)
         return effects
 

@@ -230,6 +230,13 @@ class MetadataMember:
         return self.core.voters == (self._me,)
 
     @property
+    def majority_is_gone(self) -> bool:
+        """Whether so many voters are known to be dead that no leader can be elected."""
+        membership = self.core.membership
+        alive = sum(node_id not in self.core.down for node_id in membership.ids)
+        return alive < membership.quorum
+
+    @property
     def commit_index(self) -> int:
         """A majority has the entries up to here; the image follows."""
         return self.core.commit_index

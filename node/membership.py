@@ -40,6 +40,8 @@ CREATE_TOPICS_VERSION: Final = 7
 FORWARD_S: Final = 15.0
 """How long an admin request may take at the controller, or wait for one to be elected."""
 RETRY_S: Final = 0.05
+ELECTIONS: Final = 3
+"""A node that stops gives up on a controller after the time of this many elections."""
 FOLLOW_S: Final = 1.0
 """How long a forwarded request waits for its effect to be seen at this node, too."""
 
@@ -109,7 +111,24 @@ class Membership:
     async def leave(self) -> None:
         """Hand over what is led here; done when the process may end."""
         if self.brokering is not None:
+            watching = self._node.loop.create_task(self._watch_controller(self.brokering))
             await self.brokering.shut_down()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch_controller(self, brokering: Brokering) -> None:
+        """The last nodes to stop have nobody to hand over to: they don't wait for an answer."""
+        loop, metadata = self._node.loop, self._node.metadata
+        patience_s = ELECTIONS * self._node.config.controller_quorum_fetch_timeout_ms / 1000
+        known_at = loop.time()
+        while True:
+            if metadata.member.majority_is_gone:
+                brokering.no_controller("no majority of the controllers is left to hand over to")
+            if metadata.leader_id is not None:
+                known_at = loop.time()
+            elif loop.time() - known_at > patience_s:
+                brokering.no_controller(f"no controller for {patience_s:g} s to hand over to")
+            await asyncio.sleep(RETRY_S)
 
     async def stop(self) -> None:
         """Speak with nobody any more."""
@@ -138,6 +157,9 @@ class Membership:
     def _metadata_moved(self) -> None:
         metadata, peers = self._node.metadata, self.peers
         self._moved.set()
+        self._node.metrics.cluster.controller_is(
+            metadata.leader_id, metadata.member.term, self._node.loop.time()
+        )
         peers.cluster_id = metadata.image.cluster_id or ""
         peers.has_log = metadata.member.last_index > 0
         if metadata.image.voters is not self._voters:
@@ -159,6 +181,7 @@ class Membership:
 
     def _peer_down(self, node_id: int) -> None:
         log.warning("node is gone", node=node_id)
+        self._node.metrics.cluster.node_gone(node_id, self._node.loop.time())
         self._node.metadata.peer_down(node_id)
         self.controlling.peer_down(node_id)
 

@@ -269,6 +269,16 @@ def test_shutdown_without_leave_ends_too() -> None:
     assert isinstance(b.effects[-1], Exit) and not b.effects[-1].failed
 
 
+def test_shutdown_asks_no_longer_when_nobody_will_lead() -> None:
+    b = running()
+    before = b.core.state
+    assert b.step(life.NoController, "all gone") == []
+    assert b.core.state is before, "who does not stop goes on"
+    b.step(life.ShutDown)
+    stop, out = b.step(life.NoController, "all gone")
+    assert isinstance(stop, StopServing) and out == Exit("all gone", failed=False)
+
+
 def test_shutdown_of_who_takes_no_part_is_immediate() -> None:
     for b in (Broker(), registered()):
         assert isinstance(b.step(life.ShutDown)[-1], Exit)

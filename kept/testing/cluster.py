@@ -45,6 +45,7 @@ class _Node:
 
     number: int
     directory: str
+    host: str = "localhost"
     port: int = 0
     node_port: int = 0
     process: subprocess.Popen[bytes] | None = None
@@ -122,7 +123,11 @@ class Cluster:
     @property
     def bootstrap(self) -> str:
         """``host:port[,host:port]`` for any Kafka client."""
-        return ",".join(f"localhost:{node.port}" for node in self._nodes)
+        return ",".join(f"{node.host}:{node.port}" for node in self._nodes)
+
+    def host(self, i: int = 0) -> str:
+        """Where node ``i`` is."""
+        return self._nodes[i].host
 
     def port(self, i: int = 0) -> int:
         """The port of node ``i``; it stays the same when the node is started again."""
@@ -130,7 +135,7 @@ class Cluster:
 
     def url(self, i: int = 0) -> str:
         """Where node ``i`` answers HTTP."""
-        return f"http://localhost:{self._nodes[i].port}"
+        return f"http://{self._nodes[i].host}:{self._nodes[i].port}"
 
     def pid(self, i: int = 0) -> int:
         """The process id of node ``i``; NodeFailed when it does not run."""
@@ -289,7 +294,7 @@ class Cluster:
         from kept.client.http import cluster_is_up
         from kept.client.view import Endpoint
 
-        up = [Endpoint("localhost", node.port) for node in self._nodes if node.running]
+        up = [Endpoint(node.host, node.port) for node in self._nodes if node.running]
         end = time.monotonic() + deadline_s
         while (why := cluster_is_up(up)) is not None:
             if time.monotonic() > end:

@@ -1,138 +1,134 @@
-"""Three real nodes under checked load while one of them dies: nothing acknowledged is lost.
-
-The load is librdkafka's idempotent producer with acks=all; what it was told is acknowledged is read
-back afterwards, from whoever leads then, and must be there once and in order.
-"""
+"""Three real nodes under checked load while they are killed and started again."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+import random
+import time
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kept.testing import Cluster
+from tests.failover.load import PARTITIONS, under_load
+from tests.failover.nodes import CATCH_UP_S, Nodes
 
-PARTITIONS = 3
-
-
-class Load:
-    """Numbers in rising order to one topic, until stopped."""
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self.topic = topic
-        self.acknowledged: dict[tuple[int, int], int] = {}
-        self.failed: list[str] = []
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "enable.idempotence": True,
-                "message.timeout.ms": 60_000,
-                "linger.ms": 0,
-                "log_level": 0,
-            }
-        )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        number = 0
-        while not self._stop.is_set():
-            self._producer.produce(
-                self.topic,
-                str(number),
-                partition=number % PARTITIONS,
-                on_delivery=self._delivered,
-            )
-            number += 1
-            self._producer.poll(0.002)
-        self._producer.flush(60)
-
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None:
-            self.failed.append(str(error))
-        else:
-            place = (message.partition(), message.offset())
-            self.acknowledged[place] = int(message.value())
-
-    def goes_on(self, cluster: Cluster) -> None:
-        """Wait until more was acknowledged."""
-        before = len(self.acknowledged)
-        cluster.wait_until(lambda: len(self.acknowledged) > before + 100, "more acknowledged")
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+FLUSH_EACH = {"flush.messages": "1"}
 
 
-def read_all(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "checker", "enable.auto.commit": False}
-    )
-    places = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
-    ends = {
-        place.partition: consumer.get_watermark_offsets(place, timeout=20)[1] for place in places
-    }
-    consumer.assign(places)
-    found: dict[tuple[int, int], int] = {}
-    while len(found) < sum(ends.values()):
-        messages = consumer.consume(1000, 20)
-        assert messages, f"{len(found)} of {ends} read"
-        for message in messages:
-            assert message.error() is None, message.error()
-            found[message.partition(), message.offset()] = int(message.value())
-    consumer.close()
-    return found
+def made(kept_cluster, config=None, **settings):
+    cluster = kept_cluster(nodes=3, **settings)
+    return cluster, Nodes(cluster), cluster.create_topic(partitions=PARTITIONS, config=config)
 
 
-def check(cluster: Cluster, load: Load) -> None:
-    """Everything acknowledged is there, where it was said to be, once and in order."""
-    assert not load.failed
-    found = read_all(cluster.bootstrap, load.topic)
-    lost = {place: n for place, n in load.acknowledged.items() if found.get(place) != n}
-    assert not lost
-    assert len(set(found.values())) == len(found)
-    for number in range(PARTITIONS):
-        values = [found[place] for place in sorted(found) if place[0] == number]
-        assert values == sorted(values)
+def finish(nodes, topic):
+    """What must hold whatever was done."""
+    nodes.check_replicas(topic, PARTITIONS)
+    assert nodes.false_fences() == []
 
 
 @pytest.mark.parametrize(
-    "victim",
-    [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
+    ("victim", "config"),
+    [
+        pytest.param("leader", None),
+        pytest.param("leader", FLUSH_EACH, marks=pytest.mark.slow),
+        pytest.param("controller", None, marks=pytest.mark.slow),
+        pytest.param("controller", FLUSH_EACH, marks=pytest.mark.slow),
+        pytest.param("neither", None, marks=pytest.mark.slow),
+    ],
 )
-def test_a_killed_node_loses_nothing_and_comes_back(kept_cluster, victim):
-    cluster = kept_cluster(nodes=3)
-    topic = cluster.create_topic(partitions=PARTITIONS)
-    load = Load(cluster.bootstrap, topic)
-    try:
+def test_a_killed_node_loses_nothing_and_comes_back(kept_cluster, victim, config):
+    cluster, nodes, topic = made(kept_cluster, config)
+
+    def events(load):
+        controller = nodes.controller()
+        leader = nodes.leader(topic)
+        (other, *_) = (i for i in nodes.numbers if i not in (leader, controller))
+        chosen = {"leader": leader, "controller": controller, "neither": other}[victim]
+        nodes.kill(chosen)
         load.goes_on(cluster)
-        cluster.kill(victim)
-        load.goes_on(cluster)
-        cluster.start(victim)
-        load.goes_on(cluster)
-    finally:
-        load.stop()
-    check(cluster, load)
+        nodes.start(chosen)
+
+    under_load(cluster, topic, events)
+    finish(nodes, topic)
 
 
 @pytest.mark.slow
-def test_all_nodes_killed_at_once(kept_cluster):
-    cluster = kept_cluster(nodes=3)
-    topic = cluster.create_topic(partitions=PARTITIONS)
-    load = Load(cluster.bootstrap, topic)
-    try:
+def test_controller_and_leader_die_in_one_node(kept_cluster):
+    cluster, nodes, topic = made(kept_cluster)
+
+    def events(load):
+        victim = nodes.controller()
+        assert victim in {nodes.leader(topic, number) for number in range(PARTITIONS)}
+        killed_at = time.monotonic()
+        nodes.kill(victim)
         load.goes_on(cluster)
-        for i in range(3):
-            cluster.kill(i)
-        starting = [threading.Thread(target=cluster.start, args=(i,)) for i in range(3)]
-        for thread in starting:
-            thread.start()
-        for thread in starting:
-            thread.join()
-        load.goes_on(cluster)
-    finally:
-        load.stop()
-    check(cluster, load)
+        print(f"longest gap {load.gap_s(killed_at):.2f} s")
+        nodes.start(victim)
+
+    under_load(cluster, topic, events)
+    finish(nodes, topic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [None, FLUSH_EACH], ids=["default", "flush.messages=1"])
+def test_all_nodes_killed_at_once_start_in_any_order(kept_cluster, config):
+    cluster, nodes, topic = made(kept_cluster, config)
+    draw = random.Random(4)
+
+    def events(load):
+        for round_number in range(3):
+            nodes.kill(*nodes.numbers)
+            order = draw.sample(nodes.numbers, len(nodes.numbers))
+            for node in order:
+                # only two of them can be ready; whoever is first waits for the second
+                cluster.start(node, wait=False)
+                time.sleep(draw.random() if round_number else 0)
+            cluster.await_ready(CATCH_UP_S)
+            nodes.back(*nodes.numbers)
+            load.goes_on(cluster)
+
+    under_load(cluster, topic, events)
+    finish(nodes, topic)
+
+
+@pytest.mark.slow
+def test_two_nodes_killed_one_after_the_other(kept_cluster):
+    """The last one left has no majority and acknowledges nothing, until one is back."""
+    cluster, nodes, topic = made(kept_cluster)
+
+    def events(load):
+        for first, second, back in ((0, 1, 1), (2, 1, 2), (0, 2, 2)):
+            nodes.kill(first)
+            load.goes_on(cluster)
+            nodes.kill(second)
+            before = load.sent
+            cluster.wait_until(lambda b=before: load.sent > b + 100, "records wait")
+            nodes.start(back)
+            load.goes_on(cluster)
+            nodes.start(*nodes.absent)
+            load.goes_on(cluster)
+            nodes.await_isr(topic)
+
+    under_load(cluster, topic, events)
+    finish(nodes, topic)
+
+
+@pytest.mark.slow
+def test_a_rolling_restart_is_no_error_to_anybody(kept_cluster):
+    """TERM: leaders are handed over before the process ends."""
+    cluster, nodes, topic = made(kept_cluster)
+    gaps = []
+
+    def events(load):
+        for node in nodes.numbers:
+            nodes.await_isr(topic)
+            began = time.monotonic()
+            nodes.gone(node)
+            assert cluster.stop(node) == 0
+            load.goes_on(cluster)
+            nodes.start(node)
+            load.goes_on(cluster)
+            gaps.append(load.gap_s(began))
+
+    load = under_load(cluster, topic, events)
+    print("longest gaps", [f"{gap:.2f} s" for gap in gaps])
+    assert not load.failed
+    finish(nodes, topic)

@@ -1,0 +1,161 @@
+"""A checked load: what librdkafka was told is acknowledged must be there, in order, once.
+
+The producer is idempotent with acks=all. It sends rising numbers, the same ones never twice, so
+that whatever is read back afterwards shows what was lost, repeated or swapped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from kept.testing import Cluster
+
+PARTITIONS: Final = 3
+PATIENCE_S: Final = 120
+"""How long a record may wait to be acknowledged before that is an error of the producer."""
+PROGRESS: Final = 30
+"""So many records more of each partition show that it is written to again."""
+READ_S: Final = 60
+
+
+class Load:
+    """Numbers in rising order to every partition of one topic, until stopped."""
+
+    def __init__(self, bootstrap: str, topic: str, *, partitions: int = PARTITIONS) -> None:
+        self.topic, self.partitions, self.sent = topic, partitions, 0
+        self.acknowledged: dict[tuple[int, int], int] = {}
+        self.times: list[list[float]] = [[time.monotonic()] for _ in range(partitions)]
+        """When each partition's records were acknowledged."""
+        self.failed: list[str] = []
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "message.timeout.ms": 1000 * PATIENCE_S,
+                "request.timeout.ms": 5000,
+                "socket.timeout.ms": 6000,  # a stalled node is given up then, by default in 60 s
+                "linger.ms": 0,
+                "batch.size": 4000,
+                "log_level": 0,
+                "error_cb": self._error,
+            }
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and not self.failed:
+            self._producer.produce(
+                self.topic,
+                str(self.sent),
+                partition=self.sent % self.partitions,
+                on_delivery=self._delivered,
+            )
+            self.sent += 1
+            self._producer.poll(0.002)
+        left = self._producer.flush(PATIENCE_S + 10)
+        if left:
+            self.failed.append(f"{left} records were neither acknowledged nor refused")
+
+    def _error(self, error: Any) -> None:
+        if error.fatal():
+            self.failed.append(f"fatal: {error}")
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.failed.append(f"{int(message.value())}: {error}")
+            return
+        place = (message.partition(), message.offset())
+        if place in self.acknowledged:
+            self.failed.append(f"{place} is acknowledged for two records")
+        self.acknowledged[place] = int(message.value())
+        self.times[message.partition()].append(time.monotonic())
+
+    def goes_on(self, cluster: Cluster, deadline_s: float = PATIENCE_S) -> None:
+        """Wait until more was acknowledged on every partition."""
+        before = [len(times) for times in self.times]
+
+        def more() -> bool:
+            assert not self.failed, self.failed[:5]
+            return all(
+                len(times) > count + PROGRESS
+                for times, count in zip(self.times, before, strict=True)
+            )
+
+        cluster.wait_until(more, "records are acknowledged on every partition", deadline_s)
+
+    def gap_s(self, since: float, until: float | None = None) -> float:
+        """The longest time without an acknowledgement that any partition had."""
+        end = time.monotonic() if until is None else until
+        longest = 0.0
+        for times in self.times:
+            last = since
+            for moment in [*(t for t in times if since < t < end), end]:
+                longest, last = max(longest, moment - last), moment
+        return longest
+
+    def stop(self) -> None:
+        """End it, once everything that was sent is acknowledged."""
+        self._stop.set()
+        self._thread.join()
+
+
+def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], int]:
+    """Every record of a topic: (partition, offset) -> number."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "checker", "enable.auto.commit": False}
+    )
+    places = [TopicPartition(topic, number, 0) for number in range(partitions)]
+    ends = {p.partition: consumer.get_watermark_offsets(p, timeout=READ_S)[1] for p in places}
+    consumer.assign(places)
+    found: dict[tuple[int, int], int] = {}
+    deadline = time.monotonic() + READ_S
+    while len(found) < sum(ends.values()):
+        assert time.monotonic() < deadline, f"{len(found)} of {ends} read in {READ_S} s"
+        for message in consumer.consume(1000, 0.2):
+            error = message.error()
+            assert error is None or error.code() == KafkaError._TRANSPORT, error
+            if error is None:
+                found[message.partition(), message.offset()] = int(message.value())
+                deadline = time.monotonic() + READ_S
+    consumer.close()
+    return found
+
+
+def check(cluster: Cluster, load: Load) -> None:
+    """Everything sent was acknowledged, is where it was said to be, once and in order."""
+    assert not load.failed, load.failed[:10]
+    assert len(load.acknowledged) == load.sent
+    found = read_all(cluster.bootstrap, load.topic, load.partitions)
+    lost = {place: n for place, n in load.acknowledged.items() if found.get(place) != n}
+    assert not lost, f"{len(lost)} acknowledged records are not there: {sorted(lost)[:10]}"
+    for number in range(load.partitions):
+        values = [found[place] for place in sorted(found) if place[0] == number]
+        expected = list(range(number, load.sent, load.partitions))
+        if values != expected:
+            pairs = zip(values, expected, strict=False)
+            shorter = min(len(values), len(expected))
+            at = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
+            raise AssertionError(
+                f"partition {number} differs at record {at}: it has {values[at : at + 5]}, sent "
+                f"was {expected[at : at + 5]}"
+            )
+
+
+def under_load(cluster: Cluster, topic: str, events: Callable[[Load], None]) -> Load:
+    """Let something happen under load, which must go on before and afterwards; then check it."""
+    load = Load(cluster.bootstrap, topic)
+    try:
+        load.goes_on(cluster)
+        events(load)
+        load.goes_on(cluster)
+    finally:
+        load.stop()
+    check(cluster, load)
+    return load

@@ -1,0 +1,49 @@
+"""Nodes that stand still (SIGSTOP) and go on: they must not act on what they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.failover.load import PARTITIONS, under_load
+from tests.failover.nodes import Nodes
+
+SHORT = {
+    "broker_session_timeout_ms": 3000,
+    "broker_heartbeat_interval_ms": 500,
+    "kept_stall_ms": 1500,
+}
+"""So that a stalled node is fenced soon. A loaded machine must not stall a second and a half."""
+
+
+@pytest.mark.parametrize(
+    ("which", "settings"),
+    [
+        pytest.param("leader", SHORT),
+        pytest.param("controller", SHORT, marks=pytest.mark.slow),
+        pytest.param("both", SHORT, marks=pytest.mark.slow),
+        pytest.param("leader", {}, marks=pytest.mark.slow),
+        pytest.param("both", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stalled_node_is_replaced_and_comes_back(kept_cluster, which, settings):
+    cluster = kept_cluster(nodes=3, **settings)
+    nodes = Nodes(cluster)
+    topic = cluster.create_topic(partitions=PARTITIONS)
+
+    def events(load):
+        controller = nodes.controller()
+        leaders = {number: nodes.leader(topic, number) for number in range(PARTITIONS)}
+        if which == "leader":
+            chosen = next(node for node in leaders.values() if node != controller)
+        else:
+            chosen = controller
+            assert which == "controller" or chosen in leaders.values()
+        with nodes.stalled(chosen):
+            load.goes_on(cluster)  # so every partition that it led has another leader
+            assert chosen not in {nodes.leader(topic, number) for number in range(PARTITIONS)}
+        load.goes_on(cluster)
+        nodes.await_isr(topic)
+
+    under_load(cluster, topic, events)
+    nodes.check_replicas(topic, PARTITIONS)
+    assert nodes.false_fences() == []

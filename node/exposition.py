@@ -15,10 +15,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import kept
+from kept.cluster.records import NO_LEADER
+from kept.node import cluster_exposition
 from kept.node.admin import Admin
 from kept.node.cleaner import AWAITS_MANIFESTS
+from kept.node.cluster_exposition import LedPartitions, is_under_replicated
 from kept.node.compaction_ops import CompactionStatus
-from kept.node.metrics import Histogram
+from kept.node.families import counter, gauge, histogram
 from kept.node.slices import ITEMS_PER_SLICE
 from kept.storage.types import TopicPartition
 
@@ -86,27 +89,8 @@ def families(node: Node) -> Iterator[Metric | None]:
     yield from _traffic(node)
     yield from _compaction(node)
     yield from _partitions(node)
+    yield from cluster_exposition.families(node)
     yield from _groups(node)
-
-
-def _gauge(name: str, doc: str, value: float) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return GaugeMetricFamily(f"kept_{name}", doc, value=value)
-
-
-def _counter(name: str, doc: str, value: float) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    return CounterMetricFamily(f"kept_{name}", doc, value=value)
-
-
-def _histogram(name: str, doc: str, histogram: Histogram) -> Metric:
-    from prometheus_client.core import HistogramMetricFamily
-
-    return HistogramMetricFamily(
-        f"kept_{name}", doc, buckets=histogram.buckets(), sum_value=histogram.total
-    )
 
 
 def _process(node: Node) -> Iterator[Metric | None]:
@@ -115,21 +99,21 @@ def _process(node: Node) -> Iterator[Metric | None]:
     build = GaugeMetricFamily("kept_build_info", "Version of kept.", labels=["version", "kernel"])
     build.add_metric([kept.__version__, _kernel()], 1)
     yield build
-    yield _gauge("resident_memory_bytes", "Resident memory of the node.", _resident_bytes())
-    yield _gauge("open_fds", "Open file descriptors.", len(os.listdir("/proc/self/fd")) - 1)
-    yield _gauge("max_fds", "File descriptors that may be open.", _max_fds())
-    yield _gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
-    yield _gauge("connections", "Open connections.", node.connection_count)
-    yield _gauge("inflight_bytes", "Bytes of requests and responses held.", node.budget.used_bytes)
+    yield gauge("resident_memory_bytes", "Resident memory of the node.", _resident_bytes())
+    yield gauge("open_fds", "Open file descriptors.", len(os.listdir("/proc/self/fd")) - 1)
+    yield gauge("max_fds", "File descriptors that may be open.", _max_fds())
+    yield gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
+    yield gauge("connections", "Open connections.", node.connection_count)
+    yield gauge("inflight_bytes", "Bytes of requests and responses held.", node.budget.used_bytes)
     member = node.metadata.member
-    yield _gauge("raft_term", "Term of the metadata log.", member.term)
+    yield gauge("raft_term", "Term of the metadata log.", member.term)
     leader = -1 if member.leader_id is None else member.leader_id
-    yield _gauge("raft_leader", "Node id of the metadata log's leader, -1: not known.", leader)
+    yield gauge("raft_leader", "Node id of the metadata log's leader, -1: not known.", leader)
     lag = member.last_index - node.metadata.acted_index
-    yield _gauge("raft_commit_lag", "Entries of the metadata log not applied here yet.", lag)
-    yield _gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
+    yield gauge("raft_commit_lag", "Entries of the metadata log not applied here yet.", lag)
+    yield gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
     offline = sum(1 for directory in node.log_directories if directory.offline is not None)
-    yield _gauge("offline_log_directories", "Log directories that failed.", offline)
+    yield gauge("offline_log_directories", "Log directories that failed.", offline)
 
 
 def _kernel() -> str:
@@ -155,33 +139,31 @@ def _traffic(node: Node) -> Iterator[Metric | None]:
     from kept.node import api
 
     m = node.metrics
-    yield _counter("bytes_in", "Bytes of record batches appended for producers.", m.bytes_in)
-    yield _counter("records_in", "Records appended for producers.", m.records_in)
-    yield _counter("batches_in", "Record batches appended for producers.", m.produced_batches)
-    yield _counter("batches_refused", "Record batches refused.", m.refused_batches)
-    yield _counter("bytes_out", "Bytes of record batches sent to consumers.", m.bytes_out)
-    yield _counter("isr_shrinks", "Replicas that left an ISR.", m.isr_shrinks)
-    yield _counter("isr_expands", "Replicas that entered an ISR.", m.isr_expands)
-    yield _histogram("fsync_seconds", "Time of an fsync.", m.fsync_seconds)
+    yield counter("bytes_in", "Bytes of record batches appended for producers.", m.bytes_in)
+    yield counter("records_in", "Records appended for producers.", m.records_in)
+    yield counter("batches_in", "Record batches appended for producers.", m.produced_batches)
+    yield counter("batches_refused", "Record batches refused.", m.refused_batches)
+    yield counter("bytes_out", "Bytes of record batches sent to consumers.", m.bytes_out)
+    yield histogram("fsync_seconds", "Time of an fsync.", m.fsync_seconds)
     served = api.served()
     latency = HistogramMetricFamily(
         "kept_request_seconds", "Time from a request's last byte to its answer.", labels=["api"]
     )
-    for key, histogram in sorted(m.request_seconds.items()):
+    for key, counts in sorted(m.request_seconds.items()):
         name = served[key].name if key in served else str(key)
-        latency.add_metric([name], histogram.buckets(), sum_value=histogram.total)
+        latency.add_metric([name], counts.buckets(), sum_value=counts.total)
     yield latency
 
 
 def _compaction(node: Node) -> Iterator[Metric | None]:
     m = node.metrics
-    yield _counter("log_cleaner_compactions", "Compaction passes applied.", m.compactions)
-    yield _counter(
+    yield counter("log_cleaner_compactions", "Compaction passes applied.", m.compactions)
+    yield counter(
         "log_cleaner_failures", "Compaction passes that failed.", node.cleaner.totals.failures
     )
-    yield _counter("log_cleaner_cleaned_bytes", "Bytes that compaction freed.", m.cleaned_bytes)
-    yield _counter("log_cleaner_removed_records", "Records removed.", m.records_removed)
-    yield _histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
+    yield counter("log_cleaner_cleaned_bytes", "Bytes that compaction freed.", m.cleaned_bytes)
+    yield counter("log_cleaner_removed_records", "Records removed.", m.records_removed)
+    yield histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
 
 
 def _partitions(node: Node) -> Iterator[Metric | None]:
@@ -204,7 +186,11 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
         "kept_log_cleaner_tombstones_pending", "Tombstones that wait for their delete horizon.",
         labels=labels,
     )  # fmt: skip
-    offline = GaugeMetricFamily("kept_partition_offline", "1: not served.", labels=labels)
+    offline = GaugeMetricFamily(
+        "kept_partition_offline", "1: not open, or led by nobody.", labels=labels
+    )
+    in_sync = GaugeMetricFamily("kept_partition_isr", "Replicas in sync.", labels=labels)
+    led = LedPartitions(node.node_id)
     all_of_them = node.config.metrics_partitions == "all"
     admin = Admin(node)
     totals: Counter[str] = Counter()
@@ -213,13 +199,16 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
             yield None
         name = [tp.topic, str(tp.partition)]
         totals["count"] += 1
-        under = len(record.isr) < len(record.replicas)
-        totals["under"] += under
+        under = is_under_replicated(record)
         partition = node.partitions.get(tp)
-        if partition is None:
+        if partition is None or record.leader == NO_LEADER:
             totals["offline"] += 1
             offline.add_metric(name, 1)
+        if under or all_of_them:
+            in_sync.add_metric(name, len(record.isr))
+        if partition is None:
             continue
+        led.look(record, partition)
         totals["bytes"] += partition.log.size_bytes
         status = admin.compaction_status(tp)
         above = status is not None and _needs_attention(status, partition.log.config)
@@ -236,21 +225,24 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
             uncleanable.add_metric([*name, status.reason], 1)
         if all_of_them or above or under:
             size.add_metric(name, partition.log.size_bytes)
-    yield from (dirty, uncleanable, generation, tombstones, size, offline)
-    yield _gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
-    yield _gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
-    yield _gauge("offline_partitions", "Partitions that are not served.", totals["offline"])
-    yield _gauge("under_replicated_partitions", "Partitions with a short ISR.", totals["under"])
-    yield _gauge(
+    yield from (dirty, uncleanable, generation, tombstones, size, offline, in_sync)
+    yield from led.families()
+    yield gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
+    yield gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
+    yield gauge(
+        "offline_partitions", "Replicas here that are not open, or that nobody leads.",
+        totals["offline"],
+    )  # fmt: skip
+    yield gauge(
         "log_cleaner_uncleanable_partitions", "Partitions that compaction fails on.",
         totals["uncleanable"],
     )  # fmt: skip
-    yield _gauge(
+    yield gauge(
         "log_cleaner_awaiting_manifests_partitions",
         "Compacted partitions with several replicas: not cleaned until manifests travel.",
         totals["awaiting"],
     )
-    yield _gauge(
+    yield gauge(
         "tombstones_pending", "Tombstones of all logs that wait for their delete horizon.",
         totals["tombstones"],
     )  # fmt: skip

@@ -7,8 +7,10 @@ own state into Prometheus' text. Names are in SURFACE (``kept_…``).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
+
+from kept.node.cluster_metrics import ClusterMetrics
+from kept.node.histogram import Histogram
 
 if TYPE_CHECKING:
     from kept.compaction.pass_ import Result
@@ -27,35 +29,6 @@ PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0
 """Seconds of a compaction pass."""
 
 
-class Histogram:
-    """Counts of observations up to each bound, and their sum."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    @property
-    def count(self) -> int:
-        """Number of observations."""
-        return sum(self.counts)
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, observations up to it), as Prometheus wants them; the last is +Inf."""
-        found, so_far = [], 0
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            so_far += count
-            found.append((bound, float(so_far)))
-        return found
-
-
 class Metrics:
     """The counters of a node. All methods are called on its loop."""
 
@@ -65,10 +38,9 @@ class Metrics:
         "bytes_out",
         "cleaned_bytes",
         "cleaner_seconds",
+        "cluster",
         "compactions",
         "fsync_seconds",
-        "isr_expands",
-        "isr_shrinks",
         "produced_batches",
         "records_in",
         "records_removed",
@@ -83,8 +55,7 @@ class Metrics:
         self.records_in = 0
         self.produced_batches = 0
         self.refused_batches = 0
-        self.isr_shrinks = 0
-        self.isr_expands = 0
+        self.cluster = ClusterMetrics()
         self.compactions = 0
         self.cleaned_bytes = 0
         self.records_removed = 0

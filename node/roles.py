@@ -45,7 +45,9 @@ class Roles:
 
     def _lead(self, hosted: HostedPartition, record: PartitionRecord) -> None:
         """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
-        partition = hosted.partition
+        partition, node = hosted.partition, self._node
+        metrics = node.metrics.cluster
+        noticed = metrics.failover(node.image, partition.leader_id, node.loop.time())
         self._stop_following(hosted)
         ticket = partition.become_leader(
             record.leader_epoch,
@@ -57,6 +59,7 @@ class Roles:
         if len(record.replicas) > 1:
             partition.step(self._brokers(self._node.image))
         if ticket is None:
+            metrics.failed_over(noticed, node.loop.time())
             return
         saving = hosted.directory.pool.run(ticket.run)
         self._electing.add(saving)
@@ -66,6 +69,7 @@ class Roles:
             error = finished.exception()
             if error is None:
                 ticket.done()
+                metrics.failed_over(noticed, node.loop.time())
             elif isinstance(error, MachineError):
                 self._node.hosting.fail(hosted.directory, error)
             else:
@@ -92,6 +96,12 @@ class Roles:
         membership = self._node.membership
         if membership is not None:
             membership.fetchers.stop_following(hosted.partition.topic_partition)
+
+    def throttled(self, hosted: HostedPartition) -> None:
+        """Whether it is throttled as a follower may have changed."""
+        membership = self._node.membership
+        if membership is not None:
+            membership.fetchers.throttle(hosted)
 
     def leave(self, hosted: HostedPartition) -> None:
         """It is not hosted here any more."""

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kept.node import exposition
 from kept.node.compaction_ops import CompactionStatus
-from kept.node.metrics import Histogram
+from kept.node.histogram import Histogram
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 

@@ -291,6 +291,7 @@ class WriteAheadLog:
 
     def _write(self, buffers: list[bytes]) -> None:
         try:
+            self._disk.reach("metadata.append")
             self._disk.writev(self._file, buffers, self.size_bytes)
         except MachineError as error:
             try:

@@ -66,6 +66,7 @@ class Metadata:
         self._barriers: dict[object, asyncio.Future[int]] = {}
         self._proposed: dict[int, asyncio.Future[None]] = {}
         self._ticker: asyncio.TimerHandle | None = None
+        self._snapshot_error: str | None = None
 
     # Life.
 
@@ -220,18 +221,37 @@ class Metadata:
         self._working = False
         error = job.exception()
         if error is not None:
-            if not isinstance(error, KeptError):
-                log.exception("the metadata log failed", error)
-            self.on_failure(f"the metadata log failed: {error}")
-            for future in self._proposed.values():
-                if not future.done():
-                    future.set_exception(error)
+            self._failed(error)
             return
         self._done(work)
         self.pump()
 
+    def _failed(self, error: BaseException) -> None:
+        """The disk takes nothing: another voter leads from now on, and this node ends.
+
+        What was promised may not be on disk after a failed fsync, and nobody knows what a full disk
+        takes next; so nothing is tried again here. The others need no time-out to go on.
+        """
+        if not isinstance(error, KeptError):
+            log.exception("the metadata log failed", error)
+        self.member.disk_failed()
+        for message in self.member.take_messages():
+            self.send(message)
+        self.on_failure(f"the metadata log failed: {error}")
+        for future in self._proposed.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _tell_of_snapshot(self) -> None:
+        why = self.member.last_snapshot_error
+        if why is not None and why != self._snapshot_error:
+            log.warning("snapshot of the metadata not written", error=why)
+        self._snapshot_error = why
+
     def _done(self, work: Work) -> None:
         outcome = self.member.done(work)
+        if work.snapshot is not None:
+            self._tell_of_snapshot()
         for message in outcome.messages:
             self.send(message)
         for index in outcome.lost_proposals:

@@ -21,7 +21,7 @@ from kept.node.admin import Admin
 from kept.node.cleaner import AWAITS_MANIFESTS
 from kept.node.cluster_exposition import LedPartitions, is_under_replicated
 from kept.node.compaction_ops import CompactionStatus
-from kept.node.families import counter, gauge, histogram
+from kept.node.families import counter, gauge, histogram, series
 from kept.node.slices import ITEMS_PER_SLICE
 from kept.storage.types import TopicPartition
 
@@ -168,28 +168,17 @@ def _compaction(node: Node) -> Iterator[Metric | None]:
 
 def _partitions(node: Node) -> Iterator[Metric | None]:
     """Totals over all partitions, and series for those that need attention."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    labels = ["topic", "partition"]
-    dirty = GaugeMetricFamily(
-        "kept_log_cleaner_dirty_ratio", "Dirty share of the cleanable bytes.", labels=labels
+    dirty = series("log_cleaner_dirty_ratio", "Dirty share of the cleanable bytes.")
+    uncleanable = series(
+        "log_cleaner_uncleanable", "1: compaction fails, with the reason.", "reason"
     )
-    uncleanable = GaugeMetricFamily(
-        "kept_log_cleaner_uncleanable", "1: compaction fails, with the reason.",
-        labels=[*labels, "reason"],
-    )  # fmt: skip
-    size = GaugeMetricFamily("kept_partition_size_bytes", "Bytes on disk.", labels=labels)
-    generation = GaugeMetricFamily(
-        "kept_manifest_generation", "Generation of the last pass applied here.", labels=labels
+    size = series("partition_size_bytes", "Bytes on disk.")
+    generation = series("manifest_generation", "Generation of the last pass applied here.")
+    tombstones = series(
+        "log_cleaner_tombstones_pending", "Tombstones that wait for their delete horizon."
     )
-    tombstones = GaugeMetricFamily(
-        "kept_log_cleaner_tombstones_pending", "Tombstones that wait for their delete horizon.",
-        labels=labels,
-    )  # fmt: skip
-    offline = GaugeMetricFamily(
-        "kept_partition_offline", "1: not open, or led by nobody.", labels=labels
-    )
-    in_sync = GaugeMetricFamily("kept_partition_isr", "Replicas in sync.", labels=labels)
+    offline = series("partition_offline", "1: not open, or led by nobody.")
+    in_sync = series("partition_isr", "Replicas in sync.")
     led = LedPartitions(node.node_id)
     all_of_them = node.config.metrics_partitions == "all"
     admin = Admin(node)
@@ -227,6 +216,10 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
             size.add_metric(name, partition.log.size_bytes)
     yield from (dirty, uncleanable, generation, tombstones, size, offline, in_sync)
     yield from led.families()
+    yield from _totals(totals)
+
+
+def _totals(totals: Counter[str]) -> Iterator[Metric]:
     yield gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
     yield gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
     yield gauge(

@@ -1,11 +1,11 @@
-"""Metric families of one sample, as prometheus-client has them; it is imported when asked for."""
+"""Metric families, as prometheus-client has them; it is imported when asked for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import GaugeMetricFamily, Metric
 
     from kept.node.histogram import Histogram
 
@@ -31,3 +31,10 @@ def histogram(name: str, doc: str, counts: Histogram) -> Metric:
     return HistogramMetricFamily(
         f"kept_{name}", doc, buckets=counts.buckets(), sum_value=counts.total
     )
+
+
+def series(name: str, doc: str, *labels: str) -> GaugeMetricFamily:
+    """A family of gauges for partitions: topic, partition, and further labels."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(f"kept_{name}", doc, labels=["topic", "partition", *labels])

@@ -39,6 +39,7 @@ def consumer(cluster: Cluster, group: str, **settings: Any) -> Consumer:
             "auto.offset.reset": "earliest",
             "session.timeout.ms": 6_000,
             "heartbeat.interval.ms": 300,
+            "socket.timeout.ms": 5_000,
             "reconnect.backoff.max.ms": 200,
             "log_level": 0,
             **settings,

@@ -108,6 +108,7 @@ class Producer(Client):
         self.acknowledged_us = 0
         self.attempt = 0
         self.first_is_there = False
+        self.late_duplicates = 0
 
     def start(self) -> None:
         self.world.after(self.world.between(0, 500) * MS, self.produce)
@@ -181,12 +182,19 @@ class Producer(Client):
         self._retry()
 
     def _refused(self, error: str) -> None:
-        """The first batch that is not acknowledged does not fit: something before it is gone."""
+        """The first batch that is not acknowledged does not fit: something before it is gone.
+
+        Or it is there itself: a restarted replica remembers only a producer's last batch (as
+        Kafka's snapshot does), so that an older one that comes again is refused.
+        """
         register = self.history.checks.register(self.tp)
-        if self.acks == -1 and not register.give_ups:
+        first = self.queue[0]
+        if self.history.checks.has(self.tp, self.producer_id, first.sequence):
+            self.late_duplicates += 1
+        elif self.acks == -1 and not register.give_ups:
             raise Violation(
                 "sequence-refused",
-                f"{self.tp}: producer {self.producer_id} is refused #{self.queue[0].sequence} with "
+                f"{self.tp}: producer {self.producer_id} is refused #{first.sequence} with "
                 f"{error}; all before it is acknowledged",
             )
         self.producer_id = self.history.next_producer_id(self.acks)

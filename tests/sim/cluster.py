@@ -66,7 +66,6 @@ class ClusterHistory(RaftHistory):
         self.consumers: list[Consumer] = []
         self.created = False
         self.producer_ids = 0
-        self.stalls: dict[int, tuple[int, int]] = {}
         for machine in self.machines:
             machine.on_death.append(self._died)
             machine.on_wake = self.epochs
@@ -249,16 +248,13 @@ class ClusterHistory(RaftHistory):
 
     def decides(self, app: SimNode) -> None:
         """A decision is taken on an image that holds all that was committed in earlier terms."""
-        term = app.member.term
-        known = self.stalls.setdefault(term, (app.process, self.raft.committed_to))
-        if (
-            app.member.role is Role.LEADER
-            and app.image.index < known[1]
-            and known[0] == app.process
-        ):
+        term, needed = app.member.term, self.raft.committed_to
+        while needed and self.raft.committed[needed][0] >= term:
+            needed -= 1
+        if app.image.index < needed:
             raise Violation(
                 "decided-on-old-image",
-                f"n{app.node_id} decides on entry {app.image.index}, {known[1]} were committed "
+                f"n{app.node_id} decides on entry {app.image.index}, {needed} were committed "
                 f"before term {term}",
             )
 
@@ -278,6 +274,7 @@ class ClusterHistory(RaftHistory):
         del found["reads"], found["proposals acknowledged"]
         registers = self.checks.registers.values()
         return found | {
+            "late duplicates refused": sum(p.late_duplicates for p in self.producers),
             "batches acknowledged": sum(p.acknowledged for p in self.producers),
             "batches committed": self.checks.commits,
             "records consumed": sum(c.read for c in self.consumers),

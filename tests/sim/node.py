@@ -28,7 +28,6 @@ from tests.sim.machine import Exited, Machine
 from tests.sim.network import NO_ANSWER, REFUSED
 from tests.sim.raft_cluster import RaftApp
 from tests.sim.replicas import UPKEEP_MS, Replicas, Reply
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.cluster import ClusterHistory
@@ -263,16 +262,26 @@ class SimNode(RaftApp):
         self.perform(effects)
         reply(answer)
 
-    def serve_alter_isr(self, source: int, request: Any, reply: Reply) -> None:
+    def serve_alter_isrs(self, source: int, request: Any, reply: Reply) -> None:
         if not self.sessions.active:
             reply(NotController("no", -1))
             return
-        item, broker_epoch = request
-        asked = AlterIsr(
-            item.topic_id, item.partition, source, broker_epoch, item.leader_epoch,
-            item.partition_epoch, item.isr, item.base_published,
-        )  # fmt: skip
-        self.decide(lambda image: election.alter_isr(image, asked), reply)
+        items, broker_epoch = request
+        errors: dict[Any, KeptError] = {}
+
+        def change(image: Image) -> Sequence[Any]:
+            nonlocal errors
+            asked = [
+                AlterIsr(
+                    item.topic_id, item.partition, source, broker_epoch, item.leader_epoch,
+                    item.partition_epoch, item.isr, item.base_published,
+                )
+                for item in items
+            ]  # fmt: skip
+            records, errors = election.alter_isrs(image, asked)
+            return records
+
+        self.decide(change, lambda error: reply(error or errors))
 
     def serve_create(self, source: int, change: Callable[[Image], Any], reply: Reply) -> None:
         self.decide(change, reply)
@@ -361,5 +370,5 @@ class SimNode(RaftApp):
             self.replicas.close()
             self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
         else:
-            raise Violation("exit", f"{self.machine.name} gives up: {effect.reason}")
+            self.history.checks.gives_up(self.node_id, self.incarnation, effect.reason)
         raise Exited(effect.reason)

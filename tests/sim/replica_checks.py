@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from kept.cluster.image import Delta, Image
 from kept.cluster.records import NO_LEADER, PartitionRecord
@@ -83,6 +84,7 @@ class ReplicaChecks:
         self.image_index = 0
         self.dark: set[int] = set()
         self.broker_epochs: dict[int, int] = {}
+        self.incarnations: dict[int, UUID] = {}
         self.strict: set[int] = set()
         """Producer ids of acks=all: nothing of theirs may be missing."""
         self.commits = 0
@@ -111,6 +113,13 @@ class ReplicaChecks:
             register.rebase = True
             self.world.note("checks", f"{tp}: every ISR member lost power, losses are allowed")
 
+    def gives_up(self, node: int, incarnation: UUID, reason: str) -> None:
+        """A process ends because it may not be a broker: only another one in its place may do that
+        (here: an earlier process's registration that came late).
+        """
+        if self.incarnations.get(node) == incarnation:
+            raise Violation("exit", f"n{node} is registered and gives up: {reason}")
+
     # Metadata.
 
     def metadata(self, index: int, image: Image, delta: Delta) -> None:
@@ -118,6 +127,7 @@ class ReplicaChecks:
         if index <= self.image_index:
             return
         self.image_index = index
+        self.incarnations = {node: broker.incarnation for node, broker in image.brokers.items()}
         self.dark -= {node for node in delta.brokers if self._registered_anew(image, node)}
         for change in delta.partitions:
             self._changed(change.topic_partition, change.after)
@@ -385,6 +395,12 @@ class ReplicaChecks:
         batches = self.register(tp).batches
         at = bisect_left(batches, offset, key=lambda known: known.last)
         return batches[at] if at < len(batches) and batches[at].base <= offset else None
+
+    def has(self, tp: TopicPartition, producer_id: int, sequence: int) -> bool:
+        """Whether a producer's batch is committed, or may be: it is on a replica."""
+        key = (producer_id, sequence)
+        held = (copy.batches for (_, owner), copy in self.copies.items() if owner == tp)
+        return any((b.producer_id, b.sequence) == key for batches in held for b in batches)
 
     def finish(self) -> None:
         """At the end, after healing: all replicas equal, every acknowledged batch there, once."""

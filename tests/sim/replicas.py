@@ -14,7 +14,6 @@ from kept.cluster.image import Delta, Image
 from kept.cluster.records import NO_LEADER, PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
 from kept.replication.events import BrokersChanged, ProposeIsr
-from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings
 from kept.replication.fetching import (
     FENCED_LEADER_EPOCH,
     KAFKA_STORAGE_ERROR,
@@ -24,11 +23,10 @@ from kept.replication.fetching import (
     FetchAnswer,
     FetchRequest,
     OffsetsAnswer,
-    OffsetsRequest,
     PartitionAnswer,
     PartitionRequest,
 )
-from kept.replication.following import perform_all
+from kept.replication.isr import AlterIsrItem
 from kept.replication.partition import Partition
 from kept.replication.reports import Truncated
 from kept.storage.directory import Checkpoint, LogDirectory
@@ -44,17 +42,33 @@ from kept.storage.records import CheckRules, check
 from kept.storage.types import MAX_INT64, TopicPartition
 from tests.sim import batches
 from tests.sim.clients import ProduceAnswer, ProduceRequest, ReadAnswer, ReadRequest
+from tests.sim.flushes import Flushes
+from tests.sim.streams import Streams
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
 
 LAG_MS = 3000
-FETCH = FetchSettings(max_wait_ms=200)
 CHECKPOINT_MS = 2000
 UPKEEP_MS = 500
 RULES = CheckRules(timestamp_after_max_ms=MAX_INT64)
 """Clocks jump here by hours."""
 Reply = Callable[[Any], None]
+OffsetOf = Callable[[Partition], int | None]
+
+
+def inner_start(partition: Partition) -> int | None:
+    """A log start needs words only inside of the first segment."""
+    log = partition.log
+    start = log.log_start_offset
+    return start if start > log.segments[0].base_offset else None
+
+
+CHECKPOINTS: dict[Checkpoint, OffsetOf] = {
+    Checkpoint.RECOVERY_POINTS: lambda partition: partition.log.recovery_point,
+    Checkpoint.LOG_STARTS: inner_start,
+    Checkpoint.HIGH_WATERMARKS: lambda partition: partition.high_watermark,
+}
 
 
 class Replicas:
@@ -68,13 +82,11 @@ class Replicas:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.serving = False
         self.suspended = False
-        self.streams: dict[int, FetcherCore] = {}
-        self.where: dict[TopicPartition, int] = {}
+        self.flushes = Flushes(self.machine)
+        self.streams = Streams(self)
         self.wanted: dict[TopicPartition, None] = {}
         self.asking = False
         self.acks: list[tuple[TopicPartition, batches.Batch, Reply]] = []
-        self.flushing: dict[TopicPartition, list[tuple[int, Callable[[], None]]]] = {}
-        self.generation: dict[int, int] = {}
 
     @property
     def directory(self) -> LogDirectory:
@@ -99,6 +111,7 @@ class Replicas:
             for partition in self.partitions.values():
                 if partition.is_leader and partition.replicated:
                     partition.step(event)
+                    self.settle(partition.topic_partition)
 
     def open(self, image: Image, tp: TopicPartition, topic_id: UUID) -> None:
         config = log_config(image.config(ResourceType.TOPIC, tp.topic), {})
@@ -143,7 +156,7 @@ class Replicas:
 
     def lead(self, partition: Partition, record: PartitionRecord) -> None:
         tp = partition.topic_partition
-        self.stop_following(tp)
+        self.streams.stop_following(tp)
         before = partition.leader_epoch
         ticket = partition.become_leader(
             record.leader_epoch, record.partition_epoch, record.isr, record.replicas, self.now_ms()
@@ -164,22 +177,10 @@ class Replicas:
             record.leader, record.leader_epoch, record.partition_epoch, record.isr,
             record.replicas, self.now_ms(),
         )  # fmt: skip
-        tp = partition.topic_partition
         if record.leader == NO_LEADER:
-            self.stop_following(tp)
+            self.streams.stop_following(partition.topic_partition)
         elif news:
-            if self.where.get(tp) != record.leader:
-                self.stop_following(tp)
-            core = self.streams.setdefault(record.leader, FetcherCore(record.leader, FETCH))
-            self.where[tp] = record.leader
-            core.add(tp, partition.topic_id, partition, record.leader_epoch)
-            self.flush(tp)
-            self.stream(record.leader)
-
-    def stop_following(self, tp: TopicPartition) -> None:
-        leader = self.where.pop(tp, None)
-        if leader is not None:
-            self.streams[leader].remove(tp)
+            self.streams.follow(partition, record.leader, record.leader_epoch)
 
     def resume(self, image: Image) -> None:
         first, self.serving, self.suspended = not self.serving, True, False
@@ -203,107 +204,39 @@ class Replicas:
             self.machine.after_us(0, self.ask_isr)
         elif isinstance(effect, Truncated):
             self.world.note(self.machine.name, f"cuts {tp} to {effect.log_end_offset}")
-            points = dict(self.directory.recovery_points)
-            points[tp] = min(points.get(tp, 0), effect.recovery_point)
+            points = {**self.directory.recovery_points, tp: effect.recovery_point}
             self.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, points)
 
     def ask_isr(self) -> None:
-        if self.asking or not self.wanted:
+        """One call for all that is wanted, one at a time (``node/isr_changes``)."""
+        if self.asking:
             return
-        tp = next(iter(self.wanted))
-        del self.wanted[tp]
-        partition = self.partitions[tp]
-        item = partition.alter_isr_request()
-        if item is None:
-            self.ask_isr()
+        asking: dict[Partition, AlterIsrItem] = {}
+        for tp in self.wanted:
+            partition = self.partitions.get(tp)
+            item = None if partition is None else partition.alter_isr_request()
+            if partition is not None and item is not None:
+                asking[partition] = item
+        self.wanted.clear()
+        if not asking:
             return
         self.asking = True
 
         def answered(answer: Any) -> None:
             self.asking = False
-            known = answer is None or isinstance(answer, KeptError)
-            if known and answer.__class__.__name__ not in ("NotController", "StaleBrokerEpoch"):
-                partition.isr_answered(item, answer)
-                self.look(tp)
-            if partition.alter_isr_request() is not None:
-                self.wanted[tp] = None
-            self.machine.after_ms(50, self.ask_isr)
+            known = isinstance(answer, dict)
+            for partition, item in asking.items():
+                if known:
+                    partition.isr_answered(item, answer.get((item.topic_id, item.partition)))
+                if partition.alter_isr_request() is not None:
+                    self.wanted[partition.topic_partition] = None
+                self.look(partition.topic_partition)
+            self.machine.after_ms(1 if known else 50, self.ask_isr)
 
-        self.node.ask_controller("alter_isr", (item, self.node.lifecycle.broker_epoch), answered)
+        request = (tuple(asking.values()), self.node.lifecycle.broker_epoch)
+        self.node.ask_controller("alter_isrs", request, answered)
 
-    # Fetching.
-
-    def stream(self, leader: int) -> None:
-        """Go on with the stream to a leader."""
-        core = self.streams[leader]
-        now = self.now_ms()
-        request = core.next_request(now)
-        if request is None:
-            wake = core.wake_at_ms()
-            if wake < NEVER:
-                serial = self.generation[leader] = self.generation.get(leader, 0) + 1
-                self.machine.after_ms(max(1, wake - now), self.wake, leader, serial)
-            return
-
-        def answered(answer: Any) -> None:
-            self.node.own_tick()
-            now = self.now_ms()
-            if isinstance(request, FetchRequest) and isinstance(answer, FetchAnswer):
-                work = core.answered(request, answer, now)
-            elif isinstance(request, OffsetsRequest) and isinstance(answer, tuple):
-                work = core.offsets_answered(request, answer, now)
-            else:
-                core.failed(request, now)
-                work = ()
-            perform_all(core, work, self.partitions.get, now, now)
-            for tp, _ in work:
-                self.look(tp)
-                self.flush(tp)
-            if self.node.history.assertions:
-                core.check_invariants()
-            self.machine.after_us(0, self.stream, leader)
-
-        what = "fetch" if isinstance(request, FetchRequest) else "offsets"
-        self.machine.network.call(
-            self.node.node_id, leader, what, (request, self.node.lifecycle.broker_epoch),
-            answered, 1500,
-        )  # fmt: skip
-
-    def wake(self, leader: int, serial: int) -> None:
-        if self.generation.get(leader) == serial:
-            self.stream(leader)
-
-    def nudge(self, tp: TopicPartition) -> None:
-        """Look at it again, in the stream that it is in now."""
-        leader = self.where.get(tp)
-        if leader is not None:
-            self.streams[leader].nudge(tp)
-            self.stream(leader)
-
-    def flush(self, tp: TopicPartition) -> None:
-        """``flush.messages``: the fetcher asks on when what it got is durable."""
-        partition = self.partitions[tp]
-        if partition.awaits_flush:
-            end = partition.log.written_end_offset
-            self.when_durable(tp, end, lambda: self.nudge(tp))
-
-    def when_durable(self, tp: TopicPartition, end: int, then: Callable[[], None]) -> None:
-        """Fsync what is written, in a thread; then go on."""
-        partition = self.partitions[tp]
-        ticket = partition.flush_ticket()
-        if ticket is None:
-            then()
-            return
-
-        def run() -> None:
-            ticket.run()
-            self.machine.after_us(50, done)
-
-        def done() -> None:
-            ticket.done()
-            then()
-
-        self.machine.after_us(self.world.between(*self.machine.disk_us), run)
+    # Followers here.
 
     def serve_fetch(self, replica: int, asked: Any, reply: Reply) -> None:
         """A follower's Fetch; every request here lists all that it knows (no session)."""
@@ -411,7 +344,7 @@ class Replicas:
             if error is not None:
                 reply(ProduceAnswer(type(error).__name__))
             elif partition.config.flush_messages < MAX_INT64:
-                self.when_durable(tp, end, lambda: self.acknowledge(tp, batch, reply))
+                self.flushes.flush(partition, end, lambda: self.acknowledge(tp, batch, reply))
             else:
                 self.acks.append((tp, batch, reply))
 
@@ -439,31 +372,40 @@ class Replicas:
     # Upkeep.
 
     def upkeep(self) -> None:
-        """Ticks of partitions, retention, flushes; checkpoints now and then."""
-        for tp, partition in self.partitions.items():
+        """The jobs of ``node/timers``, more often; checkpoints now and then."""
+        for tp, partition in list(self.partitions.items()):
             if partition.offline is None:
+                log = partition.log
                 partition.tick(self.now_ms())
                 partition.maybe_roll(self.machine.wall_ms)
                 partition.retention(self.machine.wall_ms)
                 partition.delete_expired(self.machine.wall_ms)
+                if log.recovery_point < log.active_segment.base_offset:
+                    self.flushes.flush(partition, log.written_end_offset, lambda: None)
                 self.settle(tp)
-        if self.world.chance(UPKEEP_MS / CHECKPOINT_MS):
-            self.checkpoint()
+        self.directory.purge(self.machine.wall_ms)
+        for kind, offset_of in CHECKPOINTS.items():
+            if self.world.chance(UPKEEP_MS / CHECKPOINT_MS):
+                self.checkpoint(kind, offset_of)
 
-    def checkpoint(self) -> None:
-        tps = self.partitions.items()
-        flushed = {tp: p.log.recovery_point for tp, p in tps if p.offline is None}
-        starts = {tp: p.log_start_offset for tp, p in tps if p.offline is None}
-        marks = {tp: p.high_watermark for tp, p in tps if p.offline is None}
-        self.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, flushed)
-        self.directory.write_checkpoints(Checkpoint.LOG_STARTS, starts)
-        self.directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, marks)
+    def checkpoint(self, kind: Checkpoint, offset_of: OffsetOf) -> None:
+        """Collect now, write in a thread: what is cut meanwhile is in the file all the same."""
+        created = self.directory.created
+        offsets = self.collect(offset_of)
+        delay = self.world.between(*self.machine.disk_us)
+        self.machine.after_us(delay, self.directory.write_checkpoints, kind, offsets, created)
+
+    def collect(self, offset_of: OffsetOf) -> dict[TopicPartition, int]:
+        """What a checkpoint says of every partition."""
+        found = {tp: offset_of(p) for tp, p in self.partitions.items() if p.offline is None}
+        return {tp: offset for tp, offset in found.items() if offset is not None}
 
     def close(self) -> None:
         """Stop in order."""
         for partition in self.partitions.values():
             partition.close(self.machine.wall_ms)
-        self.checkpoint()
+        for kind, offset_of in CHECKPOINTS.items():
+            self.directory.write_checkpoints(kind, self.collect(offset_of))
 
     # What is judged.
 
@@ -478,10 +420,10 @@ class Replicas:
             reply(ProduceAnswer("", batch.base))
 
     def look(self, tp: TopicPartition) -> None:
-        partition = self.partitions[tp]
-        log = partition.log
-        if partition.offline is not None:
+        partition = self.partitions.get(tp)
+        if partition is None or partition.offline is not None:
             return
+        log = partition.log
         if self.node.history.assertions:
             partition.check_invariants()
         self.checks.look(

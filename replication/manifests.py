@@ -122,7 +122,7 @@ class ManifestCore:
     pulls: int = 0
     _hearing: ManifestRef | None = None
 
-    def step(self, event: Event, now_ms: int) -> Effects:  # noqa: PLR0911 (a table)
+    def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
             case Pulled():
@@ -242,8 +242,8 @@ class ManifestCore:
         self.published = held
         return self._apply_next()
 
-    def answer(self, request: PullRequest) -> tuple[Effects, PullAnswer]:
-        """Answer a follower, and count what it says.
+    def heard(self, request: PullRequest) -> Effects:
+        """Count what a follower says; then :meth:`answer` it.
 
         Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower (also while it is not
         known yet what this leader holds).
@@ -260,10 +260,13 @@ class ManifestCore:
             applied = None if request.applied is None else request.applied.identity
             effects = (Tell(ManifestApplied(replica, applied, broker_epoch)),)
         held = None if request.held is None else request.held.identity
-        effects += (Tell(ManifestHeld(replica, held, broker_epoch)),)
+        return (*effects, Tell(ManifestHeld(replica, held, broker_epoch)))
+
+    def answer(self, request: PullRequest) -> PullAnswer:
+        """The answer to a request that was :meth:`heard`."""
         published = self.published if self._tells(request) else None
         sent = dict.fromkeys(m for m in (self.held, published) if m and m not in request.has)
-        return effects, PullAnswer(self.held, published, tuple(sent))
+        return PullAnswer(self.held, published, tuple(sent))
 
     def _tells(self, request: PullRequest) -> bool:
         published = self.published
@@ -310,9 +313,7 @@ class ManifestCore:
     def _counts(self, asked: PullRequest, answer: PullAnswer) -> bool:
         published = answer.published
         return (
-            published is not None
-            and asked.synced
-            and asked.log_end_offset >= published.end_offset
+            published is not None and asked.synced and asked.log_end_offset >= published.end_offset
         )
 
     def _takes(self, offered: ManifestRef | None) -> bool:

@@ -263,14 +263,6 @@ class CutLog:
 
 
 Effect = (
-    Tell
-    | Store
-    | Discard
-    | Apply
-    | CancelApply
-    | MakeBase
-    | ClearApplied
-    | ReportMissing
-    | CutLog
+    Tell | Store | Discard | Apply | CancelApply | MakeBase | ClearApplied | ReportMissing | CutLog
 )
 Effects = tuple[Effect, ...]

@@ -1,0 +1,314 @@
+"""One replica: the three real cores over an abstract log, and the shell that does what they say.
+
+What is durable survives a crash: log, epoch cache, manifests held and applied, and a swap that has
+begun (rule 11: a start completes it). Everything slow is a job that the history moves on, so that
+anything may happen between its steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from kept.replication import follower as fol
+from kept.replication import manifests_events as ev
+from kept.replication.events import (
+    CommitKnown,
+    Effects,
+    ManifestPublished,
+)
+from kept.replication.fetching import PartitionAnswer, PartitionRequest
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.types import TopicPartition
+from tests.replication.manifests import logs
+from tests.replication.manifests.logs import Body, Rec, Violation
+
+if TYPE_CHECKING:
+    from tests.replication.manifests.world import World
+
+TP = TopicPartition("t", 0)
+TOPIC_ID = UUID(int=1)
+LAG_MS = 30_000
+
+
+@dataclass
+class ApplyJob:
+    body: Body
+    begun: bool = False
+    """A segment is in place."""
+    cancelled: bool = False
+    at: int = 0
+
+
+@dataclass
+class StoreJob:
+    held: Body | None
+    told: Body | None
+    base: bool = False
+
+
+@dataclass
+class PassJob:
+    body: Body
+    leader_epoch: int
+    based_on: ManifestRef | None
+
+
+@dataclass
+class Disk:
+    """What a crash leaves."""
+
+    log: list[Rec] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    held: Body | None = None
+    applied: Body | None = None
+    swapping: ApplyJob | None = None
+
+
+class Machine:
+    """See the module. It is the FollowerLog of its FollowerCore."""
+
+    awaits_flush = False
+    log_start_offset = 0
+
+    def __init__(self, world: World, node_id: int) -> None:
+        self.world, self.id = world, node_id
+        self.disk = Disk()
+        self.broker_epoch = 1
+        self.up = True
+        self.born_epoch = -1
+        """Leader epoch of the image when the process started; -1 for the first processes."""
+        self.boot()
+
+    def boot(self) -> None:
+        disk, world = self.disk, self.world
+        if disk.swapping is not None:
+            world.saw("crashed in a swap")
+            job, disk.swapping = disk.swapping, None
+            disk.log = logs.apply(disk.log, job.body, 0, job.body.end_offset)
+            self.mark(job.body)
+        self.leader: Any = world.leader_core(self.id, LAG_MS)
+        self.follower = fol.FollowerCore(self)
+        held = None if disk.held is None else disk.held.ref
+        applied = None if disk.applied is None else disk.applied.ref
+        self.manifests: Any = world.manifest_core(self.id, held, applied)
+        if disk.applied is not None:
+            self.leader.high_watermark = min(disk.applied.end_offset, self.log_end_offset)
+        self.view = -1
+        self.told: Body | None = None
+        self.store: StoreJob | None = None
+        self.job: ApplyJob | None = None
+        self.pass_: PassJob | None = None
+        self.request: ev.PullRequest | None = None
+        self.answer: tuple[ev.PullRequest, ev.PullAnswer, dict[Any, Body]] | None = None
+        self.old_requests: list[ev.PullRequest] = []
+
+    # FollowerLog.
+
+    @property
+    def log_end_offset(self) -> int:
+        return logs.log_end(self.disk.log)
+
+    @property
+    def high_watermark(self) -> int:
+        return self.leader.high_watermark
+
+    @property
+    def latest_epoch(self) -> int:
+        return self.disk.epochs[-1][0] if self.disk.epochs else -1
+
+    def own_end_offset(self, epoch: int) -> tuple[int, int] | None:
+        epochs = self.disk.epochs
+        if not epochs or not 0 <= epoch <= epochs[-1][0]:
+            return None
+        if epoch == epochs[-1][0]:
+            return epoch, self.log_end_offset
+        higher = next(i for i, entry in enumerate(epochs) if entry[0] > epoch)
+        if higher == 0:
+            return epoch, epochs[0][1]
+        return epochs[higher - 1][0], epochs[higher][1]
+
+    def assign(self, epoch: int, start: int) -> None:
+        if self.latest_epoch < epoch:
+            kept = [entry for entry in self.disk.epochs if entry[1] < start]
+            self.disk.epochs = [*kept, (epoch, start)]
+
+    # Effects.
+
+    def lead(self, event: Any) -> None:
+        """Step the leader core, and what follows from it."""
+        self.leader_did(self.leader.step(event))
+
+    def leader_did(self, effects: Effects) -> None:
+        if self.leader.leading:
+            self.leader.check_invariants()
+        for effect in effects:
+            if isinstance(effect, ManifestPublished):
+                self.tell(ev.Published(effect.identity))
+        self.world.committed_by(self)
+
+    def tell(self, event: ev.Event) -> None:
+        """Step the manifest core, and do what it says."""
+        effects = self.manifests.step(event, self.world.now_ms)
+        self.perform(effects)
+        self.manifests.check_invariants()
+
+    def perform(self, effects: ev.Effects) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Tell(event):
+                    if not (isinstance(event, CommitKnown) and self.world.bug("hw")):
+                        self.lead(event)
+                case ev.Store(held, told):
+                    self.store = StoreJob(self.body(held), self.body(told))
+                case ev.Apply(ref):
+                    body = self.body(ref)
+                    assert body is not None
+                    self.job = ApplyJob(body)
+                    if self.world.bug("mark-first"):
+                        self.mark(body)
+                case ev.CancelApply():
+                    self.world.saw("cancelled")
+                    if self.job is not None:
+                        self.job.cancelled = True
+                case ev.MakeBase(epoch):
+                    self.store = StoreJob(self.base(epoch), None, base=True)
+                    self.disk.held = self.disk.applied = self.told = None
+                case ev.ClearApplied():
+                    self.disk.applied = None
+                case ev.CutLog(offset):
+                    self.cut(offset)
+                case ev.ReportMissing(ref, offset):
+                    self.world.missing_survivor(self, ref, offset)
+                case ev.Discard():
+                    self.world.saw("discarded")
+
+    def body(self, ref: ManifestRef | None) -> Body | None:
+        """A body that is here: nothing else may be stored or applied."""
+        if ref is None:
+            return None
+        here = [self.disk.held, self.disk.applied, self.told]
+        if self.pass_ is not None:
+            here.append(self.pass_.body)
+        if self.answer is not None:
+            here += self.answer[2].values()
+        for body in here:
+            if body is not None and body.ref == ref:
+                return body
+        raise Violation(f"BODY replica {self.id} has no body of {ref}")
+
+    def base(self, epoch: int) -> Body:
+        end = self.log_end_offset
+        survivors = {rec.offset: logs.as_it_is(rec) for rec in self.disk.log}
+        clean_to = end if self.world.bug("base-clean") else 0
+        ref = ManifestRef(self.world.identity(epoch, 0), epoch, end)
+        return Body(ref, 0, end, clean_to, survivors)
+
+    def cut(self, offset: int) -> None:
+        """Cut the log; a swap that has begun is completed before (``Replacement.settle``)."""
+        if offset < self.log_end_offset:
+            if self.job is not None and self.job.begun:
+                self.finish_swap()
+            self.world.cuts(self, offset)
+            self.disk.log = [rec for rec in self.disk.log if rec.offset < offset]
+        end = self.log_end_offset
+        self.disk.epochs = [entry for entry in self.disk.epochs if entry[1] < min(offset, end)]
+        self.leader.high_watermark = min(self.leader.high_watermark, end)
+        self.tell(ev.Cut(self.log_end_offset))
+
+    # Jobs.
+
+    def move_store(self) -> bool:
+        job, self.store = self.store, None
+        if job is None:
+            return False
+        self.disk.held = job.held
+        self.told = job.told
+        if job.base:
+            self.disk.applied = job.held
+            assert job.held is not None
+            self.tell(ev.BaseMade(job.held.ref))
+        else:
+            self.tell(ev.Stored(None if job.held is None else job.held.ref))
+        return True
+
+    def move_apply(self, at: int) -> bool:
+        """Look for what is missing; then put segments into place up to ``at``; then the mark."""
+        job = self.job
+        if job is None:
+            return False
+        if not job.begun:
+            if job.cancelled:
+                self.job = None
+                self.tell(ev.ApplyEnded(job.body.ref))
+                return True
+            missing = self.world.missing_from(self, job.body)
+            if missing is not None:
+                self.job = None
+                self.tell(ev.ApplyEnded(job.body.ref, missing))
+                return True
+            job.begun, self.disk.swapping = True, job
+        elif job.at >= job.body.end_offset:
+            self.job = self.disk.swapping = None
+            self.mark(job.body)
+            self.world.saw(f"applied as {self.manifests.role.value}")
+            self.tell(ev.Applied(job.body.ref))
+            return True
+        job.at = max(job.at + 1, min(at, job.body.end_offset))
+        self.disk.log = self.world.swapped(self, job.body, job.at)
+        return True
+
+    def finish_swap(self) -> None:
+        while self.job is not None and self.job.begun:
+            self.move_apply(self.job.body.end_offset)
+
+    def mark(self, body: Body) -> None:
+        self.disk.applied = body
+
+    # Crashes.
+
+    def crash(self) -> None:
+        self.up = False
+        if self.world.bug("volatile"):
+            self.disk.held = self.disk.applied
+
+    def restart(self) -> None:
+        self.up = True
+        self.broker_epoch += 1
+        self.born_epoch = self.world.image.epoch
+        self.boot()
+
+    def wipe(self) -> None:
+        self.disk = Disk()
+
+    # Fetching.
+
+    def fetch_request(self) -> PartitionRequest:
+        return PartitionRequest(
+            TP, TOPIC_ID, self.follower.leader_epoch, self.log_end_offset, self.latest_epoch, 0, 1
+        )
+
+    def fetched(self, asked: PartitionRequest, answer: PartitionAnswer) -> None:
+        self.follower_did(self.follower.answered(asked, answer, self.world.now_ms))
+        self.tell(ev.Synced(asked.leader_epoch, self.follower.agreed))
+
+    def follower_did(self, effects: fol.Effects) -> None:
+        for effect in effects:
+            match effect:
+                case fol.TruncateTo(offset):
+                    self.cut(offset)
+                case fol.StartAt():
+                    raise Violation("START log starts do not move here")
+                case fol.Append(records, high_watermark, _):
+                    if records:
+                        self.append(Rec.decode(bytes(records)))
+                    known = min(high_watermark, self.log_end_offset)
+                    self.leader.high_watermark = max(self.leader.high_watermark, known)
+                case _:
+                    pass
+
+    def append(self, rec: Rec) -> None:
+        assert rec.offset >= self.log_end_offset
+        self.disk.log = [*self.disk.log, rec]
+        self.assign(rec.epoch, rec.offset)

@@ -1,0 +1,143 @@
+"""The counterexamples of the rules' model on the real cores: with the rule they are harmless, with
+the rule taken out they break the property named.
+
+0 leads at first, 1 is in the ISR with everything, 2 is who was away: it has ``a`` and not its
+tombstone.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.replication.manifests.checks import check_liveness
+from tests.replication.manifests.logs import Violation
+from tests.replication.manifests.planted import PLANTED, Planted
+from tests.replication.manifests.script import run
+from tests.replication.manifests.world import World
+
+AWAY = """
+learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
+del 0 a; put 0 b; fetch 1 3
+"""
+
+SCRIPTS = {
+    "confirmed ISR only (C1)": ("S1", AWAY + """
+        put 0 b; late; decide 0; learn          # 1 lags and leaves
+        fetch 1 2                               # and is proposed again
+        pass 0 3; swap 0                        # published to 0 alone?
+        restart 2; learn; fetch 2 4             # over the tombstone
+        decide 0; elect 1; learn                # 1 never heard of it
+        fetch 2 2; fetch 0 2; decide 1; learn
+        """),
+    "uncommitted shrink counted (C1)": ("S1", AWAY + """
+        put 0 b; late                           # 0 asks to drop 1
+        pass 0 3; swap 0
+        restart 2; learn 2; fetch 2 4
+        elect 1; learn                          # but nobody had decided
+        fetch 2 4; fetch 0 2; decide 1; learn
+        """),
+    "act before publication (C2)": ("S1", AWAY + """
+        pass 0 3; swap 0; restart 2; learn; fetch 2 4
+        elect 1; learn; fetch 2 3; decide 1; learn
+        """),
+    "discard (C3)": ("S1", AWAY + """
+        pass 0 3; pull 1; ask 1; heard 1; swap 0  # 1 holds it, and did not hear more
+        restart 2; learn; fetch 2 3
+        elect 1; learn; fetch 2 3; decide 1; learn
+        """),
+    "admit early (C4)": ("S1", AWAY + """
+        pass 0 3; pull 1; ask 1; heard 1; swap 0
+        restart 2; learn; fetch 2 3
+        elect 1; learn; fetch 2 3; decide 1; learn
+        """),
+    "trust (C5)": ("S5", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 0
+        pass 0 3; pull 1                        # 1 holds it, 2 does not
+        elect 1; learn; swap 1
+        elect 2; learn; fetch 1 2; fetch 0 2
+        pass 2 3 keep; pull 0; pull 1; pull 0; pull 1; swap 2
+        pull 1; swap 1                          # 2's says that the tombstone stays
+        """),
+    "below LEO (C6)": ("S", AWAY + """
+        wipe 2; restart 2; learn; pass 0 3; pull 1; pull 1
+        fetch 2; pull 2; pull 2; swap 2; fetch 2 # one record of before
+        swap 0; fetch 2 3; pull 2; pull 2; fetch 2 2; decide 0; learn
+        """),
+    "adopt (C7)": ("S", """
+        learn; put 0 b; fetch 1 2; crash 2; fence 2; wipe 2; learn
+        put 0 a; del 0 a; put 0 b; fetch 1 5
+        pass 0 3; pull 1; ask 1; heard 1; swap 0
+        restart 2; learn; fetch 2               # b, from the one that swapped
+        elect 1; learn; fetch 2                 # a, from the one that has not
+        fetch 0; pull 0; pull 0; swap 1; fetch 2 4; pull 2; fetch 2; decide 1; learn
+        """),
+    "dirty range (C8)": ("S", """
+        learn; put 0 a; put 0 a; fetch 1 3; fetch 2 3
+        pass 0 2; pull 1; pull 2; pull 1; ask 2; heard 2; swap 0; lose 2
+        put 0 b; put 0 b; fetch 1 3; fetch 2 3
+        pass 0 4; pull 1; pull 2; pull 1; ask 2; heard 2; swap 0
+        crash 2; restart 2; learn; fetch 2; pull 2; pull 2; swap 2   # never was at the first
+        """),
+    "number only (C9)": ("S", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 1; fetch 2
+        pass 0 3; elect 1; learn; fetch 0 2; fetch 2 2
+        pass 1 3 keep; pull 2; pull 0; pull 2; pull 0; swap 1; pull 0; pull 0; swap 0
+        """),
+    "log end at the answer (C10)": ("S5", """
+        learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
+        put 0 b; del 0 a; fetch 1 3
+        pass 0 3 keep; pull 1; pull 1; swap 0; pull 1; swap 1; pull 1
+        put 0 b; fetch 1 2
+        restart 2; learn; fetch 2; ask 2; heard 2   # 2 ends below b
+        pass 0 4; pull 1; pull 1; swap 0; fetch 2 3 # from one that is further
+        answer 2; store 2; swap 2
+        """),
+    "apply before truncating (C11)": ("S1", """
+        learn; put 0 a; fetch 1 2; fetch 2 2; elect 2; learn
+        fetch 0; fetch 1; put 2 b; crash 2; elect 1; fence 2; learn    # b is on 2 only
+        fetch 0; del 1 a; put 1 b; fetch 0 4; late; decide 1; learn; fetch 0
+        pass 1 2; pull 0; pull 0
+        restart 2; learn; pull 2; pull 2; swap 2; pull 2   # before it knows that it has parted
+        fetch 2; fetch 2; swap 1; fetch 2 4; decide 1; learn
+        """),
+    "descending swap (C12)": ("S1", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4
+        pass 0 3; pull 1; pull 2; pull 1; pull 2; part 0 1; part 0 2
+        """),
+    "HW below b (C13)": ("S7", """
+        learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
+        pass 0 1; pull 1; pull 1; swap 0; pull 1; swap 1
+        put 0 b; put 0 a; fetch 1 3; pass 0 3; pull 1
+        crash 1; restart 1; elect 1; learn      # it knows as much as g1 told it
+        pull 0; pull 0; swap 1
+        """),
+    "apply on persist (C14)": ("S5", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 1
+        pass 0 3; pull 2; pull 2; swap 2
+        elect 1; learn; fetch 0 2; fetch 2 2
+        pass 1 3 keep; pull 0; pull 2; pull 0; pull 2; swap 1; swap 2
+        """),
+    "another life's acknowledgement": ("S1", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 0
+        pass 0 3; pull 1; pull 2; pull 1; pull 2; swap 2; pull 2    # 0 takes its time
+        crash 2; fence 2; wipe 2; restart 2; learn
+        fetch 2; swap 0; fetch 2 3; decide 0; learn
+        """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_with_the_rule(name: str) -> None:
+    world = World()
+    run(world, SCRIPTS[name][1])
+    check_liveness(world)
+    for node in world.replicas:
+        check_liveness(world, (node,))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_without_the_rule(name: str) -> None:
+    breaks, script = SCRIPTS[name]
+    planted: Planted = PLANTED[name]
+    with pytest.raises(Violation, match=f"^{breaks}"):
+        run(World(**planted.options()), script)

@@ -1,0 +1,48 @@
+"""Random histories of the real cores, and the planted mistakes that they must find.
+
+A failure names its seed: ``play(seed, replicas=..., unclean=...)`` repeats it. ``SEEDS`` in the
+environment: how many histories of each kind; ``FIRST_SEED``: from where.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kept.storage.errors import InvariantViolation
+from tests.replication.manifests.history import play
+from tests.replication.manifests.logs import Violation
+from tests.replication.manifests.planted import PLANTED
+
+SEEDS = int(os.environ.get("SEEDS", "400"))
+FIRST = int(os.environ.get("FIRST_SEED", "0"))
+
+KINDS = {
+    "three replicas": {},
+    "four replicas": {"replicas": 4},
+    "unclean elections": {"unclean": True},
+}
+COME_ACROSS = {
+    "applied as leader", "applied as follower", "a new leader finishes", "joined", "left",
+    "divergence", "fetched over a gap", "crashed in a swap", "cancelled", "discarded",
+}  # fmt: skip
+"""What must have happened in some history of each kind, or they show nothing."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_histories(kind: str) -> None:
+    seen: set[str] = set()
+    for seed in range(FIRST, FIRST + SEEDS):
+        seen |= play(seed, **KINDS[kind]).seen.keys()
+    if SEEDS >= 400:
+        wanted = COME_ACROSS | ({"cut below b", "missing survivor"} if "unclean" in kind else set())
+        assert wanted <= seen
+
+
+@pytest.mark.parametrize("name", [name for name, p in PLANTED.items() if p.seed is not None])
+def test_a_mistake_is_found(name: str) -> None:
+    planted = PLANTED[name]
+    assert planted.seed is not None
+    with pytest.raises((Violation, InvariantViolation), match=planted.breaks):
+        play(planted.seed, **planted.options())

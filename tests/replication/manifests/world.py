@@ -1,0 +1,450 @@
+"""A partition of a few replicas, its controller, and all that can happen, one step at a time.
+
+Every public method that returns a bool is a step: False when it cannot happen now. Messages are
+delayed and lost, replicas learn of the image when they do, jobs stop half way, processes die, disks
+are wiped. :mod:`tests.replication.manifests.checks` looks on after each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kept.replication import fetching
+from kept.replication import follower as fol
+from kept.replication import manifests_events as ev
+from kept.replication.events import (
+    BrokersChanged,
+    Elected,
+    Fetched,
+    IsrDecided,
+    IsrRefused,
+    Ticked,
+)
+from kept.replication.fetching import OffsetsAnswer, PartitionAnswer
+from kept.replication.leader import LeaderCore
+from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import KeptError
+from tests.replication.manifests import logs
+from tests.replication.manifests.logs import Body, Committed, Rec, Violation
+from tests.replication.manifests.machine import TP, Machine, PassJob
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the controller says; ``version`` counts all changes, ``partition_epoch`` the ISR's."""
+
+    leader: int
+    isr: tuple[int, ...]
+    brokers: tuple[int, ...]
+    """Broker epochs; 0 for one that is fenced."""
+    epoch: int = 1
+    partition_epoch: int = 1
+    version: int = 0
+    unclean: bool = False
+
+
+class World:
+    """See the module. ``bugs`` name mistakes of the shell, for the tests of the checks."""
+
+    def __init__(
+        self,
+        replicas: int = 3,
+        *,
+        manifest_core: type = ManifestCore,
+        leader_core: type = LeaderCore,
+        bugs: frozenset[str] = frozenset(),
+        unclean: bool = False,
+        isr: tuple[int, ...] | None = None,
+    ) -> None:
+        self.manifest_core, self.leader_core, self.bugs = manifest_core, leader_core, bugs
+        self.may_be_unclean = unclean
+        self.seen: dict[str, int] = {}
+        self.ever_unclean = -1
+        """Leader epoch of the last unclean election."""
+        self.now_ms = 0
+        self.replicas = tuple(range(replicas))
+        members = self.replicas if isr is None else isr
+        self.image = Image(0, members, (1,) * replicas)
+        self.committed = Committed()
+        self.machines = [Machine(self, node) for node in self.replicas]
+
+    def bug(self, name: str) -> bool:
+        return name in self.bugs
+
+    def saw(self, what: str) -> None:
+        """For the tests that every history is not the same: what was come across."""
+        self.seen[what] = self.seen.get(what, 0) + 1
+
+    def identity(self, epoch: int, generation: int) -> Any:
+        return generation if self.bug("number-only") else (epoch, generation)
+
+    # The controller.
+
+    def change(self, *, isr_too: bool = True, **fields: Any) -> None:
+        image = self.image
+        self.image = replace(
+            image, version=image.version + 1,
+            partition_epoch=image.partition_epoch + isr_too, **fields,
+        )  # fmt: skip
+
+    def elect(self, node: int) -> bool:
+        if node not in self.image.isr or not self.machines[node].up:
+            return False
+        self.change(leader=node, epoch=self.image.epoch + 1)
+        if self.bug("forget-unclean"):
+            self.change(unclean=False)
+        return True
+
+    def elect_unclean(self, node: int) -> bool:
+        live = [member for member in self.image.isr if self.machines[member].up]
+        if not self.may_be_unclean or live or not self.machines[node].up:
+            return False
+        self.change(leader=node, epoch=self.image.epoch + 1, isr=(node,), unclean=True)
+        self.ever_unclean = self.image.epoch
+        self.committed = Committed()
+        return True
+
+    def fence(self, node: int) -> bool:
+        """A dead member leaves the ISR, unless it is the last."""
+        image = self.image
+        if self.machines[node].up or node not in image.isr or image.isr == (node,):
+            return False
+        self.change(isr=tuple(member for member in image.isr if member != node))
+        return True
+
+    def decide(self, node: int) -> bool:
+        """What a leader asks for: compare-and-set (``kept.cluster.election.alter_isr``)."""
+        machine, image = self.machines[node], self.image
+        core = machine.leader
+        if not machine.up or core.pending_isr is None:
+            return False
+        if (core.leader_epoch, core.partition_epoch) != (image.epoch, image.partition_epoch):
+            return False  # invalid update version: the image will tell
+        new = [member for member in core.pending_isr if member not in image.isr]
+        epochs = dict(zip(core.pending_isr, core.pending_epochs, strict=True))
+        fits = all(
+            self.machines[m].up and epochs[m] in (-1, self.machines[m].broker_epoch) for m in new
+        )
+        unclean = image.unclean and not core.all_published
+        if not fits or (unclean and new):
+            machine.lead(IsrRefused(image.partition_epoch))
+            return True
+        self.saw("joined" if new else "left")
+        self.change(isr=core.pending_isr, unclean=unclean)
+        return True
+
+    def learn(self, node: int) -> bool:
+        """A replica hears of the newest image."""
+        machine, image = self.machines[node], self.image
+        if not machine.up or machine.view == image.version:
+            return False
+        machine.view = image.version
+        if image.leader != node:
+            return self._follow(machine)
+        core = machine.leader
+        if core.leading and core.leader_epoch == image.epoch:
+            machine.lead(IsrDecided(image.partition_epoch, self.replicas, image.isr))
+        elif machine.born_epoch == image.epoch and not self.bug("lead-again"):
+            return True  # restarted in its own epoch: leads again only in a new one
+        else:
+            self._lead(machine)
+        eligible = frozenset(n for n in self.replicas if image.brokers[n])
+        machine.lead(BrokersChanged(eligible, tuple(enumerate(image.brokers))))
+        return True
+
+    def _lead(self, machine: Machine) -> None:
+        image, end = self.image, machine.log_end_offset
+        machine.assign(image.epoch, end)
+        machine.follower.step(fol.StoppedFollowing())
+        if image.unclean:
+            self.committed = Committed()
+            self.committed.advance(machine.disk.log, end)
+        if machine.manifests.held != machine.manifests.applied:
+            self.saw("a new leader finishes")
+        if self.bug("discard"):
+            machine.disk.held = machine.disk.applied
+            machine.manifests.held = machine.manifests.applied
+        machine.lead(
+            Elected(
+                image.epoch, image.partition_epoch, self.replicas, image.isr, end,
+                machine.high_watermark, self.now_ms, settling=True,
+            )
+        )  # fmt: skip
+        machine.tell(ev.Leads(image.epoch, image.unclean))
+
+    def _follow(self, machine: Machine) -> bool:
+        image = self.image
+        if machine.leader.leading:
+            machine.leader_did(machine.leader.resigned())
+        machine.leader.follow(image.epoch, image.partition_epoch, self.replicas, image.isr)
+        machine.follower.step(fol.BecameFollower(image.leader, image.epoch))
+        machine.tell(ev.Follows(image.epoch, machine.id in image.isr))
+        return True
+
+    # Time and clients.
+
+    def tick(self, passed_ms: int) -> bool:
+        self.now_ms += passed_ms
+        for machine in self.machines:
+            if machine.up and machine.leader.leading:
+                machine.lead(Ticked(self.now_ms))
+        return True
+
+    def produce(self, node: int, key: int, *, live: bool) -> bool:
+        machine = self.machines[node]
+        if not machine.up or not machine.leader.leading:
+            return False
+        end = machine.log_end_offset
+        machine.append(Rec(end, machine.leader.leader_epoch, key, live))
+        machine.leader_did(machine.leader.appended(end + 1))
+        return True
+
+    def committed_by(self, machine: Machine) -> None:
+        core = machine.leader
+        if core.leading and core.leader_epoch >= self.ever_unclean:
+            self.committed.advance(machine.disk.log, core.high_watermark)
+
+    # Replication.
+
+    def followed(self, machine: Machine) -> Machine | None:
+        """The leader that it follows, if they talk in one epoch."""
+        if not machine.up or machine.follower.leader_id in (fol.NO_LEADER, machine.id):
+            return None
+        leader = self.machines[machine.follower.leader_id]
+        same = leader.leader.leader_epoch == machine.follower.leader_epoch
+        return leader if leader.up and leader.leader.leading and same else None
+
+    def fetch(self, node: int) -> bool:
+        """One record at most."""
+        machine = self.machines[node]
+        leader = self.followed(machine)
+        if leader is None:
+            return False
+        if machine.follower.state is fol.State.ASKING:
+            answer = OffsetsAnswer(TP, 0, 0, leader.log_end_offset)
+            epoch = machine.follower.leader_epoch
+            event = fol.OffsetsAnswered(epoch, answer, self.now_ms)
+            machine.follower_did(machine.follower.step(event))
+            return True
+        asked = machine.fetch_request()
+        machine.fetched(asked, self._fetch_answer(leader, machine, asked))
+        return True
+
+    def _fetch_answer(self, leader: Machine, machine: Machine, asked: Any) -> PartitionAnswer:
+        epoch, end = asked.last_fetched_epoch, asked.fetch_offset
+        if epoch >= 0:
+            found = leader.own_end_offset(epoch)
+            if found is None:
+                return PartitionAnswer(TP, fetching.OFFSET_OUT_OF_RANGE)
+            if found[0] < epoch or found[1] < end:
+                self.saw("divergence")
+                return PartitionAnswer(TP, diverging=found)
+        elif end > leader.log_end_offset:
+            return PartitionAnswer(TP, fetching.OFFSET_OUT_OF_RANGE)
+        try:
+            effects = leader.leader.step(
+                Fetched(machine.id, end, self.now_ms, machine.broker_epoch)
+            )
+        except KeptError:
+            return PartitionAnswer(TP, fetching.NOT_LEADER_OR_FOLLOWER)
+        leader.leader_did(effects)
+        rec = next((rec for rec in leader.disk.log if rec.offset >= end), None)
+        if rec is not None and rec.offset > end:
+            self.saw("fetched over a gap")
+        if self.bug("adopt") and end == 0 and rec is not None:
+            machine.disk.held, machine.disk.applied = leader.disk.held, leader.disk.applied
+            machine.manifests.held = leader.manifests.held
+            machine.manifests.applied = leader.manifests.applied
+        records = b"" if rec is None else rec.encode()
+        return PartitionAnswer(TP, 0, leader.high_watermark, records=records)
+
+    def pull(self, node: int) -> bool:
+        """A follower sends a request."""
+        machine = self.machines[node]
+        if not machine.up or self.followed(machine) is None:
+            return False
+        request = machine.manifests.pull(machine.log_end_offset, machine.broker_epoch)
+        if request is None:
+            return False
+        machine.request, machine.answer = request, None
+        machine.old_requests = [*machine.old_requests[-2:], request]
+        return True
+
+    def hear_pull(self, node: int, *, again: bool = False) -> bool:
+        """It arrives at the leader (``again``: an old one does, once more)."""
+        machine = self.machines[node]
+        request = machine.request
+        if again:
+            request = machine.old_requests[0] if machine.old_requests else None
+        if request is None:
+            return False
+        if not again:
+            machine.request = None
+        leader = self._asked_leader(request)
+        try:
+            if leader is None:
+                raise KeptError("nobody there")
+            effects = leader.manifests.heard(request)
+        except KeptError:
+            if not again and machine.up:
+                machine.tell(ev.PullFailed(request))
+            return not again
+        leader.perform(effects)
+        answer = leader.manifests.answer(request)
+        bodies = {ref.identity: leader.body(ref) for ref in answer.bodies}
+        if not again:
+            machine.answer = (request, answer, bodies)
+        return True
+
+    def _asked_leader(self, request: ev.PullRequest) -> Machine | None:
+        leaders = [m for m in self.machines if m.up and m.manifests.role is Role.LEADER]
+        if self.bug("no-fence"):  # it asks one that was deposed, if there is any
+            return min(leaders, key=lambda m: m.leader.leader_epoch, default=None)
+        right = (m for m in leaders if m.leader.leader_epoch == request.leader_epoch)
+        return next(right, None)
+
+    def hear_answer(self, node: int) -> bool:
+        machine = self.machines[node]
+        if machine.answer is None or not machine.up:
+            return False
+        request, answer, _ = machine.answer
+        published = answer.published
+        late = published is not None and machine.log_end_offset < published.end_offset
+        if late and self.bug("late-end"):
+            answer = replace(answer, published=None)
+        machine.tell(ev.Pulled(request, answer))
+        machine.answer = None
+        return True
+
+    def lose(self, node: int) -> bool:
+        """The connection breaks."""
+        machine = self.machines[node]
+        asked = machine.manifests.asked
+        if not machine.up or asked is None:
+            return False
+        machine.request = machine.answer = None
+        machine.tell(ev.PullFailed(asked))
+        return True
+
+    # Compaction.
+
+    def start_pass(self, node: int, end: int, *, expire: bool) -> bool:
+        """A leader computes a manifest over what is committed below ``end``."""
+        machine = self.machines[node]
+        core = machine.manifests
+        if not machine.up or machine.pass_ is not None or not core.may_compute:
+            return False
+        applied = machine.disk.applied
+        limit = machine.log_end_offset if self.bug("beyond-hw") else machine.high_watermark
+        start = 0 if applied is None else applied.clean_to
+        if self.bug("checkpoint-of-held"):
+            start = 0 if machine.disk.held is None else machine.disk.held.clean_to
+        end = min(end, limit)
+        if end < start or end == 0:
+            return False
+        lowest = 0 if applied is None or self.bug("b-down") else applied.end_offset
+        survivors, removed, b = logs.decide(
+            machine.disk.log, start, end, lowest, expire=expire, keep_last=not self.bug("last")
+        )
+        epoch = machine.leader.leader_epoch
+        generation = 1 + (0 if machine.disk.held is None else machine.disk.held.generation)
+        ref = ManifestRef(self.identity(epoch, generation), epoch, b)
+        body = Body(ref, generation, b, end, survivors, start, removed)
+        machine.pass_ = PassJob(body, epoch, core.applied)
+        return True
+
+    def end_pass(self, node: int) -> bool:
+        machine = self.machines[node]
+        if machine.pass_ is None or not machine.up:
+            return False
+        job = machine.pass_
+        machine.tell(ev.PassDone(job.body.ref, job.leader_epoch, job.based_on))
+        machine.pass_ = None
+        return True
+
+    def missing_from(self, machine: Machine, body: Body) -> int | None:
+        leads = machine.manifests.role is Role.LEADER
+        if leads or self.bug("ignore-missing") or self.bug("dirty") or self.bug("difference"):
+            return None
+        found = logs.missing(machine.disk.log, body)
+        if found is not None and self.bug("below-leo") and found >= machine.log_end_offset:
+            return None
+        return found
+
+    def swapped(self, machine: Machine, body: Body, at: int) -> list[Rec]:
+        """Segments up to ``at`` are in place."""
+        log, low = machine.disk.log, 0
+        if self.bug("difference") or (self.bug("dirty") and machine.leader.leading):
+            return [rec for rec in log if rec.offset >= at or rec.offset not in body.removed]
+        if self.bug("dirty"):
+            low = body.low
+        elif self.bug("descending"):
+            low, at = body.end_offset - at, body.end_offset
+        done = logs.apply(log, body, low, at)
+        if self.bug("own-clock"):  # its own clock says that what had a horizon has passed it
+            marked = {rec.offset for rec in log if rec.horizon and low <= rec.offset < at}
+            done = [rec for rec in done if rec.offset not in marked]
+        return done
+
+    def store(self, node: int) -> bool:
+        return self.machines[node].up and self.machines[node].move_store()
+
+    def work(self, node: int, at: int) -> bool:
+        """One step of applying."""
+        return self.machines[node].up and self.machines[node].move_apply(at)
+
+    def retry(self, node: int) -> bool:
+        machine = self.machines[node]
+        if not machine.up or machine.job is not None or machine.manifests.role is Role.NONE:
+            return False
+        machine.tell(ev.Retried())
+        return machine.job is not None
+
+    # Crashes.
+
+    def crash(self, node: int) -> bool:
+        machine = self.machines[node]
+        if not machine.up:
+            return False
+        machine.crash()
+        self.broker(node, 0)
+        return True
+
+    def restart(self, node: int) -> bool:
+        machine = self.machines[node]
+        if machine.up:
+            return False
+        machine.restart()
+        self.broker(node, machine.broker_epoch)
+        return True
+
+    def wipe(self, node: int) -> bool:
+        """Another disk; only outside of the ISR, and not proposed (rule 33)."""
+        machine = self.machines[node]
+        proposed = any(m.leader.pending_isr and node in m.leader.pending_isr for m in self.machines)
+        if machine.up or node in self.image.isr or proposed:
+            return False
+        machine.wipe()
+        return True
+
+    def broker(self, node: int, epoch: int) -> None:
+        brokers = list(self.image.brokers)
+        brokers[node] = epoch
+        self.change(isr_too=False, brokers=tuple(brokers))
+
+    # What must not happen.
+
+    def cuts(self, machine: Machine, offset: int) -> None:
+        """Rule 19: with unclean election off nothing committed is ever cut."""
+        if self.ever_unclean < 0 and machine.id in self.image.isr and offset < self.committed.end:
+            raise Violation(f"S5 member {machine.id} cuts at {offset} below {self.committed.end}")
+        applied = machine.disk.applied
+        if applied is not None and offset < applied.end_offset:
+            self.saw("cut below b")
+
+    def missing_survivor(self, machine: Machine, ref: ManifestRef, offset: int) -> None:
+        self.saw("missing survivor")
+        if self.ever_unclean < 0:
+            raise Violation(f"S5 replica {machine.id} lacks survivor {offset} of {ref.identity}")

@@ -61,6 +61,8 @@ class Admin:
         node = self._node
         if not node.ready:
             return "starting or stopping"
+        if not node.is_broker:
+            return None if node.metadata.leader_id is not None else "no controller is elected"
         offline = {d.name: d.offline for d in node.log_directories if d.offline is not None}
         return node.readiness.unready(node.image, node.broker_epoch, offline)
 

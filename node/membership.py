@@ -62,6 +62,7 @@ class Membership:
             voters=config.controller_quorum_voters,
             has_log=node.metadata.member.last_index > 0,
             directory_id=node.metadata.member.directory_id,
+            own_address=node.node_endpoint() or ("", 0),
         )
         self.controlling = Controlling(node)
         self.brokering: Brokering | None = None

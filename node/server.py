@@ -116,6 +116,11 @@ class Node:
         return self.metadata.image
 
     @property
+    def is_broker(self) -> bool:
+        """Whether it holds partitions; a controller alone has no log directories."""
+        return "broker" in self.config.process_roles
+
+    @property
     def broker_epoch(self) -> int:
         """Epoch of this node's registration; -1 before it."""
         return self._broker_epoch if self.membership is None else self.membership.broker_epoch
@@ -210,6 +215,7 @@ class Node:
         if own or default or self.config.dynamic_own or self.config.dynamic_default:
             self.config = self.config.with_dynamic(own, default)
             self.budget.limit_bytes = self.config.inflight_max_bytes
+        self.hosting.limit_replication()
 
     def new_id(self) -> uuid.UUID:
         """A random id whose text does not begin with a dash, as Kafka's."""
@@ -265,7 +271,18 @@ class Node:
         ):
             if listener.name == listener_name:
                 return advertised.host, advertised.port or listener.port
-        return self.endpoints(self.listeners[0].name)
+        if self.listeners:
+            return self.endpoints(self.listeners[0].name)
+        between = self.node_endpoint()
+        assert between is not None, "a controller alone listens to other nodes"
+        return between
+
+    def node_endpoint(self) -> tuple[str, int] | None:
+        """Where other nodes reach this one; None for a lone node."""
+        advertised, listener = self.config.advertised_node_listener, self.node_listener
+        if advertised is None or listener is None:
+            return None
+        return advertised.host, advertised.port or listener.port
 
     def peer_address(self, node_id: int) -> tuple[str, int] | None:
         """Where another node's listener for nodes is: as it registered, else as a voter."""
@@ -359,14 +376,15 @@ class Node:
                 await self._meet(self.node_listener)
             self.cluster_id = self.image.cluster_id or ""
             self._reload_broker_settings()
-            self._open_directories()
+            if self.is_broker:
+                self._open_directories()
             if self.membership is None:
                 self._register()
                 self.hosting.roles.serving = True
             await self.hosting.start(self.metadata.begin())
             self.metadata.act(self._act_on)
             self.groups.start()
-            if self.membership is not None:
+            if self.membership is not None and self.is_broker:
                 await self.membership.register(self._endpoints(), self._clean_epoch())
             for listener in self.listeners:
                 await listener.start()
@@ -410,12 +428,13 @@ class Node:
 
     def _open_metadata(self) -> None:
         path = self.config.metadata_log_dir
-        for place in (*self.config.log_dirs, path):
+        log_dirs = self.config.log_dirs if self.is_broker else ()
+        for place in (*log_dirs, path):
             refuse_kafka(self.disk, place)
         known_directories.refuse_foreign(
             self.disk,
             path,
-            self.config.log_dirs,
+            log_dirs,
             node_id=self.node_id,
             alone=len(self.config.controller_quorum_voters) <= 1,
         )
@@ -481,10 +500,9 @@ class Node:
             Endpoint(listener.name, listener.address.protocol, *self.endpoints(listener.name))
             for listener in self.listeners
         ]
-        advertised = self.config.advertised_node_listener
-        if advertised is not None and self.node_listener is not None:
-            port = advertised.port or self.node_listener.port
-            found.append(Endpoint(advertised.name, advertised.protocol, advertised.host, port))
+        advertised, address = self.config.advertised_node_listener, self.node_endpoint()
+        if advertised is not None and address is not None:
+            found.append(Endpoint(advertised.name, advertised.protocol, *address))
         return tuple(found)
 
     def _clean_epoch(self) -> int:
@@ -566,8 +584,11 @@ class Node:
 
     def ready_line(self) -> str:
         """What ``kept serve`` prints when clients may come."""
-        host, port = self.endpoints(self.listeners[0].name)
+        host, port = self.endpoints(self.listeners[0].name if self.listeners else "")
         where = f"{host}:{port}"
+        if not self.is_broker:
+            what = f"kept {kept.__version__} controller {self.node_id}"
+            return f"{what} ready on {where}, data in {self.config.metadata_log_dir}"
         dirs = self.config.log_dirs
         data = ",".join(dirs)
         if len(dirs) == 1 and dirs[0].endswith("/log"):

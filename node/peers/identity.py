@@ -23,7 +23,8 @@ class Hello:
 
     ``cluster_id`` is empty until it has heard of one; ``voters`` are those of its metadata log,
     else of its settings; ``has_log`` whether that log holds anything; ``wanted`` the node that it
-    means to reach, None for whoever answers; ``refusal`` why it refuses the other, or empty.
+    means to reach, None for whoever answers; ``refusal`` why it refuses the other, or empty;
+    ``host`` and ``port`` where its own node listener is reached, if it says so.
     """
 
     cluster_id: str
@@ -35,6 +36,8 @@ class Hello:
     wanted: int | None = None
     refusal: str = ""
     protocol: int = PROTOCOL_VERSION
+    host: str = ""
+    port: int = 0
 
 
 def refusal(own: Hello, other: Hello) -> str:

@@ -44,6 +44,8 @@ class Peers:
     """All other nodes, as seen from this one.
 
     ``addresses`` says where a node's listener for nodes is, or None; it is asked at each connect.
+    A node that came says so itself, and that counts: one that nobody has registered yet, or that
+    moved, is reached by no other way. ``own_address`` is what this node says of itself.
     ``cluster_id``, ``voters`` and ``has_log`` are what Hello tells; whoever learns them sets them.
 
     ``on_message`` gets what peers send; ``on_peer_down`` the id of a node whose process is gone;
@@ -61,12 +63,16 @@ class Peers:
         voters: tuple[Voter, ...] = (),
         has_log: bool = False,
         directory_id: UUID | None = None,
+        own_address: Address = ("", 0),
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
         self.incarnation = incarnation
         self.loop = loop
-        self.address = addresses
+        self.own_address = own_address
+        self._addresses = addresses
+        self._told: dict[int, Address] = {}
+        """Where nodes said that they are, when they came."""
         self.voters = voters
         self.has_log = has_log
         self.directory_id = directory_id
@@ -136,7 +142,13 @@ class Peers:
             self.directory_id,
             wanted,
             why,
+            host=self.own_address[0],
+            port=self.own_address[1],
         )
+
+    def address(self, node_id: int) -> Address | None:
+        """Where a node is: as it said itself when it came last, else as the node knows."""
+        return self._told.get(node_id) or self._addresses(node_id)
 
     # What the node does with its peers.
 
@@ -265,6 +277,8 @@ class Peers:
         counts = self._streams.setdefault(hello.node_id, {})
         counts[hello.incarnation] = counts.get(hello.incarnation, 0) + 1
         self._seen.add(hello.node_id)
+        if hello.host:
+            self._told[hello.node_id] = hello.host, hello.port
         self.refusals.pop(hello.node_id, None)
         channel = self._channels.get(hello.node_id)
         if channel is not None and not channel.connected:

@@ -79,6 +79,7 @@ CALL_VALUES = [
 HELLOS = [
     Hello("c", 1, ID),
     Hello("", 0, ID, (Listed(0, "a", 1), Listed(1, "b", 2)), True, OTHER, 0, "why", 1),
+    Hello("c", 3, ID, host="node-3", port=10092),
 ]
 
 

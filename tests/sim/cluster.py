@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 from kept.cluster.member import Outcome
-from kept.cluster.raft.ready import Role
 from kept.cluster.records import NO_LEADER
 from kept.cluster.topics import CreateTopic, create_topic
 from kept.storage.errors import TopicAlreadyExists
@@ -29,7 +28,7 @@ from tests.sim.replica_checks import ReplicaChecks
 from tests.sim.world import MS, SECOND, Violation
 
 CORE_KINDS = (
-    "kill", "all_kill", "partition", "one_way", "isolate_leader", "flaky", "stall", "jump",
+    "kill", "all_kill", "term", "partition", "one_way", "isolate_leader", "flaky", "stall", "jump",
     "slow_disk",
 )  # fmt: skip
 PATIENCE_US = 60 * SECOND

@@ -15,8 +15,8 @@ from tests.sim.network import LinkFaults, Network
 from tests.sim.world import MS, World
 
 KINDS = (
-    "kill", "power", "torn", "all_kill", "all_power", "partition", "one_way", "isolate_leader",
-    "flaky", "stall", "jump", "disk_full", "slow_disk",
+    "kill", "power", "torn", "all_kill", "all_power", "term", "partition", "one_way",
+    "isolate_leader", "flaky", "stall", "jump", "disk_full", "slow_disk",
 )  # fmt: skip
 """``torn``: death in the middle of a disk call. ``all_...``: every machine at once."""
 
@@ -61,6 +61,7 @@ class Nemesis:
         for machine in machines:
             machine.on_death.append(lambda dead, _kind: self._back(dead))
         if profile.skewed:
+            world.counts["clocks that drift"] += len(self.machines)
             for machine in machines:
                 machine.rate = world.random.uniform(0.93, 1.07)
                 machine.wall_offset_ms = world.between(-120_000, 120_000)
@@ -123,6 +124,12 @@ class Nemesis:
                 if self.may_die("power", machine):
                     machine.power_loss()
 
+    def _term(self) -> None:
+        """TERM: it hands over, closes its logs and leaves its mark."""
+        machine = self._pick()
+        self.world.note(machine.name, "is told to end")
+        machine.deliver("shut_down")
+
     # The network.
 
     def _for_a_while(self, undo: Callable[[], None]) -> None:
@@ -176,6 +183,7 @@ class Nemesis:
     def _jump(self) -> None:
         machine = self._pick()
         machine.wall_offset_ms += self.world.between(-3600_000, 3600_000)
+        self.world.counts["clocks set"] += 1
         self.world.note(machine.name, f"its clock jumps to {machine.wall_ms}")
 
     def _disk_full(self) -> None:
@@ -191,6 +199,7 @@ class Nemesis:
     def _slow_disk(self) -> None:
         machine = self._pick()
         machine.disk_us = (20 * MS, 300 * MS)
+        self.world.counts["slow disks"] += 1
         self.world.note(machine.name, "its disk is slow")
         self._for_a_while(lambda: setattr(machine, "disk_us", Machine.disk_us))
 

@@ -16,6 +16,8 @@ from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.sim.network import Network
 from tests.sim.world import MS, Violation, World
 
+DEATHS = {"kill": "processes killed", "power": "power losses", "exit": "processes ended"}
+
 
 class App(Protocol):
     """What runs on a machine: made by ``boot``, told by ``receive`` and ``serve_...``."""
@@ -124,7 +126,12 @@ class Machine:
         self._held.clear()
         self.world.note(self.name, f"dies: {why}")
         old = self.disk
+        counts = self.world.counts
+        counts[DEATHS[kind]] += 1
         if kind == "power":
+            counts["power losses with writes not synced"] += any(
+                inode.pending for _, inode in old.files()
+            )
             self.disk = old.after_power_loss(self.world.between(0, 1 << 30))
         else:
             self.disk = SimulatedDisk(old.root, self.world.between(0, 1 << 30))
@@ -153,11 +160,14 @@ class Machine:
             return
         self.world.note(self.name, f"resumes with {len(self._held)} events held")
         self.stalled = False
+        self.world.counts["stalls with events held"] += bool(self._held)
         self.slept_us = self.world.now_us - self.slept_since_us
         self.woke = (self.world.now_us, self.on_wake(self))
         held, self._held = self._held, []
+        delay = 0
         for generation, action, args in held:
-            self.world.after(self.world.between(0, MS), self.run_inside, generation, action, *args)
+            delay += self.world.between(0, 100)
+            self.world.after(delay, self.run_inside, generation, action, *args)
 
     # Events of the process.
 
@@ -193,6 +203,8 @@ class Machine:
             self.disk.now_ms = self.wall_ms
             action(*args)
         except SimulatedCrash as crash:
+            what = "writes torn" if str(crash).startswith("write") else "deaths within a disk call"
+            self.world.counts[f"{what} by {self._death_kind}"] += 1
             self.generation += self.app is None  # died while starting
             self.app = self.app or _Dying()
             if self._death_kind == "power":
@@ -201,6 +213,7 @@ class Machine:
             else:
                 self.kill(f"kill -9 in {crash}")
         except (MachineError, KafkaStorageError) as error:
+            self.world.counts["disk errors"] += 1
             self.app = self.app or _Dying()
             self.exit(f"disk error: {error}")
         except Exited as error:

@@ -78,6 +78,7 @@ class Network:
     def _delay(self) -> int:
         faults, world = self.faults, self.world
         if world.chance(faults.slow):
+            world.counts["messages delayed"] += 1
             return world.between(*faults.slow_us)
         return world.between(*faults.delay_us)
 
@@ -95,11 +96,35 @@ class Network:
         """Carry something over one link, or lose it, or twice. A cut counts at both ends."""
         world = self.world
         self.sent += 1
-        if (source, target) in self.cuts or world.chance(self.faults.loss):
+        if not self._leaves(source, target):
             return
-        world.after(self._delay(), self._arrive, source, target, action, args)
+        self._travel(source, target, action, args)
         if world.chance(self.faults.duplicate):
-            world.after(self._delay(), self._arrive, source, target, action, args)
+            world.counts["messages duplicated"] += 1
+            self._travel(source, target, action, args)
+
+    def _leaves(self, source: int, target: int) -> bool:
+        """Neither cut off nor lost."""
+        counts = self.world.counts
+        if (source, target) in self.cuts:
+            both = (target, source) in self.cuts
+            counts["messages stopped by a partition" if both else "messages cut one way"] += 1
+            return False
+        if self.world.chance(self.faults.loss):
+            counts["messages lost"] += 1
+            return False
+        return True
+
+    def _travel(
+        self, source: int, target: int, action: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        world, link = self.world, (source, target)
+        delay = self._delay()
+        arrives = world.now_us + delay
+        if arrives < self.arrivals.get(link, 0):
+            world.counts["messages reordered"] += 1
+        self.arrivals[link] = max(arrives, self.arrivals.get(link, 0))
+        world.after(delay, self._arrive, source, target, action, args)
 
     def _arrive(
         self, source: int, target: int, action: Callable[..., None], args: tuple[Any, ...]
@@ -158,6 +183,6 @@ class Network:
             machine.deliver(f"serve_{method}", source, request, reply)
 
         self.sent += 1
-        if (source, target) not in self.cuts and not self.world.chance(self.faults.loss):
+        if self._leaves(source, target):
             self.world.after(self._in_order(source, target), arrive)
         self.world.after(timeout_ms * MS, hear, NO_ANSWER)

@@ -29,7 +29,7 @@ from kept.cluster.records import ConfigRecord, ResourceType
 from kept.cluster.voters import Voter
 from kept.storage.errors import KeptError, MachineError, NotController
 from tests.sim.faults import KINDS, Nemesis, Profile
-from tests.sim.machine import Machine
+from tests.sim.machine import Exited, Machine
 from tests.sim.network import REFUSED, Network
 from tests.sim.raft_checks import RaftChecks
 from tests.sim.world import MS, SECOND, Violation, World
@@ -167,6 +167,7 @@ class RaftApp:
         except MachineError as error:
             self.machine.world.note(self.machine.name, f"cannot write: {error}")
             self.member.disk_failed()
+            self.machine.world.counts["disk errors"] += 1
             self.send(self.member.take_messages())
             self.machine.after_ms(200, self.run_work, work)
             return
@@ -182,6 +183,10 @@ class RaftApp:
         self.send(outcome.messages)
         self.handle(outcome)
         self.pump()
+
+    def shut_down(self) -> None:
+        """TERM: a member has nothing to hand over."""
+        raise Exited("told to end")
 
     def handle(self, outcome: Outcome) -> None:
         """For nodes that do more."""
@@ -336,13 +341,10 @@ class RaftHistory:
 
     def counts(self) -> dict[str, int]:
         """What happened, for the totals."""
-        deaths = [kind for machine in self.machines for _, kind in machine.deaths]
-        return {
+        return dict(self.world.counts) | {
             "proposals acknowledged": len(self.acknowledged),
             "reads": self.reads_done,
             "terms": len(self.raft.leaders),
-            "kills": deaths.count("kill"),
-            "power losses": deaths.count("power"),
         }
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ every draw comes from :attr:`World.random`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -36,6 +37,8 @@ class World:
         self.events = 0
         self.tracing = tracing
         self.lines: list[str] = []
+        self.counts: Counter[str] = Counter()
+        """What really happened in this history, by name: ``coverage.py`` says what must."""
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._made = 0
         self._digest = blake2b(digest_size=8)

@@ -160,7 +160,7 @@ TOPIC_SETTINGS: Final = Settings(
         Setting(
             "follower.replication.throttled.replicas", Kind.LIST, "",
             "Replicas whose replication is throttled at the follower, as partition:broker, or '*'.",
-            check=_throttled, no_effect="kept does not throttle replication yet.",
+            check=_throttled,
         ),
         Setting(
             "index.interval.bytes", Kind.INT, "4096",
@@ -170,7 +170,7 @@ TOPIC_SETTINGS: Final = Settings(
         Setting(
             "leader.replication.throttled.replicas", Kind.LIST, "",
             "Replicas whose replication is throttled at the leader, as partition:broker, or '*'.",
-            check=_throttled, no_effect="kept does not throttle replication yet.",
+            check=_throttled,
         ),
         Setting(
             "local.retention.bytes", Kind.LONG, "-2",

@@ -94,16 +94,6 @@ ACCEPTED: Final = (
         ("request.timeout.ms", "int", "30000", ""),
     ),
     *_accepted(
-        "replication between nodes is not throttled yet.",
-        ("leader.replication.throttled.rate", "long", "9223372036854775807", "0: dynamic"),
-        ("follower.replication.throttled.rate", "long", "9223372036854775807", "0: dynamic"),
-    ),
-    *_accepted(
-        "consumers are not sent to a replica in their rack yet; an in-sync follower serves the "
-        "one that asks it.",
-        ("replica.selector.class", "string", None, ""),
-    ),
-    *_accepted(
         "a broker tries to register until it is let in or refused.",
         ("initial.broker.registration.timeout.ms", "int", "60000", ""),
     ),

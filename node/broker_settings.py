@@ -202,6 +202,22 @@ _REPLICATION: Final = (
         "socket.connection.setup.timeout.ms", _LONG, "10000",
         "How long a connection to a leader may take.", low=1,
     ),
+    Setting(
+        "leader.replication.throttled.rate", _LONG, str(MAX_INT64),
+        "Bytes a second that this node gives to followers that are not in sync, of the replicas "
+        "that leader.replication.throttled.replicas of their topics name; taken over 11 s.", low=0,
+    ),
+    Setting(
+        "follower.replication.throttled.rate", _LONG, str(MAX_INT64),
+        "Bytes a second that this node fetches for replicas here that are not in sync and that "
+        "follower.replication.throttled.replicas of their topics name; taken over 11 s.", low=0,
+    ),
+    _at_start(
+        "replica.selector.class", _STRING, None,
+        "Which replica a consumer is told to fetch from (KIP-392): without it the leader, with "
+        "RackAwareReplicaSelector an in-sync one of its client.rack, where there is one.",
+        choices=("", "org.apache.kafka.common.replica.RackAwareReplicaSelector"),
+    ),
 )  # fmt: skip
 
 _TOPICS: Final = (

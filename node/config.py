@@ -78,6 +78,9 @@ class NodeConfig:
     replica_fetch_backoff_ms: int
     replica_socket_timeout_ms: int
     socket_connection_setup_timeout_ms: int
+    leader_replication_throttled_rate: int
+    follower_replication_throttled_rate: int
+    replica_selector_class: str | None
 
     log_dirs: tuple[str, ...]
     log_dir: tuple[str, ...] | None

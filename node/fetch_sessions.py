@@ -45,6 +45,7 @@ class CachedPartition:
             data.records is not None
             or data.error_code != 0
             or data.diverging is not None
+            or data.preferred_replica >= 0
             or state != self.answered
         )
         # After an error the next answer is always sent, so that the client sees it heal.

@@ -14,12 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kept.cluster import reassignment
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
 from kept.node.logging import log
 from kept.node.pool import Callback, FlushPool
 from kept.node.roles import Roles
 from kept.replication.partition import Partition
+from kept.replication.quota import ReplicationQuota
 from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
@@ -60,7 +62,16 @@ class HostedDirectory:
 class HostedPartition:
     """A replica on this node, with what requests need beside it."""
 
-    __slots__ = ("applying", "compaction", "directory", "partition", "rules", "sync")
+    __slots__ = (
+        "applying",
+        "compaction",
+        "directory",
+        "partition",
+        "rules",
+        "sync",
+        "throttled_as_follower",
+        "throttled_as_leader",
+    )
 
     def __init__(self, partition: Partition, directory: HostedDirectory) -> None:
         self.partition = partition
@@ -73,6 +84,9 @@ class HostedPartition:
         self.rules = CheckRules()
         self.sync = False
         """``flush.messages`` is set: an acknowledgement waits for the fsync."""
+        self.throttled_as_leader = False
+        """Among its topic's ``leader.replication.throttled.replicas`` (KIP-73)."""
+        self.throttled_as_follower = False
 
     def flush(self, end_offset: int, callback: Callback) -> None:
         """Call back when everything below ``end_offset`` is durable."""
@@ -128,6 +142,10 @@ class Hosting:
         self.hosted: dict[TopicPartition, HostedPartition] = {}
         self.directories: list[HostedDirectory] = []
         self._defaults: dict[str, str] = {}
+        self.leader_quota = ReplicationQuota()
+        """What followers out of sync may take from here."""
+        self.follower_quota = ReplicationQuota()
+        """What replicas here that are out of sync may fetch."""
         self.roles = Roles(node)
 
     # Settings.
@@ -147,6 +165,22 @@ class Hosting:
             compression_type=config.compression_type,
         )
 
+    def _throttle(self, image: Image, topic: str, several: Iterable[HostedPartition]) -> None:
+        """Note which of a topic's partitions are throttled here."""
+        as_leader = reassignment.throttled(image, topic, reassignment.LEADER_REPLICAS)
+        as_follower = reassignment.throttled(image, topic, reassignment.FOLLOWER_REPLICAS)
+        for hosted in several:
+            mine = hosted.partition.topic_partition.partition, self._node.node_id
+            hosted.throttled_as_leader = as_leader is None or mine in as_leader
+            hosted.throttled_as_follower = as_follower is None or mine in as_follower
+            self.roles.throttled(hosted)
+
+    def limit_replication(self) -> None:
+        """The node's rates are in force from now on."""
+        config = self._node.config
+        self.leader_quota.bytes_per_second = config.leader_replication_throttled_rate
+        self.follower_quota.bytes_per_second = config.follower_replication_throttled_rate
+
     def _configure(self, hosted: HostedPartition, config: LogConfig) -> None:
         hosted.partition.update_config(config)
         hosted.rules = self._rules(config)
@@ -162,6 +196,7 @@ class Hosting:
             config = self.config_for(image, name)
             for hosted in topic.partitions.values():
                 self._configure(hosted, config)
+            self._throttle(image, name, topic.partitions.values())
 
     # Start.
 
@@ -317,6 +352,7 @@ class Hosting:
         hosted = HostedPartition(partition, opening.directory)
         hosted.compaction = state
         self._configure(hosted, opening.config)
+        self._throttle(self._node.image, tp.topic, (hosted,))
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
         self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted

@@ -50,7 +50,7 @@ from kept.replication.events import (
     Token,
     WaitEnded,
 )
-from kept.replication.progress import CommitQueue, Follower
+from kept.replication.progress import LONG_AGO, CommitQueue, Follower
 from kept.storage.errors import (
     InvariantViolation,
     KeptError,
@@ -194,7 +194,8 @@ class LeaderCore:
     def _members(self, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         self.replicas, self.isr = replicas, isr
         self.followers = {
-            replica: self.followers.get(replica) or Follower(caught_up_ms=self._now_ms)
+            replica: self.followers.get(replica)
+            or Follower(caught_up_ms=self._now_ms if replica in isr else LONG_AGO)
             for replica in replicas
             if replica != self.node_id
         }

@@ -6,9 +6,14 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from kept.replication.events import UNKNOWN_OFFSET, Identity, Token
 from kept.storage.errors import NotLeaderOrFollower
+
+LONG_AGO: Final = -(1 << 62)
+"""When a replica outside of the ISR was caught up, before it fetched: the high watermark does not
+wait for it."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kept.storage.errors import InvalidConfig
 from kept.storage.types import MAX_INT64
 
 UNLIMITED: Final = MAX_INT64
@@ -51,30 +50,3 @@ class ReplicationQuota:
         if self.bytes_per_second >= UNLIMITED:
             return False
         return self.rate(now_ms) > self.bytes_per_second
-
-
-class ThrottledReplicas:
-    """A topic's ``*.replication.throttled.replicas``: ``partition:broker`` pairs, ``*`` or none."""
-
-    __slots__ = ("_all", "_pairs")
-
-    def __init__(self, text: str) -> None:
-        """Raises InvalidConfig for anything else."""
-        entries = [part.strip() for part in text.split(",") if part.strip()]
-        self._all = entries == ["*"]
-        self._pairs: frozenset[tuple[int, int]] = frozenset()
-        if not self._all:
-            self._pairs = frozenset(self._pair(entry) for entry in entries)
-
-    @staticmethod
-    def _pair(entry: str) -> tuple[int, int]:
-        partition, colon, broker = entry.partition(":")
-        if not colon or not partition.isdecimal() or not broker.isdecimal():
-            raise InvalidConfig(
-                f"throttled replicas are 'partition:broker' pairs or '*', not {entry!r}"
-            )
-        return int(partition), int(broker)
-
-    def __contains__(self, replica: tuple[int, int]) -> bool:
-        """Whether (partition, broker id) is throttled."""
-        return self._all or replica in self._pairs

@@ -22,7 +22,6 @@ from kept.replication.fetching import (
     OffsetsRequest,
 )
 from kept.replication.following import FollowingReplica, perform_all
-from kept.replication.quota import ReplicationQuota
 from kept.storage.errors import KafkaStorageError, KeptError, NetworkException
 from kept.storage.types import TopicPartition
 
@@ -43,7 +42,6 @@ class Fetchers:
         self._node = node
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._where: dict[TopicPartition, tuple[int, int]] = {}
-        self.quota = ReplicationQuota()
 
     def __len__(self) -> int:
         return len(self._where)
@@ -58,7 +56,7 @@ class Fetchers:
             self.stop_following(tp)
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = _Stream(self._node, leader_id, self.quota)
+            stream = self._streams[key] = _Stream(self._node, leader_id)
         self._where[tp] = key
         stream.follow(hosted, leader_epoch)
 
@@ -73,6 +71,12 @@ class Fetchers:
             del self._streams[key]
             stream.stop()
 
+    def throttle(self, hosted: HostedPartition) -> None:
+        """Whether a partition is throttled has changed; one not followed is no error."""
+        key = self._where.get(hosted.partition.topic_partition)
+        if key is not None:
+            self._streams[key].throttle(hosted)
+
     async def stop(self) -> None:
         """Follow nobody any more."""
         streams, self._streams = list(self._streams.values()), {}
@@ -85,7 +89,7 @@ class Fetchers:
 class _Stream:
     """One stream of requests to one leader."""
 
-    def __init__(self, node: Node, leader_id: int, quota: ReplicationQuota) -> None:
+    def __init__(self, node: Node, leader_id: int) -> None:
         self._node = node
         self._leader_id = leader_id
         self._hosted: dict[TopicPartition, HostedPartition] = {}
@@ -107,7 +111,7 @@ class _Stream:
         self._patience_s = config.replica_socket_timeout_ms / 1000
         """How much longer than its ``max_wait_ms`` a request may take before the leader counts as
         silent."""
-        self.core = FetcherCore(leader_id, settings, quota)
+        self.core = FetcherCore(leader_id, settings, node.hosting.follower_quota)
         self.task = node.loop.create_task(self._run())
 
     # Membership.
@@ -118,7 +122,14 @@ class _Stream:
         tp = partition.topic_partition
         self._hosted[tp] = hosted
         self._topics.setdefault(partition.topic_id.bytes, {})[tp.partition] = tp
-        self.core.add(tp, partition.topic_id, partition, leader_epoch, now_ms=monotonic_ms())
+        self.core.add(
+            tp,
+            partition.topic_id,
+            partition,
+            leader_epoch,
+            throttled=hosted.throttled_as_follower,
+            now_ms=monotonic_ms(),
+        )
         self._woken.set()
         self._lose_patience()
 
@@ -132,6 +143,11 @@ class _Stream:
         if not numbers:
             del self._topics[hosted.partition.topic_id.bytes]
         self.core.remove(tp)
+        self._woken.set()
+
+    def throttle(self, hosted: HostedPartition) -> None:
+        """Ask for it as fast as it may be asked for now."""
+        self.core.set_throttled(hosted.partition.topic_partition, hosted.throttled_as_follower)
         self._woken.set()
 
     def _lose_patience(self) -> None:

@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node import error_codes
 from kept.node.clock import monotonic_ms
 from kept.node.fetch_sessions import CachedPartition, Key, Session
+from kept.node.handlers.hints import (
+    FENCED_LEADER_EPOCH,
+    FETCH_HINTS,
+    NOT_LEADER_OR_FOLLOWER,
+    RACK_AWARE,
+    current_leader,
+    endpoints,
+    preferred_replica,
+)
 from kept.node.handlers.offsets import isolation_level
 from kept.node.handlers.produce import find
 from kept.node.hot import fetch as codec
+from kept.node.hot.python_fetch import encode as encode_all
 from kept.node.logging import log
 from kept.replication.partition import PLENTY
 from kept.storage.disk import FileSlice
@@ -25,6 +35,7 @@ from kept.storage.errors import KeptError, UnknownTopicId
 
 if TYPE_CHECKING:
     from kept.node.connection import Connection
+    from kept.node.hosting import HostedPartition
     from kept.node.reply import Reply
     from kept.replication.partition import Partition
 
@@ -44,6 +55,7 @@ class PendingFetch:
         "_isolation",
         "_max_bytes",
         "_min_bytes",
+        "_rack",
         "_reply",
         "_request",
         "_session",
@@ -72,6 +84,10 @@ class PendingFetch:
         self._max_bytes = min(request.max_bytes, connection.node.config.fetch_max_bytes)
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         """Nobody waits for more than one response may carry."""
+        self._rack = ""
+        """Of the consumer, if it may be sent to a replica there."""
+        if request.rack_id and connection.node.config.replica_selector_class == RACK_AWARE:
+            self._rack = request.rack_id.decode("utf-8", "replace")
         self._reply: Reply | None = None
         self._started = connection.node.loop.time()
         self._timer: Any = None
@@ -134,6 +150,8 @@ class PendingFetch:
         for (name, index), wanted in self._wanted:
             try:
                 hosted = find(self._connection, name, index, self._version)
+                if self._request.replica_id >= 0 and self._must_wait(hosted):
+                    continue
                 here = hosted.partition.readable_bytes(
                     wanted.fetch_offset,
                     self._isolation,
@@ -189,13 +207,18 @@ class PendingFetch:
                 size += got
                 left -= got
             urgent = urgent or data.error_code != 0 or data.diverging is not None
+            urgent = urgent or data.preferred_replica >= 0
             results.append((key, data))
         return results, size, urgent
 
     def _read_one(
         self, key: Key, wanted: codec.FetchPartition, left: int, first: bool
     ) -> codec.PartitionData:
-        partition = find(self._connection, key[0], key[1], self._version).partition
+        hosted = find(self._connection, key[0], key[1], self._version)
+        partition = hosted.partition
+        elsewhere = self._elsewhere(partition, wanted) if self._rack else -1
+        if elsewhere >= 0 or (self._request.replica_id >= 0 and self._must_wait(hosted)):
+            left, first = 0, False
         found = partition.fetch(
             wanted.fetch_offset,
             max(min(wanted.max_bytes, left), 0),
@@ -217,7 +240,36 @@ class PendingFetch:
             found.aborted,
             found.slice,
             found.diverging,
+            None,
+            elsewhere,
         )
+
+    def _elsewhere(self, partition: Partition, wanted: codec.FetchPartition) -> int:
+        """The replica in the consumer's rack, where it reads from the leader (KIP-392); -1: none.
+
+        A leader in that rack, too, serves it itself.
+        """
+        if not partition.is_leader:
+            return -1
+        node = self._connection.node
+        return preferred_replica(node, partition, wanted.fetch_offset, self._rack)
+
+    def _must_wait(self, hosted: HostedPartition) -> bool:
+        """A replica that is throttled, not in sync, and had its share gets nothing (KIP-73)."""
+        return (
+            hosted.throttled_as_leader
+            and self._request.replica_id not in hosted.partition.isr
+            and self._connection.node.hosting.leader_quota.exceeded(monotonic_ms())
+        )
+
+    def _count_throttled(self, results: list[tuple[Key, codec.PartitionData]]) -> None:
+        """What throttled replicas are given counts, in sync or not, as in Kafka."""
+        quota = self._connection.node.hosting.leader_quota
+        for (name, index), data in results:
+            if isinstance(data.records, FileSlice):
+                hosted = find(self._connection, name, index, self._version)
+                if hosted.throttled_as_leader:
+                    quota.record(data.records.size_bytes, monotonic_ms())
 
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
         code = error_codes.code_for(error)
@@ -253,7 +305,32 @@ class PendingFetch:
         metrics = self._connection.node.metrics
         metrics.fetched(size)
         metrics.request(1, self._connection.node.loop.time() - self._started)
+        if size and self._request.replica_id >= 0:
+            self._count_throttled(results)
+        if any(_says_where(data) for _, data in results):
+            return self._encode_hints(session_id, grouped)
         return codec.encode(self._version, self._correlation_id, 0, session_id, grouped)
+
+    def _encode_hints(self, session_id: int, grouped: Results) -> list[codec.Segment]:
+        """A response that sends the client elsewhere: to leaders, or to replicas nearby."""
+        leaders = []
+        if self._version >= FETCH_HINTS:
+            for name, several in grouped:
+                for place, data in enumerate(several):
+                    if data.error_code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH):
+                        leader = current_leader(self._connection, name, data.partition, True)
+                        if leader is not None:
+                            several[place] = data._replace(current_leader=leader)
+                            leaders.append(leader)
+        found = endpoints(self._connection, leaders)
+        return encode_all(self._version, self._correlation_id, 0, session_id, grouped, found)
+
+
+def _says_where(data: codec.PartitionData) -> bool:
+    return data.preferred_replica >= 0 or data.error_code in (
+        NOT_LEADER_OR_FOLLOWER,
+        FENCED_LEADER_EPOCH,
+    )
 
 
 def _news(

@@ -14,6 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kept.node import api, error_codes
+from kept.node.handlers.hints import (
+    NOT_LEADER_OR_FOLLOWER,
+    PRODUCE_HINTS,
+    current_leader,
+    endpoints,
+)
 from kept.node.hot import produce as codec
 from kept.node.logging import log
 from kept.node.reply import Reply
@@ -150,7 +156,7 @@ class Produced:
         connection = self._connection
         connection.answered(api.PRODUCE, 1, self._started)
         if self._reply is not None:
-            frame = codec.encode(self._version, self._correlation_id, self._topics)
+            frame = encoded(connection, self._version, self._correlation_id, self._topics)
             connection.complete(self._reply, [frame])
             return
         for name, results in self._topics:
@@ -293,8 +299,28 @@ class ProducedRun(Reply):
             result = self._errors.get(place) or codec.PartitionResult(
                 one[5], 0, info.base_offset, info.log_append_time, info.log_start_offset
             )
-            frames.append(codec.encode(one[0], one[1], [(one[4], [result])]))
+            frames.append(encoded(self._connection, one[0], one[1], [(one[4], [result])]))
         return b"".join(frames)
+
+
+def encoded(
+    connection: Connection,
+    version: int,
+    correlation_id: int,
+    topics: list[tuple[bytes, list[codec.PartitionResult]]],
+) -> bytes:
+    """A response's frame, with where the leaders are that were looked for here (KIP-951)."""
+    leaders: list[tuple[int, int]] = []
+    if version >= PRODUCE_HINTS:
+        for name, results in topics:
+            for place, result in enumerate(results):
+                if result.error_code == NOT_LEADER_OR_FOLLOWER:
+                    by_id = version >= codec.TOPIC_IDS
+                    leader = current_leader(connection, name, result.partition, by_id)
+                    if leader is not None:
+                        results[place] = result._replace(current_leader=leader)
+                        leaders.append(leader)
+    return codec.encode(version, correlation_id, topics, endpoints(connection, leaders))
 
 
 def write(connection: Connection) -> None:

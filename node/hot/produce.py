@@ -23,12 +23,12 @@ from kept.node.hot.python import (
 )
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
-    from kept.node.hot.python import KERNEL, encode_one, encode_run, parse, parse_one
+    from kept.node.hot.python import KERNEL, encode_run, parse, parse_one
 else:
     try:
-        from kept.node.hot._codec import KERNEL, encode_one, encode_run, parse, parse_one
+        from kept.node.hot._codec import KERNEL, encode_run, parse, parse_one
     except ImportError:
-        from kept.node.hot.python import KERNEL, encode_one, encode_run, parse, parse_one
+        from kept.node.hot.python import KERNEL, encode_run, parse, parse_one
 
 __all__ = [
     "FLEXIBLE",
@@ -42,7 +42,6 @@ __all__ = [
     "PartitionResult",
     "ProduceRequest",
     "encode",
-    "encode_one",
     "encode_run",
     "parse",
     "parse_one",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from kept.client.wire import read_uvarint, skip_tags, uvarint
+from kept.node.hot.endpoints import Endpoint, endpoint_tags
 from kept.storage.errors import CorruptMessage
 
 FLEXIBLE: Final = 9
@@ -74,6 +75,8 @@ class PartitionResult(NamedTuple):
     log_start_offset: int = -1
     record_errors: tuple[tuple[int, str], ...] = ()
     error_message: str | None = None
+    current_leader: tuple[int, int] | None = None
+    """(leader id, leader epoch), where it is known to be another (KIP-951)."""
 
 
 def parse(buffer: memoryview, position: int, version: int) -> ProduceRequest:
@@ -211,7 +214,10 @@ def _counted(count: int, left: int) -> int:
 
 
 def encode(
-    version: int, correlation_id: int, topics: list[tuple[bytes, list[PartitionResult]]]
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[bytes, Sequence[PartitionResult]]],
+    endpoints: Sequence[Endpoint] = (),
 ) -> bytes:
     """A whole response frame."""
     out: list[bytes] = []
@@ -233,11 +239,13 @@ def encode(
                     out.append(_errors(result, flexible))
                 else:
                     out.append(b"\x01\x00" if flexible else b"\0\0\0\0\xff\xff")
-            if flexible:
+            if result.current_leader is not None:
+                out.append(b"\x01\x00\x09" + struct.pack(">iib", *result.current_leader, 0))
+            elif flexible:
                 out.append(b"\0")
         if flexible:
             out.append(b"\0")
-    out.append(b"\0\0\0\0\0" if flexible else b"\0\0\0\0")
+    out.append(b"\0\0\0\0" + (endpoint_tags(endpoints) if flexible else b""))
     body = b"".join(out)
     if flexible:
         return struct.pack(">iib", len(body) + 5, correlation_id, 0) + body
@@ -264,29 +272,16 @@ def _string(text: str | None, flexible: bool) -> bytes:
     return (uvarint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data
 
 
-def encode_one(  # noqa: PLR0917
-    version: int,
-    correlation_id: int,
-    name: bytes,
-    index: int,
-    base_offset: int,
-    log_append_time: int,
-    log_start_offset: int,
-) -> bytes:
-    """The frame of a response with one partition and no error."""
-    result = PartitionResult(index, 0, base_offset, log_append_time, log_start_offset)
-    return encode(version, correlation_id, [(name, [result])])
-
-
 def encode_run(entries: Sequence[tuple[One, Any, Sequence[int]]]) -> bytes:
     """The frames of responses to requests that :func:`parse_one` read, one after another.
 
     An entry is (request, anything, (base offset, last offset, append time, log start offset, ...)).
     """
-    return b"".join(
-        encode_one(one[0], one[1], one[4], one[5], info[0], info[2], info[3])
-        for one, _, info in entries
-    )
+    frames = []
+    for one, _, info in entries:
+        result = PartitionResult(one[5], 0, info[0], info[2], info[3])
+        frames.append(encode(one[0], one[1], [(one[4], [result])]))
+    return b"".join(frames)
 
 
 KERNEL: Final = "python"

@@ -19,8 +19,8 @@ from kept.replication.fetcher import (
     PartitionAnswer,
 )
 from kept.replication.follower import Append, AskOffsets, Backoff, StartAt
-from kept.replication.quota import ReplicationQuota, ThrottledReplicas
-from kept.storage.errors import CorruptMessage, InvalidConfig
+from kept.replication.quota import ReplicationQuota
+from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
 
 TOPIC_ID = uuid.UUID(int=5)
@@ -329,13 +329,3 @@ def test_the_rate_is_over_a_sliding_window() -> None:
     assert quota.rate(10_999) < 1000
     assert quota.rate(11_000) == 0
     assert not ReplicationQuota().exceeded(0)
-
-
-def test_throttled_replicas() -> None:
-    listed = ThrottledReplicas("0:1, 3:2")
-    assert (0, 1) in listed and (3, 2) in listed and (0, 2) not in listed
-    assert (7, 7) in ThrottledReplicas("*")
-    assert (7, 7) not in ThrottledReplicas("")
-    for wrong in ("1", "a:1", "1:b", "*,1:1", "1:-1"):
-        with pytest.raises(InvalidConfig, match="partition:broker"):
-            ThrottledReplicas(wrong)

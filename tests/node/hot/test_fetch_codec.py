@@ -12,9 +12,19 @@ from kio.static.constants import EntityType
 
 from kept.client import protocol
 from kept.node.hot import fetch as codec
+from kept.node.hot import python_fetch
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 
+PLAIN = (python_fetch.parse, python_fetch.encode)
+try:
+    from kept.node.hot import _codec
+except ImportError:
+    KERNELS = {"python": PLAIN}
+else:
+    KERNELS = {"python": PLAIN, "cython": (_codec.parse_fetch, _codec.encode_fetch)}
+PARSE = pytest.mark.parametrize("parse", [k[0] for k in KERNELS.values()], ids=list(KERNELS))
+ENCODE = pytest.mark.parametrize("encode", [k[1] for k in KERNELS.values()], ids=list(KERNELS))
 VERSIONS = range(codec.MIN_VERSION, codec.MAX_VERSION + 1)
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
@@ -48,11 +58,12 @@ def request_body(version, replica_id=-1):
     return protocol.encode(protocol.build(cls, values))
 
 
+@PARSE
 @pytest.mark.parametrize("replica_id", [-1, 4])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_parses_what_kio_writes(version, replica_id):
+def test_parses_what_kio_writes(parse, version, replica_id):
     body = b"head" + request_body(version, replica_id)
-    request = codec.parse(memoryview(body), 4, version)
+    request = parse(memoryview(body), 4, version)
     assert request[:5] == (replica_id, 500, 1, 1 << 25, 1)
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
     expected = codec.FetchPartition(
@@ -73,20 +84,22 @@ def test_parses_what_kio_writes(version, replica_id):
     assert request.rack_id == (b"r1" if version >= 11 else b"")
 
 
+@PARSE
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_cut_and_every_tail_is_refused(version):
+def test_every_cut_and_every_tail_is_refused(parse, version):
     body = request_body(version)
     for end in range(len(body)):
         with pytest.raises(CorruptMessage):
-            codec.parse(memoryview(body)[:end], 0, version)
+            parse(memoryview(body)[:end], 0, version)
     with pytest.raises(CorruptMessage):
-        codec.parse(memoryview(body + b"\0"), 0, version)
+        parse(memoryview(body + b"\0"), 0, version)
 
 
+@PARSE
 @given(st.binary(max_size=200), st.sampled_from(list(VERSIONS)))
-def test_any_bytes_parse_or_are_refused(data, version):
+def test_any_bytes_parse_or_are_refused(parse, data, version):
     try:
-        codec.parse(memoryview(data), 0, version)
+        parse(memoryview(data), 0, version)
     except CorruptMessage:
         return
 
@@ -98,8 +111,9 @@ def joined(segments):
     )
 
 
+@ENCODE
 @pytest.mark.parametrize("version", VERSIONS)
-def test_response_is_what_kio_reads(version):
+def test_response_is_what_kio_reads(encode, version):
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
     data = [
         codec.PartitionData(0, 0, 10, 9, 1, [(5, 6), (7, 8)], FileSlice(None, 0, 200_000)),
@@ -107,7 +121,7 @@ def test_response_is_what_kio_reads(version):
         codec.PartitionData(2, 0, 4, 4, 0, None, b"abc", (3, 33), (1, 2)),
         codec.PartitionData(3, 0, 4, 4, 0, []),
     ]
-    frame = joined(codec.encode(version, 5, 0, 1234, [(name, data), (name, data[1:2])]))
+    frame = joined(encode(version, 5, 0, 1234, [(name, data), (name, data[1:2])]))
     (size,) = struct.unpack_from(">i", frame)
     assert size == len(frame) - 4
     correlation_id, response = protocol.decode_response(1, version, frame[4:])
@@ -133,10 +147,25 @@ def test_response_is_what_kio_reads(version):
         assert (leader.leader_id, leader.leader_epoch) == (1, 2)
 
 
+@ENCODE
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_error_for_the_whole_request(version):
-    frame = joined(codec.encode(version, 1, 70, 0, []))
+def test_an_error_for_the_whole_request(encode, version):
+    frame = joined(encode(version, 1, 70, 0, []))
     _, response = protocol.decode_response(1, version, frame[4:])
     assert response.responses == ()
     if version >= 7:
         assert int(response.error_code) == 70
+
+
+@given(st.data(), st.sampled_from(list(VERSIONS)))
+def test_both_kernels_read_damaged_requests_alike(data, version):
+    body = bytearray(request_body(version, 4))
+    for _ in range(data.draw(st.integers(0, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    found = []
+    for parse, _ in KERNELS.values():
+        try:
+            found.append(parse(memoryview(body), 0, version))
+        except CorruptMessage:
+            found.append(None)
+    assert all(one == found[0] for one in found)

@@ -149,7 +149,8 @@ def test_one_partition_has_the_same_bytes(kernel, version, name):
     full = codec.encode(
         version, 7, [(encoded, [codec.PartitionResult(3, 0, 1 << 40, 1 << 41, 17)])]
     )
-    assert kernel.encode_one(version, 7, encoded, 3, 1 << 40, 1 << 41, 17) == full
+    one = (version, 7, 1, 1500, encoded, 3, 0, 0)
+    assert kernel.encode_run([(one, None, (1 << 40, 0, 1 << 41, 17))]) == full
 
 
 BATCH = bytes(range(1, 62))

@@ -28,10 +28,17 @@ def _docker() -> str | None:
     return None if asked.returncode == 0 else "the Docker engine does not answer"
 
 
+def _netns() -> str | None:
+    from tests.failover import network
+
+    return network.missing()
+
+
 TOOLS: dict[str, Callable[[], str | None]] = {
     "java": lambda: _on_path("java", "mvn"),
     "node_js": lambda: _on_path("node", "npm"),
     "docker": _docker,
+    "netns": _netns,
 }
 
 

@@ -356,17 +356,6 @@ class Cluster:
 
     def _launch(self, node: _Node, fail_point: str | None) -> int:
         """Start the process; the size of its log before it."""
-        command = [sys.executable, "-m", "kept", "serve", "--port", str(node.port)]
-        command += ["--node-id", str(node.number)]
-        settings = {**self._shared, **self._settings, **node.settings}
-        if "log.dirs" in settings:
-            settings.setdefault(
-                "metadata.log.dir", os.path.join(self.data_dir(node.number), "meta")
-            )
-        else:
-            command += ["--data-dir", self.data_dir(node.number)]
-        for name, value in settings.items():
-            command += ["--set", f"{name}={value}"]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
         for name in ("KEPT_KERNEL",):
             if name in os.environ:
@@ -378,7 +367,7 @@ class Cluster:
         with open(node.log_path, "ab") as log:
             position = log.tell()
             node.process = subprocess.Popen(
-                command,
+                self._command(node),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -387,6 +376,21 @@ class Cluster:
                 start_new_session=True,
             )
         return position
+
+    def _command(self, node: _Node) -> list[str]:
+        command = [sys.executable, "-m", "kept", "serve", "--node-id", str(node.number)]
+        settings = {**self._shared, **self._settings, **node.settings}
+        if "listeners" not in settings:
+            command += ["--port", str(node.port)]
+        if "log.dirs" in settings:
+            settings.setdefault(
+                "metadata.log.dir", os.path.join(self.data_dir(node.number), "meta")
+            )
+        else:
+            command += ["--data-dir", self.data_dir(node.number)]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
+        return command
 
     def _await_ready(self, node: _Node, position: int) -> None:
         end = time.monotonic() + START_DEADLINE_S

@@ -37,6 +37,7 @@ class Load:
                 "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
                 "message.timeout.ms": 1000 * PATIENCE_S,
+                "topic.metadata.refresh.interval.ms": 2000,  # some node may not know who leads
                 "request.timeout.ms": 5000,
                 "socket.timeout.ms": 6000,  # a stalled node is given up then, by default in 60 s
                 "linger.ms": 0,
@@ -89,6 +90,13 @@ class Load:
             )
 
         cluster.wait_until(more, "records are acknowledged on every partition", deadline_s)
+
+    def goes_quiet(self, seconds: float = 2.0, deadline_s: float = PATIENCE_S) -> None:
+        """Wait until nothing was acknowledged for some time."""
+        end = time.monotonic() + deadline_s
+        while time.monotonic() - max(times[-1] for times in self.times) < seconds:
+            assert time.monotonic() < end, f"still acknowledged after {deadline_s} s"
+            time.sleep(0.05)
 
     def gap_s(self, since: float, until: float | None = None) -> float:
         """The longest time without an acknowledgement that any partition had."""

@@ -90,6 +90,19 @@ class Nodes:
             f"{topic}-{partition} has a leader",
         )
 
+    def elsewhere(self, topic: str, partitions: int, node: int) -> None:
+        """Wait until the others agree that a node leads nothing of a topic."""
+
+        def moved() -> bool:
+            answers = list(self.answers(f"topics/{topic}"))
+            return bool(answers) and not any(
+                p["leader"] in (node, None, -1)
+                for answer in answers
+                for p in answer["partitions"][:partitions]
+            )
+
+        self.cluster.wait_until(moved, f"others lead what node {node} led", CATCH_UP_S)
+
     def partitions(self, topic: str, partition: int) -> list[dict[str, Any]]:
         """A partition as each node that is there sees it."""
         return [a["partitions"][partition] for a in self.answers(f"topics/{topic}")]
@@ -122,6 +135,11 @@ class Nodes:
         """kill -9, all before any is waited for."""
         self.gone(*nodes)
         side_by_side(self.cluster.kill, nodes)
+
+    def stop(self, node: int) -> None:
+        """TERM: it must end in order."""
+        self.gone(node)
+        assert self.cluster.stop(node) == 0, f"node {node} did not end in order"
 
     def start(self, *nodes: int) -> None:
         """Start them again, side by side, and wait until all are ready."""

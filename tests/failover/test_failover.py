@@ -10,6 +10,8 @@ import pytest
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import CATCH_UP_S, Nodes
 
+pytestmark = pytest.mark.timeout(400)
+
 FLUSH_EACH = {"flush.messages": "1"}
 
 
@@ -95,7 +97,7 @@ def test_two_nodes_killed_one_after_the_other(kept_cluster):
     cluster, nodes, topic = made(kept_cluster)
 
     def events(load):
-        for first, second, back in ((0, 1, 1), (2, 1, 2), (0, 2, 2)):
+        for first, second, back in ((0, 1, 1), (2, 1, 2)):
             nodes.kill(first)
             load.goes_on(cluster)
             nodes.kill(second)
@@ -121,8 +123,7 @@ def test_a_rolling_restart_is_no_error_to_anybody(kept_cluster):
         for node in nodes.numbers:
             nodes.await_isr(topic)
             began = time.monotonic()
-            nodes.gone(node)
-            assert cluster.stop(node) == 0
+            nodes.stop(node)
             load.goes_on(cluster)
             nodes.start(node)
             load.goes_on(cluster)

@@ -7,6 +7,8 @@ import pytest
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import Nodes
 
+pytestmark = pytest.mark.timeout(400)
+
 SHORT = {
     "broker_session_timeout_ms": 3000,
     "broker_heartbeat_interval_ms": 500,

@@ -15,6 +15,8 @@ from tests.failover.load import Load, read_all
 from tests.failover.nodes import Nodes
 from tests.tools import kafka_dist
 
+pytestmark = pytest.mark.timeout(400)
+
 TAIL = 50
 TAIL_VALUE = 1_000_000
 RECORD = re.compile(r"^\| offset: (\d+) .*payload: (\d+)$")
@@ -102,7 +104,6 @@ def test_the_tail_of_a_deposed_leader_is_cut_off(kept_cluster, config):
 
 @pytest.mark.slow
 @pytest.mark.java
-@pytest.mark.timeout(300)
 def test_kafka_sees_the_same_records_in_all_replicas(kept_cluster):
     """Also over several segments and leaders."""
     cluster = kept_cluster(nodes=3, log_segment_bytes=8192)

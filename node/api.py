@@ -94,7 +94,7 @@ APIS: Final = (
     Api(18, "api_versions", 0, 4, "", 3),  # answered below
     Api(19, "create_topics", 2, 7, "topics", 5),
     Api(20, "delete_topics", 1, 6, "topics", 4),
-    Api(21, "delete_records", 0, 2, "topics", 2),
+    Api(21, "delete_records", 0, 2, "deletions", 2),
     Api(22, "init_producer_id", 0, 5, "producer_ids", 2),
     Api(23, "offset_for_leader_epoch", 2, 4, "offsets", 4),
     Api(29, "describe_acls", 1, 3, "cluster", 2),

@@ -315,6 +315,13 @@ class LeaderCore:
             return self._advance()
         return self._expand(replica_id, follower) + self._advance()
 
+    def log_starts(self, replica_id: int, log_start_offset: int) -> bool:
+        """A follower told where its log starts; whether that is news."""
+        follower = self.followers[replica_id]
+        news = follower.log_start_offset != log_start_offset
+        follower.log_start_offset = log_start_offset
+        return news
+
     def _expand(self, replica_id: int, follower: Follower) -> Effects:
         if (
             self.pending_isr is not None

@@ -117,14 +117,15 @@ class Partition(FollowingReplica):
         last_fetched_epoch: int = -1,
         replica_id: int = -1,
         broker_epoch: int = -1,
+        log_start_offset: int = -1,
         at_least_one: bool = True,
         from_follower: bool = False,
         now_ms: int = 0,
     ) -> PartitionFetch:
         """Whole batches from ``offset`` on: for consumers below HW (LSO), for replicas below LEO.
 
-        Nothing there is an empty answer. ``broker_epoch`` (Fetch v15) and ``now_ms`` matter for
-        replicas only, whose progress they note; ``from_follower`` (Fetch v11) for consumers, whom
+        Nothing there is an empty answer. ``broker_epoch`` (Fetch v15), ``log_start_offset`` and
+        ``now_ms`` matter for replicas only, whose progress they note; ``from_follower`` (Fetch v11) for consumers, whom
         an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange, OffsetNotAvailable,
         FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, KafkaStorageError, DamagedData.
         """
@@ -157,7 +158,7 @@ class Partition(FollowingReplica):
         except MachineError as error:
             self._failed(error)
         if replica_id >= 0:
-            self._follower_fetched(replica_id, offset, now_ms, broker_epoch)
+            self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
         committed = core.high_watermark
         unstable = log.first_unstable_offset
         stable = committed if unstable is None else min(unstable, committed)
@@ -187,15 +188,16 @@ class Partition(FollowingReplica):
                 f"{self.topic_partition}: offset {offset} is below the log start {start}"
             )
 
-    def _follower_fetched(
-        self, replica_id: int, offset: int, now_ms: int, broker_epoch: int
+    def _follower_fetched(  # noqa: PLR0917
+        self, replica_id: int, offset: int, now_ms: int, broker_epoch: int, log_start_offset: int
     ) -> None:
         core = self.core
         before = core.high_watermark
         effects = core.fetched(replica_id, offset, now_ms, broker_epoch)
         if effects:
             self._perform(effects)
-        if core.high_watermark != before and self._waiters:
+        started = core.log_starts(replica_id, log_start_offset)
+        if (started or core.high_watermark != before) and self._waiters:
             self._wake()
 
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:

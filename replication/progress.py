@@ -21,7 +21,8 @@ class Follower:
     """One other replica.
 
     ``log_end_offset``: UNKNOWN_OFFSET until it fetches in this epoch. ``caught_up_ms``: when it
-    last had all that the leader had at that time. ``broker_epoch``: of the process that fetched
+    last had all that the leader had at that time. ``log_start_offset``: as it told with its last
+    fetch. ``broker_epoch``: of the process that fetched
     last (KIP-903), -1 when it did not say.
     """
 
@@ -32,6 +33,7 @@ class Follower:
     held: Identity = None
     applied: Identity = None
     broker_epoch: int = -1
+    log_start_offset: int = UNKNOWN_OFFSET
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int

@@ -6,6 +6,7 @@ the log start that its leader told.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from kept.replication.events import CommitKnown, MinIsrChanged
@@ -43,6 +44,16 @@ class KeptReplica(IsrReplica):
             )
         self._advance_start(offset, now_ms)
         return self.log.log_start_offset
+
+    def low_watermark(self, live: Collection[int]) -> int:
+        """The least log start among this leader and the ``live`` replicas; -1: one is not known.
+
+        Raises NotLeaderOrFollower, KafkaStorageError.
+        """
+        self._check_leader()
+        followers = self.core.followers
+        starts = (followers[replica].log_start_offset for replica in followers if replica in live)
+        return min((self.log.log_start_offset, *starts))
 
     def _advance_start(self, offset: int, now_ms: int) -> None:
         if offset > self.log.log_start_offset:

@@ -227,6 +227,7 @@ class PendingFetch:
             last_fetched_epoch=wanted.last_fetched_epoch,
             replica_id=self._request.replica_id,
             broker_epoch=self._request.broker_epoch,
+            log_start_offset=wanted.log_start_offset,
             from_follower=self._version >= FROM_FOLLOWERS,
             at_least_one=first,
             now_ms=monotonic_ms() if self._request.replica_id >= 0 else 0,

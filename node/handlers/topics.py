@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 from kept.client.protocol import Values
 from kept.cluster import controller
 from kept.cluster.controller import (
-    INTERNAL_TOPICS,
     MAX_PARTITIONS_PER_REQUEST,
     CreateTopic,
     TopicDefaults,
@@ -30,14 +29,12 @@ from kept.node.internal_topics import CONSUMER_OFFSETS
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,
-    InvalidTopicException,
     KeptError,
     PolicyViolation,
     TopicDeletionDisabled,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
@@ -279,37 +276,3 @@ def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[Metadata
     manual = None if assignments is None else [entry.broker_ids for entry in assignments]
     records = controller.create_partitions(image, topic.name, topic.count, manual)
     return {"name": topic.name, "error_code": 0, "error_message": None}, records
-
-
-def delete_records(ctx: RequestContext, request: Any) -> Values:
-    """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    _delete_records(ctx.node, topic.name, entry) for entry in topic.partitions
-                ],
-            }
-            for topic in request.topics
-        ]
-    }
-
-
-def _delete_records(node: Node, topic: str, entry: Any) -> Values:
-    low_watermark, code = -1, 0
-    try:
-        low_watermark = _raise_log_start(node, topic, entry.partition_index, entry.offset)
-    except KeptError as error:
-        code = code_for(error)
-    return {
-        "partition_index": entry.partition_index,
-        "low_watermark": low_watermark,
-        "error_code": code,
-    }
-
-
-def _raise_log_start(node: Node, topic: str, number: int, offset: int) -> int:
-    if topic in INTERNAL_TOPICS:
-        raise InvalidTopicException(f"Cannot delete records of internal topic {topic}")
-    return node.partition(TopicPartition(topic, number)).delete_records(offset, node.now_ms())

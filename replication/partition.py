@@ -125,8 +125,8 @@ class Partition(FollowingReplica):
         """Whole batches from ``offset`` on: for consumers below HW (LSO), for replicas below LEO.
 
         Nothing there is an empty answer. ``broker_epoch`` (Fetch v15), ``log_start_offset`` and
-        ``now_ms`` matter for replicas only, whose progress they note; ``from_follower`` (Fetch v11) for consumers, whom
-        an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange, OffsetNotAvailable,
+        ``now_ms`` matter for replicas only, whose progress they note; ``from_follower`` (Fetch v11)
+        for consumers, whom an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange, OffsetNotAvailable,
         FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, KafkaStorageError, DamagedData.
         """
         if not self._leading:

@@ -93,6 +93,11 @@ def families(node: Node) -> Iterator[Metric | None]:
     brokers = node.image.brokers.values() if leads else ()
     fenced = sum(broker.fenced for broker in brokers)
     yield gauge("controller_fenced_brokers", "Brokers that are registered and fenced.", fenced)
+    yield counter(
+        "controller_unclean_elections",
+        "Leaders elected from outside the ISR: acknowledged records may be lost.",
+        counted.unclean_elections,
+    )
     offline = 0
     for number, topic in enumerate(node.image.topics.values() if leads else ()):
         offline += sum(record.leader == NO_LEADER for record in topic.partitions)

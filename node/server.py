@@ -24,7 +24,7 @@ from kept.cluster.records import Endpoint, MetadataRecord, ResourceType
 from kept.cluster.settings import validate_topic
 from kept.cluster.voters import Voter
 from kept.cluster.wal import NO_DIRECTORY
-from kept.node import api, internal_topics, known_directories, timers
+from kept.node import api, internal_topics, known_directories, timers, unclean
 from kept.node.budget import Budget
 from kept.node.cluster_settings import raft_settings
 from kept.node.fetch_sessions import FetchSessions
@@ -202,6 +202,7 @@ class Node:
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_broker_settings()
         self.metrics.cluster.acting_on(image, delta, self.node_id)
+        unclean.tell(self, delta)
         await self.hosting.apply(image, delta)
         self.groups.metadata_changed(image, delta)
         if self.membership is not None:

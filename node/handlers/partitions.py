@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from kept.client.protocol import Values
 from kept.cluster import controller, recovery
 from kept.cluster.controller import MAX_PARTITIONS_PER_REQUEST
-from kept.cluster.image import Delta, Image
+from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord
+from kept.node import unclean
 from kept.node.error_codes import code_for, message_for
 from kept.node.handlers.decisions import decide
-from kept.node.logging import log
 from kept.storage.errors import (
     ElectionNotNeeded,
     InvalidRequest,
@@ -33,7 +33,6 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
-    from kept.node.server import Node
 
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
@@ -48,7 +47,6 @@ class _Decided:
 
     outcomes: list[tuple[TopicPartition, KeptError | None]] = field(default_factory=list)
     records: list[MetadataRecord] = field(default_factory=list)
-    deltas: list[Delta] = field(default_factory=list)
     refused: KeptError | None = None
     """Why nothing of the request is done."""
 
@@ -73,8 +71,7 @@ class _Decided:
                     f"The request changes more than {MAX_PARTITIONS_PER_REQUEST} partitions: "
                     "ask for fewer at a time."
                 )
-            image, delta = image.apply(records)
-            self.deltas.append(delta)
+            image, _ = image.apply(records)
         return image
 
 
@@ -137,13 +134,10 @@ async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
             )
             return _refused(error, wanted if asked is not None else ()), ()
         elect = _preferred if kind == PREFERRED else _unclean
-        decided = _each(image, ((tp, _reports(node)) for tp in wanted), elect)
+        decided = _each(image, ((tp, unclean.reports(node)) for tp in wanted), elect)
         return decided, decided.records
 
     decided = await decide(node, decision)
-    for delta in decided.deltas:
-        for election in controller.unclean_elections(delta, _reports(node)):
-            log.warning("unclean election", report=str(election))
     outcomes = decided.outcomes
     if asked is None:
         outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
@@ -157,11 +151,6 @@ async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
 
 def _needless(error: KeptError | None) -> bool:
     return isinstance(error, ElectionNotNeeded)
-
-
-def _reports(node: Node) -> recovery.Reports:
-    """What replicas have told the controller of their logs; nothing in a cluster of one."""
-    return {} if node.membership is None else node.membership.controlling.sessions.reports
 
 
 def _preferred(image: Image, tp: TopicPartition, _: recovery.Reports) -> list[MetadataRecord]:

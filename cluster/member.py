@@ -135,6 +135,7 @@ class MetadataMember:
         self._work: Work | None = None
         self._proposals: deque[_Proposal] = deque()
         self._lost: list[int] = []
+        self._opened_at = files.wal.last_index
         self._snapshot: Snapshot | None = None
         self._compact_to = files.image.index
         me = next((v for v in listed if v.node_id == node_id), Voter(node_id, self.directory_id))
@@ -257,6 +258,15 @@ class MetadataMember:
         then may it take decisions."""
         core = self.core
         return core.commits_own_term and self.image.index >= core.first_of_term
+
+    @property
+    def recovered(self) -> bool:
+        """Whether the image holds again what this node may have acted on before it started.
+
+        A start knows its last snapshot only; what of its log is committed, a leader must say first.
+        Nobody may conclude from an image before that that something here is not wanted any more.
+        """
+        return self.image.index >= min(self._opened_at, self.last_index)
 
     @property
     def followers(self) -> dict[int, tuple[int, int]]:

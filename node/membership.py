@@ -90,8 +90,12 @@ class Membership:
         log.info("joining", voters=",".join(map(str, node.config.controller_quorum_voters)))
 
     async def cluster_id(self) -> str:
-        """The cluster's id; waits until a controller was elected for the first time."""
-        while (found := self._node.image.cluster_id) is None:
+        """The cluster's id; waits until a controller was elected for the first time, and the image
+        is no older than what this node acted on before it started: logs of topics that are not in
+        an older one would be deleted.
+        """
+        member = self._node.metadata.member
+        while (found := self._node.image.cluster_id) is None or not member.recovered:
             self._moved.clear()
             await self._moved.wait()
         return found

@@ -315,6 +315,17 @@ def test_all_nodes_restart(cluster) -> None:
     assert leader.cluster_id == before
 
 
+def test_a_node_that_starts_knows_when_its_image_is_as_new_as_what_it_had_acted_on(cluster) -> None:
+    cluster.leader().propose(setting(0))
+    cluster.deliver()
+    assert settings_in(cluster.leader().image) == 1
+    again = open_member(cluster.disks[0].after_kill(), 0, cluster.listed)
+    assert settings_in(again.image) == 0 and not again.recovered
+    cluster.start(0, 1, 2)
+    cluster.leader()
+    assert all(m.recovered and settings_in(m.image) == 1 for m in cluster.members.values())
+
+
 def test_one_node_is_enough_to_start_once_the_cluster_is_founded(cluster) -> None:
     """Two of three, that is: the log knows the voters, nobody asks for the third."""
     del cluster.members[2]
@@ -459,6 +470,24 @@ def test_reads_and_transfer(cluster) -> None:
     assert cluster.outcomes[leader.node_id][-1].role_changed or any(
         o.role_changed for o in cluster.outcomes[leader.node_id][-3:]
     )
+
+
+def test_who_is_left_leads_as_soon_as_one_with_an_older_log_comes_back() -> None:
+    cluster = Cluster(raft=RaftSettings(election_ticks=200))
+    cluster.start(0, 1, 2)
+    dead = cluster.leader().node_id
+    back, left = (i for i in range(3) if i != dead)
+    del cluster.members[back]
+    cluster.leader().propose(setting(0))
+    cluster.deliver()
+    del cluster.members[dead]
+    cluster.members[left].peer_down(dead)
+    cluster.tick(450)  # it has long given up to ask
+    assert cluster.members[left].leader_id is None
+    cluster.start(back)
+    cluster.tick(8)
+    assert cluster.members[left].controller_ready
+    assert settings_in(cluster.members[back].image) == 1
 
 
 def test_evidence_of_a_leaders_death_is_acted_on_without_a_tick(cluster) -> None:

@@ -174,7 +174,7 @@ class _Run:
         )
         path = source.path(self.builder.directory)
         file = self.disk.open_read(path)
-        done = 0
+        done = source.start_bytes
 
         def use(view: memoryview) -> int:
             nonlocal done
@@ -185,7 +185,9 @@ class _Run:
             return used
 
         drop = source.base_offset not in self.builder.cached
-        chunks(self.disk, file, source.size_bytes, self.builder.chunk_bytes, use, drop=drop)
+        start = source.start_bytes
+        end, size = start + source.size_bytes, self.builder.chunk_bytes
+        chunks(self.disk, file, end, size, use, drop=drop, start=start)
 
     def _feed(self, view: memoryview, path: str, position: int) -> int:
         at = 0

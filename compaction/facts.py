@@ -133,15 +133,16 @@ def producers_by_last_offset(job: Job) -> array[int]:
 
 def chunks(
     disk: Disk, file: File, size: int, chunk_bytes: int, use: Callable[[memoryview], int],
-    *, drop: bool = True,
+    *, drop: bool = True, start: int = 0,
 ) -> None:  # fmt: skip
-    """Hand a file to ``use`` in chunks of whole batches; it returns how many bytes it took.
+    """Hand ``start..size`` of a file to ``use`` in chunks of whole batches; it returns how many
+    bytes it took.
 
     ``drop``: leave nothing of it in the page cache, which is the consumers'.
 
     Raises DamagedData when the file ends in the middle of a batch.
     """
-    position, want, dropped = 0, chunk_bytes, 0
+    position, want, dropped = start, chunk_bytes, start
     while position < size:
         data = disk.pread(file, position, min(want, size - position))
         used = use(memoryview(data))

@@ -37,7 +37,11 @@ CACHED_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A segment to read: ``base_offset..end_offset``, where the end is the next segment's base."""
+    """A segment to read: ``base_offset..end_offset``, where the end is the next segment's base.
+
+    It may be a part of a file: ``size_bytes`` from ``start_bytes`` on of the one that begins at
+    ``file_offset`` (-1: at ``base_offset``).
+    """
 
     base_offset: int
     end_offset: int
@@ -45,10 +49,13 @@ class Source:
     mtime_ms: int
     index_bytes: int = 0
     time_index_bytes: int = 0
+    start_bytes: int = 0
+    file_offset: int = -1
 
     def path(self, directory: str, kind: str = layout.LOG, state: str = "") -> str:
         """Path of one of its files."""
-        return layout.segment_file(directory, self.base_offset, kind, state)
+        base = self.base_offset if self.file_offset < 0 else self.file_offset
+        return layout.segment_file(directory, base, kind, state)
 
 
 @dataclass(frozen=True, slots=True)

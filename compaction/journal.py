@@ -43,6 +43,7 @@ class Reason(StrEnum):
     CONTROL = "control"
     KEYLESS = "keyless"
     BELOW_LOG_START = "below log start"
+    FOLLOWED = "as the leader decided"
 
 
 _NAMES: Final = {
@@ -52,6 +53,7 @@ _NAMES: Final = {
     Reason.CONTROL: b"CTRL",
     Reason.KEYLESS: b"KEYL",
     Reason.BELOW_LOG_START: b"STRT",
+    Reason.FOLLOWED: b"LEAD",
 }
 
 

@@ -73,9 +73,9 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     disk.reach("compaction.built")
     removed = journal.removals(found)
     path = journal.new_path(job.directory, disk, job.identity)
-    _write(disk, path, journal.encode(removed))
+    write_new(disk, path, journal.encode(removed))
     path = layout.manifest_file(job.directory, *job.identity)
-    _write(disk, path, manifest.encode(built.manifest, built.plan))
+    write_new(disk, path, manifest.encode(built.manifest, built.plan))
     disk.fsync_dir(job.directory)
     disk.reach("compaction.written")
     rewritten = {base for group in built.plan.groups for base in group.input_bases}
@@ -96,7 +96,8 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     )
 
 
-def _write(disk: Disk, path: str, content: bytes) -> None:
+def write_new(disk: Disk, path: str, content: bytes) -> None:
+    """A new file that a pass leaves, under its temporary name, durably."""
     file = disk.open_new(path + layout.TEMPORARY)
     disk.writev(file, [content], 0)
     disk.fsync(file)

@@ -183,6 +183,11 @@ class World:
         return [r.offset for r in self.records()]
 
 
+def batches(data):
+    """The batches in a run of bytes."""
+    return [data[at : at + header.size_bytes] for at, header in headers(data)]
+
+
 @pytest.fixture
 def world():
     return World
@@ -192,7 +197,8 @@ def world():
 def kit():
     """Constants for tests, which cannot import this module."""
     return SimpleNamespace(
-        NOW=NOW, DIRECTORY=DIRECTORY, World=World, config=config, use_kernel=use_kernel,
+        NOW=NOW, records=records, batches=batches, DIRECTORY=DIRECTORY, World=World,
+        config=config, use_kernel=use_kernel,
         cython=(_kernel, _filter and _filter.SegmentFilter),
         python=(offset_map, records_filter.PythonSegmentFilter), TimestampType=TimestampType,
     )  # fmt: skip

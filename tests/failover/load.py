@@ -21,6 +21,8 @@ PATIENCE_S: Final = 120
 PROGRESS: Final = 30
 """So many records more of each partition show that it is written to again."""
 READ_S: Final = 60
+PASSING: Final = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
+"""Errors of a consumer that it gets over by itself."""
 
 
 class Load:
@@ -114,35 +116,97 @@ class Load:
         self._thread.join()
 
 
+class Reader:
+    """Reads a topic while all of it happens: what was read once may not be taken back.
+
+    It never starts again from an older offset, nor skips one: an offset that is out of range is an
+    error, a record comes once.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, *, partitions: int = PARTITIONS) -> None:
+        self.found: dict[tuple[int, int], int] = {}
+        self.failed: list[str] = []
+        self._next = [0] * partitions
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "checker",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "topic.metadata.refresh.interval.ms": 2000,
+                "socket.timeout.ms": 6000,
+                "log_level": 0,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for message in self._consumer.consume(1000, 0.1):
+                self._take(message)
+        self._consumer.close()
+
+    def _take(self, message: Any) -> None:
+        error = message.error()
+        if error is not None:
+            if error.fatal() or (not error.retriable() and error.code() not in PASSING):
+                self.failed.append(str(error))
+            return
+        partition, offset = message.partition(), message.offset()
+        if offset != self._next[partition]:
+            self.failed.append(f"{partition}:{offset} came, not {self._next[partition]}")
+        self._next[partition] = offset + 1
+        self.found[partition, offset] = int(message.value())
+
+    def until(self, count: int) -> None:
+        """Wait until so many records were read: goes on as long as more come."""
+        deadline = time.monotonic() + READ_S
+        before = 0
+        while len(self.found) < count:
+            if len(self.found) > before:
+                before, deadline = len(self.found), time.monotonic() + READ_S
+            assert not self.failed, self.failed[:5]
+            assert time.monotonic() < deadline, f"{before} of {count} records read"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it."""
+        self._stop.set()
+        self._thread.join()
+
+
 def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], int]:
     """Every record of a topic: (partition, offset) -> number."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "checker", "enable.auto.commit": False}
-    )
-    places = [TopicPartition(topic, number, 0) for number in range(partitions)]
-    ends = {p.partition: consumer.get_watermark_offsets(p, timeout=READ_S)[1] for p in places}
-    consumer.assign(places)
-    found: dict[tuple[int, int], int] = {}
-    deadline = time.monotonic() + READ_S
-    while len(found) < sum(ends.values()):
-        assert time.monotonic() < deadline, f"{len(found)} of {ends} read in {READ_S} s"
-        for message in consumer.consume(1000, 0.2):
-            error = message.error()
-            assert error is None or error.code() == KafkaError._TRANSPORT, error
-            if error is None:
-                found[message.partition(), message.offset()] = int(message.value())
-                deadline = time.monotonic() + READ_S
-    consumer.close()
-    return found
+    client = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    ends = [client.get_watermark_offsets(place, timeout=READ_S)[1] for place in places]
+    client.close()
+    reader = Reader(bootstrap, topic, partitions=partitions)
+    try:
+        reader.until(sum(ends))
+    finally:
+        reader.stop()
+    assert not reader.failed, reader.failed[:5]
+    return reader.found
 
 
-def check(cluster: Cluster, load: Load) -> None:
-    """Everything sent was acknowledged, is where it was said to be, once and in order."""
+def check(cluster: Cluster, load: Load, reader: Reader | None = None) -> None:
+    """Everything sent was acknowledged, is where it was said to be, once and in order.
+
+    And what somebody read meanwhile is still there.
+    """
     assert not load.failed, load.failed[:10]
     assert len(load.acknowledged) == load.sent
     found = read_all(cluster.bootstrap, load.topic, load.partitions)
     lost = {place: n for place, n in load.acknowledged.items() if found.get(place) != n}
     assert not lost, f"{len(lost)} acknowledged records are not there: {sorted(lost)[:10]}"
+    if reader is not None:
+        assert not reader.failed, reader.failed[:5]
+        gone = {place: n for place, n in reader.found.items() if found.get(place) != n}
+        assert not gone, f"{len(gone)} records that were read are not there: {sorted(gone)[:10]}"
     for number in range(load.partitions):
         values = [found[place] for place in sorted(found) if place[0] == number]
         expected = list(range(number, load.sent, load.partitions))
@@ -159,11 +223,15 @@ def check(cluster: Cluster, load: Load) -> None:
 def under_load(cluster: Cluster, topic: str, events: Callable[[Load], None]) -> Load:
     """Let something happen under load, which must go on before and afterwards; then check it."""
     load = Load(cluster.bootstrap, topic)
+    reader = Reader(cluster.bootstrap, topic)
     try:
         load.goes_on(cluster)
         events(load)
         load.goes_on(cluster)
+        load.stop()
+        reader.until(load.sent)
     finally:
         load.stop()
-    check(cluster, load)
+        reader.stop()
+    check(cluster, load, reader)
     return load

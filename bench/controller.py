@@ -4,18 +4,22 @@ One image of 300 brokers in six racks, three replicas a partition. ``fence`` dec
 death of one broker; ``change`` is one ISR change applied; ``create`` a topic of one partition;
 ``entry`` one that says nothing. CPU of this process, best of three; the ratio compares the largest
 image with the smallest. ``python bench/controller.py`` prints a table, with ``--json`` one JSON
-object; ``rows()`` gives the figures to ``run.py``. Exit code 1 when the goal (1 s) is missed.
+object; ``--memory`` prints the bytes that the largest image takes per partition. Exit code 1 when
+the goal (1 s) is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
+
+import meters
 
 from kept.cluster import controller
 from kept.cluster.image import Image
@@ -76,6 +80,16 @@ def measure(partitions: int) -> dict[str, float]:
     }
 
 
+def memory(partitions: int) -> float:
+    """What this process grows by for an image of that size, in bytes per partition."""
+    build(10)
+    before = meters.resident_bytes(os.getpid())
+    image = build(partitions)
+    grown = meters.resident_bytes(os.getpid()) - before
+    assert len(image.topics) == partitions // PARTITIONS_PER_TOPIC
+    return grown / partitions
+
+
 def rows(sizes: tuple[int, ...] = SIZES) -> list[Row]:
     """All figures, as ``run.py`` keeps them."""
     found: list[Row] = []
@@ -100,7 +114,11 @@ def main() -> int:
     """Print the figures; 1 when the goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--memory", action="store_true", help="only bytes per partition")
     arguments = parser.parse_args()
+    if arguments.memory:
+        print(memory(SIZES[-1]))
+        return 0
     found = rows()
     if arguments.json:
         print(json.dumps({"rows": found}))

@@ -9,15 +9,23 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds(pid: int, *, running_children: bool = True) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system CPU of a process, the children it has waited for, and those it has now."""
-    fields = _stat(pid)
-    total = sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICKS
-    if running_children:
-        for child in children(pid):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                total += sum(int(_stat(child)[i]) for i in (11, 12)) / TICKS
-    return total
+    total = _ticks(pid, (11, 12, 13, 14))
+    for child in children(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            total += _ticks(child, (11, 12))
+    return total / TICKS
+
+
+def kernel_seconds(pid: int) -> float:
+    """The part of a process's own CPU that was spent in the kernel."""
+    return _ticks(pid, (12,)) / TICKS
+
+
+def _ticks(pid: int, fields: tuple[int, ...]) -> int:
+    found = _stat(pid)
+    return sum(int(found[i]) for i in fields)
 
 
 def children(pid: int) -> list[int]:

@@ -42,6 +42,7 @@ class Cost:
 
     leader: float
     followers: float
+    kernel: float
     rate: float
 
     @property
@@ -81,9 +82,9 @@ class Load:
 
     def cost(self, leader: int, frame: bytes, connections: int, count: int) -> Cost:
         """What so many requests cost."""
-        before = self.trio.cpu_seconds()
+        before, kernel = self.trio.cpu_seconds(), self.trio.kernel_seconds()
         got = self.send(leader, frame, connections, count)
-        after = self.trio.cpu_seconds()
+        after, kernel = self.trio.cpu_seconds(), self.trio.kernel_seconds() - kernel
         spent = [
             (b - a - idle * got["seconds"]) / (got["bytes"] / GB)
             for a, b, idle in zip(before, after, self.idle, strict=True)
@@ -139,6 +140,7 @@ def cell(load: Load, size: int, connections: int) -> None:
     bench.add("cluster", what, name, "CPU-s/GB", middle.total)
     bench.add("cluster", f"{what}, leader", name, "CPU-s/GB", middle.leader)
     bench.add("cluster", f"{what}, two followers", name, "CPU-s/GB", middle.followers)
+    bench.add("cluster", f"{what}, in the kernel", name, "CPU-s/GB", middle.kernel)
     bench.add("cluster", what, name, "MB/s", statistics.median(cost.rate for cost in costs))
 
 

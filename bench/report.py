@@ -1,47 +1,194 @@
-"""The figures as a table and as a plot."""
+"""The figures of a run as a table, as a plot, and as ``docs/benchmarks.md``.
+
+``python bench/report.py [RESULT.json]`` writes the page anew from a run's result.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import failover
+import replicated
+from goals import goal_of
 from rig import Row
+
+HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "bench.json"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+PANELS = ("CPU-s/GB", "ms", "s")
+
+INTRODUCTION = """# Measurements
+
+`make bench` runs kept and Apache Kafka 4.3 side by side on one machine, prints one table and writes
+JSON and a plot to `bench/results/`; `python bench/run.py --only NAME...` runs some sections alone,
+`python bench/report.py` writes this page from the last result. CPU is the broker processes' own,
+user and system; the load comes from a small C program (`bench/load.c`). Kafka has the settings it
+comes with and the JVM flags of its own start script. Read ratios within the run, not single
+figures: CPU seconds grow up to twofold when others use the machine, latencies by far more.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of both brokers."""
+
+    group: str
+    name: str
+    unit: str
+    ours: float | None
+    theirs: float | None
+    goal: float | None
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a goal that is not reached."""
+        return self.goal is not None and self.ours is not None and self.ours > self.goal
+
+
+def lines(rows: list[Row]) -> list[Line]:
+    """The rows of both brokers brought together, in the order of the run."""
+    found: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in rows:
+        key = (str(row["group"]), str(row["name"]), str(row["unit"]))
+        found.setdefault(key, {})[str(row["broker"])] = row
+    made = []
+    for (group, name, unit), by_broker in found.items():
+        ours, theirs = (_value(by_broker.get(broker)) for broker in ("kept", "kafka"))
+        goal = goal_of(next(iter(by_broker.values())), theirs)
+        made.append(Line(group, name, unit, ours, theirs, goal))
+    return made
+
+
+def _value(row: Row | None) -> float | None:
+    return None if row is None else float(str(row["value"]))
+
+
+def _cells(line: Line) -> list[str]:
+    """What a table shows of a line: kept, kafka, goal, kafka by kept."""
+    ratio = line.theirs / line.ours if line.ours and line.theirs else None
+    shown = [_number(value) for value in (line.ours, line.theirs, line.goal)]
+    return [*shown, "" if ratio is None else f"{ratio:.2f}"]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}" if value >= 100 else f"{value:.3f}"
 
 
 def table(rows: list[Row]) -> str:
-    """One line a figure, the brokers side by side."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows:
-        key = (str(row["name"]), str(row["unit"]))
-        found.setdefault(key, {})[str(row["broker"])] = float(str(row["value"]))
-    lines = [f"{'':44} {'kept':>10} {'kafka':>10}  unit        kafka/kept"]
-    for (name, unit), values in found.items():
-        ours, theirs = values.get("kept"), values.get("kafka")
-        cells = " ".join("         -" if v is None else f"{v:10.3f}" for v in (ours, theirs))
-        ratio = f"{theirs / ours:10.2f}" if ours and theirs else ""
-        lines.append(f"{name:44} {cells}  {unit:11} {ratio}")
-    return "\n".join(lines)
+    """One line a figure, the brokers side by side, goals that are missed marked."""
+    head = f"{'':56} {'kept':>9} {'kafka':>9}  {'unit':11} {'goal':>8}  {'kafka/kept':>10}"
+    out = [head]
+    for line in lines(rows):
+        ours, theirs, goal, ratio = _cells(line)
+        verdict = "  MISSED" if line.missed else ""
+        out.append(
+            f"{line.name:56} {ours:>9} {theirs:>9}  {line.unit:11} {goal:>8}  {ratio:>10}{verdict}"
+        )
+    return "\n".join(out)
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Bars of every row in CPU-s/GB and of the latencies."""
+    """Bars of the figures in CPU-s/GB, milliseconds and seconds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    for axis, unit in zip(axes, ("CPU-s/GB", "ms"), strict=True):
-        names = list(dict.fromkeys(str(r["name"]) for r in rows if r["unit"] == unit))
+    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(19, 9), layout="constrained")
+    for axis, unit in zip(axes, PANELS, strict=True):
+        shown = [line for line in lines(rows) if line.unit == unit and not _is_part(line)]
         for shift, broker in enumerate(("kept", "kafka")):
-            values = {
-                str(r["name"]): float(str(r["value"]))
-                for r in rows
-                if r["unit"] == unit and r["broker"] == broker
-            }
-            positions = [i + (shift - 0.5) * 0.38 for i, n in enumerate(names) if n in values]
-            axis.barh(positions, [values[n] for n in names if n in values], 0.36, label=broker)
-        axis.set_yticks(range(len(names)), names)
+            values = [line.theirs if shift else line.ours for line in shown]
+            places = [i + (shift - 0.5) * 0.38 for i, v in enumerate(values) if v is not None]
+            axis.barh(places, [v for v in values if v is not None], 0.36, label=broker)
+        for i, line in enumerate(shown):
+            if line.goal is not None:
+                axis.plot([line.goal] * 2, [i - 0.45, i + 0.45], color="black", linewidth=1)
+        axis.set_yticks(range(len(shown)), [line.name for line in shown])
         axis.invert_yaxis()
-        axis.set_xlabel(f"{unit} (less is better)")
+        if any(line.ours or line.theirs for line in shown):
+            axis.set_xscale("log")
+        axis.set_xlabel(f"{unit} (less is better; the line is the goal)")
         axis.legend()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
+
+
+def _is_part(line: Line) -> bool:
+    """A share of another figure."""
+    return line.name.endswith((", leader", ", two followers", ", in the kernel"))
+
+
+def page(result: dict[str, Any]) -> str:
+    """``docs/benchmarks.md`` of one run."""
+    found = lines(result["rows"])
+    parts = [INTRODUCTION, _machine(result), _method()]
+    for group in dict.fromkeys(line.group for line in found):
+        parts += [f"## {group.capitalize()}", _markdown([x for x in found if x.group == group])]
+    parts.append(_missed(found))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _machine(result: dict[str, Any]) -> str:
+    machine, noise = result["machine"], result["noise"]
+    kind = "virtual machine" if machine["virtual"] else "machine"
+    least = min(float(n["cpu_ms"]) for n in noise)
+    said = ", ".join(
+        f"{n['section']} {float(n['cpu_ms']) / least:.2f}/{n['stretch']}" for n in noise
+    )
+    text = f"""## The run
+{machine["date"]}, a {kind} with {machine["cpus"]} processors ({machine["processor"]}),
+{machine["memory_gb"]} GB, Linux {machine["kernel"]}, Python {machine["python"]}, {machine["java"]}.
+"""
+    if result["scale"] != 1:
+        text += (
+            f"With `--quick` ({result['scale']} of the load: Kafka's compiler hardly warms up).\n"
+        )
+    return f"""{text}
+Noise, by section: processor time of a fixed piece of work against the least in this run, and its
+wall time against its processor time (1 and 1 on a machine of one's own): {said}."""
+
+
+def _method() -> str:
+    kept = "/".join(str(fault.times["kept"]) for fault in failover.FAULTS)
+    kafka = "/".join(str(fault.times["kafka"]) for fault in failover.FAULTS)
+    return f"""## How
+- One node: one connection, eight requests in flight, acks=1; cleaner over 1 GB.
+- Three nodes: {replicated.__doc__.partition(chr(10) * 2)[2].strip() if replicated.__doc__ else ""}
+- Failover: {failover.__doc__.partition(chr(10) * 2)[2].strip() if failover.__doc__ else ""}
+  Measured so often: kept {kept}, Kafka {kafka}, in the order below.
+- p95 of n values is the largest but n/20."""
+
+
+def _markdown(found: list[Line]) -> str:
+    out = ["| | kept | Kafka | unit | goal | | Kafka / kept |", "|---|--:|--:|---|--:|---|--:|"]
+    for line in found:
+        ours, theirs, goal, ratio = _cells(line)
+        verdict = "" if line.goal is None or line.ours is None else "reached"
+        verdict = "**missed**" if line.missed else verdict
+        out.append(
+            f"| {line.name} | {ours} | {theirs} | {line.unit} | {goal} | {verdict} | {ratio} |"
+        )
+    return "\n".join(out)
+
+
+def _missed(found: list[Line]) -> str:
+    missed = [x for x in found if x.missed]
+    if not missed:
+        return "## Goals missed\nNone in this run."
+    said = (f"- {x.name}: {_number(x.ours)} {x.unit}, goal {_number(x.goal)}" for x in missed)
+    return "\n".join(["## Goals missed", *said])
+
+
+def main() -> None:
+    """Write the page."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULT
+    PAGE.write_text(page(json.loads(path.read_text())))
+    print(f"{PAGE} from {path}")
+
+
+if __name__ == "__main__":
+    main()

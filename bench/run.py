@@ -1,19 +1,20 @@
 """``make bench``: kept and Apache Kafka side by side, in one run, on one machine.
 
-Prints one table and writes ``results/bench.json`` and ``results/bench.png``. CPU is the broker
-processes' own (user and system), as CPU seconds per GB of requests or microseconds per request; the
-load comes from ``load.c``, whose CPU is not in the figures. ``--quick`` moves a tenth of the data;
-``--broker kept`` leaves Kafka out (which needs Java 17 and Maven); ``--only NAME...`` picks
-sections.
+Prints one table and writes ``results/bench.json``, ``bench.txt`` and ``bench.png``. CPU is the
+broker processes' own (user and system), as CPU seconds per GB of requests or microseconds per
+request; the load comes from ``load.c``, whose CPU is not in the figures. ``--quick`` moves a tenth
+of the data; ``--broker kept`` leaves Kafka out, which needs Java 17 and Maven, and is left out with
+a word where they are not there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,33 +22,75 @@ from typing import Any
 
 import brokers
 import failover
+import machine
 import replicated
 import single
+import size
+import stalls
 import trios
-from report import plot, table
+from report import RESULT, plot, table
 from rig import Bench
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
-NAMES = ("kept", "kafka")
+from kept.storage.errors import KeptError
 
+Measure = Callable[[Bench, Any], None]
 Opener = Callable[[], AbstractContextManager[Any]]
+Section = Callable[[Bench, list[str]], None]
+
+
+def each(openers: dict[str, Opener], measure: Measure) -> Section:
+    """A section that measures one broker after the other."""
+
+    def run(bench: Bench, names: list[str]) -> None:
+        for name, opener in openers.items():
+            if name in names:
+                with opener() as broker:
+                    measure(bench, broker)
+
+    return run
+
+
+def ours(measure: Callable[[Bench], None]) -> Section:
+    """A section that has no like in Kafka."""
+
+    def run(bench: Bench, names: list[str]) -> None:
+        if "kept" in names:
+            measure(bench)
+
+    return run
+
+
 ONE: dict[str, Opener] = {
     "kept": lambda: brokers.kept(log_cleaner_backoff_ms="200"),
     "kafka": lambda: brokers.kafka(log_cleaner_backoff_ms="200"),
 }
-THREE: dict[str, Opener] = {
+THREE: dict[str, Opener] = {"kept": trios.kept, "kafka": trios.kafka}
+THREE_TIDY: dict[str, Opener] = {
     "kept": lambda: trios.kept(**replicated.SETTINGS),
     "kafka": lambda: trios.kafka(**replicated.SETTINGS),
 }
-PLAIN_THREE: dict[str, Opener] = {"kept": trios.kept, "kafka": trios.kafka}
-
-Section = tuple[dict[str, Opener], Callable[[Bench, Any], None]]
 SECTIONS: dict[str, Section] = {
-    **{name: (ONE, measure) for name, measure in single.SECTIONS.items()},
-    "cluster": (THREE, replicated.cluster),
-    "failover": (PLAIN_THREE, failover.failover),
+    **{name: each(ONE, measure) for name, measure in single.SECTIONS.items()},
+    "cluster": each(THREE_TIDY, replicated.cluster),
+    "failover": each(THREE, failover.failover),
+    "partitions": each({"kept": trios.kept}, size.partitions),
+    "controller": ours(size.image),
+    "stalls": ours(stalls.stalls),
 }
+
+
+def brokers_here(asked: str | None) -> list[str]:
+    """The brokers to measure: both, unless one was asked for or Kafka can not run here."""
+    import kafka_dist
+
+    if asked is not None:
+        return [asked]
+    missing = kafka_dist.missing()
+    if missing is None:
+        kafka_dist.install()
+        return ["kept", "kafka"]
+    print(f"without Apache Kafka: {missing}", flush=True)
+    return ["kept"]
 
 
 def main() -> None:
@@ -56,29 +99,40 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
-    parser.add_argument("--broker", choices=NAMES, help="one broker alone")
+    parser.add_argument("--broker", choices=("kept", "kafka"), help="one broker alone")
     parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some sections alone"
-    )
+        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME",
+        help=f"some sections alone: {' '.join(SECTIONS)}",
+    )  # fmt: skip
     options = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
+    names = brokers_here(options.broker)
+    RESULT.parent.mkdir(exist_ok=True)
+    noise = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         bench = Bench(Path(folder), 0.1 if options.quick else 1.0)
         for section in options.only:
             print(section, flush=True)
-            openers, measure = SECTIONS[section]
-            for name, opener in openers.items():
-                if options.broker in (None, name):
-                    with opener() as broker:
-                        measure(bench, broker)
+            noise.append(machine.noise(section))
+            started = time.monotonic()
+            try:
+                SECTIONS[section](bench, names)
+            except (KeptError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                failed.append(section)
+                print(f"  {section} failed: {error}", file=sys.stderr, flush=True)
+            print(f"  ({section}: {time.monotonic() - started:.0f} s)", flush=True)
     text = table(bench.rows)
     print("\n" + text)
-    machine = {"cpus": len(brokers.os.sched_getaffinity(0)), "python": platform.python_version()}
-    result = {"machine": machine, "scale": bench.scale, "rows": bench.rows}
-    (RESULTS / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "bench.txt").write_text(text + "\n")
-    plot(bench.rows, RESULTS / "bench.png")
+    result = {
+        "machine": machine.describe(), "noise": noise, "scale": bench.scale, "failed": failed,
+        "rows": bench.rows,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    RESULT.with_suffix(".txt").write_text(text + "\n")
+    plot(bench.rows, RESULT.with_suffix(".png"))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -66,6 +66,10 @@ class Trio:
         """CPU of each node so far."""
         return [meters.cpu_seconds(self.nodes.pid(i)) for i in range(NODES)]
 
+    def kernel_seconds(self) -> float:
+        """The part of it that all nodes together spent in the kernel."""
+        return sum(meters.kernel_seconds(self.nodes.pid(i)) for i in range(NODES))
+
     def memory(self) -> tuple[list[int], list[int]]:
         """RSS and PSS of each node, in bytes."""
         pids = [self.nodes.pid(i) for i in range(NODES)]

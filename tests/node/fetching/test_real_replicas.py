@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from confluent_kafka import Producer
 
 from kept.client.blocking import Client
@@ -86,3 +88,37 @@ def test_a_new_partition_does_not_wait_behind_idle_ones(kept_cluster) -> None:
     new = cluster.create_topic(partitions=3, config=all_in_sync)
     for partition in range(3):
         assert produced(cluster, new, 2, partition=partition, timeout_ms=10_000) == 2
+
+
+def test_an_unclean_leader_takes_the_other_replica_back(kept_cluster) -> None:
+    """Once it has published that all it has counts, its ISR may grow again (rule 19)."""
+    cluster = kept_cluster(nodes=3)
+    unclean = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    topic = cluster.create_topic(replication_factor=2, config=unclean)
+    partition = described(cluster, topic)
+    first = partition.leader
+    (second,) = set(partition.replicas) - {first}
+    (third,) = {0, 1, 2} - {first, second}
+    assert produced(cluster, topic, 3) == 3
+    cluster.kill(second)
+    assert produced(cluster, topic, 4, to=at(cluster, first)) == 4, "only the first has these"
+    assert isr(cluster, topic, ask=first) == {first}
+    cluster.kill(first)
+    cluster.start(second)
+    cluster.wait_until(
+        lambda: described(cluster, topic, ask=third).leader == second, "an unclean leader"
+    )
+    assert produced(cluster, topic, 5, to=at(cluster, second)) == 5
+    cluster.start(first)
+    cluster.wait_until(
+        lambda: isr(cluster, topic, ask=second) == {first, second}, "the old leader in the ISR"
+    )
+    with Client(at(cluster, second)) as client:
+        client.alter_topic(topic, {"min.insync.replicas": "2"})
+    assert produced(cluster, topic, 1) == 1
+    assert log_bytes(cluster, first, topic) == log_bytes(cluster, second, topic)
+
+
+def log_bytes(cluster, node: int, topic: str) -> bytes:
+    path = Path(cluster.log_dir(node), f"{topic}-0", "00000000000000000000.log")
+    return path.read_bytes()

@@ -11,7 +11,7 @@ from typing import Any
 
 from kept.replication.events import ManifestOffered, ManifestPublished
 from kept.replication.leader import LeaderCore
-from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import Store, Tell
 
 
@@ -22,7 +22,7 @@ class BrokenLeader(LeaderCore):
         pass
 
     def counted(self, replica: int) -> bool:
-        raise NotImplementedError
+        return replica in self.followers
 
     def _publish(self) -> Any:
         if self.offered is None:
@@ -54,9 +54,11 @@ class WaitsForAll(BrokenLeader):
         return True
 
 
-class AdmitsEarly(BrokenLeader):
+class Unchecked(BrokenLeader):
     _publish = LeaderCore._publish
 
+
+class AdmitsEarly(Unchecked):
     @property
     def all_published(self) -> bool:
         return True
@@ -166,15 +168,6 @@ class NoFence(Broken):
         return super().heard(replace(request, leader_epoch=self.leader_epoch))
 
 
-class HearsLate(Broken):
-    def _begin(self, role: Role, leader_epoch: int) -> Any:
-        asked, missing = self.asked, self.missing
-        effects = super()._begin(role, leader_epoch)
-        if role is Role.FOLLOWER and missing is None:
-            self.asked = asked
-        return effects
-
-
 class StoresLate(Broken):
     def _settle(self, now_ms: int) -> Any:
         storing, self.storing = self.storing, None
@@ -221,20 +214,6 @@ class NoBase(Broken):
         return super()._settle(now_ms)
 
 
-class MarksAfterCut(Broken):
-    def _applied(self, manifest: Any, now_ms: int) -> Any:
-        self.cut_to = 1 << 60
-        return super()._applied(manifest, now_ms)
-
-
-class KeepsMark(Broken):
-    def _cut(self, log_end_offset: int) -> Any:
-        applied = self.applied
-        effects = super()._cut(log_end_offset)
-        self.applied = applied
-        return effects
-
-
 @dataclass(frozen=True)
 class Planted:
     """``seed`` None: only a scenario shows it. ``breaks``: what a violation begins with."""
@@ -267,48 +246,50 @@ def shell(*bugs: str, **more: Any) -> Planted:
 
 
 PLANTED: dict[str, Planted] = {
-    "confirmed ISR only (C1)": leader(ConfirmedOnly),
-    "uncommitted shrink counted (C1)": leader(ShrinkCounted),
-    "act before publication (C2)": leader(ActsFirst),
-    "wait for every replica": leader(WaitsForAll),
-    "discard (C3)": shell("discard"),
-    "admit early (C4)": leader(AdmitsEarly),
-    "trust (C5)": manifests(Trusts),
-    "clean first (C5)": manifests(CleansFirst),
-    "checkpoint of held (C5)": manifests(CleansFirst, "checkpoint-of-held"),
-    "no entry gate": leader(NoGate),
-    "held only": leader(HeldOnly),
-    "below LEO (C6)": manifests(BelowLogEnd, "below-leo"),
+    "confirmed ISR only (C1)": leader(ConfirmedOnly, seed=214, breaks="L2"),
+    "uncommitted shrink counted (C1)": leader(ShrinkCounted, seed=10, breaks="S5"),
+    "act before publication (C2)": leader(ActsFirst, seed=12, breaks="L2"),
+    "wait for every replica": leader(WaitsForAll, seed=1, breaks="L2"),
+    "discard (C3)": shell("discard", seed=38, breaks="L2"),
+    "admit early (C4)": leader(AdmitsEarly, seed=143, breaks="S1"),
+    "trust (C5)": manifests(Trusts, seed=24, breaks="S5"),
+    "clean first (C5)": manifests(CleansFirst, seed=7, breaks="BODY"),
+    "checkpoint of held (C5)": manifests(CleansFirst, "checkpoint-of-held", seed=1, breaks="S1"),
+    "no entry gate": leader(NoGate, seed=297, breaks="L2"),
+    "held only": leader(HeldOnly, seed=602, breaks="S1"),
+    "below LEO (C6)": manifests(BelowLogEnd, "below-leo", seed=89, breaks="S3"),
     "adopt (C7)": shell("adopt"),
-    "dirty range (C8)": shell("dirty"),
-    "difference (C8)": shell("difference"),
-    "number only (C9)": shell("number-only"),
-    "ordered (C9)": manifests(TakesNewerOnly),
+    "dirty range (C8)": shell("dirty", seed=0, breaks="S3"),
+    "difference (C8)": shell("difference", seed=0, breaks="L1"),
+    "number only (C9)": shell("number-only", seed=6, breaks="S3"),
+    "ordered (C9)": manifests(TakesNewerOnly, seed=26, breaks="L2"),
     "log end at the answer (C10)": manifests(BelowLogEnd, "late-end"),
-    "b beyond HW": shell("beyond-hw"),
+    "b beyond HW": shell("beyond-hw", seed=557, breaks="S2"),
     "late result of an old pass": manifests(KeepsLatePass),
-    "last batch not kept": shell("last"),
+    "last batch not kept": shell("last", seed=0, breaks="S2"),
     "apply before truncating (C11)": Planted(
         cores={"leader_core": AnyLife, "manifest_core": BeforeTruncating}
     ),
-    "out of order": manifests(TellsWhatItApplied),
-    "own clock": shell("own-clock"),
-    "mark before swap": shell("mark-first"),
-    "descending swap (C12)": shell("descending"),
+    "out of order": manifests(TellsWhatItApplied, seed=142, breaks="S5"),
+    "own clock": shell("own-clock", seed=3, breaks="S3"),
+    "mark before swap": shell("mark-first", seed=0, breaks="S3"),
+    "descending swap (C12)": shell("descending", seed=5, breaks="S1"),
     "HW below b (C13)": leader(AnyLife, "hw"),
-    "apply on persist (C14)": manifests(ActsOnPersist),
-    "no epoch fence": manifests(NoFence, "no-fence"),
-    "acknowledge before durable": shell("volatile"),
-    "answers of another epoch": manifests(HearsLate),
-    "elected while it stores": manifests(StoresLate),
-    "joins before it is said what is held": leader(DoesNotSettle),
+    "apply on persist (C14)": manifests(ActsOnPersist, seed=5, breaks="S5"),
+    "no epoch fence": manifests(NoFence),
+    "acknowledge before durable": shell("volatile", seed=39, breaks="L2"),
+    "elected while it stores": manifests(StoresLate, seed=45, breaks="L2"),
+    "joins before it is said what is held": leader(DoesNotSettle, seed=814, breaks="L2"),
     "another life's acknowledgement": leader(ForgetsLives),
-    "held kept (C15a)": manifests(KeepsHeld, unclean=True),
-    "no base generation (C15b)": manifests(NoBase, unclean=True),
-    "elected again, cleanly (C15c)": shell("forget-unclean", unclean=True),
-    "old checkpoint kept (C15d)": shell("base-clean", unclean=True),
-    "b going down (C15e)": manifests(GoesDown, "b-down", unclean=True),
-    "missing survivors ignored": shell("ignore-missing", unclean=True),
-    "mark after a cut": manifests(MarksAfterCut, unclean=True),
-    "mark kept": manifests(KeepsMark, unclean=True),
+    "held kept (C15a)": Planted(
+        cores={"leader_core": Unchecked, "manifest_core": KeepsHeld},
+        unclean=True,
+        seed=75,
+        breaks="L2",
+    ),
+    "no base generation (C15b)": manifests(NoBase, unclean=True, seed=4, breaks="L2"),
+    "elected again, cleanly (C15c)": shell("forget-unclean", unclean=True, seed=20, breaks="L2"),
+    "old checkpoint kept (C15d)": shell("base-clean", unclean=True, seed=3, breaks="S1"),
+    "b going down (C15e)": manifests(GoesDown, "b-down", unclean=True, seed=5, breaks="L2"),
+    "missing survivors ignored": shell("ignore-missing", unclean=True, seed=23, breaks="S3"),
 }

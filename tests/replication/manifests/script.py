@@ -2,9 +2,10 @@
 
 ``put L a``, ``del L a``: produce at L. ``fetch R [n]``: n records. ``pull R``: a whole exchange,
 and the store; ``ask R``, ``heard R``, ``answer R``: its parts. ``pass L end [keep]``: compute, make
-durable, offer; tombstones go unless ``keep``. ``part R n``: apply up to offset n; ``swap R``: to
-the end. ``late``: 31 s pass. Everything else is a step of the world: ``learn``, ``elect``,
-``elect_unclean``, ``decide``, ``crash``, ``restart``, ``wipe``, ``fence``, ``store``.
+durable, offer; tombstones go unless ``keep``; ``compute`` only begins. ``part R n``: apply up to
+offset n; ``swap R``: to the end. ``late``: 31 s pass. Everything else is a step of the world:
+``learn``, ``elect``, ``elect_unclean``, ``hear_zombie``, ``decide``, ``crash``, ``restart``,
+``wipe``, ``fence``, ``store``.
 
 A step that cannot happen is left out: that is what the rule it is about says.
 """
@@ -50,6 +51,8 @@ def _step(world: World, name: str, words: list[str]) -> None:
             world.start_pass(node, int(words[1]), expire=words[-1] != "keep")
             world.end_pass(node)
             world.store(node)
+        case "compute":
+            world.start_pass(node, int(words[1]), expire=words[-1] != "keep")
         case "part":
             world.work(node, int(words[1]))
         case "swap":

@@ -117,6 +117,25 @@ SCRIPTS = {
         elect 1; learn; fetch 0 2; fetch 2 2
         pass 1 3 keep; pull 0; pull 2; pull 0; pull 2; swap 1; swap 2
         """),
+    "late result of an old pass": ("S5", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 1
+        compute 0 3 keep; elect 1; learn; fetch 0 2; fetch 2 2
+        pass 1 3; pull 0; pull 2; pull 0; pull 2; swap 1; pull 0; swap 0; pull 2; swap 2
+        elect 0; learn; fetch 1 2; fetch 2 2; pull 1; pull 2; pull 1; pull 2
+        end_pass 0; store 0; pull 1; pull 2; pull 1; pull 2; swap 0; pull 1; swap 1
+        """),
+    "no epoch fence": ("S5", """
+        learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 1
+        pass 0 2 keep; elect 1; learn 1; learn 2; fetch 2 2     # 0 does not know
+        late; decide 1; learn 1
+        pass 1 3; pull 2; pull 2; swap 1
+        ask 2; hear_zombie 2; answer 2; store 2; lose 2         # and gives 2 what it holds
+        elect 2; learn 1; learn 2; fetch 1 2; swap 2; pull 1; pull 1; swap 2; pull 1; swap 1
+        """),
+    "held kept (C15a)": ("S2", AWAY + """
+        restart 2; learn; pass 0 3; pull 2      # 2 holds more than it has
+        crash 0; crash 1; elect_unclean 2; learn; store 2; swap 2
+        """),
     "another life's acknowledgement": ("S1", """
         learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 0
         pass 0 3; pull 1; pull 2; pull 1; pull 2; swap 2; pull 2    # 0 takes its time
@@ -128,7 +147,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_with_the_rule(name: str) -> None:
-    world = World()
+    world = World(unclean=PLANTED[name].unclean)
     run(world, SCRIPTS[name][1])
     check_liveness(world)
     for node in world.replicas:

@@ -282,7 +282,22 @@ class World:
             return False
         if not again:
             machine.request = None
-        leader = self._asked_leader(request)
+        right = (m for m in self._leaders() if m.leader.leader_epoch == request.leader_epoch)
+        return self._hear(machine, request, next(right, None), again=again)
+
+    def hear_zombie(self, node: int) -> bool:
+        """It arrives at one that was deposed, and does not know."""
+        machine = self.machines[node]
+        request, machine.request = machine.request, None
+        leader = min(self._leaders(), key=lambda m: m.leader.leader_epoch, default=None)
+        return request is not None and self._hear(machine, request, leader, again=False)
+
+    def _leaders(self) -> list[Machine]:
+        return [m for m in self.machines if m.up and m.manifests.role is Role.LEADER]
+
+    def _hear(
+        self, machine: Machine, request: ev.PullRequest, leader: Machine | None, *, again: bool
+    ) -> bool:  # fmt: skip
         try:
             if leader is None:
                 raise KeptError("nobody there")
@@ -297,13 +312,6 @@ class World:
         if not again:
             machine.answer = (request, answer, bodies)
         return True
-
-    def _asked_leader(self, request: ev.PullRequest) -> Machine | None:
-        leaders = [m for m in self.machines if m.up and m.manifests.role is Role.LEADER]
-        if self.bug("no-fence"):  # it asks one that was deposed, if there is any
-            return min(leaders, key=lambda m: m.leader.leader_epoch, default=None)
-        right = (m for m in leaders if m.leader.leader_epoch == request.leader_epoch)
-        return next(right, None)
 
     def hear_answer(self, node: int) -> bool:
         machine = self.machines[node]

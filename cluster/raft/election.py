@@ -180,8 +180,8 @@ class Election(Leading):
             self.deferred[asked.sender] = asked
             if asked.suspect == self.leader_id:
                 self.probes.add(asked.suspect)
-        elif asked.term > self.term and not self.in_lease and self.attempts > 0 and self.soon:
-            self.soon = 1  # its log is too old to win: this node need not wait for it
+        elif not fits and not self.in_lease:
+            self._outdo()
         self.send(
             PreVoteReply(
                 **self.head(asked.sender, asked.term if granted else self.term), granted=granted
@@ -200,6 +200,16 @@ class Election(Leading):
             self.soon = SECOND_TICKS + 1 if attempts > 0 else None
         elif self.soon is not None:
             self.soon = max(self.soon, SECOND_TICKS)
+
+    def _outdo(self) -> None:
+        """Somebody asks whose log is too old to win, and nobody leads: ask it, without waiting for
+        the time-out. (Of three voters one is left, and another one comes back.)
+        """
+        if not self.is_voter or self._role not in (Role.FOLLOWER, Role.PROSPECTIVE):
+            return
+        self.attempts = max(self.attempts, SECOND_TICKS)
+        if self._role is Role.FOLLOWER:
+            self.soon = 1
 
     def handle_vote(self, asked: Vote) -> None:
         """The sender campaigns in this node's term; at most one disk gets its vote in a term."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kept.testing import Cluster
+from tests.compat.scenario import leader
 
 HERE = Path(__file__).parent / "node"
 
@@ -17,7 +18,7 @@ HERE = Path(__file__).parent / "node"
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("node-client")
-    for name in ("package.json", "round_trip.js", "over_a_kill.js"):
+    for name in ("package.json", "codecs.js", "round_trip.js", "over_a_kill.js"):
         shutil.copy(HERE / name, folder)
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
@@ -34,21 +35,23 @@ def test_codecs_groups_and_commits(broker, workspace):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert len(result["codecs"]) == 6
+    assert len(result["codecs"]) == 10
     assert result["grouped"] == 350
 
 
 @pytest.mark.node_js
-def test_nothing_is_lost_over_kill_9(workspace):
-    with Cluster() as cluster:
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_nothing_is_lost_over_kill_9(workspace, nodes):
+    with Cluster(nodes) as cluster:
         process = subprocess.Popen(
             ["node", "over_a_kill.js", cluster.bootstrap, "survivor"],
             cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
             assert process.stdout.readline() == "half\n"
-            cluster.kill(0)
-            cluster.start(0)
+            victim = leader(cluster, "survivor")
+            cluster.kill(victim)
+            cluster.start(victim)
             out, errors = process.communicate(timeout=100)
         finally:
             process.kill()

@@ -243,6 +243,7 @@ class LogDirectory:
         name = layout.deleted_directory_name(log.topic_partition, unique)
         for segment in log.segments:
             segment.file  # noqa: B018 (open it under its old name: readers may hold it)
+        log.leader_epochs.retire()
         self.disk.rename(log.directory, self._file(name))
         self.disk.fsync_dir(self.path)
         log.directory = self._file(name)

@@ -30,6 +30,7 @@ class LeaderEpochCache:
         "_starts",
         "_state",
         "log_end_offset",
+        "retired",
     )
 
     def __init__(self, disk: Disk, path: str, entries: list[tuple[int, int]]) -> None:
@@ -38,6 +39,8 @@ class LeaderEpochCache:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self._saving = Lock()
+        self.retired = False
+        """The log is deleted."""
         self.log_end_offset: Callable[[], int] = lambda: self._starts[-1] if self._starts else 0
         """Tells where the latest epoch ends; the log puts itself here."""
         for epoch, start in entries:
@@ -85,9 +88,14 @@ class LeaderEpochCache:
             return
         with self._saving:
             state = self._state
-            if state != self._saved:
+            if state != self._saved and not self.retired:
                 write_epochs(self._disk, self._path, state)
                 self._saved = state
+
+    def retire(self) -> None:
+        """The log is deleted: nothing is saved any more, its path may soon be another log's."""
+        with self._saving:
+            self.retired = True
 
     def assign(self, epoch: int, start_offset: int) -> bool:
         """A leader's term starts at ``start_offset``; True when that was news.

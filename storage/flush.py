@@ -46,10 +46,17 @@ class FlushTicket:
         for segment in self.segments:
             segment.fsync()
         if self.segments or self.sync_names:
-            self._disk.fsync_dir(self.directory)
+            self._sync_names()
         if self._active is not None:
             self._disk.fdatasync(self._active)
         self._disk.reach("flush.synced")
+
+    def _sync_names(self) -> None:
+        try:
+            self._disk.fsync_dir(self.directory)
+        except FileNotFoundError:
+            if not self._epochs.retired:
+                raise
 
     def done(self) -> None:
         """On the loop, after :meth:`run` returned: the recovery point moves."""

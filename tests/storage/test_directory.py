@@ -19,6 +19,7 @@ from kept.storage.errors import (
     DirectoryRefused,
     MachineError,
 )
+from kept.storage.flush import FlushTicket
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 
@@ -291,3 +292,20 @@ def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> No
     deleting.join(10)
     assert directory.purge(delay_ms) == 1
     assert directory.scan() == []
+
+
+def test_what_is_still_to_be_saved_of_a_deleted_log_does_not_reach_its_successor(disk) -> None:
+    directory = opened(disk)
+    tp = TopicPartition("t", 0)
+    old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    old.enter_epoch(5, 0)
+    ticket = old.flush_ticket() or FlushTicket(
+        disk, old.directory, 0, [], old.active_segment.file, lambda _: None,
+        sync_names=True, truncations=0, epochs=old.leader_epochs,
+    )  # fmt: skip
+    directory.mark_deleted(old, uuid.UUID(int=9), 0)
+    ticket.run()
+    directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
+    old.leader_epochs.save()
+    again = opened(disk.after_kill()).open_log(tp, None, LogConfig(), now_ms=0)
+    assert again.leader_epochs.entries == []

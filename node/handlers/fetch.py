@@ -31,7 +31,7 @@ from kept.node.hot.python_fetch import encode as encode_all
 from kept.node.logging import log
 from kept.replication.partition import PLENTY
 from kept.storage.disk import FileSlice
-from kept.storage.errors import KeptError, UnknownTopicId
+from kept.storage.errors import KeptError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from kept.node.connection import Connection
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 FROM_FOLLOWERS: Final = 11
 """From this version on consumers may read from followers (KIP-392)."""
+
+_NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
+"""Errors that Kafka answers with no aborted transactions, where others leave the field null."""
 
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
@@ -109,7 +112,7 @@ class PendingFetch:
         request = self._request
         enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0 or not self._wanted
         # A reading ends with its segment: with more behind it there is nothing to wait for.
-        if enough or self._enough():
+        if enough or (size and self._enough()):
             self._connection.reply(self._encode(results))
             return
         self._reply = self._connection.expect()
@@ -141,7 +144,7 @@ class PendingFetch:
         if self._reply is None:
             return
         results, size, urgent = self._read()
-        if urgent or size >= self._min_bytes or self._enough():
+        if urgent or size >= self._min_bytes or (size and self._enough()):
             self._answer(results)
 
     def _enough(self) -> bool:
@@ -279,7 +282,8 @@ class PendingFetch:
         elif self._session is not None and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
-        return codec.PartitionData(key[1], code)
+        nothing = () if isinstance(error, _NOWHERE) else None
+        return codec.PartitionData(key[1], code, aborted=nothing)
 
     def _encode(self, results: list[tuple[Key, codec.PartitionData]]) -> list[codec.Segment]:
         session = self._session

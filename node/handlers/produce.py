@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
-from kept.node.handlers.produced import Produced, ProducedRun, failure, write
+from kept.node.handlers.produced import Produced, ProducedRun, refusal, write
 from kept.node.hot import produce as codec
 from kept.node.logging import log
 from kept.storage.errors import (
@@ -58,12 +58,13 @@ def handle(
     for name, partitions in request.topics:
         results = produced.topic(name)
         for data in partitions:
+            hosted = None
             try:
                 hosted = find(connection, name, data.partition, version)
                 checked = check(_batch(frame, data), hosted.rules, now_ms)
                 _append(connection, produced, hosted, data.partition, checked, now_ms)
             except KeptError as error:
-                results.append(failure(data.partition, error))
+                results.append(refusal(data.partition, error, hosted))
     connection.unwritten.append(produced)
 
 
@@ -83,7 +84,7 @@ def handle_one(connection: Connection, one: codec.One, buffer: memoryview, now_m
         info = partition.append(checked, now_ms, acks)
     except KeptError as error:
         failed = Produced(connection, version, one[1], acks, timeout_ms)
-        failed.topic(name).append(failure(index, error))
+        failed.topic(name).append(refusal(index, error, hosted))
         node.metrics.refused()
         connection.unwritten.append(failed)
         return True
@@ -193,13 +194,14 @@ def _check_in_thread(
             results = produced.topic(name)
             for data in partitions:
                 outcome = next(outcomes)
+                hosted = None
                 try:
+                    hosted = find(connection, name, data.partition, version)
                     if isinstance(outcome, KeptError):
                         raise outcome
-                    hosted = find(connection, name, data.partition, version)
                     _append(connection, produced, hosted, data.partition, outcome, now_ms)
                 except KeptError as error:
-                    results.append(failure(data.partition, error))
+                    results.append(refusal(data.partition, error, hosted))
         connection.unwritten.append(produced)
         write(connection)
         connection.unblock()

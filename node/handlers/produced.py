@@ -11,7 +11,7 @@ timer, one buffer of responses.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import api, error_codes
 from kept.node.handlers.hints import (
@@ -23,7 +23,18 @@ from kept.node.handlers.hints import (
 from kept.node.hot import produce as codec
 from kept.node.logging import log
 from kept.node.reply import Reply
-from kept.storage.errors import InvalidRecord, KeptError, NotEnoughReplicasAfterAppend
+from kept.storage.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    InvalidTxnState,
+    KafkaStorageError,
+    KeptError,
+    MessageTooLarge,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 
 if TYPE_CHECKING:
     from kept.node.connection import Connection
@@ -35,8 +46,28 @@ Entry = tuple[codec.One, "HostedPartition", "AppendInfo"]
 """A request of a run, where its batch went, and at which offsets."""
 
 
+_NOT_JUDGED: Final = (
+    UnknownTopicOrPartition,
+    UnknownTopicId,
+    NotLeaderOrFollower,
+    MessageTooLarge,
+    CorruptMessage,
+    KafkaStorageError,
+    InvalidTxnState,
+)
+"""Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""
+
+
+def refusal(index: int, error: KeptError, hosted: HostedPartition | None) -> codec.PartitionResult:
+    """The result of a batch that ``hosted`` did not take; it says where the log starts."""
+    result = failure(index, error)
+    if hosted is None or isinstance(error, _NOT_JUDGED):
+        return result
+    return result._replace(log_start_offset=hosted.partition.log_start_offset)
+
+
 def failure(index: int, error: BaseException) -> codec.PartitionResult:
-    """The result of a batch that was refused."""
+    """The result of a batch that is not acknowledged."""
     code = error_codes.code_for(error)
     if code == error_codes.UNKNOWN_SERVER_ERROR:
         log.exception("produce failed", error)

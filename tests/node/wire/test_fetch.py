@@ -227,3 +227,20 @@ def test_an_isolation_level_that_does_not_exist_is_no_bug_of_ours(kept_broker, c
     lines = kept_broker.log().splitlines()
     assert any("isolation_level is 0 or 1, not 7" in line for line in lines[-3:])
     assert "Traceback" not in "".join(lines[-3:])
+
+
+@pytest.mark.parametrize("version", [4, 11, 12])
+def test_aborted_transactions_are_none_or_null_as_in_kafka(wire, kept_broker, tools, version):
+    topic = kept_broker.create_topic()
+    assert wire.produce(topic, tools.batch()).error_code == 0
+
+    def aborted(**more):
+        return wire.fetch(version=version, **{"topic": topic, "offset": 0} | more)
+
+    assert aborted().aborted_transactions is None
+    assert aborted(isolation_level=1).aborted_transactions == ()
+    for wrong in ({"partition": 7}, {"topic": "nobody-made-this"}):
+        answer = aborted(**wrong)
+        assert (answer.error_code, answer.aborted_transactions) == (3, ())
+    beyond = aborted(offset=99, isolation_level=1)
+    assert (beyond.error_code, beyond.aborted_transactions) == (1, None)

@@ -247,3 +247,28 @@ def test_a_topic_with_a_long_name(wire, kept_broker, tools):
         client.create_topic(topic[:249], partitions=1)
     for version in (8, 9, 12):
         assert int(wire.produce(topic[:249], tools.batch(1), version=version).error_code) == 0
+
+
+def test_a_refusal_says_where_the_log_starts(wire, kept_broker, tools):
+    """As Apache Kafka 4.3 does where the log was asked, and not where it was not."""
+    topic = kept_broker.create_topic(config={"max.message.bytes": "1000"})
+    for _ in range(5):
+        assert wire.produce(topic, tools.batch()).error_code == 0
+    deletion = {"name": topic, "partitions": [{"partition_index": 0, "offset": 4}]}
+    wire.ask(21, 2, topics=[deletion], timeout=1000)
+
+    def start(data, name=topic, **more):
+        answer = wire.produce(name, data, **more)
+        return int(answer.error_code), answer.log_start_offset
+
+    numbered = {"producer_id": 4000, "producer_epoch": 1}
+    assert start(tools.batch(base_sequence=0, **numbered)) == (0, 4)
+    assert start(tools.batch(base_sequence=9, **numbered)) == (45, 4)
+    old = {"producer_id": 4000, "producer_epoch": 0}
+    assert start(tools.batch(base_sequence=0, **old)) == (47, 4)
+    assert start(tools.batch(timestamp=tools.now_ms() + 10**9)) == (32, 4)
+    assert start(tools.batch(1, 2000)) == (10, -1)
+    damaged = bytearray(tools.batch())
+    damaged[-1] ^= 1
+    assert start(bytes(damaged)) == (2, -1)
+    assert start(tools.batch(), partition=7) == (3, -1)

@@ -314,9 +314,7 @@ class Replica:
     def _perform(self, effects: Effects) -> None:
         for effect in effects:
             if isinstance(effect, Acknowledge):
-                error = effect.error
-                message = f"{self.topic_partition}: {self.offline or self._why(error)}"
-                effect.token(None if error is None else error(message))  # type: ignore[operator]
+                effect.token(self._said(effect.error))  # type: ignore[operator]
             else:
                 self._tell(effect)
 
@@ -324,11 +322,17 @@ class Replica:
         if self._on_effect is not None:
             self._on_effect(effect)
 
-    def _why(self, error: type[KeptError] | None) -> str:
-        if error is NotLeaderOrFollower:
-            return "this node does not lead any more"
-        core = self.core
-        return f"the ISR {core.isr} is below the minimum of {core.effective_min_isr}"
+    def _said(self, error: type[KeptError] | None) -> KeptError | None:
+        if error is None:
+            return None
+        if self.offline:
+            why = self.offline
+        elif error is NotLeaderOrFollower:
+            why = "this node does not lead any more"
+        else:
+            core = self.core
+            why = f"the ISR {core.isr} is below the minimum of {core.effective_min_isr}"
+        return error(f"{self.topic_partition}: {why}")
 
     # Waiting.
 

@@ -121,7 +121,9 @@ class Chaos:
             ordered = sorted(gaps)
             middle = ordered[len(ordered) // 2]
             print(f"{name}: {len(gaps)} times, gap median {middle:.2f} s, most {ordered[-1]:.2f} s")
-        print(f"{len(self.load.acknowledged)} records acknowledged, {len(self.load.failed)} errors")
+        load = self.load
+        known = len(load.acknowledged)
+        print(f"{known} records acknowledged, {load.repeated} more as known, errors: {load.failed}")
         reasons = Counter(fence.reason for fence in self.nodes.fences())
         print(f"fenced: {dict(reasons)}; false: {self.nodes.false_fences()}")
 

@@ -49,3 +49,22 @@ def test_a_stalled_node_is_replaced_and_comes_back(kept_cluster, which, settings
     under_load(cluster, topic, events)
     nodes.check_replicas(topic, PARTITIONS)
     assert nodes.false_fences() == []
+
+
+def test_a_leader_without_followers_acknowledges_nothing(kept_cluster):
+    """It dies with records that it alone has; the others have never heard of them."""
+    cluster = kept_cluster(nodes=3)
+    nodes = Nodes(cluster)
+    topic = cluster.create_topic(partitions=PARTITIONS)
+
+    def events(load):
+        leader = nodes.leader(topic)
+        with nodes.stalled(*(node for node in nodes.numbers if node != leader)):
+            load.goes_quiet()
+            nodes.kill(leader)
+        load.goes_on(cluster)
+        nodes.start(leader)
+
+    under_load(cluster, topic, events)
+    nodes.check_replicas(topic, PARTITIONS)
+    assert nodes.false_fences() == []

@@ -413,6 +413,7 @@ class Hosting:
         self.roles.leave(hosted)
         if hosted.applying is not None:
             await hosted.applying
+        await hosted.directory.pool.quiet(hosted.partition.log)
         try:
             await hosted.directory.pool.run(
                 hosted.directory.directory.mark_deleted,

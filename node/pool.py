@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.storage.errors import MachineError
@@ -95,6 +96,13 @@ class FlushPool:
 
         self.flush(log, all_of_them)
 
+    async def quiet(self, log: Log) -> None:
+        """Wait until no flush of this log runs: one would miss its directory, were it renamed."""
+        while (waiting := self._running.get(log)) is not None:
+            settled: asyncio.Future[None] = self._loop.create_future()
+            waiting.append(partial(_settle, settled))
+            await settled
+
     async def drain(self) -> None:
         """Wait until no flush runs."""
         while self._running:
@@ -107,3 +115,8 @@ class FlushPool:
     def close(self) -> None:
         """Wait for what runs; take nothing more."""
         self._executor.shutdown(wait=True)
+
+
+def _settle(settled: asyncio.Future[None], _: BaseException | None) -> None:
+    if not settled.done():
+        settled.set_result(None)

@@ -283,6 +283,9 @@ def settle(directory: str, disk: Disk, state: CompactionState) -> CompactionStat
 
 
 def _newest(pending: list[Identity], applied: Identity | None) -> Identity | None:
-    """The manifest whose swap may not have ended: generations of one log ascend here."""
-    after = [i for i in pending if applied is None or i.generation > applied.generation]
-    return max(after, key=lambda identity: identity.generation, default=None)
+    """The manifest whose swap may not have ended.
+
+    What one replica applies ascends by (epoch, generation), though not by generation alone: the
+    base that an unclean leader publishes may count from less, and its epoch is new (rule 19).
+    """
+    return max((i for i in pending if applied is None or i > applied), default=None)

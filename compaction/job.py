@@ -72,8 +72,9 @@ class Job:
     """See the module. ``first_dirty..end_offset`` is the cleanable range.
 
     ``horizons_only``: nothing new is mapped; only the segments in ``rewrite`` are looked at, the
-    others are taken over from the manifest ``previous``. ``urgent``: the pass is overdue, and takes
-    its share of the processors; any other takes what is left over.
+    others are taken over from the manifest ``previous``. ``base``: every record survives, and
+    nothing is mapped: the generation that an unclean leader begins with (rule 19). ``urgent``:
+    the pass is overdue, and takes its share of the processors; any other takes what is left over.
     """
 
     directory: str
@@ -92,6 +93,7 @@ class Job:
     aborted: tuple[AbortedTxn, ...] = ()
     previous: Identity | None = None
     horizons_only: bool = False
+    base: bool = False
     rewrite: frozenset[int] = field(default_factory=frozenset)
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     load_factor: float = DEFAULT_LOAD_FACTOR

@@ -98,6 +98,11 @@ class _Surveyor:
                 raise InvariantViolation("a pass for horizons needs the manifest it builds on")
             clean_to = self.previous.clean_to
             carried = self._look_at_horizons(self.previous)
+        elif job.base:
+            clean_to = job.log_start_offset
+            for source in job.sources:
+                self.scan(source)
+                self.survivors[source.base_offset] = BitMap()
         elif type(strategy) is Latest:
             clean_to = self._latest()
         else:

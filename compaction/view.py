@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kept.compaction.apply import CompactionState
@@ -121,6 +121,21 @@ def job_for(
         max_bytes_per_second=limits.max_bytes_per_second,
         urgent=plan.overdue,
     )  # fmt: skip
+
+
+def base_job(log: Log, identity: Identity, *, now_ms: int, limits: Limits) -> Job:
+    """The job of a base generation over the whole log (rule 19); rolls its active segment."""
+    from kept.compaction.planner import Plan
+
+    if log.active_segment.size_bytes:
+        log.roll(now_ms)
+    seen = view(log, CompactionState(), log.log_end_offset)
+    whole = Plan(
+        log.topic_partition, log.log_end_offset, log.log_end_offset, "", seen.segments[:-1], 0, 0,
+        "base generation",
+    )  # fmt: skip
+    found = job_for(log, whole, identity, now_ms=now_ms, hash_key=b"", limits=limits)
+    return replace(found, base=True, urgent=True)
 
 
 def _size(log: Log, path: str) -> int:

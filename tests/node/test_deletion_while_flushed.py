@@ -1,4 +1,4 @@
-"""A topic is deleted while one of its logs is being flushed: its directory keeps its name so long."""
+"""A topic is deleted while one of its logs is being flushed: the directory keeps its name till then."""
 
 from __future__ import annotations
 

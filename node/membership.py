@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client import protocol
 from kept.client.failures import failure
 from kept.cluster.brokers import Registration
-from kept.node import api, config_listeners
+from kept.node import api, config_listeners, known_directories
 from kept.node.brokering import Brokering
 from kept.node.controlling import Controlling
+from kept.node.departures import Departures
 from kept.node.fetching.fetchers import Fetchers
 from kept.node.isr_changes import IsrChanges
 from kept.node.logging import log
@@ -55,7 +56,7 @@ class Membership:
         self.incarnation = uuid.uuid4()
         self.peers = Peers(
             node.node_id,
-            node.image.cluster_id or "",
+            node.metadata.member.cluster_id or "",
             self.incarnation,
             node.loop,
             node.peer_address,
@@ -68,6 +69,7 @@ class Membership:
         self.brokering: Brokering | None = None
         self.fetchers = Fetchers(node)
         self.isr_changes = IsrChanges(node)
+        self._departures = Departures()
         self._voters: tuple[Voter, ...] = ()
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,6 +100,9 @@ class Membership:
         while (found := self._node.image.cluster_id) is None or not member.recovered:
             self._moved.clear()
             await self._moved.wait()
+        node = self._node
+        path = node.config.metadata_log_dir
+        known_directories.remember_cluster(node.disk, path, node.node_id, found)
         return found
 
     async def register(self, endpoints: tuple[Endpoint, ...], clean_epoch: int) -> None:
@@ -156,6 +161,7 @@ class Membership:
 
     def acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
+        self._departures.image_moved(image, self._node.loop.time())
         if self.brokering is not None:
             self.brokering.image_acted_on(image)
 
@@ -165,14 +171,23 @@ class Membership:
         self._node.metrics.cluster.controller_is(
             metadata.leader_id, metadata.member.term, self._node.loop.time()
         )
-        peers.cluster_id = metadata.image.cluster_id or ""
+        peers.cluster_id = metadata.member.cluster_id or ""
         peers.has_log = metadata.member.last_index > 0
         if metadata.image.voters is not self._voters:
             self._voters = metadata.image.voters
             peers.voters = self._addressed(self._voters)
+            self._tell_of_vote()
         self.controlling.metadata_moved()
         if self.brokering is not None:
             self.brokering.controller_is(metadata.leader_id)
+
+    def _tell_of_vote(self) -> None:
+        """A voter whose disk was replaced should not stay an observer unnoticed."""
+        node_id, directory_id = self._node.node_id, self._node.metadata.member.directory_id
+        mine = [voter for voter in self._voters if voter.node_id == node_id]
+        if mine and mine[0].directory_id != directory_id:
+            why = f"it votes from another disk, {mine[0].directory_id}: kept cluster voter add {node_id}"
+            log.warning("this node only observes the metadata", reason=why)
 
     def _addressed(self, voters: tuple[Voter, ...]) -> tuple[config_listeners.Voter, ...]:
         """Voters as a Hello tells them: the log of a node that was alone has no address of it."""
@@ -186,9 +201,26 @@ class Membership:
 
     def _peer_down(self, node_id: int) -> None:
         log.warning("node is gone", node=node_id)
-        self._node.metrics.cluster.node_gone(node_id, self._node.loop.time())
+        now = self._node.loop.time()
+        self._node.metrics.cluster.node_gone(node_id, now)
+        self._departures.doubt(node_id, self._node.image, now)
         self._node.metadata.peer_down(node_id)
         self.controlling.peer_down(node_id)
+
+    def connection_broke(self, node_id: int) -> None:
+        """A connection to a leader broke: its process may be gone, and a probe will tell."""
+        if not self.seems_gone(node_id):
+            self._departures.doubt(node_id, self._node.image, self._node.loop.time())
+            self._look(node_id)
+
+    def seems_gone(self, node_id: int) -> bool:
+        """Whether there is evidence that a node died, though the image does not say so yet."""
+        now = self._node.loop.time()
+        return self._departures.is_doubted(node_id, self._node.image, now)
+
+    def lingers(self, node_id: int) -> bool:
+        """Whether a broker was fenced a moment ago."""
+        return self._departures.lingers(node_id, self._node.loop.time())
 
     def _look(self, node_id: int) -> None:
         task = self._node.loop.create_task(self._examine(node_id))
@@ -198,6 +230,8 @@ class Membership:
     async def _examine(self, node_id: int) -> None:
         if await self.peers.probe(node_id) is None:
             self._peer_down(node_id)
+        else:
+            self._departures.believe(node_id)
 
     # Admin requests.
 

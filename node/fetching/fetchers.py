@@ -248,6 +248,8 @@ class _Stream:
             self._connection.close()
             self._connection = None
         self.core.failed(request, monotonic_ms())
+        if self._node.membership is not None:
+            self._node.membership.connection_broke(self._leader_id)
         if not self._complained:
             self._complained = True
             log.warning("leader does not answer", leader=self._leader_id, error=str(error))

@@ -34,6 +34,8 @@ def current_leader(
     record = None if topic is None else node.image.partition(topic.name, partition)
     if record is None or record.leader in (-1, node.node_id):
         return None
+    if node.membership is not None and node.membership.seems_gone(record.leader):
+        return None
     return record.leader, record.leader_epoch
 
 

@@ -1,7 +1,9 @@
 """Metadata: brokers, topics, leaders. Creates a topic that is asked for, where configured so.
 
 Answers what the image says, with the endpoints of the listener that the request came in on (rule
-42); any live broker is named as controller, and ``cluster_id`` is never null.
+42); any live broker is named as controller, and ``cluster_id`` is never null. Around the death of a
+broker clients are told a little else, so that they find the next leader soon: see
+:mod:`kept.node.departures`.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def _answer(
     for broker_id in sorted(image.brokers):
         broker = image.brokers[broker_id]
         address = node.broker_endpoint(broker_id, ctx.listener_name)
-        if address is not None and not broker.fenced:
+        if address is not None and (not broker.fenced or _lingers(node, broker_id)):
             brokers.append(
                 {
                     "node_id": broker_id,
@@ -153,11 +155,18 @@ def offline_replicas(
     )
 
 
+def _lingers(node: Node, broker_id: int) -> bool:
+    return node.membership is not None and node.membership.lingers(broker_id)
+
+
 def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> dict[str, Any]:
+    members = ctx.node.membership
     partitions = []
     for number, record in enumerate(topic.partitions):
         offline = offline_replicas(ctx.node, image, topic.name, record)
-        leader = record.leader if record.leader not in offline else -1
+        leader = record.leader
+        if leader in offline or (members is not None and members.seems_gone(leader)):
+            leader = -1
         partitions.append(
             {
                 "error_code": 0 if leader >= 0 else error_codes.LEADER_NOT_AVAILABLE,

@@ -14,7 +14,7 @@ from kept.testing import Cluster
 from kept.testing.reaper import processes_in
 
 PROGRAM = """
-import threading, time
+import sys, threading, time
 from kept.testing import Cluster
 
 started = []
@@ -26,6 +26,8 @@ def start():
 thread = threading.Thread(target=start)
 thread.start()
 thread.join()
+if len(sys.argv) > 1:
+    started[0].pause()
 print(started[0].directory, flush=True)
 time.sleep(600)
 """
@@ -47,9 +49,13 @@ def until(condition, what):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nodes_and_their_files_go_with_the_test_process(number):
-    test = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [(signal.SIGKILL, []), (signal.SIGTERM, []), (signal.SIGKILL, ["stalled"])],
+)
+def test_nodes_and_their_files_go_with_the_test_process(number, more):
+    command = [sys.executable, "-c", PROGRAM, *more]
+    test = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with test:
         directory = test.stdout.readline().strip()
         assert len(list(processes_in(directory))) >= 1, "the thread is gone, the node is not"

@@ -19,6 +19,7 @@ import meters
 from kept.testing.ports import is_free
 
 HERE = Path(__file__).resolve().parent
+READY_DEADLINE_S = 120.0
 CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAA"
 JVM_FLAGS = (
     "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
@@ -135,7 +136,7 @@ def _run(name: str, command: list[str], port: int, log_dir: Path) -> Iterator[Br
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_ready(port, process, 60)
+        wait_ready(port, process, READY_DEADLINE_S)
         yield Broker(name, "127.0.0.1", port, process.pid, time.monotonic() - started, log_dir)
     finally:
         process.send_signal(signal.SIGTERM)

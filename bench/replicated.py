@@ -89,7 +89,12 @@ class Load:
             (b - a - idle * got["seconds"]) / (got["bytes"] / GB)
             for a, b, idle in zip(before, after, self.idle, strict=True)
         ]
-        return Cost(spent[leader], sum(spent) - spent[leader], got["bytes"] / got["seconds"] / 1e6)
+        return Cost(
+            leader=spent[leader],
+            followers=sum(spent) - spent[leader],
+            kernel=kernel / (got["bytes"] / GB),
+            rate=got["bytes"] / got["seconds"] / 1e6,
+        )
 
     def count_for(self, leader: int, frame: bytes, connections: int, seconds: float) -> int:
         """Requests for about so long, by a short trial that also warms up."""

@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import controller
 from rig import Bench
 from trios import NODES, Trio
 
@@ -46,11 +45,7 @@ def partitions(bench: Bench, trio: Trio) -> None:
 
 
 def image(bench: Bench) -> None:
-    """The figures of ``controller.py``, and what its image weighs."""
+    """The figures of ``controller.py``."""
     run = [sys.executable, str(HERE / "controller.py"), "--json"]
     for row in json.loads(subprocess.check_output(run))["rows"]:
         bench.add(row["group"], row["name"], row["broker"], row["unit"], row["value"])
-    name = f"image, memory per partition of {controller.SIZES[-1]}"
-    run = [sys.executable, str(HERE / "controller.py"), "--memory"]
-    value = float(subprocess.check_output(run))
-    bench.add("controller", name, "kept", "KB", value / 1e3)

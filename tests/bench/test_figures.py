@@ -1,0 +1,131 @@
+"""What the benchmark makes of what it measures: CPU of processes, silences, goals, the page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import controller
+import failover
+import machine
+import meters
+import pytest
+import report
+import run
+from goals import GOALS
+
+BURN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\n"
+
+
+def row(name, broker, value, unit="CPU-s/GB", group="cluster"):
+    return {"group": group, "name": name, "broker": broker, "unit": unit, "value": value}
+
+
+def test_cpu_counts_children_that_run_and_children_that_ended():
+    code = (
+        "import subprocess, sys, time\n"
+        f"burn = {BURN!r}\n"
+        "subprocess.run([sys.executable, '-c', burn])\n"
+        "late = subprocess.Popen([sys.executable, '-c', burn + 'print(1, flush=True)\\n"
+        "time.sleep(60)'], stdout=subprocess.PIPE)\n"
+        "late.stdout.readline()\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+        "late.kill()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert process.stdout.readline() == b"there\n"
+        assert len(meters.children(process.pid)) == 1
+        assert meters.cpu_seconds(process.pid) >= 0.39
+        resident = meters.resident_bytes(process.pid)
+        assert 0 < meters.proportional_bytes(process.pid) <= resident
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
+
+
+class Told(failover.Flow):
+    """What a producer was told, without one."""
+
+    def __init__(self, acknowledged):
+        self.acknowledged = acknowledged
+
+
+def test_the_gap_is_the_longest_silence_until_something_new_is_acknowledged():
+    steady = [(n / 10, n / 10 + 0.01) for n in range(10)]  # the last is told at 0.91
+    flow = Told([*steady, (0.95, 2.0), (0.97, 3.5), (1.2, 3.6), (1.3, 9.0)])
+    assert flow.gap(1.0) == pytest.approx(3.5 - 2.0)
+    assert Told([*steady, (0.99, 4.91), (1.1, 4.92)]).gap(1.0) == pytest.approx(4.0)
+    assert Told([(0.5, 0.9), (1.1, 1.15)]).gap(1.0) == pytest.approx(0.25)
+
+
+def test_goals_are_compared_with_ours_and_with_kafkas_figure():
+    rows = [
+        row("acks=all 16 KiB, 1 conn.", "kept", 4.0),
+        row("acks=all 16 KiB, 1 conn.", "kafka", 35.0),
+        row("acks=all 64 KiB, 1 conn.", "kept", 3.0),
+        row("acks=all 64 KiB, 1 conn.", "kafka", 16.0),
+        row("acks=all 1 MB, 1 conn.", "kept", 6.0),
+        row("something", "kept", 1e9),
+    ]
+    found = {line.name: line for line in report.lines(rows)}
+    assert [(line.goal, line.missed) for line in found.values()] == [
+        (3.5, True), (16.0, False), (None, False), (None, False),
+    ]  # fmt: skip
+    text = report.table(rows)
+    assert [line.endswith("MISSED") for line in text.splitlines()] == [
+        False, True, False, False, False,
+    ]  # fmt: skip
+    assert "8.75" in text  # 35 / 4
+
+
+def test_the_page_names_machine_noise_and_missed_goals():
+    result = {
+        "machine": {
+            "cpus": 2, "processor": "P", "memory_gb": 8.0, "virtual": True, "kernel": "6.1",
+            "python": "3.11", "java": "openjdk 17", "date": "2026-01-01",
+        },
+        "noise": [
+            {"section": "cluster", "load_average": 1.0, "cpu_ms": 2.0, "stretch": 1.5},
+            {"section": "failover", "load_average": 1.0, "cpu_ms": 3.0, "stretch": 1.0},
+        ],
+        "scale": 1.0,
+        "failed": [],
+        "rows": [row("acks=all 16 KiB, 1 conn.", "kept", 4.0)],
+    }  # fmt: skip
+    page = report.page(json.loads(json.dumps(result)))
+    assert "Linux 6.1" in page
+    assert "cluster 1.00/1.5, failover 1.50/1.0" in page
+    assert "| acks=all 16 KiB, 1 conn. | 4.000 |  | CPU-s/GB | 3.500 | **missed** |  |" in page
+    assert page.endswith("- acks=all 16 KiB, 1 conn.: 4.000 CPU-s/GB, goal 3.500\n")
+
+
+def test_the_controllers_figures_have_a_goal_at_the_largest_size():
+    names = {(str(r["name"]), str(r["unit"])) for r in controller.rows((10, 100))}
+    assert ("fence, 100 partitions", "CPU-ms") in names
+    assert ("memory, 100 partitions", "bytes/partition") in names
+    assert ("memory, 10 partitions", "bytes/partition") not in names
+    assert (f"fence, {controller.SIZES[-1]} partitions", "CPU-ms") in GOALS
+
+
+def test_every_section_can_be_asked_for_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "nothing"])
+    with pytest.raises(SystemExit):
+        run.main()
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("start", "cluster", "failover", "partitions", "stalls"))
+
+
+def test_noise_is_told_with_its_section():
+    noise = machine.noise("here")
+    assert noise["section"] == "here"
+    assert float(str(noise["cpu_ms"])) > 0
+    assert time.strftime("%Y") in str(machine.describe()["date"])

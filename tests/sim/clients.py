@@ -77,6 +77,12 @@ class Client:
         self.tp = tp
         self.leader: int | None = None
         self.stopped = False
+        self.unclaimed = False
+        """Of a topic that may be deleted, and made anew: nobody keeps count of its records."""
+
+    def give_up(self) -> None:
+        """Its topic is gone, or soon will be."""
+        self.stopped = True
 
     def find_leader(self, then: Any) -> None:
         """Ask any machine; call ``then()`` later whatever the outcome."""
@@ -115,7 +121,7 @@ class Producer(Client):
 
     def produce(self) -> None:
         """Another batch, if the window has room."""
-        if self.stopped and not self.queue:
+        if self.stopped and (self.unclaimed or not self.queue):
             return
         if not self.stopped:
             self.world.after(self.world.between(1, 2 * self.pace_ms) * MS, self.produce)
@@ -157,13 +163,15 @@ class Producer(Client):
                 )  # fmt: skip
 
     def send_again(self) -> None:
+        if self.stopped and self.unclaimed:
+            return
         if self.leader is None:
             self.world.after(RETRY_MS * MS, self.find_leader, self.send_again)
         else:
             self.send()
 
     def answered(self, one: _Sending, attempt: int, answer: Any) -> None:
-        if one not in self.queue:
+        if one not in self.queue or (self.stopped and self.unclaimed):
             return
         error = answer.error if isinstance(answer, ProduceAnswer) else "no answer"
         if error in ("", "DuplicateSequenceNumber"):
@@ -189,6 +197,9 @@ class Producer(Client):
         """
         register = self.history.checks.register(self.tp)
         first = self.queue[0]
+        if self.unclaimed:
+            self.stopped = True
+            return
         if self.history.checks.has(self.tp, self.producer_id, first.sequence):
             self.late_duplicates += 1
         elif self.acks == -1 and not register.give_ups:

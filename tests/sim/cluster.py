@@ -23,6 +23,7 @@ from tests.sim.clients import Consumer, Producer
 from tests.sim.faults import KINDS, Nemesis, Profile
 from tests.sim.machine import Machine
 from tests.sim.node import LIFECYCLE, SimNode
+from tests.sim.operator import Operator
 from tests.sim.raft_cluster import RaftApp, RaftHistory
 from tests.sim.replica_checks import ReplicaChecks
 from tests.sim.world import MS, SECOND, Violation
@@ -51,7 +52,7 @@ class ClusterHistory(RaftHistory):
         self.durable = world.chance(self.durable_share)
         self.checks = ReplicaChecks(world, durable=self.durable)
         self.network.machines.clear()
-        count = 3 + world.chance(0.3)
+        count = 3 + world.chance(0.5)
         self.voter_ids = frozenset(range(3))
         self.voters = tuple(v for v in self.voters if v.node_id < 3)
         self.observers = count - 3
@@ -60,6 +61,10 @@ class ClusterHistory(RaftHistory):
         self.nemesis = Nemesis(world, self.network, self.machines, self.profile, self.victim)
         self.fault_us = world.between(4, 14) * SECOND
         self.min_isr = world.random.choice((1, 2))
+        self.unclean = world.chance(0.12)
+        self.retention_bytes = world.random.choice((-1, -1, -1, 4500))
+        self.checks.unclean = self.unclean
+        self.operator = Operator(self)
         self.partitions = [TopicPartition(TOPIC, i) for i in range(world.between(1, 3))]
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
@@ -81,7 +86,10 @@ class ClusterHistory(RaftHistory):
         profile = self.profile
         return (
             f"{len(self.machines)} nodes, {len(self.partitions)} partitions, min.insync.replicas "
-            f"{self.min_isr}{', flush.messages 1' if self.durable else ''}, faults for "
+            f"{self.min_isr}{', flush.messages 1' if self.durable else ''}"
+            f"{', unclean elections' if self.unclean else ''}"
+            f"{', retention' if self.retention_bytes > 0 else ''}, operator: "
+            f"{', '.join(self.operator.kinds) or 'none'}, faults for "
             f"{self.fault_us // SECOND} s: {', '.join(sorted(profile.kinds))}, every "
             f"{profile.pace_ms} ms"
         )
@@ -125,6 +133,7 @@ class ClusterHistory(RaftHistory):
         self._clients()
         world.run(world.now_us + 1 * SECOND)
         self.nemesis.start()
+        self.operator.start()
         world.run(world.now_us + self.fault_us)
         self.nemesis.heal()
         self._live()
@@ -139,13 +148,7 @@ class ClusterHistory(RaftHistory):
         leader = self.leader()
         if leader is None or not isinstance(leader.app, SimNode):
             return
-        configs: dict[str, str | None] = {
-            "min.insync.replicas": str(self.min_isr),
-            "segment.bytes": "1500",
-            "index.interval.bytes": "300",
-        }
-        if self.durable:
-            configs["flush.messages"] = "1"
+        configs = self.topic_configs()
         request = CreateTopic(TOPIC, UUID(int=77), len(self.partitions), 3, configs=configs)
         active = [b for b in leader.app.image.brokers.values() if b.active]
         if len(active) < len(self.machines):
@@ -158,6 +161,20 @@ class ClusterHistory(RaftHistory):
                 return []
 
         leader.deliver("serve_create", -1, change, lambda _: None)
+
+    def topic_configs(self) -> dict[str, str | None]:
+        """Settings of every topic of this history."""
+        configs: dict[str, str | None] = {
+            "min.insync.replicas": str(self.min_isr),
+            "segment.bytes": "1500",
+            "index.interval.bytes": "300",
+            "file.delete.delay.ms": "1000",
+            "retention.bytes": str(self.retention_bytes),
+            "unclean.leader.election.enable": "true" if self.unclean else "false",
+        }
+        if self.durable:
+            configs["flush.messages"] = "1"
+        return configs
 
     def _clients(self) -> None:
         world = self.world
@@ -191,8 +208,8 @@ class ClusterHistory(RaftHistory):
 
     def _led(self, since_us: int) -> bool:
         """All partitions are led with full ISRs, and every producer was heard since then."""
-        states = [self.checks.register(tp).state for tp in self.partitions]
-        return all(s and s.leader >= 0 and len(s.isr) == 3 for s in states) and all(
+        states = [r.state for r in self.checks.registers.values() if r.state is not None]
+        return all(s.leader >= 0 and set(s.isr) == set(s.replicas) for s in states) and all(
             producer.acknowledged_us > since_us for producer in self.producers
         )
 
@@ -200,11 +217,12 @@ class ClusterHistory(RaftHistory):
         """Nobody waits for an answer, and the replicas have caught up."""
         if any(producer.queue for producer in self.producers):
             return False
-        for tp in self.partitions:
-            state = self.checks.register(tp).state
-            assert state is not None
+        for tp, register in self.checks.registers.items():
+            state = register.state
+            if state is None:
+                continue
             copies = [self.checks.copies.get((node, tp)) for node in state.replicas]
-            if any(c is None or c.end != self.checks.register(tp).end for c in copies):
+            if any(c is None or c.end != register.end for c in copies):
                 return False
         return True
 

@@ -18,7 +18,7 @@ from kept.cluster.heartbeats import HeartbeatAnswer, ReplicaLog
 from kept.cluster.image import Delta, Image
 from kept.cluster.lifecycle import BrokerLifecycle, LifecycleSettings
 from kept.cluster.member import Outcome
-from kept.cluster.records import Endpoint
+from kept.cluster.records import Endpoint, ResourceType
 from kept.cluster.sessions import TIMEOUT, Decide, Probe, Sessions, SessionSettings
 from kept.cluster.snapshot import difference
 from kept.storage.directory import LogDirectory
@@ -40,7 +40,17 @@ SESSIONS = SessionSettings(
     decision_timeout_ms=5000,
 )  # fmt: skip
 TICK_MS = 100
+UNCLEAN = "unclean.leader.election.enable"
 Decision = tuple[Callable[[Image], Sequence[Any]], Callable[[KeptError | None], None]]
+
+
+def unclean_allowed(image: Image) -> Callable[[str], bool]:
+    """Topics that say so, as in ``node/controlling``; the broker's default is no."""
+
+    def allowed(topic: str) -> bool:
+        return image.config(ResourceType.TOPIC, topic).get(UNCLEAN) == "true"
+
+    return allowed
 
 
 class SimNode(RaftApp):
@@ -61,13 +71,13 @@ class SimNode(RaftApp):
             self.directory.broker_epoch,
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
-        self.sessions = Sessions(SESSIONS)
+        self.sessions = Sessions(SESSIONS, unclean_allowed)
         self.replicas = Replicas(self)
         self.decisions: deque[Decision] = deque()
         self.deciding: tuple[int, Callable[[KeptError | None], None]] | None = None
         self.controller: int | None = None
         self.elected_at = 0
-        self.resumed_image = -1
+        self.acting = False
 
     @property
     def image(self) -> Image:
@@ -75,13 +85,20 @@ class SimNode(RaftApp):
 
     def started(self) -> None:
         super().started()
-        image = self.image
-        if image.index:
-            self.act(image, difference(Image(), image))
-        self.live(lifecycle.Start(self.now_ms()))
-        self.live(lifecycle.LogsOpened(self.now_ms()))
+        self.begin()
         self.machine.after_ms(TICK_MS, self.slow_tick)
         self.machine.after_ms(UPKEEP_MS, self.keep)
+
+    def begin(self) -> None:
+        """Act on the image, once it is as new as what was acted on before (``node/membership``)."""
+        if self.acting or not self.member.recovered or not self.image.index:
+            return
+        self.acting = True
+        image = self.image
+        self.replicas.remove_strays(image)
+        self.act(image, difference(Image(), image))
+        self.live(lifecycle.Start(self.now_ms()))
+        self.live(lifecycle.LogsOpened(self.now_ms()))
 
     def now_ms(self) -> int:
         return self.machine.monotonic_ms
@@ -112,10 +129,15 @@ class SimNode(RaftApp):
         for index in outcome.lost_proposals:
             if self.deciding is not None and self.deciding[0] == index:
                 self.decided(NotController("lost", -1))
+        acting = self.acting
         for image, delta, index in outcome.applied:
-            self.act(image, delta)
+            if acting:
+                self.act(image, delta)
+            else:
+                self.history.checks.metadata(image.index, image, delta)
             if self.deciding is not None and self.deciding[0] <= index:
                 self.decided(None)
+        self.begin()
         if outcome.applied or outcome.role_changed:
             self.moved()
 
@@ -239,7 +261,10 @@ class SimNode(RaftApp):
 
         def change(image: Image) -> Sequence[Any]:
             live = self.sessions.live(request.broker_id, self.now_ms())
-            return brokers.register_broker(image, request, session_live=live)
+            allowed = unclean_allowed(image)
+            return brokers.register_broker(
+                image, request, session_live=live, unclean_allowed=allowed
+            )
 
         def then(error: KeptError | None) -> None:
             reply(error or self.image.brokers[request.broker_id].broker_epoch)
@@ -285,6 +310,13 @@ class SimNode(RaftApp):
 
     def serve_create(self, source: int, change: Callable[[Image], Any], reply: Reply) -> None:
         self.decide(change, reply)
+
+    def serve_change(self, source: int, change: Callable[[Image], Any], reply: Reply) -> None:
+        """An admin request. (The controller's node gets it: forwarding is not simulated.)"""
+        self.decide(change, reply)
+
+    def serve_delete_records(self, source: int, request: Any, reply: Reply) -> None:
+        self.replicas.serve_delete_records(source, request, reply)
 
     def serve_metadata(self, source: int, request: object, reply: Reply) -> None:
         leaders: dict[TopicPartition, int] = {}

@@ -112,6 +112,27 @@ class RaftApp:
         self.member.read_barrier(token)
         self.pump()
 
+    def change_voters_safely(self, voters: tuple[Voter, ...]) -> None:
+        """An operator's change of who votes."""
+        try:
+            index = self.member.change_voters(voters)
+        except KeptError as error:
+            self.machine.world.note(self.machine.name, f"refuses other voters: {error}")
+            return
+        ids = [voter.node_id for voter in voters]
+        self.machine.world.note(self.machine.name, f"proposes voters {ids} as entry {index}")
+        self.machine.world.counts["voters changed"] += 1
+        self.pump()
+
+    def transfer_safely(self, to: int) -> None:
+        """An operator hands leadership on."""
+        try:
+            self.member.transfer(to)
+        except KeptError:
+            return
+        self.machine.world.counts["leaderships handed over"] += 1
+        self.pump()
+
     def propose_safely(self, name: str) -> None:
         """A client's proposal to whoever it may be."""
         try:
@@ -229,6 +250,7 @@ class RaftHistory:
         self.proposed = 0
         self.reads_done = 0
         self.lies = world.chance(0.3)
+        self.operated = world.chance(0.4)
         for machine in self.machines:
             machine.on_death.append(self._died)
 
@@ -332,12 +354,30 @@ class RaftHistory:
         if self.lies and world.chance(0.02):
             liar = world.random.choice(self.machines)
             machine.deliver("peer_down", liar.node_id)
+        elif self.operated and world.chance(0.05) and not self.nemesis.healed:
+            self._operate()
         elif world.chance(0.2):
             self.proposed += 1
             machine.deliver("read_safely", ("read", self.proposed))
         else:
             self.proposed += 1
             machine.deliver("propose_safely", f"p{self.proposed}")
+
+    def _operate(self) -> None:
+        """A voter joins or leaves, or leadership is handed over."""
+        world, leader = self.world, self.leader()
+        if leader is None or not isinstance(leader.app, RaftApp):
+            return
+        voters = leader.app.member.voters
+        if world.chance(0.3):
+            leader.deliver("transfer_safely", world.random.choice(voters).node_id)
+            return
+        chosen = world.random.choice(self.machines).node_id
+        left = tuple(voter for voter in voters if voter.node_id != chosen)
+        if len(left) == len(voters):
+            left = (*voters, Voter(chosen, UUID(int=chosen + 1), "sim", 1000 + chosen))
+        if len(left) >= 2:
+            leader.deliver("change_voters_safely", left)
 
     def counts(self) -> dict[str, int]:
         """What happened, for the totals."""

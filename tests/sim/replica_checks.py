@@ -88,6 +88,10 @@ class ReplicaChecks:
         self.strict: set[int] = set()
         """Producer ids of acks=all: nothing of theirs may be missing."""
         self.commits = 0
+        self.unclean = False
+        """Unclean elections are allowed."""
+        self.topics: dict[str, tuple[UUID, int]] = {}
+        """Topic -> its id, number of partitions."""
 
     def register(self, tp: TopicPartition) -> Register:
         return self.registers.setdefault(tp, Register())
@@ -129,8 +133,29 @@ class ReplicaChecks:
         self.image_index = index
         self.incarnations = {node: broker.incarnation for node, broker in image.brokers.items()}
         self.dark -= {node for node in delta.brokers if self._registered_anew(image, node)}
+        for gone in delta.topics_deleted:
+            self._deleted(gone.name)
         for change in delta.partitions:
             self._changed(change.topic_partition, change.after)
+        for name, topic in image.topics.items():
+            self.topics[name] = (topic.topic_id, len(topic.partitions))
+
+    def there(self, topic: str) -> int:
+        """How many partitions a topic has; 0: there is none."""
+        return self.topics.get(topic, (None, 0))[1]
+
+    def _deleted(self, name: str) -> None:
+        """Its records, and what was promised of them, are gone."""
+        self.topics.pop(name, None)
+        for tp in [tp for tp in self.registers if tp.topic == name]:
+            del self.registers[tp]
+        for key in [key for key in self.copies if key[1].topic == name]:
+            del self.copies[key]
+        self.contents = {k: v for k, v in self.contents.items() if k[0].topic != name}
+
+    def removed(self, node: int, tp: TopicPartition) -> None:
+        """A replica is deleted."""
+        self.copies.pop((node, tp), None)
 
     def _registered_anew(self, image: Image, node: int) -> bool:
         broker = image.brokers.get(node)
@@ -150,6 +175,9 @@ class ReplicaChecks:
             raise Violation("one-leader", f"{tp}: {state} after {before}")
         if state.leader not in (NO_LEADER, before.leader) and state.leader not in state.isr:
             raise Violation("one-leader", f"{tp}: the leader is outside the ISR: {state}")
+        if state.unclean and state.leader_epoch != before.leader_epoch:
+            self._elected_unclean(tp, register, state)
+            return
         for member in set(state.isr) - set(before.isr):
             if member not in self.dark:
                 register.certain.add(member)
@@ -159,13 +187,30 @@ class ReplicaChecks:
             register.certain = {state.leader}
         self._isr_holds(tp, register)
 
+    def _elected_unclean(
+        self, tp: TopicPartition, register: Register, state: PartitionRecord
+    ) -> None:
+        if not self.unclean:
+            raise Violation("unclean", f"{tp}: {state} with unclean election off")
+        self.world.counts["unclean elections"] += 1
+        self.world.note("checks", f"{tp}: an unclean election, losses are allowed")
+        register.given_up_us = self.world.now_us
+        register.give_ups += 1
+        register.rebase = True
+        register.certain = {state.leader}
+
     # Replicas.
 
     def look(  # noqa: PLR0917
-        self, node: int, process: int, tp: TopicPartition, read: Read, start: int, end: int,
-        truncations: int, high_watermark: int, leads_in: int | None,
+        self, node: int, process: int, tp: TopicPartition, topic_id: UUID, read: Read, start: int,
+        end: int, truncations: int, high_watermark: int, leads_in: int | None,
     ) -> None:  # fmt: skip
-        """Judge a replica after something happened to it. ``leads_in``: epoch, None: follows."""
+        """Judge a replica after something happened to it. ``leads_in``: epoch, None: follows.
+
+        A replica of a topic that is deleted, and perhaps made anew, is not judged any more.
+        """
+        if self.topics.get(tp.topic, (None, 0))[0] != topic_id:
+            return
         copy = self.copies.get((node, tp))
         if copy is None or copy.process != process:
             copy = self._restarted(node, process, tp, copy, read, start, end)
@@ -280,8 +325,11 @@ class ReplicaChecks:
 
     def _rebase(self, tp: TopicPartition, copy: Copy, register: Register) -> None:
         """Rule 33 gave something up: what the new leader holds counts from here on."""
-        same = 0
-        for mine, theirs in zip(copy.batches, register.batches, strict=False):
+        low = max(copy.start, register.start)
+        first = bisect_left(register.batches, low, key=lambda batch: batch.last)
+        same = first
+        held = copy.batches[copy.index_of(low) :]
+        for mine, theirs in zip(held, register.batches[first:], strict=False):
             if mine != theirs:
                 break
             same += 1
@@ -295,7 +343,9 @@ class ReplicaChecks:
         if lost:
             self.world.note("checks", f"{tp}: lost, as rule 33 allows: from {lost[0]}")
             register.batches = register.batches[:same]
-            register.end = register.batches[-1].last + 1 if same else register.start
+            register.end = register.batches[-1].last + 1 if same > first else low
+            register.end = min(register.end, copy.end)
+            register.start = min(register.start, register.end)
             register.sequences.clear()
             for batch in register.batches:
                 register.sequences[batch.producer_id, batch.producer_epoch] = (
@@ -380,7 +430,8 @@ class ReplicaChecks:
     def acknowledged(self, tp: TopicPartition, node: int, batch: Batch) -> None:
         """A leader says that a batch is committed (acks=all)."""
         register = self.register(tp)
-        if self.copies[node, tp].exempt or register.rebase:
+        copy = self.copies.get((node, tp))
+        if copy is None or copy.exempt or register.rebase:
             return
         found = self.committed_at(tp, batch.base)
         key = (batch.producer_id, batch.sequence)

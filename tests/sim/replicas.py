@@ -35,11 +35,12 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     MachineError,
+    NotLeaderOrFollower,
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
 from kept.storage.records import CheckRules, check
-from kept.storage.types import MAX_INT64, TopicPartition
+from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 from tests.sim import batches
 from tests.sim.clients import ProduceAnswer, ProduceRequest, ReadAnswer, ReadRequest
 from tests.sim.flushes import Flushes
@@ -99,9 +100,15 @@ class Replicas:
 
     def apply(self, image: Image, delta: Delta) -> None:
         """An entry of the metadata log."""
+        for gone in delta.topics_deleted:
+            for tp, partition in list(self.partitions.items()):
+                if tp.topic == gone.name and partition.topic_id == gone.topic_id:
+                    self.remove(tp)
         for change in delta.partitions:
             tp, record = change.topic_partition, change.after
             if self.node.node_id not in record.replicas:
+                if tp in self.partitions:
+                    self.remove(tp)
                 continue
             if tp not in self.partitions:
                 self.open(image, tp, record.topic_id)
@@ -129,6 +136,32 @@ class Replicas:
             on_effect=lambda effect: self.heard(tp, effect),
         )
         self.look(tp)
+
+    def remove(self, tp: TopicPartition) -> None:
+        """A replica is not to be here any more."""
+        partition = self.partitions.pop(tp)
+        self.wanted.pop(tp, None)
+        self.streams.stop_following(tp)
+        partition.resign()
+        self.world.counts["replicas removed"] += 1
+        self.checks.removed(self.node.node_id, tp)
+        self.directory.mark_deleted(partition.log, self.unique(), self.machine.wall_ms)
+
+    def unique(self) -> UUID:
+        return UUID(int=self.world.random.getrandbits(128))
+
+    def remove_strays(self, image: Image) -> None:
+        """Logs of topics that were deleted, or that moved away, while no process was here."""
+        for entry in self.directory.scan():
+            tp = entry.topic_partition
+            record = image.partition(tp.topic, tp.partition)
+            mine = record is not None and record.topic_id == entry.topic_id
+            if entry.is_delete or (mine and self.node.node_id in record.replicas):
+                continue
+            stray = self.directory.open_log(tp, None, LogConfig(), now_ms=self.machine.wall_ms)
+            self.world.note(self.machine.name, f"removes {tp}, which is nobody's")
+            self.world.counts["strays removed"] += 1
+            self.directory.mark_deleted(stray, self.unique(), self.machine.wall_ms)
 
     def disk_error(self, error: MachineError) -> None:
         self.world.note(self.machine.name, f"its log directory fails: {error}")
@@ -271,7 +304,9 @@ class Replicas:
             )
 
         for wanted in request.partitions:
-            partition = self.partitions[wanted.tp]
+            partition = self.partitions.get(wanted.tp)
+            if partition is None:
+                continue
             partition.add_waiter(wake, replica=True)
             waited.append(partition)
         self.machine.after_ms(max(1, deadline - self.now_ms()), wake)
@@ -369,6 +404,18 @@ class Replicas:
         data = b"" if found.slice is None else self.machine.disk.pread(*found.slice)
         reply(ReadAnswer("", data, found.high_watermark, found.log_start_offset))
 
+    def serve_delete_records(self, source: int, request: Any, reply: Reply) -> None:
+        tp, offset = request
+        partition = self.partitions.get(tp)
+        if partition is None or not self.node.may_serve():
+            reply(NotLeaderOrFollower(f"{tp}"))
+            return
+        try:
+            reply(partition.delete_records(offset, self.machine.wall_ms))
+        except KeptError as error:
+            reply(error)
+        self.settle(tp)
+
     # Upkeep.
 
     def upkeep(self) -> None:
@@ -427,7 +474,8 @@ class Replicas:
         if self.node.history.assertions:
             partition.check_invariants()
         self.checks.look(
-            self.node.node_id, self.node.process, tp, lambda start: batches.read(log, start),
+            self.node.node_id, self.node.process, tp, partition.topic_id,
+            lambda start: batches.read(log, start),
             log.log_start_offset, log.written_end_offset, log.truncations,
             partition.high_watermark,
             partition.leader_epoch if partition.core.leading else None,

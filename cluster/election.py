@@ -275,13 +275,15 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
 
     It proves that the leader lives, so it settles the suspects; it completes a reassignment whose
     replicas are all in sync now, and takes the lead from a broker that shuts down as soon as
-    another can have it. Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch,
+    another can have it. A leader whose own replica is lost (its log directory failed) leaves itself
+    out, and another member leads. Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch,
     FencedLeaderEpoch, NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
     """
     state = _checked_state(image, request)
     members = [broker_id for broker_id, _ in request.isr]
+    gives_up = bool(members) and set(members) <= set(state.isr)
     if (
-        request.broker_id not in members
+        (request.broker_id not in members and not gives_up)
         or len(set(members)) != len(members)
         or not set(members) <= set(state.replicas)
     ):

@@ -385,6 +385,7 @@ class Hosting:
                 await self._remove(tp, hosted)
             elif mine:
                 if tp.partition in topic.offline:
+                    self.roles.lost(tp, record)
                     continue
                 directory = self._emptiest()
                 directory.count += 1
@@ -452,5 +453,6 @@ class Hosting:
                 topic.offline[tp.partition] = f"its log directory is offline: {error}"
             self._node.partition_gone(tp)
             hosted.partition.mark_offline(str(error))
+            self.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
         if all(one.offline is not None for one in self.directories):
             self._node.fatal(f"no log directory is left: {error}")

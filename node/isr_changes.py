@@ -16,8 +16,10 @@ from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
+    from kept.cluster.records import PartitionRecord
     from kept.node.server import Node
     from kept.replication.partition import Partition
+    from kept.storage.types import TopicPartition
 
 RETRY_S: Final = 0.05
 CALL_S: Final = 5.0
@@ -25,21 +27,53 @@ MAX_CHANGES: Final = 1000
 """Of one call: some 100 KB."""
 
 
+class _Resignation:
+    """A partition that is led here and cannot be served: its log directory failed.
+
+    It is asked about like a partition, once: another member of the ISR shall lead.
+    """
+
+    def __init__(self, tp: TopicPartition, record: PartitionRecord) -> None:
+        self.topic_partition = tp
+        self.isr = record.isr
+        others = tuple((member, -1) for member in record.isr if member != record.leader)
+        self._item: AlterIsrItem | None = AlterIsrItem(
+            record.topic_id,
+            tp.partition,
+            record.leader_epoch,
+            record.partition_epoch,
+            others,
+            not record.unclean,
+        )
+
+    def alter_isr_request(self) -> AlterIsrItem | None:
+        """What to ask the controller; None once it has answered."""
+        return self._item
+
+    def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:  # noqa: ARG002
+        """If the partition is still led here, then in another epoch, and that is asked anew."""
+        self._item = None
+
+
 class IsrChanges:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._wanted: dict[Partition, None] = {}
+        self._wanted: dict[Partition | _Resignation, None] = {}
         self._task: asyncio.Task[None] | None = None
         self.changes = {"expand": 0, "shrink": 0}
         """ISR changes that the controller made for leaders here."""
 
-    def ask(self, partition: Partition) -> None:
+    def ask(self, partition: Partition | _Resignation) -> None:
         """A partition wants another ISR; it says which when the call is made."""
         self._wanted[partition] = None
         if self._task is None:
             self._task = self._node.loop.create_task(self._run())
+
+    def resign(self, tp: TopicPartition, record: PartitionRecord) -> None:
+        """This node cannot serve what it leads; another member of the ISR is to lead."""
+        self.ask(_Resignation(tp, record))
 
     async def close(self) -> None:
         """Ask for nothing more."""
@@ -50,7 +84,7 @@ class IsrChanges:
     async def _run(self) -> None:
         await asyncio.sleep(0)
         while self._wanted:
-            asking: dict[Partition, AlterIsrItem] = {}
+            asking: dict[Partition | _Resignation, AlterIsrItem] = {}
             for partition in list(self._wanted)[:MAX_CHANGES]:
                 del self._wanted[partition]
                 item = partition.alter_isr_request()
@@ -61,7 +95,7 @@ class IsrChanges:
                 await asyncio.sleep(RETRY_S)
         self._task = None
 
-    async def _ask(self, asking: dict[Partition, AlterIsrItem]) -> bool:
+    async def _ask(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
         """Whether there was an answer."""
         node = self._node
         request = calls.AlterPartitionsRequest(

@@ -15,6 +15,7 @@ from kept.node.logging import log
 from kept.replication.events import BrokersChanged, ProposeIsr
 from kept.replication.reports import CommittedLost, Truncated
 from kept.storage.errors import MachineError
+from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.image import Image
@@ -103,6 +104,15 @@ class Roles:
         if membership is not None:
             membership.fetchers.throttle(hosted)
 
+    def lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
+        """A replica here is offline: fetch it no more, and let another one lead."""
+        membership = self._node.membership
+        if membership is None or not self.serving or record is None:
+            return
+        membership.fetchers.stop_following(tp)
+        if record.leader == self._node.node_id and len(record.isr) > 1:
+            membership.isr_changes.resign(tp, record)
+
     def leave(self, hosted: HostedPartition) -> None:
         """It is not hosted here any more."""
         self._stop_following(hosted)
@@ -125,6 +135,9 @@ class Roles:
                 self.take(hosted, record)
             if not first:
                 hosted.partition.resume()
+        for topic in self._node.hosting.by_name.values():
+            for number in topic.offline:
+                self.lost(TopicPartition(topic.name, number), image.partition(topic.name, number))
         self._node.groups.roles_taken(image)
 
     def suspend(self) -> None:

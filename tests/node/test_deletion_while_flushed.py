@@ -1,4 +1,4 @@
-"""A topic is deleted while one of its logs is being flushed: the directory keeps its name till then."""
+"""A topic is deleted while one of its logs is flushed: the directory keeps its name till then."""
 
 from __future__ import annotations
 

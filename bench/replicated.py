@@ -24,7 +24,7 @@ IN_FLIGHT = 5
 REPEATS = 5
 WARM_REQUESTS = 16_000
 """Before anything is measured: so many it takes until Java's compiler is done."""
-MEASURE_S = 1.5
+MEASURE_S = 1.0
 IDLE_S = 5.0
 LEAST_REQUESTS = 160
 CELL_BYTES = 0.15e9

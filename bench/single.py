@@ -31,7 +31,7 @@ def create(broker: Broker, topic: str, **config: str) -> None:
 def produce(bench: Bench, broker: Broker) -> None:
     """acks=1, eight requests in flight on one connection."""
     now_ms = int(time.time() * 1000)
-    for size, total in ((1024, 0.2e9), (16_384, 1.5e9), (65_536, 2e9), (1_048_000, 3e9)):
+    for size, total in ((1024, 0.2e9), (16_384, 1e9), (65_536, 2e9), (1_048_000, 3e9)):
         topic = f"produce-{size}"
         create(broker, topic, max_message_bytes="4000000")
         data = frames.batch(size, 1000, Codec.NONE, now_ms)
@@ -59,7 +59,7 @@ def codecs(bench: Bench, broker: Broker) -> None:
         topic = f"codec-{codec.name.lower()}"
         create(broker, topic)
         frame = frames.produce(topic, frames.batch(65_536, 1000, codec, now_ms))
-        count = max(500, int(1e9 * bench.scale / 65_536))
+        count = max(500, int(0.5e9 * bench.scale / 65_536))
         bench.run_load("send", broker.port, frame, 1, 8, count // 4)
         before = broker.cpu_seconds()
         bench.run_load("send", broker.port, frame, 1, 8, count)
@@ -75,7 +75,7 @@ def fetch(bench: Bench, broker: Broker) -> None:
     data = frames.batch(65_536, 1000, Codec.NONE, int(time.time() * 1000))
     count = int(0.5e9 * max(bench.scale, 0.2) / len(data))
     bench.run_load("send", broker.port, frames.produce(topic, data), 1, 8, count)
-    for size, total in ((65_536, 4e9), (262_144, 8e9), (1_048_576, 12e9)):
+    for size, total in ((65_536, 2e9), (262_144, 4e9), (1_048_576, 6e9)):
         frame, at = frames.fetch(topic, size + 2048)
         bench.run_load("fetch", broker.port, frame, at, 1, total * bench.scale / 4)
         before = broker.cpu_seconds()
@@ -91,7 +91,7 @@ def latency(bench: Bench, broker: Broker, group: str = "latency") -> None:
     topic = f"{group}-topic"
     create(broker, topic)
     frame = frames.produce(topic, frames.batch(1024, 1000, Codec.NONE, int(time.time() * 1000)))
-    count = max(2500, int(20_000 * bench.scale))
+    count = max(2500, int(8000 * bench.scale))
     bench.run_load("pace", broker.port, frame, 500, 2500)
     got = bench.run_load("pace", broker.port, frame, 500, count)
     for quantile in ("p50_ms", "p99_ms", "p999_ms"):

@@ -18,7 +18,7 @@ from kept.node.error_codes import code_for
 from kept.node.groups import events as ev
 from kept.node.groups.core import GroupCore
 from kept.node.groups.loading import load
-from kept.node.groups.records import GROUP_METADATA_TOPIC, GroupRecord
+from kept.node.groups.records import GROUP_METADATA_TOPIC, NO_TOPIC_ID, GroupRecord
 from kept.node.logging import log
 from kept.storage.errors import (
     KeptError,
@@ -151,8 +151,8 @@ class Shard:
         self.is_active = True
         self._sync_clock(now_ms)
         self._perform(self.core.loaded(now_ms))
-        if self._gone:
-            self.topics_deleted(self._gone)
+        for topic in (*self._gone, *self._vanished()):
+            self.topics_deleted([topic])
         if count:
             log.info(
                 "groups loaded",
@@ -161,6 +161,19 @@ class Shard:
                 groups=len(self.core.groups),
                 ms=now_ms - started_ms,
             )
+
+    def _vanished(self) -> set[tuple[str, uuid.UUID]]:
+        """Topics with offsets here that were deleted while nobody led this partition, as after a
+        failover. Our image is newer than any on which a commit was taken: we were elected since.
+        """
+        topics = self._node.image.topics
+        found = set()
+        for key, stored in self.core.appended:
+            topic = topics.get(key.topic)
+            known = stored.value.topic_id
+            if topic is None or known not in (NO_TOPIC_ID, topic.topic_id):
+                found.add((key.topic, known))
+        return found
 
     def unload(self) -> None:
         """Another node's turn, or the end: write what is staged, send everybody away."""

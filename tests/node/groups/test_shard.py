@@ -116,6 +116,7 @@ class Fixture:
         self.node: Any = SimpleNamespace(
             loop=asyncio.get_running_loop(),
             config=SimpleNamespace(**settings),
+            image=SimpleNamespace(topics={"orders": SimpleNamespace(topic_id=TOPIC_ID)}),
             now_ms=lambda: int(time.time() * 1000),
         )
         group_settings = ev.GroupSettings(group_initial_rebalance_delay_ms=0)
@@ -417,6 +418,32 @@ async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
     while not f.shard.is_active:
         await asyncio.sleep(0)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
+
+
+@run
+async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
+    """A namesake's offsets would have consumers of the new topic skip its first records."""
+    partition = await filled(50)
+    f = Fixture(partition)
+    f.node.image.topics["orders"].topic_id = uuid.UUID(int=6)
+    while not f.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(f.fetch("group-1", stable=True))) == []
+    fresh = ev.CommitTopic("orders", uuid.UUID(int=6), (ev.CommitPartition(1, 7),))
+    done = f.shard.submit(lambda now, n: ev.CommitOffsets(now, n, "group-1", (fresh,)))
+    assert (await result(done)).error is ErrorCode.none
+    f.shard.unload()
+    again = Fixture(partition)
+    again.node.image.topics["orders"].topic_id = uuid.UUID(int=6)
+    while not again.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(again.fetch("group-1", stable=True))) == [7]
+    again.shard.unload()
+    last = Fixture(partition)
+    last.node.image.topics.clear()
+    while not last.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(last.fetch("group-1", stable=True))) == []
 
 
 @run

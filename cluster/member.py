@@ -249,8 +249,8 @@ class MetadataMember:
 
     @property
     def cluster_id(self) -> str | None:
-        """The cluster's id, once it is applied."""
-        return self.image.cluster_id
+        """The cluster's id, once it is applied; before that the one this node was told."""
+        return self.image.cluster_id or self._expected_cluster
 
     @property
     def controller_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which log directories this node has used, so that one that is missing is noticed.
+"""Which directories are this node's, so that one that is missing or another's is noticed.
 
 A disk that is not mounted looks like an empty directory. To open it as such would answer for its
 partitions with empty logs, and for their offsets with records of other data. So the metadata
@@ -20,6 +20,8 @@ from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused
 
 FILE: Final = "log-directories"
+OWNER_FILE: Final = "owner"
+"""Beside it: ``cluster.id`` and ``node.id`` of the node that the metadata directory belongs to."""
 
 
 def _known(disk: Disk, metadata_directory: str) -> dict[str, str]:
@@ -63,6 +65,12 @@ def refuse_foreign(
     behind. A node that is ``alone`` makes up a cluster id when it has no metadata, and no directory
     that is in use can have it; others are told theirs by the cluster.
     """
+    owner = _owner(disk, metadata_directory).get("node.id")
+    if owner not in (None, str(node_id)):
+        raise DirectoryRefused(
+            f"{metadata_directory} belongs to node.id {owner!r}, not to {str(node_id)!r} (says "
+            f"{metadata_directory}/{OWNER_FILE}): set metadata.log.dir to this node's own"
+        )
     fresh = not disk.exists(f"{metadata_directory}/{WAL_NAME}")
     for path in log_directories:
         name = f"{path}/{layout.META_PROPERTIES}"
@@ -80,6 +88,26 @@ def refuse_foreign(
                 f"{path} belongs to cluster.id {cluster_id!r}, and {metadata_directory} holds no "
                 f"metadata of it: set metadata.log.dir to where that is, or take other log.dirs"
             )
+
+
+def _owner(disk: Disk, metadata_directory: str) -> dict[str, str]:
+    return checkpoints.read_properties(disk, f"{metadata_directory}/{OWNER_FILE}") or {}
+
+
+def cluster_of(disk: Disk, metadata_directory: str) -> str | None:
+    """The cluster that a metadata directory belongs to; None while that was not noted.
+
+    A node with several voters must know it before it has heard what of its log is committed: as
+    one that has no cluster yet it would be welcome in any other, and its log might win there.
+    """
+    return _owner(disk, metadata_directory).get("cluster.id")
+
+
+def remember_cluster(disk: Disk, metadata_directory: str, node_id: int, cluster_id: str) -> None:
+    """Note whose the metadata directory is, durably."""
+    now = {"cluster.id": cluster_id, "node.id": str(node_id)}
+    if now != _owner(disk, metadata_directory):
+        checkpoints.write_properties(disk, f"{metadata_directory}/{OWNER_FILE}", now)
 
 
 def remember(disk: Disk, metadata_directory: str, opened: Iterable[LogDirectory]) -> None:

@@ -186,7 +186,8 @@ class Membership:
         node_id, directory_id = self._node.node_id, self._node.metadata.member.directory_id
         mine = [voter for voter in self._voters if voter.node_id == node_id]
         if mine and mine[0].directory_id != directory_id:
-            why = f"it votes from another disk, {mine[0].directory_id}: kept cluster voter add {node_id}"
+            what = f"its vote belongs to another disk, {mine[0].directory_id}"
+            why = f"{what}: kept cluster voter add {node_id} gives it to this one"
             log.warning("this node only observes the metadata", reason=why)
 
     def _addressed(self, voters: tuple[Voter, ...]) -> tuple[config_listeners.Voter, ...]:

@@ -24,6 +24,7 @@ from kept.cluster.member import MetadataMember
 from kept.cluster.metadata_files import Work
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.voters import Voter
+from kept.node import known_directories
 from kept.node.logging import log
 from kept.storage.errors import KeptError, NotController
 
@@ -91,6 +92,7 @@ class Metadata:
             observer=observer,
             random=_random,
             raft=settings,
+            cluster_id=known_directories.cluster_of(disk, path),
         )
         self.acted_index = self.image.index
 
@@ -249,7 +251,12 @@ class Metadata:
         self._snapshot_error = why
 
     def _done(self, work: Work) -> None:
-        outcome = self.member.done(work)
+        try:
+            outcome = self.member.done(work)
+        except KeptError as error:  # the log contradicts itself: nothing after it can be true
+            self._closed = True
+            self.on_failure(f"the metadata log failed: {error}")
+            return
         if work.snapshot is not None:
             self._tell_of_snapshot()
         for message in outcome.messages:

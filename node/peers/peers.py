@@ -124,7 +124,10 @@ class Peers:
         greeter.data_received(first_bytes[len(greeting.PREFACE) :])
 
     def _answer_greeting(self, other: Hello) -> Hello:
-        return self.hello(why=refusal(self.hello(), other))
+        why = refusal(self.hello(), other)
+        if why:
+            self.was_refused(other.node_id, why)
+        return self.hello(why=why)
 
     def _spawn(self, work: Any) -> None:
         task = self.loop.create_task(work)

@@ -12,7 +12,7 @@ from kept.cluster.records import ConfigRecord
 from kept.cluster.voters import Voter
 from kept.cluster.wal import NO_DIRECTORY, WAL_NAME
 from kept.node.metadata import Metadata
-from kept.storage.errors import MachineError, NotController
+from kept.storage.errors import DamagedData, MachineError, NotController
 from kept.testing.simulated_disk import SimulatedDisk
 
 SETTING = [ConfigRecord(4, "", "k", "v")]
@@ -88,5 +88,24 @@ def test_who_waits_for_a_leader_that_steps_down_hears_of_it():
         with pytest.raises(NotController, match="nobody knows yet"):
             await three.nodes[old].propose(SETTING)
         await three.nodes[await three.leader(without=old)].propose(SETTING)
+
+    play(scene, election_ticks=6)
+
+
+def test_a_log_that_contradicts_itself_ends_the_node(monkeypatch):
+    async def scene(three):
+        leader = await three.leader()
+        node = three.nodes[leader]
+
+        def contradicts(_):
+            raise DamagedData("/meta/metadata.wal", 7, -1, "entry 9: no broker 1 with epoch 3")
+
+        monkeypatch.setattr(node.member, "done", contradicts)
+        waiting = asyncio.ensure_future(node.propose(SETTING))
+        while leader not in three.failures:
+            await asyncio.sleep(0.005)
+        assert "entry 9: no broker 1" in three.failures[leader]
+        waiting.cancel()
+        await three.leader(without=leader)
 
     play(scene, election_ticks=6)

@@ -65,12 +65,11 @@ def _put(directory: str, disk: Disk, name: str, found: Manifest | None) -> None:
 
 
 def load(directory: str, disk: Disk) -> Manifest | None:
-    """What this replica holds, at a start; None for nothing. :data:`TOLD` goes.
+    """What this replica holds; None for nothing.
 
     Raises DamagedData when that cannot be read: then nothing is known of what is held, and the
     leader must be asked. DirectoryRefused when it is a newer kept's.
     """
-    _put(directory, disk, TOLD, None)
     path = f"{directory}/{HELD}"
     with suppress(FileNotFoundError):
         return decode(path, disk.read(path))

@@ -266,6 +266,25 @@ class Machine:
     def mark(self, body: Body) -> None:
         self.disk.applied = body
 
+    def compute(self, end: int, *, expire: bool) -> Body | None:
+        """A pass as leader; None when there is nothing to do."""
+        world, applied = self.world, self.disk.applied
+        limit = self.log_end_offset if world.bug("beyond-hw") else self.high_watermark
+        start = 0 if applied is None else applied.clean_to
+        if world.bug("checkpoint-of-held"):
+            start = 0 if self.disk.held is None else self.disk.held.clean_to
+        end = min(end, limit)
+        if end < start or end == 0:
+            return None
+        lowest = 0 if applied is None or world.bug("b-down") else applied.end_offset
+        survivors, removed, b = logs.decide(
+            self.disk.log, start, end, lowest, expire=expire, keep_last=not world.bug("last")
+        )
+        epoch = self.leader.leader_epoch
+        generation = 1 + (0 if self.disk.held is None else self.disk.held.generation)
+        ref = ManifestRef(world.identity(epoch, generation), epoch, b)
+        return Body(ref, generation, b, end, survivors, start, removed)
+
     # Crashes.
 
     def crash(self) -> None:
@@ -302,11 +321,18 @@ class Machine:
                     raise Violation("START log starts do not move here")
                 case fol.Append(records, high_watermark, _):
                     if records:
-                        self.append(Rec.decode(bytes(records)))
+                        self.append_fetched(bytes(records))
                     known = min(high_watermark, self.log_end_offset)
                     self.leader.high_watermark = max(self.leader.high_watermark, known)
                 case _:
                     pass
+
+    def encoded(self, rec: Rec) -> bytes:
+        """What a follower fetches."""
+        return rec.encode()
+
+    def append_fetched(self, data: bytes) -> None:
+        self.append(Rec.decode(data))
 
     def append(self, rec: Rec) -> None:
         assert rec.offset >= self.log_end_offset

@@ -46,7 +46,12 @@ class Image:
 
 
 class World:
-    """See the module. ``bugs`` name mistakes of the shell, for the tests of the checks."""
+    """See the module. ``bugs`` name mistakes of the shell, for the tests of the checks.
+
+    ``two_passes``: a tombstone gets its horizon from one pass and goes with another.
+    """
+
+    two_passes = False
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class World:
         *,
         manifest_core: type = ManifestCore,
         leader_core: type = LeaderCore,
+        machine: type = Machine,
         bugs: frozenset[str] = frozenset(),
         unclean: bool = False,
         isr: tuple[int, ...] | None = None,
@@ -68,7 +74,7 @@ class World:
         members = self.replicas if isr is None else isr
         self.image = Image(0, members, (1,) * replicas)
         self.committed = Committed()
-        self.machines = [Machine(self, node) for node in self.replicas]
+        self.machines = [machine(self, node) for node in self.replicas]
 
     def bug(self, name: str) -> bool:
         return name in self.bugs
@@ -257,7 +263,7 @@ class World:
             machine.disk.held, machine.disk.applied = leader.disk.held, leader.disk.applied
             machine.manifests.held = leader.manifests.held
             machine.manifests.applied = leader.manifests.applied
-        records = b"" if rec is None else rec.encode()
+        records = b"" if rec is None else leader.encoded(rec)
         return PartitionAnswer(TP, 0, leader.high_watermark, records=records)
 
     def pull(self, node: int) -> bool:
@@ -344,23 +350,10 @@ class World:
         core = machine.manifests
         if not machine.up or machine.pass_ is not None or not core.may_compute:
             return False
-        applied = machine.disk.applied
-        limit = machine.log_end_offset if self.bug("beyond-hw") else machine.high_watermark
-        start = 0 if applied is None else applied.clean_to
-        if self.bug("checkpoint-of-held"):
-            start = 0 if machine.disk.held is None else machine.disk.held.clean_to
-        end = min(end, limit)
-        if end < start or end == 0:
+        body = machine.compute(end, expire=expire)
+        if body is None:
             return False
-        lowest = 0 if applied is None or self.bug("b-down") else applied.end_offset
-        survivors, removed, b = logs.decide(
-            machine.disk.log, start, end, lowest, expire=expire, keep_last=not self.bug("last")
-        )
-        epoch = machine.leader.leader_epoch
-        generation = 1 + (0 if machine.disk.held is None else machine.disk.held.generation)
-        ref = ManifestRef(self.identity(epoch, generation), epoch, b)
-        body = Body(ref, generation, b, end, survivors, start, removed)
-        machine.pass_ = PassJob(body, epoch, core.applied)
+        machine.pass_ = PassJob(body, machine.leader.leader_epoch, core.applied)
         return True
 
     def end_pass(self, node: int) -> bool:

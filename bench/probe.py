@@ -24,7 +24,8 @@ from typing import Any
 TICK_S = 0.002
 OVERDUE_S = 0.001
 """From then on the loop is looked at."""
-LOOK_S = 0.0005
+LOOK_S = 0.001
+SWITCH_S = 0.0005
 STALL_S = 0.002
 """A stall worth counting."""
 WORST = 10
@@ -44,7 +45,7 @@ class Probe:
         self.expected = time.monotonic() + TICK_S
         loop.call_later(TICK_S, self.tick)
         gc.callbacks.append(self.collected)
-        sys.setswitchinterval(LOOK_S)
+        sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=self.look, daemon=True).start()
 
     def reset(self) -> None:

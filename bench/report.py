@@ -9,10 +9,13 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import failover
 import replicated
+import size
+import stalls
 from goals import goal_of
 from rig import Row
 
@@ -29,6 +32,14 @@ JSON and a plot to `bench/results/`; `python bench/run.py --only NAME...` runs s
 user and system; the load comes from a small C program (`bench/load.c`). Kafka has the settings it
 comes with and the JVM flags of its own start script. Read ratios within the run, not single
 figures: CPU seconds grow up to twofold when others use the machine, latencies by far more.
+"""
+
+
+ELSEWHERE = """## Not in this run
+`bench/cleaner.py`, 1 GB in the page cache: the cleaner alone 0.95-1.35 CPU-s/GB, all dirty or half
+clean, 2.2-2.5 from a cold page cache; 17.8 bytes of offset map a key (goal 20). Strategies:
+latest-n 2.5 CPU-s/GB, highest-version 2.0-2.4, by-key-prefix 2.0, a class of one's own in Python 20-30.
+`bench/following.py` compares a follower that applies a manifest with the pass that made it.
 """
 
 
@@ -128,7 +139,7 @@ def page(result: dict[str, Any]) -> str:
     parts = [INTRODUCTION, _machine(result), _method()]
     for group in dict.fromkeys(line.group for line in found):
         parts += [f"## {group.capitalize()}", _markdown([x for x in found if x.group == group])]
-    parts.append(_missed(found))
+    parts += [_missed(found), ELSEWHERE]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -156,11 +167,23 @@ def _method() -> str:
     kept = "/".join(str(fault.times["kept"]) for fault in failover.FAULTS)
     kafka = "/".join(str(fault.times["kafka"]) for fault in failover.FAULTS)
     return f"""## How
-- One node: one connection, eight requests in flight, acks=1; cleaner over 1 GB.
-- Three nodes: {replicated.__doc__.partition(chr(10) * 2)[2].strip() if replicated.__doc__ else ""}
-- Failover: {failover.__doc__.partition(chr(10) * 2)[2].strip() if failover.__doc__ else ""}
-  Measured so often: kept {kept}, Kafka {kafka}, in the order below.
-- p95 of n values is the largest but n/20."""
+**One node.** One connection, eight requests in flight, acks=1. Latency from when a request was due.
+
+**Three nodes.** {_said(replicated)}
+
+**Failover.** {_said(failover)}
+Measured so often: kept {kept}, Kafka {kafka}, in the order below; the 95th percentile of 20 is the
+second largest.
+
+**Partitions.** {_said(size)}
+
+**Stalls.** {_said(stalls)} A stall counts as far as the loop used the processor in it."""
+
+
+def _said(module: ModuleType) -> str:
+    """What a module's docstring says after its first line."""
+    text = (module.__doc__ or "").partition("\n\n")[2].partition("\n\n    ")[0]
+    return text.strip().replace("``", "`")
 
 
 def _markdown(found: list[Line]) -> str:

@@ -94,6 +94,9 @@ class _Stream:
         self._leader_id = leader_id
         self._hosted: dict[TopicPartition, HostedPartition] = {}
         self._topics: codec.Topics = {}
+        """What answers may be about."""
+        self._left: list[tuple[bytes, TopicPartition]] = []
+        """Partitions that the answer in flight may still be about."""
         self._connection: NodeConnection | None = None
         self._woken = asyncio.Event()
         self._complained = False
@@ -138,12 +141,20 @@ class _Stream:
         hosted = self._hosted.pop(tp, None)
         if hosted is None:
             return
-        numbers = self._topics[hosted.partition.topic_id.bytes]
-        del numbers[tp.partition]
-        if not numbers:
-            del self._topics[hosted.partition.topic_id.bytes]
+        self._left.append((hosted.partition.topic_id.bytes, tp))
         self.core.remove(tp)
         self._woken.set()
+
+    def _forget_left(self) -> None:
+        """Nothing is in flight: no answer is about those that were left."""
+        for topic_id, tp in self._left:
+            hosted = self._hosted.get(tp)
+            if hosted is None or hosted.partition.topic_id.bytes != topic_id:
+                numbers = self._topics.get(topic_id, {})
+                numbers.pop(tp.partition, None)
+                if not numbers:
+                    self._topics.pop(topic_id, None)
+        self._left.clear()
 
     def throttle(self, hosted: HostedPartition) -> None:
         """Ask for it as fast as it may be asked for now."""
@@ -181,6 +192,7 @@ class _Stream:
     async def _run(self) -> None:
         while True:
             await self._flush()
+            self._forget_left()
             request = self.core.next_request(monotonic_ms())
             if request is None:
                 await self._pause()

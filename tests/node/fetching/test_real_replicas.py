@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kept.client.blocking import Client
 
@@ -122,3 +123,38 @@ def test_an_unclean_leader_takes_the_other_replica_back(kept_cluster) -> None:
 def log_bytes(cluster, node: int, topic: str) -> bytes:
     path = Path(cluster.log_dir(node), f"{topic}-0", "00000000000000000000.log")
     return path.read_bytes()
+
+
+def test_topics_that_go_and_come_again_disturb_nobody(kept_cluster) -> None:
+    """An answer about a partition that was just left is no reason to begin anew with all others."""
+    cluster = kept_cluster(nodes=3, auto_create_topics_enable="false")
+    staying = cluster.create_topic(partitions=3)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": 1, "log_level": 0})
+    with cluster.client() as client:
+        for _ in range(8):
+            client.create_topic("again", partitions=3, replication_factor=3, config={})
+            for number in range(600):
+                producer.produce("again", bytes(5000), partition=number % 3)
+            producer.poll(0.02)
+            client.delete_topics(["again"])
+            assert produced(cluster, staying, 3) == 3
+            producer.purge()
+    for node in range(3):
+        assert "leader does not answer" not in cluster.log(node)
+        assert "level=error" not in cluster.log(node)
+
+
+def test_a_follower_that_is_below_the_log_start_begins_there(kept_cluster) -> None:
+    cluster = kept_cluster(nodes=3)
+    topic = cluster.create_topic()
+    assert produced(cluster, topic, 10) == 10
+    away = (described(cluster, topic).leader + 1) % 3
+    cluster.kill(away)
+    assert produced(cluster, topic, 10) == 10
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    start = TopicPartition(topic, 0, 15)
+    assert admin.delete_records([start])[start].result(20).low_watermark == 15
+    cluster.start(away)
+    cluster.wait_until(lambda: isr(cluster, topic) == {0, 1, 2}, "back in the ISR")
+    assert produced(cluster, topic, 1) == 1
+    assert Path(cluster.log_dir(away), f"{topic}-0", f"{15:020}.log").stat().st_size > 0

@@ -169,6 +169,8 @@ def measure(trio: Trio, fault: Fault, topic: str) -> tuple[float, float | None]:
                 knock.start()
             try:
                 flow.await_produced_after(moment)
+                if knock is not None:
+                    _wait(lambda: knock.accepted, "a new leader that accepts")
             finally:
                 if knock is not None:
                     knock.stop()
@@ -204,7 +206,12 @@ def failover(bench: Bench, trio: Trio) -> None:
     """The section."""
     for number, fault in enumerate(FAULTS):
         times = max(1, round(fault.times[trio.name] * bench.scale))
-        got = [measure(trio, fault, f"fault-{number}-{i}") for i in range(times)]
+        got = []
+        for i in range(times):
+            with bench.attempt(f"{fault.name}, {trio.name}"):
+                got.append(measure(trio, fault, f"fault-{number}-{i}"))
+        if not got:
+            continue
         gaps = [gap for gap, _ in got]
         accepts = [accept for _, accept in got if accept is not None]
         _add(bench, trio, f"{fault.name}: no acknowledgement", gaps)

@@ -128,10 +128,12 @@ def throughput(bench: Bench, trio: Trio) -> None:
     load.drop("warm")
     for size in SIZES:
         for connections in CONNECTIONS:
-            cell(load, size, connections)
+            what = f"acks=all {_kib(size)}, {connections} conn."
+            with bench.attempt(f"{what}, {trio.name}"):
+                cell(load, what, size, connections)
 
 
-def cell(load: Load, size: int, connections: int) -> None:
+def cell(load: Load, what: str, size: int, connections: int) -> None:
     """One batch size on one number of connections."""
     bench, name = load.bench, load.trio.name
     topic = f"all-{size}-{connections}"
@@ -141,7 +143,6 @@ def cell(load: Load, size: int, connections: int) -> None:
     costs = [load.cost(leader, frame, connections, count) for _ in range(REPEATS)]
     load.drop(topic)
     middle = sorted(costs, key=lambda cost: cost.total)[REPEATS // 2]
-    what = f"acks=all {_kib(size)}, {connections} conn."
     bench.add("cluster", what, name, "CPU-s/GB", middle.total)
     bench.add("cluster", f"{what}, leader", name, "CPU-s/GB", middle.leader)
     bench.add("cluster", f"{what}, two followers", name, "CPU-s/GB", middle.followers)

@@ -38,7 +38,8 @@ figures: CPU seconds grow up to twofold when others use the machine, latencies b
 ELSEWHERE = """## Not in this run
 `bench/cleaner.py`, 1 GB in the page cache: the cleaner alone 0.95-1.35 CPU-s/GB, all dirty or half
 clean, 2.2-2.5 from a cold page cache; 17.8 bytes of offset map a key (goal 20). Strategies:
-latest-n 2.5 CPU-s/GB, highest-version 2.0-2.4, by-key-prefix 2.0, a class of one's own in Python 20-30.
+latest-n 2.5 CPU-s/GB, highest-version 2.0-2.4, by-key-prefix 2.0, a class of one's own in Python
+20-30.
 `bench/following.py` compares a follower that applies a manifest with the pass that made it.
 """
 
@@ -139,8 +140,8 @@ def page(result: dict[str, Any]) -> str:
     parts = [INTRODUCTION, _machine(result), _method()]
     for group in dict.fromkeys(line.group for line in found):
         parts += [f"## {group.capitalize()}", _markdown([x for x in found if x.group == group])]
-    parts += [_missed(found), ELSEWHERE]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts += [_missed(found), _failed(result["failed"]), ELSEWHERE]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -204,6 +205,11 @@ def _missed(found: list[Line]) -> str:
         return "## Goals missed\nNone in this run."
     said = (f"- {x.name}: {_number(x.ours)} {x.unit}, goal {_number(x.goal)}" for x in missed)
     return "\n".join(["## Goals missed", *said])
+
+
+def _failed(failed: list[str]) -> str:
+    """What could not be measured in the run."""
+    return "\n".join(["## Not measured", *(f"- {what}" for what in failed)]) if failed else ""
 
 
 def main() -> None:

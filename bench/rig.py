@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from kept.storage.errors import KeptError
 
 HERE = Path(__file__).resolve().parent
 GB = 1e9
@@ -19,6 +24,7 @@ class Bench:
         self.folder = folder
         self.scale = scale
         self.rows: list[Row] = []
+        self.failed: list[str] = []
         self.load = folder / "load"
         subprocess.run(["gcc", "-O2", "-o", self.load, HERE / "load.c"], check=True)
 
@@ -33,6 +39,16 @@ class Bench:
         if done.returncode:
             raise RuntimeError(f"load {mode} on port {port}: {done.stderr.strip()}")
         return dict(json.loads(done.stdout))
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """A measurement that may fail without an end to the run: it is told at the end."""
+        try:
+            yield
+        except (KeptError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            self.failed.append(f"{what}: {said[0]}")
+            print(f"  failed: {what}: {error}", file=sys.stderr, flush=True)
 
     def add(self, group: str, name: str, broker: str, unit: str, value: float) -> None:
         """Note one figure."""

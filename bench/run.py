@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +30,6 @@ import trios
 from report import RESULT, plot, table
 from rig import Bench
 
-from kept.storage.errors import KeptError
-
 Measure = Callable[[Bench, Any], None]
 Opener = Callable[[], AbstractContextManager[Any]]
 Section = Callable[[Bench, list[str]], None]
@@ -44,7 +41,7 @@ def each(openers: dict[str, Opener], measure: Measure) -> Section:
     def run(bench: Bench, names: list[str]) -> None:
         for name, opener in openers.items():
             if name in names:
-                with opener() as broker:
+                with bench.attempt(f"{measure.__name__}, {name}"), opener() as broker:
                     measure(bench, broker)
 
     return run
@@ -55,7 +52,8 @@ def ours(measure: Callable[[Bench], None]) -> Section:
 
     def run(bench: Bench, names: list[str]) -> None:
         if "kept" in names:
-            measure(bench)
+            with bench.attempt(measure.__name__):
+                measure(bench)
 
     return run
 
@@ -108,30 +106,25 @@ def main() -> None:
     names = brokers_here(options.broker)
     RESULT.parent.mkdir(exist_ok=True)
     noise = []
-    failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         bench = Bench(Path(folder), 0.1 if options.quick else 1.0)
         for section in options.only:
             print(section, flush=True)
             noise.append(machine.noise(section))
             started = time.monotonic()
-            try:
-                SECTIONS[section](bench, names)
-            except (KeptError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                failed.append(section)
-                print(f"  {section} failed: {error}", file=sys.stderr, flush=True)
+            SECTIONS[section](bench, names)
             print(f"  ({section}: {time.monotonic() - started:.0f} s)", flush=True)
     text = table(bench.rows)
     print("\n" + text)
     result = {
-        "machine": machine.describe(), "noise": noise, "scale": bench.scale, "failed": failed,
+        "machine": machine.describe(), "noise": noise, "scale": bench.scale, "failed": bench.failed,
         "rows": bench.rows,
     }  # fmt: skip
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     RESULT.with_suffix(".txt").write_text(text + "\n")
     plot(bench.rows, RESULT.with_suffix(".png"))
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+    if bench.failed:
+        sys.exit("\n".join(["not measured:", *bench.failed]))
 
 
 if __name__ == "__main__":

@@ -55,3 +55,12 @@ def test_a_refused_request_fails_the_run(bench, cluster, mode):
 def test_a_partition_that_is_not_there_fails_the_run(bench, cluster):
     with pytest.raises(RuntimeError, match="error code 3"):
         bench.run_load("send", cluster.port(), frame(cluster.create_topic(), 1, 7), 1, 1, 1)
+
+
+def test_what_fails_is_told_and_the_run_goes_on(bench, cluster, capsys):
+    with bench.attempt("this"):
+        bench.run_load("send", cluster.port(), frame(cluster.create_topic(), 1, 7), 1, 1, 1)
+    assert bench.failed == [f"this: load send on port {cluster.port()}: load: error code 3"]
+    assert "failed: this" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError), bench.attempt("a mistake of ours"):
+        raise ZeroDivisionError

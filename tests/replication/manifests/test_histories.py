@@ -22,6 +22,7 @@ KINDS = {
     "three replicas": {},
     "four replicas": {"replicas": 4},
     "unclean elections": {"unclean": True},
+    "failing disks": {"failing": True},
 }
 COME_ACROSS = {
     "applied as leader", "applied as follower", "a new leader finishes", "joined", "left",

@@ -396,6 +396,24 @@ class World:
         """One step of applying."""
         return self.machines[node].up and self.machines[node].move_apply(at)
 
+    def fail_store(self, node: int) -> bool:
+        """The disk refuses."""
+        machine = self.machines[node]
+        if not machine.up or machine.store is None or machine.store.base:
+            return False
+        machine.store = None
+        machine.tell(ev.StoreFailed())
+        return True
+
+    def fail_apply(self, node: int) -> bool:
+        """There is no room for the outputs."""
+        machine = self.machines[node]
+        if not machine.up or machine.job is None or machine.job.begun:
+            return False
+        body, machine.job = machine.job.body, None
+        machine.tell(ev.ApplyEnded(body.ref))
+        return True
+
     def retry(self, node: int) -> bool:
         machine = self.machines[node]
         if not machine.up or machine.job is not None or machine.manifests.role is Role.NONE:

@@ -1,15 +1,15 @@
 """One story for every client: senders with all codecs and a group, while a node dies and returns.
 
-A client is a module's worth of adapters (:class:`Client`); :func:`over_a_kill` is the story, with
-its checks: what was acknowledged is in the log once and in order, the members have seen all of it,
-what they committed is committed, and who comes later goes on from there.
+A client is a set of adapters (:class:`Client`); :func:`over_a_kill` and :func:`over_restarts` are the
+story, with its checks: what was acknowledged is in the log once and in order, the members have seen
+all of it, what they committed is committed, and who comes later goes on from there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from kept.storage.types import TopicPartition
@@ -109,11 +109,39 @@ def committed(cluster: Cluster, topic: str, group: str) -> int:
         return sum(client.committed(group, places).values())
 
 
-def over_a_kill(cluster: Cluster, client: Client, codecs: Sequence[str] = CODECS) -> None:
-    """See the module."""
+def over_a_kill(cluster: Cluster, client: Client) -> None:
+    """A leader is killed and comes back."""
+
+    def kill(topic: str, go_on: Callable[[], None]) -> None:
+        victim = leader(cluster, topic)
+        cluster.kill(victim)
+        go_on()
+        cluster.start(victim)
+        cluster.await_ready()
+
+    _story(cluster, client, kill)
+
+
+def over_restarts(cluster: Cluster, client: Client) -> None:
+    """All nodes are restarted in turn, as for an upgrade."""
+
+    def restart(_: str, go_on: Callable[[], None]) -> None:
+        for number in range(len(cluster)):
+            cluster.stop(number)
+            go_on()
+            cluster.start(number)
+            cluster.await_ready()
+            go_on()
+
+    _story(cluster, client, restart)
+
+
+def _story(
+    cluster: Cluster, client: Client, happening: Callable[[str, Callable[[], None]], None]
+) -> None:
     topic = group = cluster.topic("story")
     client.create(cluster.bootstrap, topic)
-    senders = {codec: client.sender(cluster.bootstrap, topic, codec) for codec in codecs}
+    senders = {codec: client.sender(cluster.bootstrap, topic, codec) for codec in CODECS}
     seen: Counter[bytes] = Counter()
     sent: list[bytes] = []
     reading: list[Reading] = []
@@ -138,11 +166,7 @@ def over_a_kill(cluster: Cluster, client: Client, codecs: Sequence[str] = CODECS
         go_on()
         join()
         go_on()
-        victim = leader(cluster, topic)
-        cluster.kill(victim)
-        go_on()
-        cluster.start(victim)
-        cluster.await_ready()
+        happening(topic, go_on)
         go_on()
         reading.pop(0).stop()
         go_on()

@@ -1,4 +1,4 @@
-"""Three nodes, one of which is killed and comes back while clients go on (:mod:`.scenario`)."""
+"""Three nodes that are killed or restarted while clients go on (:mod:`.scenario`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafka.admin import NewTopic as PythonTopic
 from kafka.errors import KafkaError as PythonError
 
 from kept.testing import Cluster
-from tests.compat.scenario import DEADLINE_S, PARTITIONS, over_a_kill
+from tests.compat.scenario import DEADLINE_S, PARTITIONS, over_a_kill, over_restarts
 
 
 @pytest.fixture(scope="module")
@@ -264,17 +264,18 @@ class _AioMember:
         self._client.run(self._consumer.stop())
 
 
-def test_confluent_kafka(three):
-    over_a_kill(three, Librdkafka())
+STORIES = [
+    over_a_kill,
+    pytest.param(over_restarts, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+]
 
 
-def test_kafka_python(three):
-    over_a_kill(three, KafkaPython())
-
-
-def test_aiokafka(three):
-    client = Aiokafka()
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("client", [Librdkafka, KafkaPython, Aiokafka])
+def test_nothing_is_lost(three, client, story):
+    made = client()
     try:
-        over_a_kill(three, client)
+        story(three, made)
     finally:
-        client.end()
+        if isinstance(made, Aiokafka):
+            made.end()

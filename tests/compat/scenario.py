@@ -1,8 +1,8 @@
 """One story for every client: senders with all codecs and a group, while a node dies and returns.
 
-A client is a set of adapters (:class:`Client`); :func:`over_a_kill` and :func:`over_restarts` are the
-story, with its checks: what was acknowledged is in the log once and in order, the members have seen
-all of it, what they committed is committed, and who comes later goes on from there.
+A client is a set of adapters (:class:`Client`); :func:`over_a_kill` and :func:`over_restarts` tell
+the story, with its checks: what was acknowledged is in the log once and in order, the members have
+seen all of it, what they committed is committed, and who comes later goes on from there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ EXPIRY_TICK_MS: Final = 60_000
 SLICE_S: Final = 0.0005
 """How long a job holds the loop before requests have their turn."""
 PAUSE_S: Final = 0.002
-"""How long they have it at least."""
+"""How long they have it at least, whatever jobs are due."""
 
 Job = Callable[[], Iterator[None]]
 """Starts a job; it may be paused wherever it yields."""
@@ -48,6 +48,8 @@ class Timers:
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._stopped = False
         self._writing: set[tuple[str, Checkpoint]] = set()
+        self._free_at = 0.0
+        """When the next slice of any job may begin: slices of several would add up to a stall."""
 
     def start(self) -> None:
         """Begin all jobs."""
@@ -85,6 +87,10 @@ class Timers:
         def work(steps: Iterator[None]) -> None:
             if self._stopped:
                 return
+            wait = self._free_at - perf_counter()
+            if wait > 0:
+                self._handles[name] = loop.call_later(wait, work, steps)
+                return
             done = True
             try:
                 done = advance(steps)
@@ -92,6 +98,7 @@ class Timers:
                 self._node.machine_failed(error)
             except Exception as error:  # noqa: BLE001 - reported, and the job goes on
                 log.exception("timer failed", error, job=name)
+            self._free_at = perf_counter() + PAUSE_S
             if done:
                 self._handles[name] = loop.call_later(seconds, start)
             else:

@@ -65,8 +65,16 @@ def parse_checkpoint(path: str, data: bytes) -> list[list[str]]:
 
 
 def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace a directory's checkpoint durably."""
-    _write(disk, path, [f"{tp.topic} {tp.partition} {n}" for tp, n in sorted(offsets.items())])
+    """Replace a directory's checkpoint durably.
+
+    Sorted topic by topic: one sort of all holds the interpreter, and with it the node's loop, for
+    as long as it takes.
+    """
+    topics: dict[str, list[tuple[int, int]]] = {}
+    for tp, n in offsets.items():
+        topics.setdefault(tp.topic, []).append((tp.partition, n))
+    lines = [f"{topic} {part} {n}" for topic in sorted(topics) for part, n in sorted(topics[topic])]
+    _write(disk, path, lines)
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:

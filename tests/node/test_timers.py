@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 
 import pytest
@@ -188,7 +190,6 @@ def test_a_disk_error_takes_the_directory_offline(kit):
 
 @pytest.mark.parametrize("error", ["bug", "machine"])
 def test_a_job_that_raises_runs_again(kit, capsys, error):
-    import asyncio
 
     kit = kit()
     calls = []
@@ -213,3 +214,29 @@ def test_a_job_that_raises_runs_again(kit, capsys, error):
     said = capsys.readouterr().err
     assert ("ZeroDivisionError" in said and "broken" in said) or "disk error" in said
     assert timers.FLUSH_TICK_MS < timers.ROLL_TICK_MS
+
+
+def test_slices_of_jobs_that_are_due_together_do_not_follow_each_other_at_once(kit, monkeypatch):
+    kit = kit()
+    monkeypatch.setattr(timers, "SLICE_S", 0.0)
+    kit.timers.stop()
+    slices = []
+
+    def job():
+        for _ in range(5):
+            slices.append(timers.perf_counter())
+            yield
+
+    async def run():
+        kit.timers._stopped = False
+        kit.timers._handles.clear()
+        for name in ("one", "two", "three"):
+            kit.timers._every(1, name, job)
+        async with asyncio.timeout(30):
+            while len(slices) < 30:
+                await asyncio.sleep(0.001)
+        kit.timers.stop()
+
+    kit.lone.run(run())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(slices)]
+    assert min(gaps) >= timers.PAUSE_S

@@ -63,6 +63,7 @@ class PendingFetch:
         "_request",
         "_session",
         "_started",
+        "_tells_commits",
         "_timer",
         "_version",
         "_wanted",
@@ -89,8 +90,11 @@ class PendingFetch:
         """Nobody waits for more than one response may carry."""
         self._rack = ""
         """Of the consumer, if it may be sent to a replica there."""
-        if request.rack_id and connection.node.config.replica_selector_class == RACK_AWARE:
+        self._tells_commits = False
+        """A follower that consumers read from hears of a commit at once, as in Kafka."""
+        if connection.node.config.replica_selector_class == RACK_AWARE:
             self._rack = request.rack_id.decode("utf-8", "replace")
+            self._tells_commits = request.replica_id >= 0 and session is not None
         self._reply: Reply | None = None
         self._started = connection.node.loop.time()
         self._timer: Any = None
@@ -112,12 +116,14 @@ class PendingFetch:
         request = self._request
         enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0 or not self._wanted
         # A reading ends with its segment: with more behind it there is nothing to wait for.
-        if enough or (size and self._enough()):
+        if enough or (size and self._enough()) or self._commits(results):
             self._connection.reply(self._encode(results))
             return
         self._reply = self._connection.expect()
         for partition in self._partitions():
             partition.add_waiter(self._wake, replica=self._request.replica_id >= 0)
+            if self._tells_commits:
+                partition.add_waiter(self._wake)
             self._watched.append(partition)
         loop = self._connection.node.loop
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
@@ -144,8 +150,20 @@ class PendingFetch:
         if self._reply is None:
             return
         results, size, urgent = self._read()
-        if urgent or size >= self._min_bytes or (size and self._enough()):
+        enough = urgent or size >= self._min_bytes or (size and self._enough())
+        if enough or self._commits(results):
             self._answer(results)
+
+    def _commits(self, results: list[tuple[Key, codec.PartitionData]]) -> bool:
+        """Whether a follower that is to hear of it has not been told a high watermark."""
+        if not self._tells_commits or self._session is None:
+            return False
+        known = self._session.partitions
+        return any(
+            (told := known[key].answered) is not None and told[1] < data.high_watermark
+            for key, data in results
+            if key in known
+        )
 
     def _enough(self) -> bool:
         """Whether to answer now: ``min_bytes`` are readable, or an error is to be told."""

@@ -24,7 +24,9 @@ def cluster():
     from kept.testing import Cluster
 
     selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-    with Cluster(nodes=3, replica_selector_class=selector, replica_fetch_wait_max_ms=100) as made:
+    with Cluster(
+        nodes=3, replica_selector_class=selector, replica_fetch_wait_max_ms=28_000
+    ) as made:
         for node in range(3):
             made.stop(node)
             made.start(node, broker_rack=f"rack-{node}")
@@ -95,7 +97,9 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack(cluster, connect, tools):
         assert (answer.preferred_read_replica, bool(answer.records)) == (-1, True)
     there = connect(cluster.port(follower))
     cluster.wait_until(
-        lambda: bool(there.fetch(topic, 0, rack_id=f"rack-{follower}").records), "read there"
+        lambda: bool(there.fetch(topic, 0, rack_id=f"rack-{follower}").records),
+        "read there, long before the follower's fetch would have ended",
+        10,
     )
 
 

@@ -95,7 +95,7 @@ class Admin:
                     "epoch": broker.broker_epoch,
                     "rack": broker.rack,
                     "fenced": broker.fenced,
-                    "endpoints": [str(self._endpoint(broker_id, e.name)) for e in broker.endpoints],
+                    "endpoints": [f"{e.name}://{e.host}:{e.port}" for e in broker.endpoints],
                 }
                 for broker_id, broker in sorted(image.brokers.items())
             ],
@@ -130,10 +130,6 @@ class Admin:
 
         await membership.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
         return {"voters": [voter.node_id for voter in self._node.image.voters]}
-
-    def _endpoint(self, broker_id: int, listener: str) -> str:
-        found = self._node.broker_endpoint(broker_id, listener)
-        return f"{listener}://?" if found is None else f"{listener}://{found[0]}:{found[1]}"
 
     def _spaces(self) -> list[dict[str, Any]]:
         found = []

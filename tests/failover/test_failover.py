@@ -50,6 +50,9 @@ def test_a_killed_node_loses_nothing_and_comes_back(kept_cluster, victim, config
 
     under_load(cluster, topic, events)
     finish(nodes, topic)
+    brokers = [answer["brokers"] for answer in nodes.answers("cluster")]
+    told = [[broker["endpoints"] for broker in some] for some in brokers]
+    assert told[0] == told[1] == told[2]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ more keep three replicas of everything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -110,16 +111,32 @@ def _start(members: Sequence[_Node]) -> None:
     """Start nodes side by side; each one's ready line. What started is ended when one does not."""
     started = [(node, node.launch()) for node in members]
     try:
-        lines = [node.await_ready(launched) for node, launched in started]
+        lines = _await_ready(started)
         if len(members) > 1:
             _await_cluster(members)
     except BaseException:
-        for node, _ in started:
+        for node, launched in started:
             if node.pid() is not None:
                 node.end(signal.SIGKILL)
+            if launched.process.returncode is None:
+                launched.process.wait()
         raise
     for line in lines:
         click.echo(line)
+
+
+def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
+    """Each one's ready line; a Failure as soon as one of them ends, or all time is up."""
+    end = time.monotonic() + READY_DEADLINE_S
+    while True:
+        lines = [node.ready_line(launched) for node, launched in started]
+        ready = [line for line in lines if line is not None]
+        if len(ready) == len(started):
+            return ready
+        if time.monotonic() > end:
+            node, launched = started[lines.index(None)]
+            node.give_up(launched)
+        time.sleep(_POLL_S)
 
 
 def _await_cluster(members: Sequence[_Node]) -> None:
@@ -278,15 +295,20 @@ class _Node:
             return None
 
     def pid(self) -> int | None:
-        """The process id if that process is this node; a stale kept.pid names nobody."""
+        """The process id of this node, if it runs.
+
+        kept.pid may be stale, damaged or gone: what counts is the process that was started with
+        this node's kept.yaml.
+        """
         try:
             with open(self.pid_file, encoding="ascii") as source:
                 number = int(source.read())
-            with open(f"/proc/{number}/cmdline", "rb") as source:
-                arguments = source.read().split(b"\0")
         except (OSError, ValueError):
-            return None
-        return number if os.fsencode(self.config) in arguments else None
+            number = -1
+        if _serves(number, self.config):
+            return number
+        running = (int(name) for name in os.listdir("/proc") if name.isdigit())
+        return next((number for number in running if _serves(number, self.config)), None)
 
     def endpoint(self) -> Endpoint | None:
         """Where it serves."""
@@ -313,28 +335,28 @@ class _Node:
             out.write(f"{process.pid}\n")
         return _Launched(process, position)
 
-    def await_ready(self, launched: _Launched) -> str:
-        """Wait until it is ready; the line it prints then."""
+    def ready_line(self, launched: _Launched) -> str | None:
+        """The line that it prints when it is ready; None before. A Failure when it has ended."""
         process = launched.process
-        end = time.monotonic() + READY_DEADLINE_S
-        while True:
-            ended = process.poll() is not None
-            lines = self._lines_from(launched.position)
-            ready = next((line for line in lines if " ready on " in line), None)
-            if ready is not None:
-                process.returncode = 0  # it outlives this command; nobody is to wait for it
-                return ready
-            if ended or time.monotonic() > end:
-                self._give_up(process, lines)
-            time.sleep(_POLL_S)
+        ended = process.returncode is None and process.poll() is not None
+        lines = self._lines_from(launched.position)
+        ready = next((line for line in lines if " ready on " in line), None)
+        if ready is not None:
+            process.returncode = 0  # it outlives this command; nobody is to wait for it
+        elif ended:
+            self.give_up(launched)
+        return ready
 
-    def _give_up(self, process: subprocess.Popen[bytes], lines: list[str]) -> None:
+    def give_up(self, launched: _Launched) -> None:
+        """It did not become ready: it is ended, and a Failure says why."""
+        process = launched.process
+        lines = self._lines_from(launched.position)
         why = f"ended with status {process.returncode}"
         if process.poll() is None:
             process.kill()
             process.wait()
             why = f"was not ready in {READY_DEADLINE_S:.0f} s"
-        os.unlink(self.pid_file)
+        self._forget()
         last = "; ".join(lines[-_TAIL_LINES:]) or "nothing"
         raise Failure(f"node {self.number} {why}; {self.log} says: {last}")
 
@@ -367,7 +389,21 @@ class _Node:
                     f"kept local kill {self.number} ends it"
                 )
             time.sleep(_POLL_S)
-        os.unlink(self.pid_file)
+        self._forget()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.pid_file)
+
+
+def _serves(pid: int, config: str) -> bool:
+    """Whether a process is ``kept serve --config config``, and not only its remains."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as source:
+            arguments = source.read().split(b"\0")
+    except OSError:
+        return False
+    return b"serve" in arguments and os.fsencode(config) in arguments
 
 
 def _process_state(pid: int) -> bytes:

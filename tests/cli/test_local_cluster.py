@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from kept.node.local_settings import NODE_PORT_OFFSET
 from kept.testing.ports import free_port, is_free
 
@@ -31,3 +33,28 @@ def test_three_nodes_from_up_to_down(offline, local_dir):
     assert "ready on" in offline("local", "start", active, *directory).out
     down = offline("local", "down", "--purge", *directory).lines
     assert sum(line.startswith("removed") for line in down) == 3
+
+
+def test_the_node_that_cannot_start_is_named_at_once(offline, local_dir):
+    """Not node 0, which waits for it in vain."""
+    port = ports()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        ran = offline("local", "up", "--nodes", 2, "--port", port, "--dir", local_dir, status=1)
+    assert "node 1 ended with status 1" in ran.err and f"port {port + 1}" in ran.err
+    states = [
+        node["state"] for node in offline("local", "status", "--json", "--dir", local_dir).json
+    ]
+    assert states == ["stopped", "stopped"]
+
+
+def test_a_node_is_found_whatever_its_pid_file_says(offline, local_dir):
+    directory = ("--dir", local_dir)
+    offline("local", "up", "--nodes", 2, "--port", ports(), *directory)
+    (local_dir / "node-0" / "kept.pid").write_text("1\n")
+    (local_dir / "node-1" / "kept.pid").unlink()
+    before = offline("local", "status", "--json", *directory).json
+    assert [node["state"] for node in before] == ["running", "running"]
+    assert "runs already" in offline("local", "start", 1, *directory, status=1).err
+    assert offline("local", "down", *directory).lines == ["node 0 stopped", "node 1 stopped"]
+    after = offline("local", "status", "--json", *directory).json
+    assert [node["state"] for node in after] == ["stopped", "stopped"]

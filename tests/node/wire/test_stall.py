@@ -52,7 +52,9 @@ def test_what_a_deposed_leader_is_sent_in_its_sleep_is_refused(cluster, connect,
     for wire in waiting:
         wire.send(0, 9, **values)
     elsewhere = connect(cluster.port(new))
-    assert elsewhere.produce(topic, tools.batch(), acks=1).error_code == 0
+    cluster.wait_until(
+        lambda: elsewhere.produce(topic, tools.batch(), acks=1).error_code == 0, "it takes records"
+    )
     cluster.resume(old)
     answers = [
         wire.receive(0, 9)[1].responses[0].partition_responses[0].error_code for wire in waiting

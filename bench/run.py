@@ -91,6 +91,19 @@ def brokers_here(asked: str | None) -> list[str]:
     return ["kept"]
 
 
+def write(bench: Bench, noise: list[dict[str, object]]) -> str:
+    """The results so far, as JSON, table and plot; the table."""
+    text = table(bench.rows)
+    result = {
+        "machine": machine.describe(), "noise": noise, "scale": bench.scale,
+        "failed": bench.failed, "rows": bench.rows,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    RESULT.with_suffix(".txt").write_text(text + "\n")
+    plot(bench.rows, RESULT.with_suffix(".png"))
+    return text
+
+
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(
@@ -105,7 +118,8 @@ def main() -> None:
     options = parser.parse_args()
     names = brokers_here(options.broker)
     RESULT.parent.mkdir(exist_ok=True)
-    noise = []
+    noise: list[dict[str, object]] = []
+    text = ""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         bench = Bench(Path(folder), 0.1 if options.quick else 1.0)
         for section in options.only:
@@ -114,15 +128,8 @@ def main() -> None:
             started = time.monotonic()
             SECTIONS[section](bench, names)
             print(f"  ({section}: {time.monotonic() - started:.0f} s)", flush=True)
-    text = table(bench.rows)
+            text = write(bench, noise)
     print("\n" + text)
-    result = {
-        "machine": machine.describe(), "noise": noise, "scale": bench.scale, "failed": bench.failed,
-        "rows": bench.rows,
-    }  # fmt: skip
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    RESULT.with_suffix(".txt").write_text(text + "\n")
-    plot(bench.rows, RESULT.with_suffix(".png"))
     if bench.failed:
         sys.exit("\n".join(["not measured:", *bench.failed]))
 

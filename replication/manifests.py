@@ -21,6 +21,10 @@ answers, and tests/replication/manifests plays them:
   only then has everything below b come from a leader that had applied nothing newer.
 - It keeps two: the newest it holds, and the newest told, so that a pending one stops nothing.
 - The high watermark is raised to b before anything is applied (C13).
+- *Lost*: a replica whose file of what it holds is damaged asks its leader. As leader it offers
+  nothing and admits nobody, for what it held may have been published; somebody else should lead. If
+  it is the whole ISR, it begins anew with a base, like an unclean leader: all that was ever
+  acknowledged is in its log.
 - An apply cannot be taken back once a segment is in place; elections and cuts wait for its end.
 - *Unclean*: the leader forgets what it holds and makes a base generation (C15a, b); the mark is the
   controller's, so that it is made also by one that is elected again (C15c). A cut below the
@@ -96,20 +100,22 @@ class Role(Enum):
 class ManifestCore:
     """One replica. Fields are read by the shell and moved only by events.
 
-    ``held`` and ``applied`` are durable, and come from the disk at a start. ``told``: what the
-    leader followed called published, to be applied. ``published``: by this leader in this epoch.
-    ``settled``: this leader has offered what it holds. ``cut_to``: lowest end of the log since the
-    apply under way began.
+    ``held`` and ``applied`` are durable, and come from the disk at a start; ``lost``: they could
+    not be read. ``told``: what the leader followed called published, to be applied. ``published``:
+    by this leader in this epoch. ``settled``: this leader has offered what it holds. ``cut_to``:
+    lowest end of the log since the apply under way began.
     """
 
     node_id: int
     held: ManifestRef | None = None
     applied: ManifestRef | None = None
+    lost: bool = False
     role: Role = Role.NONE
     leader_epoch: int = -1
     published: ManifestRef | None = None
     settled: bool = False
     unclean: bool = False
+    alone: bool = False
     told: ManifestRef | None = None
     synced: bool = False
     in_isr: bool = False
@@ -175,10 +181,11 @@ class ManifestCore:
         self.synced = False
 
     def _leads(self, event: Leads, now_ms: int) -> Effects:
-        if self.role is Role.LEADER and event.leader_epoch == self.leader_epoch:
-            return ()
-        effects = self._begin(Role.LEADER, event.leader_epoch)
-        self.unclean = event.unclean
+        effects: Effects = ()
+        if self.role is not Role.LEADER or event.leader_epoch != self.leader_epoch:
+            effects = self._begin(Role.LEADER, event.leader_epoch)
+            self.unclean = event.unclean
+        self.alone = event.alone
         return effects + self._settle(now_ms)
 
     def _follows(self, event: Follows) -> Effects:
@@ -192,9 +199,10 @@ class ManifestCore:
     def _settle(self, now_ms: int) -> Effects:
         """Offer what is held, once it is known what that is."""
         waits = self.storing is not None or self.applying is not None or self.making_base
-        if self.role is not Role.LEADER or self.settled or waits:
+        unknown = self.lost and not (self.unclean or self.alone)
+        if self.role is not Role.LEADER or self.settled or waits or unknown:
             return ()
-        if self.unclean and not self._made_in_this_epoch():
+        if (self.unclean or self.lost) and not self._made_in_this_epoch():
             self.making_base = True
             self.held = self.applied = None
             return (MakeBase(self.leader_epoch),)
@@ -211,7 +219,7 @@ class ManifestCore:
     def _base_made(self, base: ManifestRef, now_ms: int) -> Effects:
         if not self.making_base:
             return ()
-        self.making_base = False
+        self.making_base = self.lost = False
         self.held = self.applied = base
         return (Tell(CommitKnown(base.end_offset)), *self._settle(now_ms))
 
@@ -321,7 +329,7 @@ class ManifestCore:
 
     def _stored(self, held: ManifestRef | None, now_ms: int) -> Effects:
         self.storing = None
-        self.held = held
+        self.held, self.lost = held, False
         if self.settled:
             return (self._offer(now_ms),)
         self.told, self._hearing = self._hearing, None

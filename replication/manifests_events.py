@@ -67,11 +67,13 @@ class PullAnswer:
 class Leads:
     """This node leads from now on. ``unclean``: the controller's mark of the partition (rule 19).
 
-    Goes with ``Elected(settling=True)`` of the leader core, in the same turn.
+    Goes with ``Elected(settling=True)`` of the leader core, in the same turn. ``alone``: the ISR is
+    this node; said again in the same epoch when that changes.
     """
 
     leader_epoch: int
     unclean: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

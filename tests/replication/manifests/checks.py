@@ -169,6 +169,10 @@ def _elect_if_needed(world: World) -> bool | None:
     leads = leader.up and leader.leader.leading and leader.leader.leader_epoch == world.image.epoch
     unheard = leader.up and leader.view != world.image.version
     dead_again = leader.born_epoch == world.image.epoch and not leads
+    if leads and leader.manifests.lost:  # somebody who knows should lead
+        for node in world.image.isr:
+            if node != leader.id and world.elect(node):
+                return True
     if leads or (unheard and not dead_again):
         return False
     for node in world.image.isr:

@@ -134,13 +134,16 @@ def _fetch_all(world: World) -> None:
 
 def play(
     seed: int, *, replicas: int = 3, unclean: bool = False, steps: int = STEPS,
-    in_the_end: bool = True, failing: bool = False, **broken: Any,
+    in_the_end: bool = True, failing: bool = False,
+    tearing: bool = False, **broken: Any,
 ) -> World:  # fmt: skip
     """A whole history. Raises Violation, with the seed and what happened last."""
     rnd = random.Random(seed)
     weights = {"crash": 0.5, "wipe": 0.1} if unclean else {"elect_unclean": 0.0}
     if failing:
         weights |= {"fail_store": 2.0, "fail_apply": 1.0, "retry": 1.0}
+    if tearing:
+        weights |= {"tear": 2.0, "crash": 0.3}
     world = World(replicas, unclean=unclean, **broken)
     history = History(world, seed, weights)
     prepare(world, rnd.choice((0, 1, 1, 2)), rnd)

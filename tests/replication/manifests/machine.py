@@ -77,6 +77,8 @@ class Machine:
         self.disk = Disk()
         self.broker_epoch = 1
         self.up = True
+        self.torn = False
+        """The file of what it holds is damaged."""
         self.born_epoch = -1
         """Leader epoch of the image when the process started; -1 for the first processes."""
         self.boot()
@@ -92,7 +94,7 @@ class Machine:
         self.follower = fol.FollowerCore(self)
         held = None if disk.held is None else disk.held.ref
         applied = None if disk.applied is None else disk.applied.ref
-        self.manifests: Any = world.manifest_core(self.id, held, applied)
+        self.manifests: Any = world.manifest_core(self.id, held, applied, lost=self.torn)
         if disk.applied is not None:
             self.leader.high_watermark = min(disk.applied.end_offset, self.log_end_offset)
         self.view = -1
@@ -223,6 +225,7 @@ class Machine:
         job, self.store = self.store, None
         if job is None:
             return False
+        self.torn = False
         self.disk.held = job.held
         self.told = job.told
         if job.base:
@@ -299,7 +302,11 @@ class Machine:
         self.boot()
 
     def wipe(self) -> None:
-        self.disk = Disk()
+        self.disk, self.torn = Disk(), False
+
+    def tear(self) -> None:
+        self.disk.held = self.disk.applied = None
+        self.torn = True
 
     # Fetching.
 

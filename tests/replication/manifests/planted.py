@@ -206,6 +206,12 @@ class KeepsHeld(Broken):
         return super()._settle(now_ms)
 
 
+class TakesDamageForNothing(Broken):
+    def _settle(self, now_ms: int) -> Any:
+        self.lost = False
+        return super()._settle(now_ms)
+
+
 class NoBase(Broken):
     def _settle(self, now_ms: int) -> Any:
         if self.unclean and not self.settled and self.storing is None and self.applying is None:
@@ -222,13 +228,15 @@ class Planted:
     seed: int | None = None
     replicas: int = 3
     unclean: bool = False
+    tearing: bool = False
     bugs: tuple[str, ...] = ()
     cores: dict[str, type] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """For :func:`tests.replication.manifests.history.play`."""
         return {
-            "replicas": self.replicas, "unclean": self.unclean, "bugs": frozenset(self.bugs),
+            "replicas": self.replicas, "unclean": self.unclean,
+            "tearing": self.tearing, "bugs": frozenset(self.bugs),
             **self.cores,
         }  # fmt: skip
 
@@ -291,5 +299,8 @@ PLANTED: dict[str, Planted] = {
     "elected again, cleanly (C15c)": shell("forget-unclean", unclean=True, seed=20, breaks="L2"),
     "old checkpoint kept (C15d)": shell("base-clean", unclean=True, seed=3, breaks="S1"),
     "b going down (C15e)": manifests(GoesDown, "b-down", unclean=True, seed=5, breaks="L2"),
+    "damage taken for nothing held": manifests(
+        TakesDamageForNothing, tearing=True, seed=7, breaks="L2"
+    ),
     "missing survivors ignored": shell("ignore-missing", unclean=True, seed=23, breaks="S3"),
 }

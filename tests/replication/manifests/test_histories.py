@@ -23,6 +23,7 @@ KINDS = {
     "four replicas": {"replicas": 4},
     "unclean elections": {"unclean": True},
     "failing disks": {"failing": True},
+    "damaged files": {"tearing": True},
 }
 COME_ACROSS = {
     "applied as leader", "applied as follower", "a new leader finishes", "joined", "left",

@@ -69,6 +69,7 @@ class World:
         self.seen: dict[str, int] = {}
         self.ever_unclean = -1
         """Leader epoch of the last unclean election."""
+        self.ever_torn = False
         self.now_ms = 0
         self.replicas = tuple(range(replicas))
         members = self.replicas if isr is None else isr
@@ -152,6 +153,7 @@ class World:
         core = machine.leader
         if core.leading and core.leader_epoch == image.epoch:
             machine.lead(IsrDecided(image.partition_epoch, self.replicas, image.isr))
+            machine.tell(ev.Leads(image.epoch, image.unclean, image.isr == (node,)))
         elif machine.born_epoch == image.epoch and not self.bug("lead-again"):
             return True  # restarted in its own epoch: leads again only in a new one
         else:
@@ -178,7 +180,7 @@ class World:
                 machine.high_watermark, self.now_ms, settling=True,
             )
         )  # fmt: skip
-        machine.tell(ev.Leads(image.epoch, image.unclean))
+        machine.tell(ev.Leads(image.epoch, image.unclean, image.isr == (machine.id,)))
 
     def _follow(self, machine: Machine) -> bool:
         image = self.image
@@ -448,6 +450,17 @@ class World:
         machine.wipe()
         return True
 
+    def tear(self, node: int) -> bool:
+        """A start finds the file of what it holds damaged; of one replica at a time."""
+        machine = self.machines[node]
+        disk = machine.disk
+        whole = not any(m.torn for m in self.machines)
+        if machine.up or disk.held is None or disk.swapping is not None or not whole:
+            return False
+        machine.tear()
+        self.ever_torn = True
+        return True
+
     def broker(self, node: int, epoch: int) -> None:
         brokers = list(self.image.brokers)
         brokers[node] = epoch
@@ -465,5 +478,6 @@ class World:
 
     def missing_survivor(self, machine: Machine, ref: ManifestRef, offset: int) -> None:
         self.saw("missing survivor")
-        if self.ever_unclean < 0:
+        member = machine.id in self.image.isr
+        if self.ever_unclean < 0 and (member or not self.ever_torn):
             raise Violation(f"S5 replica {machine.id} lacks survivor {offset} of {ref.identity}")

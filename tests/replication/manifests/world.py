@@ -154,7 +154,7 @@ class World:
         if core.leading and core.leader_epoch == image.epoch:
             machine.lead(IsrDecided(image.partition_epoch, self.replicas, image.isr))
             machine.tell(ev.Leads(image.epoch, image.unclean, image.isr == (node,)))
-        elif machine.born_epoch == image.epoch and not self.bug("lead-again"):
+        elif machine.born_epoch == image.epoch:
             return True  # restarted in its own epoch: leads again only in a new one
         else:
             self._lead(machine)

@@ -85,7 +85,7 @@ class IsrReplica(Replica):
         )
 
     def resume(self) -> None:
-        """As for any replica; what was proposed, and not asked for while suspended, is told again."""
+        """As for any replica; what was proposed and not asked for meanwhile is told again."""
         before, core = self.suspended, self.core
         super().resume()
         if before and core.pending_isr is not None and self.alter_isr_request() is not None:

@@ -126,8 +126,9 @@ class Partition(FollowingReplica):
 
         Nothing there is an empty answer. ``broker_epoch`` (Fetch v15), ``log_start_offset`` and
         ``now_ms`` matter for replicas only, whose progress they note; ``from_follower`` (Fetch v11)
-        for consumers, whom an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange, OffsetNotAvailable,
-        FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, KafkaStorageError, DamagedData.
+        for consumers, whom an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange,
+        OffsetNotAvailable, FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower,
+        KafkaStorageError, DamagedData.
         """
         if not self._leading:
             if not (from_follower and replica_id < 0):

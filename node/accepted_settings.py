@@ -107,10 +107,8 @@ ACCEPTED: Final = (
         ),
     ),
     *_accepted(
-        "the metadata log is kept's own Raft: its leader sends, entries go out at once, and a "
-        "candidate waits as controller.quorum.fetch.timeout.ms says.",
+        "the metadata log is kept's own Raft: its leader sends, and entries go out at once.",
         ("controller.quorum.election.backoff.max.ms", "int", "1000", "0:"),
-        ("controller.quorum.election.timeout.ms", "int", "1000", "0:"),
         ("controller.quorum.append.linger.ms", "int", "25", "0:"),
         ("controller.quorum.retry.backoff.ms", "int", "20", "0:"),
         ("controller.quorum.fetch.max.bytes", "int", "1048576", "1:"),
@@ -129,7 +127,6 @@ ACCEPTED: Final = (
         ("metadata.max.retention.bytes", "long", "104857600", ""),
         ("metadata.max.retention.ms", "long", "604800000", ""),
         ("metadata.max.idle.interval.ms", "int", "500", "0:"),
-        ("metadata.log.max.record.bytes.between.snapshots", "long", "20971520", "1:"),
         ("metadata.log.max.snapshot.interval.ms", "long", "3600000", "0:"),
     ),
     *_accepted(

@@ -144,6 +144,16 @@ _CLUSTER: Final = (
         "leader whose process ends is replaced at once.)", low=100,
     ),
     _at_start(
+        "controller.quorum.election.timeout.ms", _INT, "1000",
+        "A voter that stands for election and does not get a majority for so long, up to twice as "
+        "long by chance, begins again.", low=100,
+    ),
+    _at_start(
+        "metadata.log.max.record.bytes.between.snapshots", _LONG, "4194304",
+        "A metadata log that is larger than this, and than the last snapshot, is replaced by a "
+        "snapshot. (Kafka's default is 20971520; a small log starts faster.)", low=1,
+    ),
+    _at_start(
         "controller.quorum.request.timeout.ms", _INT, "2000",
         "How long a call to the controller waits for its answer before it is tried again.",
         low=100,

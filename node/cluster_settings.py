@@ -21,7 +21,11 @@ TICK_MS: Final = 50
 def raft_settings(config: NodeConfig) -> RaftSettings:
     """Timers of the metadata log, in ticks of :data:`TICK_MS`."""
     patience = max(2, config.controller_quorum_fetch_timeout_ms // TICK_MS)
-    return RaftSettings(election_ticks=patience, heartbeat_ticks=max(1, min(2, patience // 5)))
+    return RaftSettings(
+        election_ticks=patience,
+        candidate_ticks=max(2, config.controller_quorum_election_timeout_ms // TICK_MS),
+        heartbeat_ticks=max(1, min(2, patience // 5)),
+    )
 
 
 def session_settings(config: NodeConfig) -> SessionSettings:

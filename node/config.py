@@ -64,7 +64,9 @@ class NodeConfig:
     controlled_shutdown_enable: bool
     shutdown_timeout_ms: int
     controller_quorum_fetch_timeout_ms: int
+    controller_quorum_election_timeout_ms: int
     controller_quorum_request_timeout_ms: int
+    metadata_log_max_record_bytes_between_snapshots: int
     auto_leader_rebalance_enable: bool
     leader_imbalance_check_interval_seconds: int
     unclean_recovery_wait_ms: int

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from kept.cluster.member import MetadataMember
+from kept.cluster.member import SNAPSHOT_AFTER_BYTES, MetadataMember
 from kept.cluster.metadata_files import Work
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.voters import Voter
@@ -81,6 +81,7 @@ class Metadata:
         voters: tuple[Voter, ...],
         observer: bool,
         settings: RaftSettings,
+        snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
     ) -> None:
         """Open the member. Blocks. Raises as :meth:`MetadataMember.open`."""
         self.member = MetadataMember.open(
@@ -92,6 +93,7 @@ class Metadata:
             observer=observer,
             random=_random,
             raft=settings,
+            snapshot_after_bytes=snapshot_after_bytes,
             cluster_id=known_directories.cluster_of(disk, path),
         )
         self.acted_index = self.image.index

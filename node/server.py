@@ -453,6 +453,7 @@ class Node:
             ),
             observer="controller" not in self.config.process_roles,
             settings=raft_settings(self.config),
+            snapshot_after_bytes=self.config.metadata_log_max_record_bytes_between_snapshots,
         )
 
     def _open_directories(self) -> None:

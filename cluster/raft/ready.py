@@ -29,6 +29,9 @@ class RaftSettings:
     election_ticks: int = 10
     """A follower that hears nothing for this long, and up to twice as long (random), campaigns; a
     leader that no quorum answers for this long steps down."""
+    candidate_ticks: int = 0
+    """A candidate that no majority elects for this long, and up to twice as long (random), begins
+    again; 0: as long as ``election_ticks``."""
     heartbeat_ticks: int = 2
     """The leader says that it is there this often."""
     max_inflight: int = 64

@@ -127,8 +127,10 @@ class RaftState:
     def restart_timer(self) -> None:
         """Wait for the leader anew."""
         self.elapsed = 0
-        election = self.settings.election_ticks
-        self.timeout = election + self.random(election)
+        patience = self.settings.election_ticks
+        if self._role in (Role.PROSPECTIVE, Role.CANDIDATE):
+            patience = self.settings.candidate_ticks or patience
+        self.timeout = patience + self.random(patience)
 
     def set_term(self, term: int) -> None:
         """Enter a later term: no vote is given in it yet."""

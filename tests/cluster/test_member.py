@@ -710,6 +710,19 @@ def test_a_crash_at_any_call_loses_nothing_acknowledged(call, seed, power, limit
     assert identity is not None and identity.directory_id == UUID(int=100)
 
 
+def test_a_candidate_begins_again_sooner_than_a_follower_begins() -> None:
+    cluster = Cluster(raft=RaftSettings(election_ticks=100, candidate_ticks=5))
+    cluster.start(0, 1, 2)
+    left = cluster.leader().node_id
+    cluster.members = {left: cluster.members[left]}
+    core = cluster.members[left].core
+    cluster.tick(101)
+    assert core.role is Role.FOLLOWER and core.timeout >= 100, "check-quorum"
+    cluster.tick(200)
+    assert core.role is Role.PROSPECTIVE and 5 <= core.timeout < 10
+    assert core.elapsed < core.timeout
+
+
 def test_settings_reach_the_core() -> None:
     member = open_member(SimulatedDisk(), raft=RaftSettings(election_ticks=33))
     assert member.core.settings.election_ticks == 33

@@ -135,10 +135,9 @@ class GroupCore:
         return self._taken()
 
     def stood_still(self, now_ms: int) -> None:
-        """Nobody could be heard of for a while: the sessions of all members begin anew."""
+        """Nobody could be heard of for a while: what members have time for begins anew."""
         for group in self.groups.values():
-            for member in group.members.values():
-                self.membership.heard_of(group, member, now_ms)
+            self.membership.stood_still(group, now_ms)
 
     def unload(self) -> list[Effect]:
         """Another node leads the partition now: everybody who waits is sent to look for it."""

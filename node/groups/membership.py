@@ -314,14 +314,17 @@ class Membership:
             self.heard_of(group, member, now_ms)
             member.is_new = False
             group.pending_sync.add(member.member_id)
-        timer = SyncDeadline(group.group_id, group.generation)
-        self._timers.set(_sync_key(group), now_ms + group.rebalance_timeout_ms, timer)
+        self._schedule_sync(group, now_ms)
         count = len(group.members)
         self._core.note(group.group_id, f"generation {group.generation} has {count} members")
 
     def _schedule_join(self, group: Group, now_ms: int) -> None:
         deadline = now_ms + group.rebalance_timeout_ms
         self._timers.set(_join_key(group), deadline, JoinDeadline(group.group_id))
+
+    def _schedule_sync(self, group: Group, now_ms: int) -> None:
+        timer = SyncDeadline(group.group_id, group.generation)
+        self._timers.set(_sync_key(group), now_ms + group.rebalance_timeout_ms, timer)
 
     def join_deadline(self, timer: JoinDeadline, now_ms: int) -> None:
         """Members had their time to rejoin."""
@@ -533,6 +536,15 @@ class Membership:
             self.heard_of(group, member, now_ms)
         if len(group.members) > self._core.settings.group_max_size:
             self._prepare_rebalance(group, "has more members than group.max.size", now_ms)
+
+    def stood_still(self, group: Group, now_ms: int) -> None:
+        """Members have their session and rebalance timeouts from now on."""
+        for member in group.members.values():
+            self.heard_of(group, member, now_ms)
+        if group.state is PREPARING_REBALANCE and group.previous_state is not EMPTY:
+            self._schedule_join(group, now_ms)
+        if group.pending_sync:
+            self._schedule_sync(group, now_ms)
 
     def unload(self, group: Group, error: ErrorCode) -> None:
         """Send everybody who waits away."""

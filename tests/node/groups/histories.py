@@ -125,6 +125,12 @@ class History:
                 self.lines.insert(before, f"at {self.now}ms:")
         self.now = until
 
+    def do_stall(self, words: Words) -> None:
+        """The process stands still: time passes, and nothing happens meanwhile."""
+        self.now += milliseconds(words.words[0])
+        self.core.stood_still(self.now)
+        self._perform(self.core.tick(self.now))
+
     def do_join(self, words: Words) -> None:
         member = words.take("as", "")
         offers = words.take("offers", "range=orders")

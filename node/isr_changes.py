@@ -90,10 +90,18 @@ class IsrChanges:
                 item = partition.alter_isr_request()
                 if item is not None:
                     asking[partition] = item
-            if asking and not await self._ask(asking):
+            if asking and not await self._try(asking):
                 self._wanted.update(dict.fromkeys(asking))
                 await asyncio.sleep(RETRY_S)
         self._task = None
+
+    async def _try(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
+        """As :meth:`_ask`; a bug of ours must not end it, or no ISR would change any more."""
+        try:
+            return await self._ask(asking)
+        except Exception as error:  # noqa: BLE001
+            log.exception("ISR change failed", error)
+            return False
 
     async def _ask(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
         """Whether there was an answer."""

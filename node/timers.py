@@ -171,6 +171,8 @@ class Timers:
 
     def expel_lagging(self) -> Iterator[None]:
         """Replicas that lag leave the ISR, half of ``replica.lag.time.max.ms`` late at most."""
+        if perf_counter() >= self._node.serve_until:
+            self._node.look_up()  # if this node stood still, nobody lagged
         now_ms = monotonic_ms()
         return self._each(lambda hosted: hosted.partition.tick(now_ms))
 

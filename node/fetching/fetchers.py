@@ -333,4 +333,10 @@ class _Stream:
         return None if hosted is None else hosted.partition
 
     def _perform(self, work: Work) -> None:
-        perform_all(self.core, work, self._find, monotonic_ms(), self._node.now_ms())
+        try:
+            perform_all(self.core, work, self._find, monotonic_ms(), self._node.now_ms())
+        # A bug of ours must not end replication: those partitions are asked for again, later.
+        except Exception as error:  # noqa: BLE001
+            log.exception("fetched in vain", error, leader=self._leader_id)
+            for tp, _ in work:
+                self.core.effect_failed(tp, NetworkException(str(error)), monotonic_ms())

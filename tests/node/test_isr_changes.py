@@ -1,0 +1,66 @@
+"""ISR changes are asked for until somebody answers, whatever goes wrong in between."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node.isr_changes import IsrChanges
+from kept.node.peers import calls
+from kept.replication.isr import AlterIsrItem
+from kept.storage.errors import NetworkException
+from kept.storage.types import TopicPartition
+
+TOPIC_ID = uuid.UUID(int=5)
+
+
+class Asking:
+    """A partition that wants an ISR of 0 and 1 until it is answered."""
+
+    topic_partition = TopicPartition("t", 0)
+    isr = (0,)
+
+    def __init__(self) -> None:
+        self.item: AlterIsrItem | None = AlterIsrItem(TOPIC_ID, 0, 3, 7, ((0, -1), (1, -1)), True)
+
+    def alter_isr_request(self) -> AlterIsrItem | None:
+        return self.item
+
+    def isr_answered(self, _asked: AlterIsrItem, _error: Any) -> None:
+        self.item = None
+
+
+@pytest.mark.parametrize("trouble", [NetworkException("gone"), ValueError("a bug")])
+def test_trouble_ends_nothing(trouble) -> None:
+    heard = []
+
+    async def call(controller: int, method: str, request: Any, _timeout: float) -> Any:
+        heard.append((controller, method, request.changes))
+        if len(heard) < 3:
+            raise trouble
+        return calls.AlterPartitionsReply((calls.IsrResult(TOPIC_ID, 0, None, 0, 3, 8, (0, 1), 0),))
+
+    async def main() -> None:
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            node_id=0,
+            broker_epoch=9,
+            metadata=SimpleNamespace(leader_id=1),
+            peers=SimpleNamespace(call=call),
+        )
+        changes = IsrChanges(node)  # type: ignore[arg-type]
+        for _ in range(2):
+            partition = Asking()
+            changes.ask(partition)  # type: ignore[arg-type]
+            async with asyncio.timeout(10):
+                while partition.item is not None:
+                    await asyncio.sleep(0.01)
+        await changes.close()
+        assert changes.changes == {"expand": 2, "shrink": 0}
+
+    asyncio.run(main())
+    assert len(heard) == 4 and len(set(heard)) == 1

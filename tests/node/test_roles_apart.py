@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from kept.client.blocking import Client, OutRecord
+from kept.client.http import JsonApi
+from kept.client.view import Endpoint
 from kept.testing import reaper
 from kept.testing.ports import free_port
 
@@ -134,6 +136,10 @@ def test_controllers_and_brokers_apart(site):
         told = json.loads(site.answer(node, "/api/v1/cluster")[1])
         assert [broker["node_id"] for broker in told["brokers"]] == list(BROKERS)
         assert told["voters"] == list(CONTROLLERS)
+        assert site.answer(node, "/metrics")[0] == 200
+    api = JsonApi(Endpoint("localhost", site.ports[1]))
+    assert api.post("voters/remove", {"node_id": 102}) == {"voters": [100, 101]}
+    assert api.post("voters/add", {"node_id": 102}) == {"voters": list(CONTROLLERS)}
 
     # The brokers serve without any controller, and go on with it when it is back.
     assert site.end(*CONTROLLERS, by=signal.SIGKILL) == [-9, -9, -9]

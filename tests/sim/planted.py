@@ -20,7 +20,7 @@ Patch = tuple[str, Callable[[Any], Any]]
 
 @dataclass(frozen=True)
 class Bug:
-    """One planted bug. ``rule``: what it breaks, in words."""
+    """One planted bug. ``rule``: what it breaks, in words; ``seed`` 0: none is pinned yet."""
 
     name: str
     stage: str
@@ -52,6 +52,6 @@ def plant(
     PLANTED[name] = Bug(name, stage, seed, tuple(checks.split()), rule, patches, options)
 
 
-from tests.sim import planted_cluster, planted_raft  # noqa: E402
+from tests.sim import planted_cluster, planted_raft, planted_storage  # noqa: E402
 
-__all__ = ["PLANTED", "Bug", "plant", "planted_cluster", "planted_raft"]
+__all__ = ["PLANTED", "Bug", "plant", "planted_cluster", "planted_raft", "planted_storage"]

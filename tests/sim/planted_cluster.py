@@ -113,16 +113,6 @@ def serves_after_stall(original: Any) -> Any:
     return notice
 
 
-def fences_nobody_in_isr(original: Any) -> Any:
-    """An ISR change is taken without compare-and-set."""
-
-    def checked(image: Any, request: Any) -> Any:
-        state = image.partition(request.topic_id, request.partition)
-        return state if state is not None else original(image, request)
-
-    return checked
-
-
 def no_epoch_bump(original: Any) -> Any:
     """Another leader, the same epoch."""
     from dataclasses import replace
@@ -155,7 +145,7 @@ plant(
 plant(
     "ack-before-hw",
     "cores",
-    1,
+    0,
     "acknowledged",
     "acks=all waits for HW (33)",
     (f"{PARTITION}.when_committed", acknowledged_at_once),
@@ -163,7 +153,7 @@ plant(
 plant(
     "pending-isr-forgotten",
     "cores",
-    21,
+    5,
     "isr-holds committed-lost",
     "a pending ISR counts (30)",
     (f"{LEADER}._holds_back", pending_forgotten),
@@ -171,7 +161,7 @@ plant(
 plant(
     "joins-behind",
     "cores",
-    3,
+    1,
     "isr-holds committed-lost",
     "who joins has LEO >= HW (30)",
     (f"{LEADER}._expand", joins_anyhow),
@@ -179,7 +169,7 @@ plant(
 plant(
     "never-truncates",
     "cores",
-    1,
+    0,
     "prefix liveness replicas-differ epoch-matching committed-lost",
     "a deposed leader's tail is cut (27)",
     ("kept.replication.following.FollowingReplica.truncate_to", never_cut),
@@ -187,7 +177,7 @@ plant(
 plant(
     "cuts-to-hw",
     "cores",
-    8,
+    0,
     "isr-holds committed-lost prefix",
     "cut by epoch, not to HW (KIP-101)",
     (f"{FOLLOWER}._became_follower", cut_deeper),
@@ -195,7 +185,7 @@ plant(
 plant(
     "hw-goes-back",
     "cores",
-    3,
+    0,
     "high-watermark-back",
     "HW never goes back on a leader (30)",
     (f"{LEADER}._advance", hw_back),
@@ -203,7 +193,7 @@ plant(
 plant(
     "no-divergence",
     "cores",
-    8,
+    0,
     "prefix epoch-matching committed-lost replicas-differ liveness",
     "a diverging fetch gets no data (26)",
     ("kept.replication.partition.diverging_epoch", returns(None)),
@@ -211,7 +201,7 @@ plant(
 plant(
     "stalled-serves",
     "cores",
-    21,
+    0,
     "stalled-leader",
     "who slept does not act on its leadership",
     (f"{LIFECYCLE}._notice_stall", serves_after_stall),
@@ -220,7 +210,7 @@ plant(
 plant(
     "same-epoch",
     "cores",
-    1,
+    0,
     "one-leader epoch-matching invariants",
     "one leader per epoch (36)",
     ("kept.cluster.election.changed", no_epoch_bump),

@@ -179,7 +179,7 @@ def snapshot_skips(original: Any) -> Any:
 plant(
     "term-forgotten",
     "raft",
-    7,
+    3,
     "term-forgotten double-vote election-safety",
     "terms are on disk (34)",
     (f"{FILES}.read_hard_state", forget_term),
@@ -187,7 +187,7 @@ plant(
 plant(
     "vote-again",
     "raft",
-    21,
+    30,
     "double-vote election-safety",
     "one vote a term (Raft 5.2)",
     (f"{ELECTION}.handle_vote", vote_again),
@@ -203,7 +203,7 @@ plant(
 plant(
     "any-log-wins",
     "raft",
-    32,
+    10,
     "leader-completeness",
     "the log decides (Raft 5.4.1)",
     (f"{LOG}.is_up_to_date", any_log_will_do),
@@ -211,7 +211,7 @@ plant(
 plant(
     "small-majority",
     "raft",
-    2,
+    1,
     "election-safety leader-completeness committed-differs",
     "a majority of the voters",
     ("kept.cluster.raft.membership.Membership.quorum", majority_is_one),
@@ -219,7 +219,7 @@ plant(
 plant(
     "own-disk-uncounted",
     "raft",
-    34,
+    0,
     "leader-completeness committed-differs committed-lost",
     "a leader counts its own entries when they are durable",
     (f"{LEADING}.maybe_commit", uncounted_disk),
@@ -227,7 +227,7 @@ plant(
 plant(
     "append-cuts-matching",
     "raft",
-    1,
+    13,
     "commit-back leader-completeness committed-differs",
     "a delayed append never truncates what matches (34)",
     (f"{FOLLOWING}.handle_append", cut_always),
@@ -235,7 +235,7 @@ plant(
 plant(
     "no-consistency-check",
     "raft",
-    6,
+    22,
     "log-matching committed-differs leader-completeness",
     "entries follow what they followed at the leader (Raft 5.3)",
     (f"{LOG}.matches", no_prev_check),
@@ -243,7 +243,7 @@ plant(
 plant(
     "acknowledges-all",
     "raft",
-    25,
+    0,
     "committed-differs leader-completeness committed-lost commit-beyond-log",
     "a match index is what matched (Raft 5.3)",
     (f"{FOLLOWING}._accept", ack_all),
@@ -251,7 +251,7 @@ plant(
 plant(
     "commits-what-is-said",
     "raft",
-    1,
+    0,
     "committed-differs state-machine-safety",
     "a follower commits what it was sent (Raft 5.3)",
     (f"{FOLLOWING}.handle_append", commit_what_is_said),
@@ -259,7 +259,7 @@ plant(
 plant(
     "no-no-op",
     "raft",
-    1,
+    0,
     "liveness",
     "a no-op on election (34)",
     (f"{LEADING}.start_leading", silent_leader),
@@ -267,7 +267,7 @@ plant(
 plant(
     "lost-is-not-told",
     "raft",
-    1,
+    0,
     "committed-lost",
     "who waits for a replaced entry is told",
     (f"{MEMBER}._lose_replaced", lost_is_not_told),
@@ -275,7 +275,7 @@ plant(
 plant(
     "applied-twice",
     "raft",
-    1,
+    0,
     "metadata-back",
     "entries are applied once, in order (35)",
     (f"{MEMBER}.done", last_applied_twice),
@@ -283,7 +283,7 @@ plant(
 plant(
     "tail-dropped",
     "raft",
-    5,
+    0,
     "leader-completeness committed-differs committed-lost",
     "only a torn tail is cut (34)",
     (f"{WAL}._load", tail_dropped),
@@ -291,8 +291,43 @@ plant(
 plant(
     "snapshot-skips",
     "raft",
-    6,
+    0,
     "invariants state-machine-safety metadata-back",
     "a snapshot holds what it says (35)",
     (f"{MEMBER}._take_snapshot", snapshot_skips),
+)
+
+
+def forget_vote(original: Any) -> Any:
+    def read(disk: Any, directory: str) -> HardState:
+        return HardState(term=original(disk, directory).term)
+
+    return read
+
+
+def reads_at_once(_: Any) -> Any:
+    """Nobody is asked whether it still leads."""
+
+    def confirm(self: Any) -> None:
+        self.reads += ((token, index) for token, index, _ in self.pending_reads)
+        self.pending_reads.clear()
+
+    return confirm
+
+
+plant(
+    "vote-forgotten",
+    "raft",
+    0,
+    "double-vote election-safety",
+    "votes are on disk (34)",
+    (f"{FILES}.read_hard_state", forget_vote),
+)
+plant(
+    "reads-at-once",
+    "raft",
+    126,
+    "stale-read",
+    "a read waits until a majority still follows (read barrier)",
+    (f"{LEADING}._confirm_reads", reads_at_once),
 )

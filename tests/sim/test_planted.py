@@ -9,15 +9,19 @@ import pytest
 from tests.sim.planted import PLANTED
 from tests.sim.runner import run_one
 
+CLEAN = sorted({(bug.stage, bug.seed) for bug in PLANTED.values() if bug.seed})
+
 
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_the_right_checker_fires(name: str) -> None:
     bug = PLANTED[name]
+    if not bug.seed:
+        pytest.skip(f"no seed pinned: python -m tests.sim --planted {name} --seeds 1000 finds one")
     result, _ = run_one(bug.stage, bug.seed, planted=name)
     assert result.check in bug.checks, f"{bug.rule}: {result.check or 'nothing'}: {result.message}"
 
 
-@pytest.mark.parametrize("stage_seed", sorted({(bug.stage, bug.seed) for bug in PLANTED.values()}))
+@pytest.mark.parametrize("stage_seed", CLEAN)
 def test_the_seed_is_clean_without_it(stage_seed: tuple[str, int]) -> None:
     result, _ = run_one(*stage_seed)
     assert not result.check, result.message

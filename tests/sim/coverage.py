@@ -1,0 +1,57 @@
+"""What histories must contain: a fault that is never generated proves nothing.
+
+Names are those of :attr:`tests.sim.world.World.counts`. ``make sim`` prints the counts of a run,
+and fails when one of these is zero in a run that is long enough; so does ``test_histories.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+ENOUGH: Final = {"raft": 60, "cores": 40, "storage": 40}
+"""Histories after which nothing may be missing."""
+
+_EVERYWHERE: Final = (
+    "processes killed",
+    "processes ended",
+    "messages stopped by a partition",
+    "messages cut one way",
+    "messages delayed",
+    "messages lost",
+    "messages duplicated",
+    "messages reordered",
+    "stalls with events held",
+    "clocks set",
+    "clocks that drift",
+    "slow disks",
+)
+_DISKS: Final = (
+    "power losses",
+    "power losses with writes not synced",
+    "writes torn by kill",
+    "writes torn by power",
+    "deaths within a disk call by kill",
+    "deaths within a disk call by power",
+    "disk errors",
+)
+_OPERATOR: Final = (
+    "reassignments",
+    "topics created",
+    "topics deleted",
+    "partitions added",
+    "records deleted",
+    "replicas removed",
+    "unclean elections",
+)
+
+REQUIRED: Final = {
+    "raft": (*_EVERYWHERE, *_DISKS, "voters changed", "leaderships handed over"),
+    "cores": (*_EVERYWHERE, *_OPERATOR),
+    "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
+}
+
+
+def missing(stage: str, counts: Mapping[str, int]) -> list[str]:
+    """What never happened."""
+    return [name for name in REQUIRED[stage] if not counts.get(name)]

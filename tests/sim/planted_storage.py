@@ -1,0 +1,219 @@
+"""Planted bugs of logs, of what outlives a process, and of who may be a broker (rules 22-36)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kept.cluster.raft.ready import Role
+from kept.cluster.records import NO_LEADER
+from kept.replication.replica import Replica
+from kept.storage.errors import StaleBrokerEpoch
+from tests.sim.planted import plant
+from tests.sim.planted_cluster import FOLLOWER, LEADER, MEMBER, PARTITION, returns
+
+ELECTION = "kept.cluster.election"
+FOLLOWING = "kept.replication.following.FollowingReplica"
+SESSIONS = "kept.cluster.sessions.Sessions"
+
+
+def cut_at_recovery_point(original: Any) -> Any:
+    """A start trusts the last flush alone, whatever the page cache holds."""
+
+    def open_log(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log = original(self, *args, **kwargs)
+        log.truncate_to(max(log.recovery_point, log.log_start_offset))
+        return log
+
+    return open_log
+
+
+def nothing_synced(_: Any) -> Any:
+    def run(self: Any) -> None:
+        return None
+
+    return run
+
+
+def never_awaits(_: Any) -> Any:
+    return property(lambda self: False)
+
+
+def ready_as_leader(_: Any) -> Any:
+    return property(lambda self: self.role is Role.LEADER)
+
+
+def always_recovered(_: Any) -> Any:
+    return property(lambda self: True)
+
+
+def reads_to_the_end(original: Any) -> Any:
+    """Consumers see what is not committed."""
+
+    def fetch(self: Any, offset: int, max_bytes: int, **kwargs: Any) -> Any:
+        if kwargs.get("replica_id", -1) >= 0 or not self.core.leading:
+            return original(self, offset, max_bytes, **kwargs)
+        known, self.core.high_watermark = self.core.high_watermark, self.log.written_end_offset
+        try:
+            return original(self, offset, max_bytes, **kwargs)
+        finally:
+            self.core.high_watermark = known
+
+    return fetch
+
+
+def newest_is_stale(original: Any) -> Any:
+    """A broker epoch that is not here yet is taken for an old one."""
+
+    def heartbeat(self: Any, broker_id: int, broker_epoch: int, *args: Any, **more: Any) -> Any:
+        if self.active and broker_epoch > self.image.index:
+            raise StaleBrokerEpoch("never heard of")
+        return original(self, broker_id, broker_epoch, *args, **more)
+
+    return heartbeat
+
+
+def shortest(original: Any) -> Any:
+    """The shortest log leads when a whole ISR lost power."""
+
+    def longest(state: Any, logs: Any) -> int:
+        return min(logs, key=lambda broker: logs[broker].length, default=NO_LEADER)
+
+    return longest
+
+
+def unchecked(original: Any) -> Any:
+    """An ISR change is taken without compare-and-set."""
+
+    def checked(image: Any, request: Any) -> Any:
+        state = image.partition(request.topic_id, request.partition)
+        return original(image, request) if state is None else state
+
+    return checked
+
+
+def just_resumed(_: Any) -> Any:
+    def resume(self: Any) -> None:
+        Replica.resume(self)
+
+    return resume
+
+
+def saved_for_ever(_: Any) -> Any:
+    def retire(self: Any) -> None:
+        return None
+
+    return retire
+
+
+def cut_to_own_end(_: Any) -> Any:
+    """A diverging follower keeps all that it has."""
+
+    def parting(self: Any, epoch: int, end_offset: int) -> int:
+        return int(self.log.log_end_offset)
+
+    return parting
+
+
+def waits_for_all(_: Any) -> Any:
+    """Nobody leaves the ISR for being slow."""
+
+    def lags(self: Any, replica: int) -> bool:
+        return False
+
+    return lags
+
+
+def everyone_clean(original: Any) -> Any:
+    """A broker that lost power stays in the ISR: the clean mark is not compared."""
+    from dataclasses import replace
+
+    def register(image: Any, registration: Any, **kwargs: Any) -> Any:
+        old = image.brokers.get(registration.broker_id)
+        epoch = -1 if old is None else old.broker_epoch
+        return original(image, replace(registration, clean_epoch=epoch), **kwargs)
+
+    return register
+
+
+plant(
+    "cut-at-recovery-point", "cores", 2, "kill-lost committed-lost isr-holds prefix",
+    "what a killed process had written is there (33)",
+    ("kept.storage.directory.LogDirectory.open_log", cut_at_recovery_point),
+)  # fmt: skip
+plant(
+    "flush-without-fsync", "storage", 4, "acknowledged-lost",
+    "with flush.messages=1 an acknowledgement waits for the fsync (33)",
+    ("kept.storage.flush.FlushTicket.run", nothing_synced),
+)  # fmt: skip
+plant(
+    "follower-does-not-flush", "storage", 0, "acknowledged-lost isr-holds committed-lost",
+    "with flush.messages=1 a follower counts when it is durable (33)",
+    (f"{FOLLOWING}.awaits_flush", never_awaits),
+)  # fmt: skip
+plant(
+    "decides-at-once", "cores", 175, "decided-on-old-image",
+    "a new controller decides when its image holds all that was committed (35)",
+    (f"{MEMBER}.controller_ready", ready_as_leader),
+)  # fmt: skip
+plant(
+    "acts-on-old-image", "storage", 0, "kill-lost committed-lost isr-holds prefix",
+    "a start removes nothing by an image that is older than its logs (35)",
+    (f"{MEMBER}.recovered", always_recovered),
+)  # fmt: skip
+plant(
+    "reads-uncommitted", "cores", 1, "consumer-uncommitted",
+    "consumers read below HW (38)",
+    (f"{PARTITION}.fetch", reads_to_the_end),
+)  # fmt: skip
+plant(
+    "newest-is-stale", "cores", 1, "exit",
+    "a broker that is ahead of the controller is no other broker (35)",
+    (f"{SESSIONS}.heartbeat", newest_is_stale),
+)  # fmt: skip
+plant(
+    "shortest-leads", "storage", 10, "acknowledged-lost committed-lost kill-lost isr-holds prefix",
+    "of an ISR that lost power the longest log leads (33)",
+    ("kept.cluster.recovery.longest", shortest),
+)  # fmt: skip
+plant(
+    "isr-without-cas", "cores", 0, "isr-holds committed-lost one-leader invariants prefix",
+    "an ISR change is compare-and-set on the partition epoch (35)",
+    (f"{ELECTION}._checked_state", unchecked),
+)  # fmt: skip
+plant(
+    "proposal-forgotten", "cores", 0, "liveness",
+    "an ISR proposed while suspended is asked for afterwards (30)",
+    ("kept.replication.isr.IsrReplica.resume", just_resumed),
+)  # fmt: skip
+plant(
+    "saves-for-the-dead", "cores", 0, "crash epoch-matching",
+    "a deleted log saves nothing (24)",
+    ("kept.storage.epochs.LeaderEpochCache.retire", saved_for_ever),
+)  # fmt: skip
+plant(
+    "cuts-to-own-end", "cores", 0,
+    "prefix liveness replicas-differ epoch-matching committed-lost isr-holds",
+    "the cut is the least of three ends (27)",
+    (f"{FOLLOWER}._parting", cut_to_own_end),
+)  # fmt: skip
+plant(
+    "sequences-unchecked", "cores", 1, "sequence",
+    "a batch that comes again is there once (idempotence)",
+    ("kept.storage.producers.ProducerStates.check", returns(None)),
+)  # fmt: skip
+plant(
+    "slow-stay-in-isr", "cores", 0, "liveness",
+    "a member that lags leaves the ISR (30)",
+    (f"{LEADER}._lags", waits_for_all),
+)  # fmt: skip
+plant(
+    "broker-epoch-uncompared", "storage", 0,
+    "committed-lost isr-holds acknowledged-lost prefix sequence-refused",
+    "who lost power leaves the ISR (33)",
+    ("kept.cluster.brokers.register_broker", everyone_clean),
+)  # fmt: skip
+plant(
+    "unclean-elects", "storage", 4, "unclean",
+    "unclean only when configured (36)",
+    ("tests.sim.node.unclean_allowed", returns(lambda topic: True)),
+)  # fmt: skip

@@ -145,7 +145,7 @@ plant(
 plant(
     "ack-before-hw",
     "cores",
-    0,
+    1,
     "acknowledged",
     "acks=all waits for HW (33)",
     (f"{PARTITION}.when_committed", acknowledged_at_once),
@@ -185,7 +185,7 @@ plant(
 plant(
     "hw-goes-back",
     "cores",
-    0,
+    5,
     "high-watermark-back",
     "HW never goes back on a leader (30)",
     (f"{LEADER}._advance", hw_back),
@@ -193,7 +193,7 @@ plant(
 plant(
     "no-divergence",
     "cores",
-    0,
+    3,
     "prefix epoch-matching committed-lost replicas-differ liveness",
     "a diverging fetch gets no data (26)",
     ("kept.replication.partition.diverging_epoch", returns(None)),
@@ -210,7 +210,7 @@ plant(
 plant(
     "same-epoch",
     "cores",
-    0,
+    2,
     "one-leader epoch-matching invariants",
     "one leader per epoch (36)",
     ("kept.cluster.election.changed", no_epoch_bump),

@@ -251,7 +251,7 @@ plant(
 plant(
     "commits-what-is-said",
     "raft",
-    0,
+    22,
     "committed-differs state-machine-safety",
     "a follower commits what it was sent (Raft 5.3)",
     (f"{FOLLOWING}.handle_append", commit_what_is_said),
@@ -259,7 +259,7 @@ plant(
 plant(
     "no-no-op",
     "raft",
-    0,
+    1,
     "liveness",
     "a no-op on election (34)",
     (f"{LEADING}.start_leading", silent_leader),
@@ -267,7 +267,7 @@ plant(
 plant(
     "lost-is-not-told",
     "raft",
-    0,
+    3,
     "committed-lost",
     "who waits for a replaced entry is told",
     (f"{MEMBER}._lose_replaced", lost_is_not_told),
@@ -275,7 +275,7 @@ plant(
 plant(
     "applied-twice",
     "raft",
-    0,
+    1,
     "metadata-back",
     "entries are applied once, in order (35)",
     (f"{MEMBER}.done", last_applied_twice),
@@ -283,7 +283,7 @@ plant(
 plant(
     "tail-dropped",
     "raft",
-    0,
+    5,
     "leader-completeness committed-differs committed-lost",
     "only a torn tail is cut (34)",
     (f"{WAL}._load", tail_dropped),
@@ -291,7 +291,7 @@ plant(
 plant(
     "snapshot-skips",
     "raft",
-    0,
+    6,
     "invariants state-machine-safety metadata-back",
     "a snapshot holds what it says (35)",
     (f"{MEMBER}._take_snapshot", snapshot_skips),

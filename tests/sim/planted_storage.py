@@ -156,7 +156,7 @@ plant(
     (f"{MEMBER}.controller_ready", ready_as_leader),
 )  # fmt: skip
 plant(
-    "acts-on-old-image", "storage", 0, "kill-lost committed-lost isr-holds prefix",
+    "acts-on-old-image", "storage", 4, "kill-lost committed-lost isr-holds prefix",
     "a start removes nothing by an image that is older than its logs (35)",
     (f"{MEMBER}.recovered", always_recovered),
 )  # fmt: skip
@@ -186,7 +186,7 @@ plant(
     ("kept.replication.isr.IsrReplica.resume", just_resumed),
 )  # fmt: skip
 plant(
-    "saves-for-the-dead", "cores", 0, "crash epoch-matching",
+    "saves-for-the-dead", "cores", 3, "crash epoch-matching",
     "a deleted log saves nothing (24)",
     ("kept.storage.epochs.LeaderEpochCache.retire", saved_for_ever),
 )  # fmt: skip
@@ -207,7 +207,7 @@ plant(
     (f"{LEADER}._lags", waits_for_all),
 )  # fmt: skip
 plant(
-    "broker-epoch-uncompared", "storage", 0,
+    "broker-epoch-uncompared", "storage", 22,
     "committed-lost isr-holds acknowledged-lost prefix sequence-refused",
     "who lost power leaves the ISR (33)",
     ("kept.cluster.brokers.register_broker", everyone_clean),

@@ -104,7 +104,7 @@ class IsrChanges:
             return False
 
     async def _ask(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
-        """Whether there was an answer."""
+        """Whether all is decided; what is not is asked again after a while."""
         node = self._node
         request = calls.AlterPartitionsRequest(
             node.node_id,
@@ -129,6 +129,7 @@ class IsrChanges:
         except KeptError as error:
             log.debug("ISR change unanswered", error=str(error))
             return False
+        decided = True
         for (partition, item), result in zip(asking.items(), reply.results, strict=True):
             refusal = None if result.failure is None else error_of(result.failure)
             if refusal is None:
@@ -141,6 +142,7 @@ class IsrChanges:
                     isr=",".join(str(member) for member, _ in item.isr),
                 )
             partition.isr_answered(item, refusal)
-            if partition.alter_isr_request() is not None:
+            if (wanted := partition.alter_isr_request()) is not None:
                 self._wanted[partition] = None
-        return True
+                decided = decided and wanted != item
+        return decided

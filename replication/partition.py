@@ -189,7 +189,7 @@ class Partition(FollowingReplica):
                 f"{self.topic_partition}: offset {offset} is below the log start {start}"
             )
 
-    def _follower_fetched(  # noqa: PLR0917
+    def _follower_fetched(
         self, replica_id: int, offset: int, now_ms: int, broker_epoch: int, log_start_offset: int
     ) -> None:
         core = self.core

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from kept.node import isr_changes
 from kept.node.isr_changes import IsrChanges
 from kept.node.peers import calls
+from kept.node.peers.failures import failure_of
 from kept.replication.isr import AlterIsrItem
-from kept.storage.errors import NetworkException
+from kept.storage.errors import NetworkException, StaleBrokerEpoch
 from kept.storage.types import TopicPartition
 
 TOPIC_ID = uuid.UUID(int=5)
@@ -64,3 +66,47 @@ def test_trouble_ends_nothing(trouble) -> None:
 
     asyncio.run(main())
     assert len(heard) == 4 and len(set(heard)) == 1
+
+
+def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
+    """A broker epoch of before, say: until the image moves every answer is the same."""
+    asked, pauses = [], []
+
+    class Undecided(Asking):
+        def isr_answered(self, _asked: AlterIsrItem, error: Any) -> None:
+            if error is None:
+                self.item = None
+
+    async def call(_controller: int, _method: str, _request: Any, _timeout: float) -> Any:
+        asked.append(len(pauses))
+        failure = failure_of(StaleBrokerEpoch("8 < 9")) if len(asked) < 4 else None
+        return calls.AlterPartitionsReply(
+            (calls.IsrResult(TOPIC_ID, 0, failure, 0, 3, 8, (0, 1), 0),)
+        )
+
+    async def main() -> None:
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            node_id=0,
+            broker_epoch=9,
+            metadata=SimpleNamespace(leader_id=1),
+            peers=SimpleNamespace(call=call),
+        )
+        changes = IsrChanges(node)  # type: ignore[arg-type]
+        partition = Undecided()
+        changes.ask(partition)  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            while partition.item is not None:
+                await real_sleep(0.001)
+        await changes.close()
+
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds == isr_changes.RETRY_S:
+            pauses.append(seconds)
+        await real_sleep(0)
+
+    monkeypatch.setattr(isr_changes.asyncio, "sleep", sleep)
+    asyncio.run(main())
+    assert asked == [0, 1, 2, 3]

@@ -177,7 +177,7 @@ plant(
 plant(
     "cuts-to-hw",
     "cores",
-    0,
+    25,
     "isr-holds committed-lost prefix",
     "cut by epoch, not to HW (KIP-101)",
     (f"{FOLLOWER}._became_follower", cut_deeper),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -116,6 +117,7 @@ def main() -> None:
         help=f"some sections alone: {' '.join(SECTIONS)}",
     )  # fmt: skip
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what runs is stopped
     names = brokers_here(options.broker)
     RESULT.parent.mkdir(exist_ok=True)
     noise: list[dict[str, object]] = []

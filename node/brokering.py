@@ -43,6 +43,13 @@ class Brokering:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._controller: int | None = None
+        self._answered_at = node.loop.time()
+
+    @property
+    def out_of_touch(self) -> bool:
+        """No controller answered for as long as one waits before it fences: others may lead."""
+        silent_s = self._node.loop.time() - self._answered_at
+        return silent_s * 1000 > self._node.config.broker_session_timeout_ms
 
     @property
     def broker_epoch(self) -> int:
@@ -160,6 +167,7 @@ class Brokering:
         except KeptError as error:
             self._step(lifecycle.HeartbeatFailed(effect.number, error, monotonic_ms()))
             return
+        self._answered_at = self._node.loop.time()
         answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
         self._step(lifecycle.HeartbeatAnswered(effect.number, answer, monotonic_ms()))
 

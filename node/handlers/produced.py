@@ -77,6 +77,17 @@ def failure(index: int, error: BaseException) -> codec.PartitionResult:
     )
 
 
+def _late(connection: Connection) -> int:
+    """What a producer hears whose records were not committed in time.
+
+    A leader that has not heard of a controller for a session may not lead any more. Producers ask
+    for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
+    """
+    members = connection.node.membership
+    lost = members is not None and members.brokering is not None and members.brokering.out_of_touch
+    return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
+
+
 class Produced:
     """One request, from its append to its answer."""
 
@@ -172,12 +183,11 @@ class Produced:
         self._timer = None
         if self._waits > 0:
             self._waits = -1
+            late = _late(self._connection)
             for _, _, topic, place in self._appended:
                 results = self._topics[topic][1]
                 if results[place].error_code == 0:
-                    results[place] = codec.PartitionResult(
-                        results[place].partition, error_codes.REQUEST_TIMED_OUT
-                    )
+                    results[place] = codec.PartitionResult(results[place].partition, late)
             self._answer()
 
     def _answer(self) -> None:
@@ -302,13 +312,13 @@ class ProducedRun(Reply):
     def _expire(self) -> None:
         """Not committed in the requests' own time: say so for those that still wait."""
         self._timer = None
+        late = _late(self._connection)
         for place, (one, hosted, info) in enumerate(self.entries):
-            late = hosted in self._flushes or (
+            is_late = hosted in self._flushes or (
                 hosted in self._commits and info.last_offset >= hosted.partition.high_watermark
             )
-            if late and place not in self._errors:
-                result = codec.PartitionResult(one[5], error_codes.REQUEST_TIMED_OUT)
-                self._errors[place] = result
+            if is_late and place not in self._errors:
+                self._errors[place] = codec.PartitionResult(one[5], late)
         for hosted, committed in self._commits.items():
             hosted.partition.forget_commit(committed)
         self._answer()

@@ -41,7 +41,6 @@ class Load:
                 "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
                 "message.timeout.ms": 1000 * PATIENCE_S,
-                "topic.metadata.refresh.interval.ms": 2000,  # some node may not know who leads
                 "request.timeout.ms": 5000,
                 "socket.timeout.ms": 6000,  # a stalled node is given up then, by default in 60 s
                 "linger.ms": 0,

@@ -23,7 +23,9 @@ class Asker:
     """A connection that notes what it is told."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.node = types.SimpleNamespace(loop=loop, now_ms=lambda: 0, in_pool=self._in_pool)
+        self.node = types.SimpleNamespace(
+            loop=loop, now_ms=lambda: 0, in_pool=self._in_pool, membership=None
+        )
         self.peer = "asker"
         self.unwritten: list[Any] = []
         self.event_started = 0.0
@@ -202,3 +204,13 @@ def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
     for _, late in (*hosted.commits, *slow.commits, *slow.flushes):
         late(None)
     assert asker.happened == ["answered"]
+
+
+@pytest.mark.parametrize(("lost", "code"), [(True, 6), (False, 7)])
+def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
+    brokering = types.SimpleNamespace(out_of_touch=lost)
+    asker.node.membership = types.SimpleNamespace(brokering=brokering)
+    run = run_of(asker, -1, (Committing(), 0))
+    run.written({})
+    run._expire()
+    assert [error for _, error, _ in answers(run)] == [code]

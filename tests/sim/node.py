@@ -78,6 +78,9 @@ class SimNode(RaftApp):
         self.controller: int | None = None
         self.elected_at = 0
         self.acting = False
+        self.awake_ms = self.now_ms()
+        self.barrier: object | None = None
+        self.behind_barrier: list[tuple[int, Any, Reply]] = []
 
     @property
     def image(self) -> Image:
@@ -103,7 +106,27 @@ class SimNode(RaftApp):
     def now_ms(self) -> int:
         return self.machine.monotonic_ms
 
+    def notice_gap(self) -> None:
+        """As ``node/controlling``: after a gap a controller makes sure that it still is one."""
+        if self.now_ms() - self.awake_ms > SESSIONS.stall_ms:
+            self.barrier = object()
+            self.member.read_barrier(self.barrier)
+        self.awake_ms = self.now_ms()
+
+    def pass_barrier(self, outcome: Outcome) -> None:
+        """Heartbeats that waited are answered, or refused."""
+        if self.barrier not in {*(token for token, _ in outcome.reads), *outcome.lost_reads}:
+            return
+        self.barrier = None
+        waiting, self.behind_barrier = self.behind_barrier, []
+        for source, request, reply in waiting:
+            self.serve_heartbeat(source, request, reply)
+
     def slow_tick(self) -> None:
+        if self.sessions.active:
+            self.notice_gap()
+        else:
+            self.awake_ms = self.now_ms()
         self.live(lifecycle.Tick(self.now_ms()))
         if self.sessions.active:
             self.perform(self.sessions.tick(self.now_ms()))
@@ -140,6 +163,7 @@ class SimNode(RaftApp):
         self.begin()
         if outcome.applied or outcome.role_changed:
             self.moved()
+        self.pass_barrier(outcome)
 
     def act(self, image: Image, delta: Delta) -> None:
         self.history.checks.metadata(image.index, image, delta)
@@ -274,6 +298,11 @@ class SimNode(RaftApp):
     def serve_heartbeat(self, source: int, request: Any, reply: Reply) -> None:
         if not self.sessions.active:
             reply(NotController("no", -1))
+            return
+        self.notice_gap()
+        if self.barrier is not None:
+            self.behind_barrier.append((source, request, reply))
+            self.pump()
             return
         effect, logs = request
         try:

@@ -169,7 +169,7 @@ plant(
 plant(
     "never-truncates",
     "cores",
-    0,
+    3,
     "prefix liveness replicas-differ epoch-matching committed-lost",
     "a deposed leader's tail is cut (27)",
     ("kept.replication.following.FollowingReplica.truncate_to", never_cut),
@@ -201,7 +201,7 @@ plant(
 plant(
     "stalled-serves",
     "cores",
-    0,
+    78,
     "stalled-leader",
     "who slept does not act on its leadership",
     (f"{LIFECYCLE}._notice_stall", serves_after_stall),

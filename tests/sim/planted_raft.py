@@ -243,7 +243,7 @@ plant(
 plant(
     "acknowledges-all",
     "raft",
-    0,
+    172,
     "committed-differs leader-completeness committed-lost commit-beyond-log",
     "a match index is what matched (Raft 5.3)",
     (f"{FOLLOWING}._accept", ack_all),

@@ -146,7 +146,7 @@ plant(
     ("kept.storage.flush.FlushTicket.run", nothing_synced),
 )  # fmt: skip
 plant(
-    "follower-does-not-flush", "storage", 0, "acknowledged-lost isr-holds committed-lost",
+    "follower-does-not-flush", "storage", 62, "acknowledged-lost isr-holds committed-lost",
     "with flush.messages=1 a follower counts when it is durable (33)",
     (f"{FOLLOWING}.awaits_flush", never_awaits),
 )  # fmt: skip
@@ -191,7 +191,7 @@ plant(
     ("kept.storage.epochs.LeaderEpochCache.retire", saved_for_ever),
 )  # fmt: skip
 plant(
-    "cuts-to-own-end", "cores", 0,
+    "cuts-to-own-end", "cores", 3,
     "prefix liveness replicas-differ epoch-matching committed-lost isr-holds",
     "the cut is the least of three ends (27)",
     (f"{FOLLOWER}._parting", cut_to_own_end),

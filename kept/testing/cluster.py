@@ -162,7 +162,7 @@ class Cluster:
         replication_factor: int = -1,
         config: Mapping[str, str] | None = None,
     ) -> str:
-        """Create a topic under a fresh name, which is returned.
+        """Create a topic under a fresh name, which is returned once its partitions are led.
 
         Without a replication factor it has three replicas where there are three nodes or more.
         """
@@ -174,6 +174,7 @@ class Cluster:
                 replication_factor=replication_factor,
                 config=dict(config or {}),
             )
+            client.bounds(name)  # asks the leaders, until they know that they lead
         return name
 
     # Files.

@@ -39,22 +39,27 @@ def stalled(cluster, topic: str) -> tuple[int, int]:
     return old, leader_of(cluster, topic, other)
 
 
+def produce_first(cluster, wire, topic, data, acks=1):
+    """A leader takes records once its epoch is durable."""
+    cluster.wait_until(
+        lambda: wire.produce(topic, data, acks=acks).error_code == 0, "it takes records"
+    )
+
+
 @pytest.mark.parametrize("acks", [1, -1])
 def test_what_a_deposed_leader_is_sent_in_its_sleep_is_refused(cluster, connect, tools, acks):
     topic = cluster.create_topic(config={"min.insync.replicas": "1"})
     first = leader_of(cluster, topic, 0)
     waiting = [connect(cluster.port(first)) for _ in range(8)]
     for wire in waiting:
-        assert wire.produce(topic, tools.batch()).error_code == 0
+        produce_first(cluster, wire, topic, tools.batch())
     old, new = stalled(cluster, topic)
     assert old == first
     values = tools.produce_values(topic, tools.batch(size=77), acks=acks)
     for wire in waiting:
         wire.send(0, 9, **values)
     elsewhere = connect(cluster.port(new))
-    cluster.wait_until(
-        lambda: elsewhere.produce(topic, tools.batch(), acks=1).error_code == 0, "it takes records"
-    )
+    produce_first(cluster, elsewhere, topic, tools.batch())
     cluster.resume(old)
     answers = [
         wire.receive(0, 9)[1].responses[0].partition_responses[0].error_code for wire in waiting
@@ -66,7 +71,7 @@ def test_a_deposed_leader_tells_consumers_nothing(cluster, connect, tools):
     topic = cluster.create_topic()
     first = leader_of(cluster, topic, 0)
     waiting = [connect(cluster.port(first)) for _ in range(2)]
-    assert waiting[0].produce(topic, tools.batch(), acks=-1).error_code == 0
+    produce_first(cluster, waiting[0], topic, tools.batch(), acks=-1)
     old, _ = stalled(cluster, topic)
     assert old == first
     waiting[0].send(1, 11, **tools.fetch_values(topic, 0))

@@ -3,8 +3,8 @@
 *Doubted.* When a leader's process dies its clients ask for the leader at once, of nodes whose image
 still names the dead one: fencing and election take a moment. A client that is told the old leader
 believes it, and librdkafka asks again only after a second. So until a probe says that a broker
-whose connection broke lives, the image moved, or a short time has passed, clients hear that there
-is no leader yet, and ask again soon.
+whose connection broke lives, the image moved, or a short time has passed, answers wait a little,
+and then say that there is no leader yet.
 
 *Lingering.* librdkafka 2.16 that hears in one answer that a partition has another leader and that
 the old one is no broker any more takes its partition from both, and needs a second more to find the
@@ -46,6 +46,11 @@ class Departures:
     def believe(self, broker_id: int) -> None:
         """It answers, or nobody can tell: silence is no evidence."""
         self._doubted.pop(broker_id, None)
+
+    @property
+    def doubts_anybody(self) -> bool:
+        """Whether anybody is doubted, or was until a moment ago."""
+        return bool(self._doubted)
 
     def is_doubted(self, broker_id: int, image: Image, now: float) -> bool:
         """Whether clients should not be told that it leads."""

@@ -214,6 +214,11 @@ class Membership:
             self._departures.doubt(node_id, self._node.image, self._node.loop.time())
             self._look(node_id)
 
+    @property
+    def doubts_anybody(self) -> bool:
+        """Whether :meth:`seems_gone` may be true of some node."""
+        return self._departures.doubts_anybody
+
     def seems_gone(self, node_id: int) -> bool:
         """Whether there is evidence that a node died, though the image does not say so yet."""
         now = self._node.loop.time()

@@ -8,6 +8,7 @@ broker clients are told a little else, so that they find the next leader soon: s
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from kept.node.api import Answer, RequestContext
     from kept.node.server import Node
 
+DECISION_S: Final = 0.5
+"""How long an answer waits for a leader where the one of before seems to be gone."""
 NO_ID: Final = uuid.UUID(int=0)
 CLUSTER_OPERATIONS: Final = 8096
 """All operations on a cluster, as Kafka answers without an authorizer."""
@@ -51,7 +54,36 @@ def metadata(ctx: RequestContext, request: Any) -> Answer:
     allowed = getattr(request, "allow_auto_topic_creation", True)
     if missing and allowed and (node.config.auto_create_topics_enable):
         return _create_and_answer(ctx, request, list(dict.fromkeys(names)), missing, unknown_ids)
-    return _with_operations(request, _answer(ctx, list(dict.fromkeys(names)), {}, unknown_ids))
+    wanted_names = list(dict.fromkeys(names))
+    if _in_doubt(node, wanted_names):
+        return _answer_when_decided(ctx, request, wanted_names, unknown_ids)
+    return _with_operations(request, _answer(ctx, wanted_names, {}, unknown_ids))
+
+
+def _in_doubt(node: Node, names: list[str]) -> bool:
+    """Whether a leader that is asked for seems to be gone."""
+    members = node.membership
+    if members is None or not members.doubts_anybody:
+        return False
+    topics = [node.image.topics[name] for name in names if name in node.image.topics]
+    leaders = {record.leader for topic in topics for record in topic.partitions}
+    return any(members.seems_gone(leader) for leader in leaders)
+
+
+async def _answer_when_decided(
+    ctx: RequestContext, request: Any, names: list[str], unknown_ids: list[uuid.UUID]
+) -> dict[str, Any]:
+    """Give the controller a moment to find the next leader: librdkafka that hears of none asks
+    again only after a second.
+    """
+    node = ctx.node
+    try:
+        async with asyncio.timeout(DECISION_S):
+            while _in_doubt(node, names):
+                await node.metadata.acted(node.image.index + 1)
+    except TimeoutError:
+        pass  # the answer says that there is no leader
+    return _with_operations(request, _answer(ctx, names, {}, unknown_ids))
 
 
 async def _create_and_answer(

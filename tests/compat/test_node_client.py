@@ -12,6 +12,8 @@ import pytest
 from kept.testing import Cluster
 from tests.compat.scenario import leader
 
+pytestmark = [pytest.mark.node_js, pytest.mark.slow, pytest.mark.timeout(400)]  # npm is slow
+
 HERE = Path(__file__).parent / "node"
 
 
@@ -22,12 +24,11 @@ def workspace(tmp_path_factory) -> Path:
         shutil.copy(HERE / name, folder)
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
-        cwd=folder, check=True, capture_output=True, timeout=110,
+        cwd=folder, check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     return folder
 
 
-@pytest.mark.node_js
 def test_codecs_groups_and_commits(broker, workspace):
     done = subprocess.run(
         ["node", "round_trip.js", broker.bootstrap, broker.name("node")],
@@ -39,7 +40,6 @@ def test_codecs_groups_and_commits(broker, workspace):
     assert result["grouped"] == 350
 
 
-@pytest.mark.node_js
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_nothing_is_lost_over_kill_9(workspace, nodes):
     with Cluster(nodes) as cluster:

@@ -10,6 +10,7 @@ nobody, and nobody is told, as with a cable that is pulled.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -97,6 +98,9 @@ class ApartCluster(Cluster):
     def close(self) -> None:
         """End all nodes and their networks."""
         super().close()
+        # A namespace ends some time after its last process; the next device has the same name.
+        with contextlib.suppress(RuntimeError):
+            run("ip", "link", "del", self._device)
         for holder in self._holders:
             holder.kill()
             holder.communicate()

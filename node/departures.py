@@ -16,10 +16,11 @@ Nothing is decided by either (rule 35: a node acts on the image only).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
+    from kept.cluster.image import BrokerImage, Image
 
 DOUBT_S: Final = 3.0
 """By then a controller has fenced who is gone, or nobody could."""
@@ -35,6 +36,7 @@ class Departures:
         """Broker -> its epoch when it was last seen, and when the doubt ends."""
         self._fenced: dict[int, float] = {}
         """Broker -> until when it lingers."""
+        self._brokers: Mapping[int, BrokerImage] = {}
         self._live: frozenset[int] = frozenset()
 
     def doubt(self, broker_id: int, image: Image, now: float) -> None:
@@ -66,6 +68,9 @@ class Departures:
 
     def image_moved(self, image: Image, now: float) -> None:
         """Note who was fenced."""
+        if image.brokers is self._brokers:
+            return  # nearly every entry: an image shares what did not change with the one before
+        self._brokers = image.brokers
         live = frozenset(one.broker_id for one in image.brokers.values() if not one.fenced)
         for gone in self._live - live:
             self._fenced[gone] = now + LINGER_S

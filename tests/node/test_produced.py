@@ -120,6 +120,36 @@ class Committing:
         self.flushes.append((end_offset, callback))
 
 
+def committing_request(asker, acks, *partitions):
+    request = produced.Produced(asker, 9, 1, acks=acks, timeout_ms=10_000)
+    request.topic(b"t")
+    for index, one in enumerate(partitions):
+        info = types.SimpleNamespace(
+            base_offset=4, last_offset=6, log_append_time=-1, log_start_offset=0
+        )
+        request.appended(one, index, info)
+    request.written({})
+    return request
+
+
+def test_a_request_of_acks_all_waits_for_the_commit_of_every_partition(asker):
+    first, second, committed = Committing(), Committing(), Committing()
+    committed.high_watermark = 7
+    committing_request(asker, -1, first, second, committed)
+    assert [end for end, _ in first.commits + second.commits] == [7, 7]
+    assert committed.commits == [] and asker.happened == []
+    first.commits[0][1](None)
+    assert asker.happened == []
+    second.commits[0][1](None)
+    assert asker.happened == ["answered"]
+
+
+def test_a_request_of_acks_1_waits_for_no_commit(asker):
+    partition = Committing()
+    committing_request(asker, 1, partition)
+    assert partition.commits == [] and asker.happened == ["answered"]
+
+
 def run_of(asker: Asker, acks: int, *places: tuple[Committing, int]) -> produced.ProducedRun:
     run = produced.ProducedRun(asker, acks, timeout_ms=10_000)
     for number, (hosted, base) in enumerate(places):

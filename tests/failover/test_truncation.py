@@ -124,4 +124,5 @@ def test_kafka_sees_the_same_records_in_all_replicas(kept_cluster):
         made = [log.with_suffix(kind) for log in logs for kind in (".index", ".timeindex")]
         indexes = [path for path in made if path.exists() and path.stat().st_size]
         said = kafka_dist.dump(indexes, "--index-sanity-check")
-        assert said.count("passed sanity check.") == len(indexes) > 1, said
+        assert indexes
+        assert said.count("passed sanity check.") == len(indexes), said

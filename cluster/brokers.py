@@ -47,7 +47,8 @@ class Registration:
     """A broker's process presents itself. ``incarnation`` is random, one per process.
 
     ``clean_epoch``: the broker epoch in the clean-shutdown mark that it found, the same in all of
-    its directories; -1 without one.
+    its directories; -1 without one. ``directories``: the ids of its log directories, which it has
+    locked: two processes that name the same one are one after the other.
     """
 
     broker_id: int
@@ -55,6 +56,7 @@ class Registration:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     clean_epoch: int = -1
+    directories: tuple[UUID, ...] = ()
 
 
 def register_broker(
@@ -84,7 +86,7 @@ def register_broker(
         if session_live:
             raise DuplicateBrokerRegistration(
                 f"a live broker is registered with id {broker_id}, at "
-                f"{_address(known.endpoints)}: each needs its own node.id"
+                f"{address_of(known.endpoints)}: each needs its own node.id"
             )
     record = BrokerRecord(
         broker_id,
@@ -93,6 +95,7 @@ def register_broker(
         registration.endpoints,
         registration.rack,
         fenced,
+        registration.directories,
     )
     clean = known is not None and known.broker_epoch == registration.clean_epoch
     out, _ = image.apply([replace(record, fenced=True)])
@@ -103,7 +106,8 @@ def register_broker(
     return [record, *_last_of_each(changes)]
 
 
-def _address(endpoints: tuple[Endpoint, ...]) -> str:
+def address_of(endpoints: tuple[Endpoint, ...]) -> str:
+    """Endpoints, for a message."""
     return ", ".join(f"{e.host}:{e.port}" for e in endpoints) or "no address"
 
 

@@ -64,6 +64,7 @@ class BrokerImage:
     rack: str | None
     fenced: bool
     in_controlled_shutdown: bool = False
+    directories: tuple[UUID, ...] = ()
 
     @property
     def active(self) -> bool:
@@ -175,7 +176,13 @@ class Image:
         for broker_id in sorted(self.brokers):
             b = self.brokers[broker_id]
             yield BrokerRecord(
-                b.broker_id, b.broker_epoch, b.incarnation, b.endpoints, b.rack, b.fenced
+                b.broker_id,
+                b.broker_epoch,
+                b.incarnation,
+                b.endpoints,
+                b.rack,
+                b.fenced,
+                b.directories,
             )
             if b.in_controlled_shutdown:
                 yield BrokerChangeRecord(b.broker_id, b.broker_epoch, b.fenced, True)
@@ -340,6 +347,7 @@ class _Step:
             record.endpoints,
             record.rack,
             record.fenced,
+            directories=record.directories,
         )
         self._touched["brokers"].add(record.broker_id)
 

@@ -4,9 +4,9 @@
 
     INITIAL --Start--> REGISTERING --Registered--> FENCED --image: unfenced--> RUNNING
                             ^                        ^----image: fenced----------'
-                            '--- BrokerIdNotRegistered (somebody unregistered it)
+                            '--- unregistered, or the process before it was registered late
     any --ShutDown--> SHUTTING_DOWN --may stop, or out of patience--> STOPPED
-    any --another process has the id, or the registration is refused--> STOPPED
+    any --a process elsewhere has the id, or the registration is refused--> STOPPED
 
 One heartbeat is outstanding at a time; it leaves at once when there is something to say (a new
 controller, the image caught up, a log to report), else every ``heartbeat_interval_ms``.
@@ -22,8 +22,14 @@ and the image has come as far as the controller's. ``stall_ms`` + ``heartbeat_in
 than the session timeout, so a process that is fenced in its sleep always notices. (Silence of the
 controllers alone suspends nothing: a deposed leader that runs cannot acknowledge for its ISR.)
 
-After ``BrokerLifecycleManager``; ours: stalls, and that every time is an argument. ``now_ms`` is
-a monotonic clock in all events.
+**Another process in its place.** A Register may be under way for long, so that of the process
+before may be taken after this one's. Both name the same log directories, which this one has locked:
+the other is dead, and this one registers again. A process that names others holds the id elsewhere,
+and lives, or this one's Register would have been refused: this one ends. (Of two that run on copies
+of one directory, the one that is heard stays, and the other's registration is refused.)
+
+After ``BrokerLifecycleManager``; ours: stalls, displacement by a dead process, and that every time
+is an argument. ``now_ms`` is a monotonic clock in all events.
 """
 
 from __future__ import annotations
@@ -32,9 +38,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kept.cluster.brokers import Registration
+from kept.cluster.brokers import Registration, address_of
 from kept.cluster.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatAnswer, PartitionKey
-from kept.cluster.image import Image
+from kept.cluster.image import BrokerImage, Image
 from kept.cluster.recovery import awaiting
 from kept.storage.errors import (
     BrokerIdNotRegistered,
@@ -68,7 +74,8 @@ class LifecycleSettings:
     unanswered request is sent again. ``retry_ms``: pause after a failure, and between heartbeats of
     a broker that is fenced or shuts down. ``shutdown_timeout_ms``: how long a shutdown waits for
     its partitions to move. A registration is tried for ever while nobody answers; that of an id
-    whose holder is alive is given up after two session timeouts: one is enough to find a dead one.
+    whose holder is alive is given up after two session timeouts of one controller: one is enough to
+    find a dead one.
     """
 
     heartbeat_interval_ms: int = 2000
@@ -296,6 +303,8 @@ class BrokerLifecycle:
                 self._registration_failed(event, effects)
             case ControllerChanged():
                 self._outstanding = None
+                if self.state is State.REGISTERING:
+                    self._give_up_ms = None  # it takes everybody for alive at first
                 self._reported.clear()
                 self._next_ms = event.now_ms
             case LogsOpened():
@@ -428,23 +437,30 @@ class BrokerLifecycle:
             State.INITIAL,
             State.REGISTERING,
         ):
-            self._displaced(mine is None, now_ms, effects)
+            self._displaced(mine, now_ms, effects)
         self._settle("not registered", effects)
         self._resume_when_current(effects)
 
-    def _displaced(self, unregistered: bool, now_ms: int, effects: list[Effect]) -> None:
-        """The image knows nothing of this process any more, or another one in its place."""
-        broker_id = self.registration.broker_id
-        if not unregistered:
-            self._exit(
-                f"another process has registered as broker {broker_id}: each needs its own node.id",
-                effects,
-                failed=True,
-            )
-        elif self.state is State.SHUTTING_DOWN:
-            self._exit("unregistered", effects)
+    def _displaced(self, other: BrokerImage | None, now_ms: int, effects: list[Effect]) -> None:
+        """The cluster knows nothing of this process any more, or another one in its place."""
+        reason = "unregistered"
+        if other is not None:
+            if not set(other.directories) & set(self.registration.directories):
+                where = address_of(other.endpoints)
+                why = f"another process, at {where}, has registered as broker {other.broker_id}"
+                self._exit(f"{why}: each needs its own node.id", effects, failed=True)
+                return
+            reason = "the process before this one was registered late"
+        if self.state is State.SHUTTING_DOWN:
+            self._exit(reason, effects)
         else:
-            self._register_again("unregistered", now_ms, effects)
+            self._register_again(reason, now_ms, effects)
+
+    def _doubt(self, now_ms: int, effects: list[Effect]) -> None:
+        """The controller knows a later process of this id: the image will show which."""
+        self._resume_from, self._resume_index = self._number + 1, None
+        self._settle("the controller knows another process with this id", effects)
+        self._next_ms = now_ms + self.settings.retry_ms
 
     def _unreported(self) -> dict[PartitionKey, int]:
         """Partitions whose logs the controller asks for and was not told."""
@@ -511,9 +527,9 @@ class BrokerLifecycle:
         self._outstanding = None
         self._next_ms = event.now_ms + self.settings.retry_ms
         if isinstance(event.error, StaleBrokerEpoch):
-            self._displaced(False, event.now_ms, effects)
+            self._doubt(event.now_ms, effects)
         elif isinstance(event.error, BrokerIdNotRegistered):
-            self._displaced(True, event.now_ms, effects)
+            self._displaced(None, event.now_ms, effects)
 
     def _shut_down(self, now_ms: int, effects: list[Effect]) -> None:
         if self.state is State.RUNNING:

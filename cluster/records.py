@@ -79,7 +79,10 @@ class FeatureRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRecord:
-    """A broker's registration. Its epoch is the index of the entry that holds this record."""
+    """A broker's registration. Its epoch is the index of the entry that holds this record.
+
+    ``directories`` are the ids of the log directories that the process has locked.
+    """
 
     broker_id: int
     broker_epoch: int
@@ -87,6 +90,7 @@ class BrokerRecord:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     fenced: bool = True
+    directories: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +286,20 @@ def _write_broker(record: BrokerRecord) -> bytes:
         _string(e.name) + _string(e.protocol) + _string(e.host) + _I32.pack(e.port)
         for e in record.endpoints
     )
-    return head + _string(record.rack) + _U16.pack(len(record.endpoints)) + endpoints
+    body = head + _string(record.rack) + _U16.pack(len(record.endpoints)) + endpoints
+    if _broker_version(record):
+        directories = b"".join(directory.bytes for directory in record.directories)
+        body += _U16.pack(len(record.directories)) + directories
+    return body
+
+
+def _broker_version(record: BrokerRecord) -> int:
+    return int(bool(record.directories))
+
+
+def _read_broker_v1(reader: _Reader) -> BrokerRecord:
+    record = _read_broker(reader)
+    return replace(record, directories=tuple(reader.uuid() for _ in range(reader.integer(_U16))))
 
 
 def _read_broker(reader: _Reader) -> BrokerRecord:
@@ -401,7 +418,10 @@ _WRITERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
 }
 """Class -> type, the body's writer."""
 
-_VERSIONS: Final[dict[type, Callable[[Any], int]]] = {PartitionRecord: _partition_version}
+_VERSIONS: Final[dict[type, Callable[[Any], int]]] = {
+    PartitionRecord: _partition_version,
+    BrokerRecord: _broker_version,
+}
 """Class -> the version that a record is written in; 0 for what is not listed."""
 
 _READERS: Final[dict[int, tuple[Callable[[_Reader], Any], ...]]] = {
@@ -414,7 +434,7 @@ _READERS: Final[dict[int, tuple[Callable[[_Reader], Any], ...]]] = {
     15: (lambda r: ProducerIdsRecord(*r.unpack(_PRODUCER_IDS)),),
     17: (_read_change,),
     20: (lambda _: NoOpRecord(),),
-    27: (_read_broker,),
+    27: (_read_broker, _read_broker_v1),
     64: (lambda r: ClusterRecord(r.string()),),
     65: (_read_voters,),
 }

@@ -145,6 +145,7 @@ class Brokering:
             registration.endpoints,
             registration.rack,
             registration.clean_epoch,
+            registration.directories,
         )
         try:
             reply = await self._ask("Register", request)

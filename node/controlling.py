@@ -182,6 +182,7 @@ class Controlling:
             request.endpoints,
             request.rack,
             request.clean_epoch,
+            request.log_dirs,
         )
 
         def change(image: Image) -> list[MetadataRecord]:

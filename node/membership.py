@@ -109,7 +109,12 @@ class Membership:
         """Take part as a broker; done when this node serves."""
         node = self._node
         registration = Registration(
-            node.node_id, self.incarnation, endpoints, node.config.broker_rack, clean_epoch
+            node.node_id,
+            self.incarnation,
+            endpoints,
+            node.config.broker_rack,
+            clean_epoch,
+            tuple(one.directory.directory_id for one in node.log_directories),
         )
         self.brokering = Brokering(node, registration)
         self.brokering.controller_is(node.metadata.leader_id)

@@ -20,6 +20,7 @@ from kept.cluster.lifecycle import (
     State,
     StopServing,
 )
+from kept.cluster.records import Endpoint
 from kept.storage.errors import (
     BrokerIdNotRegistered,
     DuplicateBrokerRegistration,
@@ -29,7 +30,12 @@ from kept.storage.errors import (
     StaleBrokerEpoch,
 )
 
-ME = decide.Registration(1, UUID(int=11), ())
+MINE = UUID(int=100)
+"""The log directory of every process that runs here, one after the other."""
+ME = decide.Registration(1, UUID(int=11), (), directories=(MINE,))
+DEAD = decide.Registration(1, UUID(int=10), (), directories=(UUID(int=101), MINE))
+"""A process that ran here before."""
+HERE = Endpoint("NODE", "PLAINTEXT", "elsewhere", 10092)
 
 
 class Broker:
@@ -155,6 +161,17 @@ def test_an_id_whose_holder_lives_is_given_up() -> None:
     assert out.failed and "broker 1 lives at x:1" in out.reason
 
 
+def test_a_new_controller_has_time_to_find_the_holder_dead() -> None:
+    b = Broker()
+    b.step(life.Start)
+    b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
+    b.tick(17_900)
+    b.step(life.ControllerChanged)
+    b.tick(1000)
+    b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
+    assert b.core.state is State.REGISTERING
+
+
 def test_a_refused_registration_ends_the_process() -> None:
     b = Broker()
     b.step(life.Start)
@@ -214,18 +231,43 @@ def test_a_fenced_broker_asks_to_be_let_in_again() -> None:
     assert b.core.state is State.FENCED and beat.applied_index == b.image.index
 
 
-def test_another_process_with_this_id_ends_this_one() -> None:
-    for news in ("image", "controller"):
-        b = running()
-        if news == "image":
-            other = decide.Registration(1, UUID(int=99), ())
-            b.apply(decide.register_broker(b.image, other))
-        else:
-            b.tick(1000)
-            b.tick(1000)
-            b.step(life.HeartbeatFailed, 3, StaleBrokerEpoch("newer"))
-        stop, out = b.effects
-        assert isinstance(stop, StopServing) and out.failed and "own node.id" in out.reason
+@pytest.mark.parametrize("directories", [(), (UUID(int=101),)])
+def test_another_process_with_this_id_elsewhere_ends_this_one(directories) -> None:
+    b = running()
+    other = decide.Registration(1, UUID(int=99), (HERE,), directories=directories)
+    stop, out = b.apply(decide.register_broker(b.image, other))
+    assert isinstance(stop, StopServing) and out.failed
+    assert "elsewhere:10092" in out.reason and "own node.id" in out.reason
+
+
+def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
+    b = running()
+    stop, again = b.apply(decide.register_broker(b.image, DEAD))
+    assert isinstance(stop, StopServing) and again == Register(ME)
+    assert not b.core.may_serve(b.now_ms)
+    b.apply(decide.register_broker(b.image, ME), tell=False)
+    b.step(life.Registered, b.epoch)
+    assert not b.core.may_serve(b.now_ms), "the image still shows the dead one"
+    assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
+    assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
+
+
+def test_a_dead_process_that_is_registered_late_does_not_keep_a_shutdown_waiting() -> None:
+    b = running()
+    b.step(life.ShutDown)
+    stop, out = b.apply(decide.register_broker(b.image, DEAD))
+    assert isinstance(stop, StopServing) and not out.failed
+
+
+def test_a_stale_epoch_stops_serving_until_the_image_shows_who_is_registered() -> None:
+    b = running()
+    b.tick(1000)
+    b.tick(1000)
+    (stop,) = b.step(life.HeartbeatFailed, 3, StaleBrokerEpoch("newer"))
+    assert isinstance(stop, StopServing) and not b.core.may_serve(b.now_ms)
+    (beat,) = b.tick(100)
+    assert beat.number == 4 and b.step(life.HeartbeatFailed, 4, StaleBrokerEpoch("newer")) == []
+    assert b.apply(decide.register_broker(b.image, DEAD)) == [Register(ME)]
 
 
 def test_unregistered_it_registers_again() -> None:
@@ -324,7 +366,7 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
 events = st.lists(
     st.tuples(
         st.sampled_from(["tick", "tick", "sleep", "answer", "old", "fail", "stale", "unknown",
-                         "image", "fence", "unfence", "unregister", "register", "other",
+                         "image", "fence", "unfence", "unregister", "register", "other", "dead",
                          "controller", "logs", "start", "stop"]),
         st.integers(0, 3000),
     ),
@@ -352,6 +394,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
                 decide.unfence_broker(b.image, 1, m.broker_epoch) if m else []
             ),
             "unregister": lambda m=mine: decide.unregister_broker(b.image, 1) if m else [],
+            "dead": lambda: decide.register_broker(b.image, DEAD),
             "other": lambda rare=number < 100: (
                 decide.register_broker(b.image, decide.Registration(1, UUID(int=5), ()))
                 if rare
@@ -386,10 +429,9 @@ def test_it_serves_only_awake_and_registered(history) -> None:
                 b.step(life.LogsOpened)
             case "stop" if number < 300:
                 b.step(life.ShutDown)
-            case "image" | "register" | "fence" | "unfence" | "unregister" | "other":
+            case "image" | "register" | "fence" | "unfence" | "unregister" | "other" | "dead":
                 b.apply(try_apply.get(kind, list)())
-        if slept_at == b.now_ms and tick_at is not None:
-            tick_at = b.now_ms
+        tick_at = b.now_ms if slept_at == b.now_ms and tick_at is not None else tick_at
         for effect in b.effects:
             if isinstance(effect, Heartbeat):
                 assert effect.number not in sent, "every heartbeat has its own number"

@@ -68,7 +68,7 @@ class SimNode(RaftApp):
         self.incarnation = UUID(int=random.getrandbits(128))
         registration = Registration(
             machine.node_id, self.incarnation, (Endpoint("SIM", "PLAINTEXT", "sim", 1),), None,
-            self.directory.broker_epoch,
+            self.directory.broker_epoch, (self.directory.directory_id,),
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
         self.sessions = Sessions(SESSIONS, unclean_allowed)
@@ -431,5 +431,5 @@ class SimNode(RaftApp):
             self.replicas.close()
             self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
         else:
-            self.history.checks.gives_up(self.node_id, self.incarnation, effect.reason)
+            self.history.checks.gives_up(self.node_id, effect.reason)
         raise Exited(effect.reason)

@@ -84,7 +84,6 @@ class ReplicaChecks:
         self.image_index = 0
         self.dark: set[int] = set()
         self.broker_epochs: dict[int, int] = {}
-        self.incarnations: dict[int, UUID] = {}
         self.strict: set[int] = set()
         """Producer ids of acks=all: nothing of theirs may be missing."""
         self.commits = 0
@@ -117,12 +116,9 @@ class ReplicaChecks:
             register.rebase = True
             self.world.note("checks", f"{tp}: every ISR member lost power, losses are allowed")
 
-    def gives_up(self, node: int, incarnation: UUID, reason: str) -> None:
-        """A process ends because it may not be a broker: only another one in its place may do that
-        (here: an earlier process's registration that came late).
-        """
-        if self.incarnations.get(node) == incarnation:
-            raise Violation("exit", f"n{node} is registered and gives up: {reason}")
+    def gives_up(self, node: int, reason: str) -> None:
+        """A process ends because it may not be a broker: nobody here has another one's id."""
+        raise Violation("exit", f"n{node} gives up: {reason}")
 
     # Metadata.
 
@@ -131,7 +127,6 @@ class ReplicaChecks:
         if index <= self.image_index:
             return
         self.image_index = index
-        self.incarnations = {node: broker.incarnation for node, broker in image.brokers.items()}
         self.dark -= {node for node in delta.brokers if self._registered_anew(image, node)}
         for gone in delta.topics_deleted:
             self._deleted(gone.name)

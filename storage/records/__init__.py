@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kept.storage.records.blocks import Binary, Block, Field, HeaderLists
 from kept.storage.records.build import RecordFields, build_batch, iterate, seal
 from kept.storage.records.codecs import compress, decompress
 from kept.storage.records.columns import (
@@ -32,6 +33,7 @@ from kept.storage.records.header import (
 )
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
+    from kept.storage.records.blocks import read_block
     from kept.storage.records.python import (
         KERNEL,
         check,
@@ -42,6 +44,7 @@ if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
     )
 else:
     try:
+        from kept.storage.records._blocks import read_block
         from kept.storage.records._kernel import (
             KERNEL,
             check,
@@ -51,6 +54,7 @@ else:
             scan,
         )
     except ImportError:
+        from kept.storage.records.blocks import read_block
         from kept.storage.records.python import (
             KERNEL,
             check,
@@ -65,9 +69,13 @@ __all__ = [
     "HEADER_BYTES",
     "KERNEL",
     "BatchHeader",
+    "Binary",
+    "Block",
     "Buffer",
     "CheckRules",
     "CheckedBatch",
+    "Field",
+    "HeaderLists",
     "Record",
     "RecordColumns",
     "RecordFields",
@@ -81,6 +89,7 @@ __all__ = [
     "decompress",
     "headers",
     "patch",
+    "read_block",
     "read_header",
     "records",
     "scan",

@@ -61,7 +61,7 @@ class HeaderLists(NamedTuple):
     """The headers of each record, null for a record without any.
 
     Record i has the headers ``offsets[i]`` to ``offsets[i + 1]`` of ``names`` and ``values``, of
-    which there are ``count``. Names are UTF-8: what was not has U+FFFD in its place, as in Java.
+    which there are ``total``. Names are UTF-8: what was not has U+FFFD in its place, as in Java.
     """
 
     offsets: Buffer
@@ -69,7 +69,7 @@ class HeaderLists(NamedTuple):
     nulls: int
     names: Binary
     values: Binary
-    count: int
+    total: int
 
 
 class Block(NamedTuple):

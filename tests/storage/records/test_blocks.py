@@ -48,15 +48,13 @@ def rows(block: Block) -> list[tuple[int, int, int, Any, Any, tuple[Any, ...]]]:
     """(offset, timestamp, type, key, value, headers) of every record of a block of everything."""
     n = block.rows
     assert block.headers is not None
-    names = strings(block.headers.names, block.headers.count)
-    values = strings(block.headers.values, block.headers.count)
+    names = strings(block.headers.names, block.headers.total)
+    values = strings(block.headers.values, block.headers.total)
     lists = struct.unpack(f"{n + 1}i", bytes(block.headers.offsets))
     listed = bits(block.headers.validity, n)
     assert [lists[i + 1] > lists[i] for i in range(n)] == listed
-    headers = [
-        tuple((names[j].decode(), values[j]) for j in range(lists[i], lists[i + 1]))  # type: ignore[union-attr]
-        for i in range(n)
-    ]
+    pairs = [(str(n or b"", "utf-8"), v) for n, v in zip(names, values, strict=True)]
+    headers = [tuple(pairs[lists[i] : lists[i + 1]]) for i in range(n)]
     numbers = [
         struct.unpack(f"{n}{kind}", bytes(column))  # type: ignore[arg-type]
         for kind, column in (

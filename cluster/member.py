@@ -121,6 +121,7 @@ class MetadataMember:
     ) -> None:
         self.node_id = node_id
         self.directory_id = files.identity.directory_id
+        self._handed_over = False
         self.image = files.image
         self.refusal: str | None = None
         """Why this node must not go on, if it must not."""
@@ -360,6 +361,23 @@ class MetadataMember:
     def transfer(self, to: int) -> None:
         """Hand leadership to a voter. Raises NotController, InvalidRequest."""
         self.core.transfer(to)
+
+    def hand_over(self) -> bool:
+        """Before a leader ends: let another voter lead, without an election's time-out.
+
+        Call it again while it returns True: until somebody else leads. False: that is so, or this
+        node does not lead, or no other voter is there that could.
+        """
+        core = self.core
+        if core.role is not Role.LEADER:
+            return self._handed_over and core.leader_id == NO_NODE and not self.majority_is_gone
+        if core.transferee == NO_NODE:
+            successor = core.successor
+            if successor == NO_NODE:
+                return False
+            core.transfer(successor)
+        self._handed_over = True
+        return True
 
     def read_barrier(self, token: object) -> None:
         """Ask until which index a read must wait to see all that was committed before this call.

@@ -41,6 +41,7 @@ CREATE_TOPICS_VERSION: Final = 7
 FORWARD_S: Final = 15.0
 """How long an admin request may take at the controller, or wait for one to be elected."""
 RETRY_S: Final = 0.05
+LOOK_S: Final = 0.01
 ELECTIONS: Final = 3
 """A node that stops gives up on a controller after the time of this many elections."""
 FOLLOW_S: Final = 1.0
@@ -124,12 +125,30 @@ class Membership:
         await self.brokering.running.wait()
 
     async def leave(self) -> None:
-        """Hand over what is led here; done when the process may end."""
+        """Hand over what is led here, the partitions and then the metadata; done when the process
+        may end.
+        """
         if self.brokering is not None:
             watching = self._node.loop.create_task(self._watch_controller(self.brokering))
             await self.brokering.shut_down()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+        await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Another voter leads before this one ends: nobody waits for an election."""
+        metadata = self._node.metadata
+        member, led = metadata.member, metadata.leads
+        patience_s = ELECTIONS * self._node.config.controller_quorum_fetch_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(patience_s):
+                while member.hand_over():
+                    metadata.pump()
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            log.warning("nobody took over as controller", waited_s=patience_s)
+        if led and metadata.leader_id is not None:
+            log.info("controller handed over", to=metadata.leader_id)
 
     async def _watch_controller(self, brokering: Brokering) -> None:
         """The last nodes to stop have nobody to hand over to: they don't wait for an answer."""

@@ -352,6 +352,19 @@ class Leading(RaftState):
         self.broadcast(even_empty=True)
         self.hand_over()
 
+    @property
+    def successor(self) -> int:
+        """Of the other voters that seem alive, the one that has most of the log; NO_NODE: none."""
+        election = self.settings.election_ticks
+        alive = {
+            voter.node_id: self.progress[voter.node_id].match_index
+            for voter in self.membership.voters
+            if voter.node_id in self.progress
+            and voter.node_id not in self.down
+            and self.ticks - self.progress[voter.node_id].heard_at <= election
+        }
+        return max(alive, key=lambda node_id: alive[node_id], default=NO_NODE)
+
     def hand_over(self) -> None:
         """Stop leading; the best of the other voters takes over."""
         follows = [v.node_id for v in self.membership.voters if v.node_id in self.progress]

@@ -472,6 +472,60 @@ def test_reads_and_transfer(cluster) -> None:
     )
 
 
+def hand_over(cluster: Cluster, leader: MetadataMember, ticks: int = 0) -> int:
+    """As a node that stops does; how often it was asked again."""
+    asked = 0
+    while leader.hand_over():
+        cluster.deliver()
+        cluster.tick(ticks)
+        asked += 1
+        assert asked < 200
+    return asked
+
+
+def test_a_leader_that_ends_lets_another_one_lead_first(cluster) -> None:
+    leader = cluster.leader()
+    assert hand_over(cluster, leader) == 1
+    assert leader.role is not Role.LEADER
+    assert cluster.members[leader.leader_id].controller_ready, "no time has passed"
+    assert not leader.hand_over(), "somebody leads"
+
+
+def test_it_is_handed_to_one_that_is_there(cluster) -> None:
+    leader = cluster.leader()
+    first, second = (i for i in cluster.members if i != leader.node_id)
+    for dead, other in ((first, second), (second, first)):
+        assert leader.core.successor in (first, second)
+        leader.peer_down(dead)
+        assert leader.core.successor == other
+        leader.core.down.clear()
+    cluster.cut = {first}
+    cluster.tick(leader.core.settings.election_ticks + 2)
+    assert leader.core.successor == second, "the first one is silent"
+
+
+def test_nobody_is_there_to_hand_over_to(cluster) -> None:
+    leader = cluster.leader()
+    follower = next(m for m in cluster.members.values() if m is not leader)
+    assert not follower.hand_over(), "it does not lead"
+    for node in cluster.members:
+        leader.peer_down(node)
+    assert not leader.hand_over()
+    alone = Cluster(1)
+    alone.start(0)
+    assert not alone.members[0].hand_over()
+
+
+def test_handing_over_is_tried_again_when_it_came_to_nothing(cluster) -> None:
+    leader = cluster.leader()
+    cluster.cut = {i for i in cluster.members if i != leader.node_id}
+    assert leader.hand_over()
+    cluster.deliver()  # what was sent is lost
+    cluster.cut = set()
+    assert hand_over(cluster, leader, ticks=1) > 0
+    assert cluster.leader() is not leader
+
+
 def test_who_is_left_leads_as_soon_as_one_with_an_older_log_comes_back() -> None:
     cluster = Cluster(raft=RaftSettings(election_ticks=200))
     cluster.start(0, 1, 2)

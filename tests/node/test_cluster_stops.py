@@ -6,7 +6,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from kept.client.blocking import OutRecord
+from kept.client.http import JsonApi
+from kept.client.view import Endpoint
 from kept.testing import Cluster
 
 PATIENCE = "kept.shutdown.timeout.ms"
@@ -54,3 +58,19 @@ def test_a_node_that_waits_for_a_majority_stops_when_it_is_told():
         cluster.start(1, wait=False)
         cluster.wait_until(lambda: "joining" in cluster.log(1).rpartition(" ready on ")[2], "")
         assert cluster.stop(1) == 0
+
+
+@pytest.mark.slow
+def test_a_controller_that_stops_hands_over_before_it_ends():
+    with Cluster(nodes=3, **{PATIENCE: 60_000}) as cluster:
+        topic = cluster.create_topic(partitions=3)
+        api = [JsonApi(Endpoint(cluster.host(i), cluster.port(i))) for i in range(3)]
+        first = api[0].get("cluster")["controller_id"]
+        others = [i for i in range(3) if i != first]
+        assert cluster.stop(first) == 0
+        told = {api[i].get("cluster")["controller_id"] for i in others}
+        assert len(told) == 1 and told < set(others), "nobody needs to find out that it is gone"
+        assert f'event="controller handed over" to={told.pop()}' in cluster.log(first)
+        with cluster.client() as client:
+            client.create_topic("u", partitions=1)
+            client.produce(topic, records(10))

@@ -25,6 +25,7 @@ _EVERYWHERE: Final = (
     "clocks set",
     "clocks that drift",
     "slow disks",
+    "controllers that handed over",
 )
 _DISKS: Final = (
     "power losses",

@@ -427,9 +427,11 @@ class SimNode(RaftApp):
         self.live(lifecycle.ShutDown(self.now_ms()))
 
     def leave(self, effect: lifecycle.Exit) -> None:
-        if not effect.failed:
-            self.replicas.close()
-            self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
-        else:
+        if effect.failed:
             self.history.checks.gives_up(self.node_id, effect.reason)
-        raise Exited(effect.reason)
+        self.hand_over(effect.reason)
+
+    def end(self, reason: str) -> None:
+        self.replicas.close()
+        self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
+        raise Exited(reason)

@@ -36,6 +36,8 @@ from tests.sim.world import MS, SECOND, Violation, World
 
 TICK_MS = 50
 PATIENCE_US = 40 * SECOND
+HAND_OVER_US = 3 * SECOND
+HAND_OVER_LOOK_MS = 10
 SETTINGS = RaftSettings()
 
 
@@ -206,8 +208,25 @@ class RaftApp:
         self.pump()
 
     def shut_down(self) -> None:
-        """TERM: a member has nothing to hand over."""
-        raise Exited("told to end")
+        """TERM."""
+        self.hand_over("told to end")
+
+    def hand_over(self, reason: str) -> None:
+        """Let another one lead, as ``node/membership`` does, then end."""
+        if self.member.role is Role.LEADER:
+            self.machine.world.counts["controllers that handed over"] += 1
+        self._hand_over(reason, self.machine.world.now_us + HAND_OVER_US)
+
+    def _hand_over(self, reason: str, give_up_us: int) -> None:
+        if self.machine.world.now_us < give_up_us and self.member.hand_over():
+            self.pump()
+            self.machine.after_ms(HAND_OVER_LOOK_MS, self._hand_over, reason, give_up_us)
+        else:
+            self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """The process is over."""
+        raise Exited(reason)
 
     def handle(self, outcome: Outcome) -> None:
         """For nodes that do more."""

@@ -1,27 +1,36 @@
-"""Incremental fetch sessions (KIP-227).
+"""Incremental fetch sessions (KIP-227), and what is new in them.
 
-A session remembers which partitions a consumer reads, so that a request carries only changes and a
-response only partitions with news. The cache has a fixed number of slots; a full cache answers
-new sessions with id 0 (sessionless), after evicting what has been idle longer than
-:data:`EVICTION_MS`. Errors: 70 for an unknown session, 71 for a wrong epoch, 106 where a session
-made with names goes on with topic ids or the other way round.
+A session remembers which partitions a consumer or follower reads, so that a request carries only
+changes and a response only partitions with news. The work of a request follows the partitions that
+moved, too: a partition that was read to its end, with nothing left to tell, *rests*. It watches its
+replica, and is *due* again when the end, the high watermark, the start, the leader or the ISR moves
+there, or when a request names it. A thousand idle partitions cost nothing.
+
+The cache has a fixed number of slots; a full cache answers new sessions with id 0 (sessionless),
+after evicting what has been idle longer than :data:`EVICTION_MS`. Errors: 70 for an unknown
+session, 71 for a wrong epoch, 106 where a session made with names goes on with topic ids or the
+other way round.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kept.node import error_codes
 from kept.node.hot import fetch as codec
 
+if TYPE_CHECKING:
+    from kept.replication.partition import Partition
+
 SLOTS: Final = 1000
-"""Kafka's max.incremental.fetch.session.cache.slots: a session of 1,000 partitions is ~100 KB."""
+"""Kafka's max.incremental.fetch.session.cache.slots: a session of 1,000 partitions is ~300 KB."""
 EVICTION_MS: Final = 120_000
 MAX_EPOCH: Final = 2**31 - 1
 INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
+SESSIONLESS: Final = 0
 
 Key = tuple[bytes, int]
 """(topic name or id as on the wire, partition)"""
@@ -30,13 +39,19 @@ Key = tuple[bytes, int]
 class CachedPartition:
     """A partition of a session: what is asked of it, and what was last answered."""
 
-    __slots__ = ("answered", "request")
+    __slots__ = ("answered", "at_end", "key", "partition", "request", "session")
 
-    def __init__(self, request: codec.FetchPartition) -> None:
+    def __init__(self, session: Session, key: Key, request: codec.FetchPartition) -> None:
+        self.session = session
+        self.key = key
         self.request = request
         self.answered: tuple[int, int, int, int] | None = None
         """(error_code, high_watermark, last_stable_offset, log_start_offset) of the last response
         """
+        self.partition: Partition | None = None
+        """The replica here that was read last, and is watched while this rests."""
+        self.at_end = False
+        """The last reading found all there is: once that is answered, it may rest."""
 
     def has_news(self, data: codec.PartitionData) -> bool:
         """Whether a response must carry ``data``; remembers it as answered."""
@@ -52,31 +67,128 @@ class CachedPartition:
         self.answered = state if data.error_code == 0 else None
         return news
 
+    def read_from(self, partition: Partition) -> None:
+        """It is this replica that is read: a topic's name may come to mean another one."""
+        if partition is not self.partition:
+            self.ignore()
+            self.partition = partition
+
+    def watch(self) -> None:
+        """Hear of the replica's next move. A follower waits for the end, and for commits only where
+        consumers read from it; elsewhere the next answer, whatever it is for, tells of them.
+        """
+        partition, session = self.partition, self.session
+        if partition is None or session.closed:
+            return
+        if session.replica_id < 0:
+            partition.add_waiter(self.moved)
+        else:
+            partition.add_waiter(self.moved, replica=True)
+            partition.add_waiter(self.moved if session.awaits_commits else self.committed)
+
+    def ignore(self) -> None:
+        """Hear of nothing any more."""
+        if self.partition is not None:
+            self.partition.remove_waiter(self.moved)
+            self.partition.remove_waiter(self.committed)
+
+    def moved(self) -> None:
+        """There is something new to read, or to be told: who waits for this session looks."""
+        session, partition = self.session, self.partition
+        self.ignore()
+        session.due[self.key] = self
+        if session.replica_id >= 0 and partition is not None:
+            # The end has not moved since this is watched: what that follower had then, it had with
+            # every request since, though they did not name the partition.
+            partition.follower_asked(session.replica_id, session.last_used_ms)
+        if session.on_news is not None:
+            session.on_news()
+
+    def committed(self) -> None:
+        """There is something to be told with the next answer; the end is watched on."""
+        if self.partition is not None:
+            self.partition.remove_waiter(self.committed)
+        self.session.due[self.key] = self
+
 
 class Session:
-    """One consumer's session. ``epoch`` is what the next request must carry."""
+    """What one reader reads. ``epoch`` is what its next request must carry."""
 
-    __slots__ = ("epoch", "id", "last_used_ms", "partitions", "uses_ids")
+    __slots__ = (
+        "awaits_commits",
+        "closed",
+        "due",
+        "epoch",
+        "id",
+        "last_used_ms",
+        "on_news",
+        "partitions",
+        "replica_id",
+        "uses_ids",
+    )
 
-    def __init__(self, session_id: int, uses_ids: bool, now_ms: int) -> None:
+    def __init__(
+        self, session_id: int, request: codec.FetchRequest, uses_ids: bool, now_ms: int
+    ) -> None:
         self.id = session_id
         self.uses_ids = uses_ids
+        self.replica_id = request.replica_id
+        self.awaits_commits = False
+        """A follower that consumers read from hears of a commit at once."""
         self.epoch = 1
         self.last_used_ms = now_ms
-        self.partitions: OrderedDict[Key, CachedPartition] = OrderedDict()
+        self.closed = False
+        self.partitions: dict[Key, CachedPartition] = {}
+        self.due: dict[Key, CachedPartition] = {}
+        """What does not rest, in the order of reading: who got records goes to the end."""
+        self.on_news: Callable[[], None] | None = None
+        """Of the request that is parked."""
+        self.update(request)
 
     def update(self, request: codec.FetchRequest) -> None:
         """Take over what a request adds, changes and forgets."""
+        partitions, due = self.partitions, self.due
         for topic, wanted in request.topics:
             for partition in wanted:
-                cached = self.partitions.get((topic, partition.partition))
+                key = (topic, partition.partition)
+                cached = partitions.get(key)
                 if cached is None:
-                    self.partitions[topic, partition.partition] = CachedPartition(partition)
+                    cached = partitions[key] = CachedPartition(self, key, partition)
                 else:
+                    if cached.request.current_leader_epoch != partition.current_leader_epoch:
+                        cached.answered = None  # it is told that the logs agree in this epoch, too
                     cached.request = partition
+                due[key] = cached
         for topic, forgotten in request.forgotten:
             for index in forgotten:
-                self.partitions.pop((topic, index), None)
+                gone = partitions.pop((topic, index), None)
+                due.pop((topic, index), None)
+                if gone is not None:
+                    gone.ignore()
+
+    def watch(self) -> None:
+        """A request is parked: hear of what is due, too. What rests is watched anyway."""
+        for cached in self.due.values():
+            cached.watch()
+
+    def answered(self, cached: CachedPartition, data: codec.PartitionData) -> None:
+        """``data`` was answered (or is as answered before): may the partition rest?"""
+        key = cached.key
+        if self.partitions.get(key) is not cached:
+            return
+        if data.records is not None:
+            self.due.pop(key, None)
+            self.due[key] = cached
+        elif cached.at_end:
+            self.due.pop(key, None)
+            cached.watch()
+
+    def close(self) -> None:
+        """It is used no more."""
+        self.closed = True
+        self.on_news = None
+        for cached in self.partitions.values():
+            cached.ignore()
 
 
 class FetchSessions:
@@ -96,10 +208,10 @@ class FetchSessions:
     ) -> tuple[int, Session | None]:
         """(error code, session) for a request; (0, None) is a sessionless fetch."""
         if request.session_epoch == FINAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._close(request.session_id)
             return error_codes.NONE, None
         if request.session_epoch == INITIAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._close(request.session_id)
             return error_codes.NONE, self._create(request, uses_ids, now_ms)
         session = self._sessions.get(request.session_id)
         if session is None:
@@ -119,11 +231,15 @@ class FetchSessions:
             oldest = next(iter(self._sessions.values()))
             if now_ms - oldest.last_used_ms <= EVICTION_MS:
                 return None
-            del self._sessions[oldest.id]
+            self._close(oldest.id)
         session_id = self._draw()
         while session_id in self._sessions or session_id <= 0:
             session_id = self._draw()
-        session = Session(session_id, uses_ids, now_ms)
-        session.update(request)
+        session = Session(session_id, request, uses_ids, now_ms)
         self._sessions[session_id] = session
         return session
+
+    def _close(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.close()

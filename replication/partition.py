@@ -201,6 +201,15 @@ class Partition(FollowingReplica):
         if (started or core.high_watermark != before) and self._waiters:
             self._wake()
 
+    def follower_asked(self, replica_id: int, now_ms: int) -> None:
+        """Until ``now_ms`` a follower's requests left out what they knew (KIP-227): it was there.
+
+        For a partition whose log end had not moved since its last :meth:`fetch`.
+        """
+        follower = self.core.followers.get(replica_id)
+        if follower is not None:
+            follower.asked_again(now_ms)
+
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of the aborted transactions that overlap ``start..end``."""
         return [(txn[0], txn[1]) for txn in self.log.aborted_transactions(start, end)]

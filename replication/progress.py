@@ -58,6 +58,14 @@ class Follower:
         self.end_at_fetch = leader_end_offset
         self.fetched_ms = now_ms
 
+    def asked_again(self, now_ms: int) -> None:
+        """Until ``now_ms`` it asked for the same again, and the leader's end had not moved."""
+        if self.log_end_offset == UNKNOWN_OFFSET:
+            return
+        self.fetched_ms = max(self.fetched_ms, now_ms)
+        if self.log_end_offset >= self.end_at_fetch:
+            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+
 
 class CommitQueue:
     """Who waits for the high watermark, by the offset it must reach, then by arrival."""

@@ -203,6 +203,7 @@ class Replica:
         core = self.core
         if core.leading and leader_epoch == core.leader_epoch:
             self.step(IsrDecided(partition_epoch, replicas, isr))
+            self._wake_all()
             return None
         log = self.log
         log.leader_epochs.assign(leader_epoch, log.log_end_offset)

@@ -2,9 +2,9 @@
 
 A request reads at once; with less than ``min_bytes`` and no error it is parked until enough became
 readable or ``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files
-until the sender takes them (rule 44). Sessions: ``kept.node.fetch_sessions``. Reads follow rules
-25, 26, 32 and 38, which ``Partition.fetch`` decides; consumers of an incremental session get only
-partitions with news.
+until the sender takes them (rule 44). Reads follow rules 25, 26, 32 and 38, which
+``Partition.fetch`` decides. In a session (``kept.node.fetch_sessions``) only partitions that are
+due are read, and only those with news are answered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
 from kept.node.clock import monotonic_ms
-from kept.node.fetch_sessions import CachedPartition, Key, Session
+from kept.node.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
 from kept.node.handlers.hints import (
     FENCED_LEADER_EPOCH,
     FETCH_HINTS,
@@ -45,6 +45,7 @@ FROM_FOLLOWERS: Final = 11
 _NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
 """Errors that Kafka answers with no aborted transactions, where others leave the field null."""
 
+Found = list[tuple[CachedPartition, codec.PartitionData]]
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
 
@@ -63,11 +64,8 @@ class PendingFetch:
         "_request",
         "_session",
         "_started",
-        "_tells_commits",
         "_timer",
         "_version",
-        "_wanted",
-        "_watched",
         "_woken",
     )
 
@@ -77,7 +75,7 @@ class PendingFetch:
         version: int,
         correlation_id: int,
         request: codec.FetchRequest,
-        session: Session | None,
+        session: Session,
     ) -> None:
         self._connection = connection
         self._version = version
@@ -90,53 +88,30 @@ class PendingFetch:
         """Nobody waits for more than one response may carry."""
         self._rack = ""
         """Of the consumer, if it may be sent to a replica there."""
-        self._tells_commits = False
-        """A follower that consumers read from hears of a commit at once, as in Kafka."""
         if connection.node.config.replica_selector_class == RACK_AWARE:
             self._rack = request.rack_id.decode("utf-8", "replace")
-            self._tells_commits = request.replica_id >= 0 and session is not None
+            session.awaits_commits = request.replica_id >= 0 and session.id != SESSIONLESS
         self._reply: Reply | None = None
         self._started = connection.node.loop.time()
         self._timer: Any = None
-        self._watched: list[Partition] = []
         self._woken = False
-        self._wanted: list[tuple[Key, codec.FetchPartition]]
-        if session is not None:
-            self._wanted = [(key, cached.request) for key, cached in session.partitions.items()]
-        else:
-            self._wanted = [
-                ((name, wanted.partition), wanted)
-                for name, partitions in request.topics
-                for wanted in partitions
-            ]
 
     def start(self) -> None:
         """Answer now, or park."""
         results, size, urgent = self._read()
         request = self._request
-        enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0 or not self._wanted
+        enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0
+        enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
         if enough or (size and self._enough()) or self._commits(results):
             self._connection.reply(self._encode(results))
             return
         self._reply = self._connection.expect()
-        for partition in self._partitions():
-            partition.add_waiter(self._wake, replica=self._request.replica_id >= 0)
-            if self._tells_commits:
-                partition.add_waiter(self._wake)
-            self._watched.append(partition)
+        self._session.on_news = self._wake
+        self._session.watch()
         loop = self._connection.node.loop
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
         self._connection.parked.add(self)
-
-    def _partitions(self) -> list[Partition]:
-        found = []
-        for (name, index), _ in self._wanted:
-            try:
-                found.append(find(self._connection, name, index, self._version).partition)
-            except KeptError:
-                continue
-        return found
 
     def _wake(self) -> None:
         """A partition moved: look once at all that move in this turn of the loop."""
@@ -153,22 +128,21 @@ class PendingFetch:
         enough = urgent or size >= self._min_bytes or (size and self._enough())
         if enough or self._commits(results):
             self._answer(results)
+        else:
+            self._session.watch()
 
-    def _commits(self, results: list[tuple[Key, codec.PartitionData]]) -> bool:
+    def _commits(self, results: Found) -> bool:
         """Whether a follower that is to hear of it has not been told a high watermark."""
-        if not self._tells_commits or self._session is None:
-            return False
-        known = self._session.partitions
-        return any(
-            (told := known[key].answered) is not None and told[1] < data.high_watermark
-            for key, data in results
-            if key in known
+        return self._session.awaits_commits and any(
+            (told := cached.answered) is not None and told[1] < data.high_watermark
+            for cached, data in results
         )
 
     def _enough(self) -> bool:
         """Whether to answer now: ``min_bytes`` are readable, or an error is to be told."""
         readable = 0
-        for (name, index), wanted in self._wanted:
+        for (name, index), cached in self._session.due.items():
+            wanted = cached.request
             try:
                 hosted = find(self._connection, name, index, self._version)
                 if self._request.replica_id >= 0 and self._must_wait(hosted):
@@ -191,7 +165,7 @@ class PendingFetch:
             results, _, _ = self._read()
             self._answer(results)
 
-    def _answer(self, results: list[tuple[Key, codec.PartitionData]]) -> None:
+    def _answer(self, results: Found) -> None:
         reply = self._reply
         self.cancel()
         connection = self._connection
@@ -205,11 +179,13 @@ class PendingFetch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for partition in self._watched:
-            partition.remove_waiter(self._wake)
-        self._watched.clear()
+        session = self._session
+        if session.id == SESSIONLESS:
+            session.close()
+        elif session.on_news == self._wake:
+            session.on_news = None
 
-    def _read(self) -> tuple[list[tuple[Key, codec.PartitionData]], int, bool]:
+    def _read(self) -> tuple[Found, int, bool]:
         """(data of each partition, bytes of records, whether to answer at once)."""
         node = self._connection.node
         if perf_counter() >= node.serve_until:
@@ -217,26 +193,28 @@ class PendingFetch:
         left = self._max_bytes
         size = 0
         urgent = False
-        results = []
-        for key, wanted in self._wanted:
+        results: Found = []
+        # What a disk's failure adds meanwhile is read next time.
+        for cached in tuple(self._session.due.values()):
+            cached.at_end = False
             try:
-                data = self._read_one(key, wanted, left, size == 0)
+                data = self._read_one(cached, left, size == 0)
             except KeptError as error:
-                data = self._failure(key, error)
+                data = self._failure(cached.key, error)
             if data.records is not None:
                 got = data.records.size_bytes  # type: ignore[union-attr]
                 size += got
                 left -= got
             urgent = urgent or data.error_code != 0 or data.diverging is not None
             urgent = urgent or data.preferred_replica >= 0
-            results.append((key, data))
+            results.append((cached, data))
         return results, size, urgent
 
-    def _read_one(
-        self, key: Key, wanted: codec.FetchPartition, left: int, first: bool
-    ) -> codec.PartitionData:
-        hosted = find(self._connection, key[0], key[1], self._version)
+    def _read_one(self, cached: CachedPartition, left: int, first: bool) -> codec.PartitionData:
+        wanted = cached.request
+        hosted = find(self._connection, *cached.key, self._version)
         partition = hosted.partition
+        cached.read_from(partition)
         elsewhere = self._elsewhere(partition, wanted) if self._rack else -1
         if elsewhere >= 0 or (self._request.replica_id >= 0 and self._must_wait(hosted)):
             left, first = 0, False
@@ -252,6 +230,14 @@ class PendingFetch:
             from_follower=self._version >= FROM_FOLLOWERS,
             at_least_one=first,
             now_ms=monotonic_ms() if self._request.replica_id >= 0 else 0,
+        )
+        # Not so where a limit may have hidden something, and where each fetch is to be counted.
+        cached.at_end = (
+            first
+            and found.slice is None
+            and found.diverging is None
+            and elsewhere < 0
+            and (self._request.replica_id < 0 or self._request.replica_id in partition.isr)
         )
         return codec.PartitionData(
             wanted.partition,
@@ -284,12 +270,12 @@ class PendingFetch:
             and self._connection.node.hosting.leader_quota.exceeded(monotonic_ms())
         )
 
-    def _count_throttled(self, results: list[tuple[Key, codec.PartitionData]]) -> None:
+    def _count_throttled(self, results: Found) -> None:
         """What throttled replicas are given counts, in sync or not, as in Kafka."""
         quota = self._connection.node.hosting.leader_quota
-        for (name, index), data in results:
+        for cached, data in results:
             if isinstance(data.records, FileSlice):
-                hosted = find(self._connection, name, index, self._version)
+                hosted = find(self._connection, *cached.key, self._version)
                 if hosted.throttled_as_leader:
                     quota.record(data.records.size_bytes, monotonic_ms())
 
@@ -297,26 +283,23 @@ class PendingFetch:
         code = error_codes.code_for(error)
         if code == error_codes.UNKNOWN_SERVER_ERROR:
             log.exception("fetch failed", error, partition=key[1])
-        elif self._session is not None and isinstance(error, UnknownTopicId):
+        elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
         nothing = () if isinstance(error, _NOWHERE) else None
         return codec.PartitionData(key[1], code, aborted=nothing)
 
-    def _encode(self, results: list[tuple[Key, codec.PartitionData]]) -> list[codec.Segment]:
+    def _encode(self, results: Found) -> list[codec.Segment]:
         session = self._session
-        session_id = 0
-        if session is not None:
-            session_id = session.id
+        if session.id != SESSIONLESS:
+            news = [(cached, data) for cached, data in results if cached.has_news(data)]
+            for cached, data in results:
+                session.answered(cached, data)
             if self._request.session_epoch != 0:
-                results = _news(session, results)
-            else:
-                for key, data in results:
-                    cached = session.partitions.get(key)
-                    if cached is not None:
-                        cached.has_news(data)
+                results = news
         grouped: Results = []
-        for (name, _), data in results:
+        for cached, data in results:
+            name = cached.key[0]
             if grouped and grouped[-1][0] == name:
                 grouped[-1][1].append(data)
             else:
@@ -331,8 +314,8 @@ class PendingFetch:
         if size and self._request.replica_id >= 0:
             self._count_throttled(results)
         if any(_says_where(data) for _, data in results):
-            return self._encode_hints(session_id, grouped)
-        return codec.encode(self._version, self._correlation_id, 0, session_id, grouped)
+            return self._encode_hints(session.id, grouped)
+        return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)
 
     def _encode_hints(self, session_id: int, grouped: Results) -> list[codec.Segment]:
         """A response that sends the client elsewhere: to leaders, or to replicas nearby."""
@@ -356,22 +339,6 @@ def _says_where(data: codec.PartitionData) -> bool:
     )
 
 
-def _news(
-    session: Session, results: list[tuple[Key, codec.PartitionData]]
-) -> list[tuple[Key, codec.PartitionData]]:
-    """What an incremental response carries; partitions with records move to the end of the next."""
-    news = []
-    for key, data in results:
-        cached: CachedPartition | None = session.partitions.get(key)
-        if cached is None:
-            continue
-        if cached.has_news(data):
-            news.append((key, data))
-            if data.records is not None:
-                session.partitions.move_to_end(key)
-    return news
-
-
 def handle(
     connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
 ) -> None:
@@ -385,4 +352,6 @@ def handle(
         if error:
             connection.reply(codec.encode(version, correlation_id, error, 0, []))
             return
+    if session is None:
+        session = Session(SESSIONLESS, request, version >= codec.TOPIC_IDS, monotonic_ms())
     PendingFetch(connection, version, correlation_id, request, session).start()

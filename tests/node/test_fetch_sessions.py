@@ -56,7 +56,8 @@ def test_changes_and_forgotten_partitions():
 
 
 def test_news():
-    cached = fs.CachedPartition(FetchPartition(0, 0, 1))
+    session = cache().open(request(topics=[(b"a", [FetchPartition(0, 0, 1)])]), False, 0)[1]
+    cached = session.partitions[b"a", 0]
     assert cached.has_news(PartitionData(0, 0, 5, 5, 0))
     assert not cached.has_news(PartitionData(0, 0, 5, 5, 0))
     assert cached.has_news(PartitionData(0, 0, 6, 5, 0))

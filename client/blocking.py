@@ -299,6 +299,15 @@ class Client:
             self.metadata(sorted(set(missing)))
         return self.run(record_operations.fetch(self.view, positions, limits or FetchLimits()))
 
+    def fetch_partition(
+        self, tp: TopicPartition, offset: int, limits: FetchLimits, timeout_ms: int
+    ) -> Fetched:
+        """Batches of one partition from an offset on; waits for its leader so long."""
+        self.topic(tp.topic)
+        return self.run(
+            record_operations.fetch_partition(self.view, tp, offset, limits, timeout_ms)
+        )
+
     def read(
         self, topic: str, partitions: Sequence[int] | None = None, *, offset: int = EARLIEST
     ) -> Iterator[Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client import groups
 from kept.client.calls import Call
+from kept.client.committed import aborted_batches
 from kept.client.failures import RetriableBrokerError, failure
 from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits
 from kept.storage.errors import KeptError, OffsetOutOfRange, RetriableError
@@ -139,19 +140,14 @@ class Consumer:
         """Decode a partition's batches and move its position past them."""
         tp = one.topic_partition
         self.high_watermarks[tp] = one.high_watermark
-        aborted = sorted(one.aborted, key=lambda a: a[1])
-        dropped: set[int] = set()
-        committed = self.limits.isolation is IsolationLevel.READ_COMMITTED
         view = memoryview(one.records)
+        hidden: Collection[int] = ()
+        if self.limits.isolation is IsolationLevel.READ_COMMITTED:
+            hidden = aborted_batches(view, one.aborted)
         for at, header in headers(view):
-            while aborted and aborted[0][1] <= header.last_offset:
-                dropped.add(aborted.pop(0)[0])
             position = self.positions[tp]
             self.positions[tp] = max(position, header.next_offset)
-            if header.is_control:
-                dropped.discard(header.producer_id)
-                continue
-            if committed and header.is_transactional and header.producer_id in dropped:
+            if header.is_control or at in hidden:
                 continue
             for r in records(view[at : at + header.size_bytes]):
                 if r.offset >= position:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from kept.client.calls import Anywhere, Call, ToLeader, ToNode
+from kept.client.calls import Anywhere, Call, Route, ToLeader, ToNode
 from kept.client.failures import failure
 from kept.client.topics import Operation
 from kept.client.view import ClusterView
-from kept.storage.errors import KeptError
+from kept.storage.errors import KeptError, UnknownTopicId
 from kept.storage.types import IsolationLevel, TopicPartition
 
 PRODUCE: Final = 0
@@ -131,6 +131,12 @@ def _topic_id(view: ClusterView, topic: str) -> uuid.UUID | None:
     return known.topic_id if known is not None and known.topic_id != _NO_ID else None
 
 
+def _leader_epoch(view: ClusterView, tp: TopicPartition) -> int:
+    known = view.topics.get(tp.topic)
+    partition = None if known is None else known.partitions.get(tp.partition)
+    return -1 if partition is None else partition.leader_epoch
+
+
 def init_producer_id(timeout_ms: int) -> Operation[tuple[int, int]]:
     """(producer id, producer epoch) for an idempotent producer."""
     values = {"transactional_id": None, "transaction_timeout": 60_000}
@@ -208,27 +214,76 @@ def fetch(
         partition = None if known is None else known.partitions.get(tp.partition)
         if partition is not None and partition.leader in view.nodes:
             by_node.setdefault(partition.leader, []).append(tp)
-    calls = [_fetch_call(view, node, tps, positions, limits) for node, tps in by_node.items()]
+    calls = [
+        _fetch_call(view, ToNode(node), tps, positions, limits) for node, tps in by_node.items()
+    ]
     responses = yield calls
     return [one for response in responses for one in _fetched(view, response)]
 
 
+def fetch_partition(
+    view: ClusterView, tp: TopicPartition, offset: int, limits: FetchLimits, timeout_ms: int
+) -> Operation[Fetched]:
+    """Fetch one partition from whoever leads it, in the epoch that is known.
+
+    A new leader, a fenced epoch and a broken connection are tried again until ``timeout_ms``; other
+    errors are raised. The topic must be known.
+    """
+    call = _fetch_call(view, ToLeader(*tp), [tp], {tp: offset}, limits)
+
+    def check(response: Any) -> KeptError | None:
+        error = failure(int(getattr(response, "error_code", 0)), call.what)
+        found = () if error is not None else _fetched(view, response)
+        return next((one.error for one in found), error)
+
+    call.check, call.timeout_ms = check, timeout_ms
+    (response,) = yield [call]
+    for one in _fetched(view, response):
+        if one.topic_partition == tp:
+            return one
+    raise UnknownTopicId(f"{call.what}: the answer is about another topic")
+
+
 def _fetch_call(
     view: ClusterView,
-    node: int,
+    route: Route,
     tps: Sequence[TopicPartition],
     positions: Mapping[TopicPartition, int],
     limits: FetchLimits,
 ) -> Call:
+    def values(version: int) -> Mapping[str, Any]:
+        del version
+        return _fetch_values(view, tps, positions, limits)
+
+    what = f"Fetch of {', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
+    ids_known = all(_topic_id(view, tp.topic) is not None for tp in tps)
+    return Call(
+        FETCH,
+        values,
+        route,
+        what=what,
+        timeout_ms=limits.max_wait_ms + 30_000,
+        check=lambda r: failure(int(getattr(r, "error_code", 0)), what),
+        max_version=32767 if ids_known else 12,
+    )
+
+
+def _fetch_values(
+    view: ClusterView,
+    tps: Sequence[TopicPartition],
+    positions: Mapping[TopicPartition, int],
+    limits: FetchLimits,
+) -> Mapping[str, Any]:
     topics: dict[str, list[Mapping[str, Any]]] = {}
     for tp in tps:
         one = {
             "partition": tp.partition,
+            "current_leader_epoch": _leader_epoch(view, tp),
             "fetch_offset": positions[tp],
             "partition_max_bytes": limits.partition_max_bytes,
         }
         topics.setdefault(tp.topic, []).append(one)
-    values = {
+    return {
         "replica_id": -1,
         "max_wait": limits.max_wait_ms,
         "min_bytes": limits.min_bytes,
@@ -241,17 +296,6 @@ def _fetch_call(
         "forgotten_topics_data": (),
         "rack_id": "",
     }
-    what = f"Fetch of {', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
-    ids_known = all(_topic_id(view, name) is not None for name in topics)
-    return Call(
-        FETCH,
-        values,
-        ToNode(node),
-        what=what,
-        timeout_ms=limits.max_wait_ms + 30_000,
-        check=lambda r: failure(int(getattr(r, "error_code", 0)), what),
-        max_version=32767 if ids_known else 12,
-    )
 
 
 def _fetched(view: ClusterView, response: Any) -> list[Fetched]:

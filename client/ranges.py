@@ -1,0 +1,134 @@
+"""Reading one range of offsets of a partition, and never taking less for the whole.
+
+A range was planned while every offset in it was there: below the high watermark (or the last stable
+offset), at or above the log start. :class:`RangeReader` brings its batches from whoever leads the
+partition, until :attr:`RangeReader.position` has reached its end. Offsets that compaction removed
+are gaps: the next batch is simply further on. Offsets are *lost* only when the log start has passed
+them, the log ends before them, or the topic is another one under the same name; then
+:class:`OffsetsLost` says which, unless the reader was told to go on with what is there.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kept.client.committed import aborted_batches
+from kept.client.records import EARLIEST, LATEST, FetchLimits
+from kept.storage.errors import OffsetOutOfRange, PeerError, RequestTimedOut
+from kept.storage.types import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+    from kept.client.records import Fetched
+
+
+class OffsetsLost(PeerError):
+    """Offsets of the range are no longer in the log, and not by compaction."""
+
+
+class Chunk(NamedTuple):
+    """Batches as they came. The last may be cut off; ``hidden`` are positions of aborted ones."""
+
+    records: bytes
+    hidden: Collection[int]
+
+
+class RangeReader:
+    """The batches from ``start`` to ``end`` of a partition.
+
+    ``timeout_ms`` is for each step forward, a new leader's election included. ``topic_id`` None takes
+    whichever topic has the name at the first fetch.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tp: TopicPartition,
+        start: int,
+        end: int,
+        limits: FetchLimits,
+        *,
+        timeout_ms: int,
+        fail_on_data_loss: bool = True,
+        topic_id: uuid.UUID | None = None,
+    ) -> None:
+        self.client, self.tp = client, tp
+        self.position, self.end = start, end
+        self.topic_id = topic_id
+        self.lost: list[str] = []
+        self._limits, self._timeout_ms = limits, timeout_ms
+        self._fail = fail_on_data_loss
+
+    def chunks(self) -> Iterator[Chunk]:
+        """What the leader sends. Whoever takes a chunk moves ``position`` past what it has read."""
+        since = time.monotonic()
+        while self.position < self.end:
+            fetched = self._fetch()
+            if fetched is None:
+                continue
+            if not fetched.records:
+                self._nothing_came(fetched, since)
+                continue
+            hidden: Collection[int] = ()
+            if self._limits.isolation is IsolationLevel.READ_COMMITTED:
+                hidden = aborted_batches(fetched.records, fetched.aborted)
+            yield Chunk(fetched.records, hidden)
+            since = time.monotonic()
+
+    def _fetch(self) -> Fetched | None:
+        """An answer, or None when the position was out of range and has been moved."""
+        try:
+            self._same_topic()
+            found = self.client.fetch_partition(
+                self.tp, self.position, self._limits, self._timeout_ms
+            )
+            self._same_topic()
+        except OffsetOutOfRange:
+            self._out_of_range()
+            return None
+        return found
+
+    def _same_topic(self) -> None:
+        known = self.client.topic(self.tp.topic).topic_id
+        if self.topic_id is None:
+            self.topic_id = known
+        elif known != self.topic_id:
+            self._lose(self.end, "the topic was deleted and created again")
+
+    def _out_of_range(self) -> None:
+        first = self.client.list_offsets({self.tp: EARLIEST})[self.tp].offset
+        if self.position < first:
+            self._lose(min(first, self.end), f"the log starts at {first} now")
+            return
+        last = self.client.list_offsets({self.tp: LATEST})[self.tp].offset
+        if self.position > last:
+            self._lose(self.end, f"the log ends at {last}, it was cut back or created again")
+
+    def _nothing_came(self, fetched: Fetched, since: float) -> None:
+        """Below its high watermark a leader has batches: this is a new one that does not know its
+        own yet, or one that has lost them. Only time tells.
+        """
+        waited = time.monotonic() - since
+        if waited * 1000 < self._timeout_ms:
+            self.client.view.forget(self.tp)
+            return
+        last = self.client.list_offsets({self.tp: LATEST}, self._limits.isolation)[self.tp].offset
+        if last < self.end:
+            self._lose(self.end, f"the log has ended at {last} for {waited:.3g} s")
+            return
+        raise RequestTimedOut(
+            f"Fetch of {self.tp} at offset {self.position}: no batch within {waited:.3g} s "
+            f"(the range ends at {self.end}, the high watermark is {fetched.high_watermark})"
+        )
+
+    def _lose(self, go_on_at: int, why: str) -> None:
+        text = (
+            f"{self.tp}: offsets {self.position} to {min(go_on_at, self.end) - 1} are lost: {why}"
+        )
+        if self._fail:
+            raise OffsetsLost(f"{text} (failOnDataLoss=false goes on without them)")
+        self.lost.append(text)
+        self.position = go_on_at

@@ -383,6 +383,16 @@ _NETWORK: Final = (
         "given up (request.timeout.ms is 30 s), and its bytes are reserved meanwhile.", low=100,
     ),
     _at_start(
+        "kept.silent.ms", _LONG, "10000",
+        "A connection whose first four bytes do not come within this is closed: every client of "
+        "this port speaks first. What comes later is connections.max.idle.ms's.", low=100,
+    ),
+    _at_start(
+        "kept.silent.max.connections", _INT, "4096",
+        "Connections of one listener that have not sent four bytes yet; beyond, the oldest is "
+        "closed.", low=1,
+    ),
+    _at_start(
         "kept.inflated.max.bytes", _INT, "268435456",
         "Largest size of one batch after decompression; more is refused as a bomb.",
         low=1 << 16, high=MAX_INT32,

@@ -154,6 +154,8 @@ class NodeConfig:
     connection_inflight_max_bytes: int
     connection_inflight_max_requests: int
     request_receive_ms: int
+    silent_ms: int
+    silent_max_connections: int
     inflated_max_bytes: int
     http_request_max_bytes: int
     http_idle_ms: int

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from kept.node.listener import Listener
     from kept.replication.partition import Partition
 
+FIRST_BUFFER_BYTES: Final = 256
+"""What a connection holds that has not spoken yet: there may be thousands."""
 BASE_BUFFER_BYTES: Final = 16 * 1024
 """What an idle connection holds."""
 READ_BUFFER_BYTES: Final = 256 * 1024
@@ -77,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
         self.parked: set[PendingFetch] = set()
-        self._buffer = bytearray(BASE_BUFFER_BYTES)
+        self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -182,12 +184,16 @@ class Connection(asyncio.BufferedProtocol):
         """``nbytes`` arrived: serve every whole frame."""
         full = self._end + nbytes == len(self._buffer)
         self._end += nbytes
-        if self._fresh and self._end >= 4:
-            self._fresh = False
+        if self._fresh:
+            if self._end < 4:
+                return
+            self._fresh = full = False
+            self.listener.silent.discard(self)
             take_over = self.listener.takeovers.get(bytes(self._view[:4]))
             if take_over is not None:
                 self._hand_over(take_over)
                 return
+            self._resize(BASE_BUFFER_BYTES)
         self.process()
         if full and len(self._buffer) < READ_BUFFER_BYTES and not self._blocked:
             self._resize(READ_BUFFER_BYTES)

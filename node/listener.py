@@ -18,6 +18,7 @@ from kept.node import api
 from kept.node.connection import Connection
 from kept.node.handlers import fetch, produce
 from kept.node.logging import log
+from kept.node.silent import SilentConnections
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,15 +48,19 @@ class Listener:
         self.address = address
         self.port = address.port
         self.connections: set[Connection] = set()
+        config = node.config
+        self.silent = SilentConnections(
+            node.loop, config.silent_ms / 1000, config.silent_max_connections
+        )
         self.takeovers: dict[bytes, TakeOver] = dict.fromkeys(HTTP_METHODS, take_over_http)
         if between_nodes:
             self.takeovers |= {b"PRI ": take_over_grpc, b"KEPT": take_over_greeting}
         self.apis = api.served()
         self.produce = produce.handle
         self.fetch = fetch.handle
-        self.max_frame_bytes = node.config.socket_request_max_bytes
-        self.max_replies = node.config.connection_inflight_max_requests
-        self.max_unsent_bytes = node.config.connection_inflight_max_bytes
+        self.max_frame_bytes = config.socket_request_max_bytes
+        self.max_replies = config.connection_inflight_max_requests
+        self.max_unsent_bytes = config.connection_inflight_max_bytes
         self.max_queued = PIECES_PER_REPLY * self.max_replies
         """Pieces of responses, bytes or slices: many small ones cost more than their bytes."""
         self._sockets: list[socket.socket] = []
@@ -122,6 +127,7 @@ class Listener:
 
     def close_connections(self) -> None:
         """Close what is still open."""
+        self.silent.stop()
         for connection in list(self.connections):
             connection.abort()
         for transport in list(self._foreign):
@@ -142,6 +148,7 @@ class Listener:
             self._refuse(connection, "max.connections.per.ip", config.max_connections_per_ip)
             return False
         self.connections.add(connection)
+        self.silent.add(connection)
         self.node.connection_count += 1
         self._per_host[host] = self._per_host.get(host, 0) + 1
         return True
@@ -156,6 +163,7 @@ class Listener:
         """A connection is closed."""
         if connection in self.connections:
             self.connections.remove(connection)
+            self.silent.discard(connection)
             self.node.connection_count -= 1
             host = connection.host
             left = self._per_host[host] - 1

@@ -1,0 +1,59 @@
+"""Connections that never say what they speak, and those that stop half-way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+DEADLINE_S = 20.0
+
+
+def opened(port, data=b""):
+    found = socket.create_connection(("127.0.0.1", port))
+    found.settimeout(DEADLINE_S)
+    found.sendall(data)
+    return found
+
+
+def resident_kib(cluster):
+    with open(f"/proc/{cluster.pid()}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+@pytest.mark.parametrize("said", [b"", b"PR", b"\0\0\0"])
+def test_who_does_not_say_four_bytes_is_closed(kept_cluster, connect, said):
+    cluster = kept_cluster(kept_silent_ms=400)
+    spoken = connect(cluster.port())
+    assert spoken.ask(18, 0).error_code == 0
+    with opened(cluster.port(), said) as silent:
+        began = time.monotonic()
+        assert silent.recv(1) == b"", "closed by the node"
+        assert time.monotonic() - began > 0.3
+    # Whoever spoke may be idle for longer than that.
+    assert spoken.ask(18, 0).error_code == 0
+
+
+def test_the_oldest_silent_connection_makes_room(kept_cluster, connect):
+    cluster = kept_cluster(kept_silent_max_connections=3)
+    with contextlib.ExitStack() as stack:
+        several = [stack.enter_context(opened(cluster.port())) for _ in range(4)]
+        assert several[0].recv(1) == b""
+        several[1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            several[1].recv(1)
+        assert connect(cluster.port()).ask(18, 0).error_code == 0
+
+
+def test_silent_connections_cost_little(kept_cluster, connect):
+    cluster = kept_cluster(socket_listen_backlog_size=1000)
+    assert connect(cluster.port()).ask(18, 0).error_code == 0
+    before = resident_kib(cluster)
+    count = 500
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(opened(cluster.port()))
+        assert connect(cluster.port()).ask(18, 0).error_code == 0
+        assert (resident_kib(cluster) - before) / count < 8

@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 class RangeReader:
     """The batches from ``start`` to ``end`` of a partition.
 
-    ``timeout_ms`` is for each step forward, a new leader's election included. ``topic_id`` None takes
+    ``timeout_ms`` is for each step, a new leader's election included. ``topic_id`` None takes
     whichever topic has the name at the first fetch.
     """
 

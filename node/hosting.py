@@ -12,7 +12,7 @@ import asyncio
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.cluster import reassignment
 from kept.cluster.records import PartitionRecord, ResourceType
@@ -20,10 +20,11 @@ from kept.cluster.settings import log_config
 from kept.node.logging import log
 from kept.node.pool import Callback, FlushPool
 from kept.node.roles import Roles
+from kept.node.slices import breathe
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
 from kept.storage import layout
-from kept.storage.directory import Checkpoint
+from kept.storage.directory import Birth, Checkpoint
 from kept.storage.errors import (
     DamagedData,
     KafkaStorageError,
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from kept.node.server import Node
     from kept.storage.directory import LogDirectory
     from kept.storage.log import Log
+
+
+LOGS_A_JOB: Final = 64
+"""Logs that a thread opens, creates or renames before the loop hears of them."""
 
 
 class HostedDirectory:
@@ -129,6 +134,9 @@ class _Opening:
     config: LogConfig
     directory: HostedDirectory
     exists: bool
+
+
+_Opened: TypeAlias = "tuple[Log, CompactionState | None]"
 
 
 class Hosting:
@@ -263,46 +271,79 @@ class Hosting:
         return min(online, key=lambda one: one.count)
 
     async def _open_all(self, openings: list[_Opening]) -> None:
-        jobs = [opening.directory.pool.run(self._open, opening) for opening in openings]
-        for opening, outcome in zip(
-            openings, await asyncio.gather(*jobs, return_exceptions=True), strict=True
-        ):
-            if isinstance(outcome, BaseException):
-                self._failed_to_open(opening, outcome)
-            else:
-                self._host(opening, *outcome)
+        """Open or create logs, :data:`LOGS_A_JOB` in each job of a thread: one by one they would
+        cost the loop more than the disk.
+        """
+        jobs = []
+        for directory in self.directories:
+            mine = [opening for opening in openings if opening.directory is directory]
+            for at in range(0, len(mine), LOGS_A_JOB):
+                several = mine[at : at + LOGS_A_JOB]
+                jobs.append((several, directory.pool.run(self._open_several, several)))
+        for several, job in jobs:
+            for position, (opening, outcome) in enumerate(zip(several, await job, strict=True)):
+                if isinstance(outcome, BaseException):
+                    self._failed_to_open(opening, outcome)
+                elif opening.directory.offline is not None:
+                    self._unavailable(opening, opening.directory.offline)
+                else:
+                    self._host(opening, *outcome)
+                await breathe(position)
         await self.roles.elected()
 
-    def _open(self, opening: _Opening) -> tuple[Log, CompactionState | None]:
-        """Open or create a log; in a thread."""
-        directory = opening.directory.directory
-        now_ms = self._node.now_ms()
-        expiration_ms = self._node.config.producer_id_expiration_ms
-        if opening.exists:
-            path = directory.log_path(opening.tp)
-            state = self._compaction_state(path)
-            found = directory.open_log(
-                opening.tp,
-                opening.topic_id,
-                opening.config,
-                now_ms=now_ms,
-                unfinished_swap=None if state is None else state.unfinished,
-                compacted_to=None if state is None or state.applied is None else state.end_offset,
-                producer_id_expiration_ms=expiration_ms,
-            )
-            if state is not None:
-                from kept.compaction.apply import settle
+    def _open_several(self, several: list[_Opening]) -> list[_Opened | Exception]:
+        """Open or create logs of one directory; in a thread."""
+        outcomes: list[_Opened | Exception] = []
+        new = [opening for opening in several if not opening.exists]
+        created: list[_Opened | Exception]
+        try:
+            created = [(log_, None) for log_ in self._create(new)] if new else []
+        except MachineError as error:
+            created = [error] * len(new)
+        except KeptError as error:
+            created = self._one_by_one(new) if len(new) > 1 else [error]
+        made = iter(created)
+        for opening in several:
+            try:
+                outcomes.append(self._open(opening) if opening.exists else next(made))
+            except Exception as error:  # noqa: BLE001 - the loop says so
+                outcomes.append(error)
+        return outcomes
 
-                state = settle(path, self._node.disk, state)
-            return found, state
-        created = directory.create_log(
+    def _one_by_one(self, new: list[_Opening]) -> list[_Opened | Exception]:
+        """One of several cannot be created: which one, and why?"""
+        return [self._open_several([opening])[0] for opening in new]
+
+    def _create(self, new: list[_Opening]) -> list[Log]:
+        births = []
+        for opening in new:
+            leads = opening.record.leader == self._node.node_id
+            epoch = opening.record.leader_epoch if leads else None
+            births.append(Birth(opening.tp, opening.topic_id, opening.config, epoch))
+        return new[0].directory.directory.create_logs(
+            births,
+            now_ms=self._node.now_ms(),
+            producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
+        )
+
+    def _open(self, opening: _Opening) -> _Opened:
+        directory = opening.directory.directory
+        path = directory.log_path(opening.tp)
+        state = self._compaction_state(path)
+        found = directory.open_log(
             opening.tp,
             opening.topic_id,
             opening.config,
-            now_ms=now_ms,
-            producer_id_expiration_ms=expiration_ms,
+            now_ms=self._node.now_ms(),
+            unfinished_swap=None if state is None else state.unfinished,
+            compacted_to=None if state is None or state.applied is None else state.end_offset,
+            producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
         )
-        return created, None
+        if state is not None:
+            from kept.compaction.apply import settle
+
+            state = settle(path, self._node.disk, state)
+        return found, state
 
     def _compaction_state(self, path: str) -> CompactionState | None:
         """What the cleaner left; None without a manifest, so that most starts import nothing."""
@@ -321,9 +362,11 @@ class Hosting:
             apply.clear(path, disk)
             return None
 
+    def _unavailable(self, opening: _Opening, why: str) -> None:
+        self.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
+
     def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
-        topic = self.by_name[opening.tp.topic.encode()]
-        topic.offline[opening.tp.partition] = str(error)
+        self._unavailable(opening, str(error))
         if isinstance(error, KeptError):
             log.error(
                 "partition offline",
@@ -370,9 +413,11 @@ class Hosting:
         elif topics:
             self.reconfigure(image, topics)
         openings = []
+        configs: dict[str, LogConfig] = {}
         for created in delta.topics_created:
             self._register(created)
-        for change in delta.partitions:
+        for position, change in enumerate(delta.partitions):
+            await breathe(position)
             tp, record = change.topic_partition, change.after
             hosted = self.hosted.get(tp)
             topic = self.by_name[tp.topic.encode()]
@@ -382,14 +427,16 @@ class Hosting:
                 self.roles.take(hosted, record)
             elif hosted is not None:
                 del topic.partitions[tp.partition]
-                await self._remove(tp, hosted)
+                await self._remove([(tp, hosted)])
             elif mine:
                 if tp.partition in topic.offline:
                     self.roles.lost(tp, record)
                     continue
                 directory = self._emptiest()
                 directory.count += 1
-                config = self.config_for(image, tp.topic)
+                if tp.topic not in configs:
+                    configs[tp.topic] = self.config_for(image, tp.topic)
+                config = configs[tp.topic]
                 openings.append(
                     _Opening(tp, topic.topic_id, record, config, directory, exists=False)
                 )
@@ -402,28 +449,38 @@ class Hosting:
             return
         if self.by_name.get(gone.name.encode()) is topic:
             del self.by_name[gone.name.encode()]
-        for number, hosted in topic.partitions.items():
-            await self._remove(TopicPartition(gone.name, number), hosted)
+        await self._remove(
+            [(TopicPartition(gone.name, number), one) for number, one in topic.partitions.items()]
+        )
 
-    async def _remove(self, tp: TopicPartition, hosted: HostedPartition) -> None:
-        """A replica is not to be here any more."""
-        self.partitions.pop(tp, None)
-        self.hosted.pop(tp, None)
-        hosted.directory.count -= 1
-        self._node.partition_gone(tp)
-        self.roles.leave(hosted)
-        if hosted.applying is not None:
-            await hosted.applying
-        await hosted.directory.pool.quiet(hosted.partition.log)
+    async def _remove(self, several: list[tuple[TopicPartition, HostedPartition]]) -> None:
+        """Replicas are not to be here any more."""
+        for position, (tp, hosted) in enumerate(several):
+            self.partitions.pop(tp, None)
+            self.hosted.pop(tp, None)
+            hosted.directory.count -= 1
+            self._node.partition_gone(tp)
+            self.roles.leave(hosted)
+            await breathe(position)
+        for directory in self.directories:
+            mine = [hosted for _, hosted in several if hosted.directory is directory]
+            for at in range(0, len(mine), LOGS_A_JOB):
+                await self._mark_deleted(directory, mine[at : at + LOGS_A_JOB])
+
+    async def _mark_deleted(
+        self, directory: HostedDirectory, several: list[HostedPartition]
+    ) -> None:
+        for hosted in several:
+            if hosted.applying is not None:
+                await hosted.applying
+            await directory.pool.quiet(hosted.partition.log)
+        logs = [(hosted.partition.log, uuid.uuid4()) for hosted in several]
         try:
-            await hosted.directory.pool.run(
-                hosted.directory.directory.mark_deleted,
-                hosted.partition.log,
-                uuid.uuid4(),
-                self._node.now_ms(),
+            await directory.pool.run(
+                directory.directory.mark_all_deleted, logs, self._node.now_ms()
             )
         except MachineError as error:
-            self.fail(hosted.directory, error)
+            self.fail(directory, error)
 
     # Failure.
 

@@ -94,8 +94,9 @@ def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
 
 
 def write_partition_metadata(disk: Disk, path: str, topic_id: uuid.UUID) -> None:
-    """Write ``partition.metadata`` durably."""
-    disk.write_atomic(path, f"version: 0\ntopic_id: {encode_uuid(topic_id)}".encode())
+    """Write ``partition.metadata`` durably, but for its name: the log syncs its directory later."""
+    content = f"version: 0\ntopic_id: {encode_uuid(topic_id)}".encode()
+    disk.write_atomic(path, content, sync_name=False)
 
 
 def read_partition_metadata(disk: Disk, path: str) -> uuid.UUID | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -48,6 +48,15 @@ class FoundLog(NamedTuple):
     topic_partition: TopicPartition
     topic_id: uuid.UUID | None
     is_delete: bool
+
+
+class Birth(NamedTuple):
+    """A log to create. ``leader_epoch``: this node leads it, from its beginning, in that epoch."""
+
+    topic_partition: TopicPartition
+    topic_id: uuid.UUID
+    config: LogConfig
+    leader_epoch: int | None = None
 
 
 def refuse_kafka(disk: Disk, path: str) -> None:
@@ -221,35 +230,62 @@ class LogDirectory:
         self, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig, *, now_ms: int,
         producer_id_expiration_ms: int = 86_400_000,
     ) -> Log:  # fmt: skip
-        """Create an empty log; its id is durable when this returns. What an old log of that name
-        left in the checkpoints is forgotten first, durably: after a crash the old one's log start
-        would empty the new log. What was collected of the old one and is not written yet, is not.
-        """
-        with self._writing:
-            self.created += 1
-            self._births[tp] = self.created
-            for kind, known in self.checkpoints.items():
-                if known.pop(tp, None) is not None:
-                    checkpoints.write_offsets(self.disk, self._file(kind.value), known)
-        return Log.open(
-            self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+        """Create an empty log; its id is durable when this returns. Any thread may."""
+        (log,) = self.create_logs(
+            [Birth(tp, topic_id, config)], now_ms=now_ms,
             producer_id_expiration_ms=producer_id_expiration_ms,
         )  # fmt: skip
+        return log
+
+    def create_logs(
+        self, births: Sequence[Birth], *, now_ms: int, producer_id_expiration_ms: int = 86_400_000
+    ) -> list[Log]:
+        """Create empty logs; all are durable when this returns, with one fsync of this directory.
+
+        What an old log of such a name left in the checkpoints is forgotten first, durably: after a
+        crash the old one's log start would empty the new log. What was collected of the old one and
+        is not written yet, is not.
+        """
+        with self._writing:
+            for birth in births:
+                self.created += 1
+                self._births[birth.topic_partition] = self.created
+            for kind, known in self.checkpoints.items():
+                gone = [known.pop(birth.topic_partition, None) for birth in births]
+                if any(offset is not None for offset in gone):
+                    checkpoints.write_offsets(self.disk, self._file(kind.value), known)
+        logs = []
+        for tp, topic_id, config, leader_epoch in births:
+            self.disk.mkdir(self.log_path(tp))
+            logs.append(
+                Log.open(
+                    self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+                    producer_id_expiration_ms=producer_id_expiration_ms, first_epoch=leader_epoch,
+                )
+            )  # fmt: skip
+        self.disk.fsync_dir(self.path)
+        return logs
 
     def mark_deleted(self, log: Log, unique: uuid.UUID, now_ms: int) -> None:
         """The topic is deleted: the directory is renamed ``...-delete`` and goes with
         :meth:`purge`.
         """
-        name = layout.deleted_directory_name(log.topic_partition, unique)
-        for segment in log.segments:
-            segment.file  # noqa: B018 (open it under its old name: readers may hold it)
-        log.leader_epochs.retire()
-        self.disk.rename(log.directory, self._file(name))
+        self.mark_all_deleted([(log, unique)], now_ms)
+
+    def mark_all_deleted(self, logs: Sequence[tuple[Log, uuid.UUID]], now_ms: int) -> None:
+        """The same for several, with one fsync of this directory."""
+        for log, unique in logs:
+            name = layout.deleted_directory_name(log.topic_partition, unique)
+            for segment in log.segments:
+                segment.file  # noqa: B018 (open it under its old name: readers may hold it)
+            log.leader_epochs.retire()
+            self.disk.rename(log.directory, self._file(name))
+            log.directory = self._file(name)
+            self._births.pop(log.topic_partition, None)
         self.disk.fsync_dir(self.path)
-        log.directory = self._file(name)
-        self._births.pop(log.topic_partition, None)
         with self._deleting:
-            self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
+            for log, _ in logs:
+                self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
 
     def purge(self, now_ms: int) -> int:
         """Remove deleted logs whose ``file.delete.delay.ms`` is over; returns how many."""

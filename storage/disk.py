@@ -251,8 +251,10 @@ class Disk:
         if len(data):
             self.writev(file, [data], 0)
 
-    def write_atomic(self, path: str, data: Bytes) -> None:
-        """Replace a file durably: ``.tmp``, fsync, rename, fsync of the directory."""
+    def write_atomic(self, path: str, data: Bytes, *, sync_name: bool = True) -> None:
+        """Replace a file durably: ``.tmp``, fsync, rename, fsync of the directory (without
+        ``sync_name`` the caller does that).
+        """
         temporary = path + ".tmp"
         file = self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         if len(data):
@@ -260,7 +262,8 @@ class Disk:
         self.fsync(file)
         self.reach("atomic.written")
         self.rename(temporary, path)
-        self.fsync_dir(parent(path))
+        if sync_name:
+            self.fsync_dir(parent(path))
 
     def truncate(self, file: File, size: int) -> None:
         """Cut (or extend) a file."""

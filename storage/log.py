@@ -114,13 +114,15 @@ class Log:
         disk: Disk, *, now_ms: int, log_start_offset: int = 0, recovery_point: int = 0,
         clean: bool = False, unfinished_swap: SwapPlan | None = None,
         producer_id_expiration_ms: int = 86_400_000, compacted_to: int | None = None,
+        first_epoch: int | None = None,
     ) -> Log:  # fmt: skip
         """Open a log, recovering what a crash left; create it when there is none.
 
         ``clean``: its directory was closed cleanly. ``unfinished_swap``: the plan of a swap that
         may have been interrupted. ``compacted_to``: where the part ends in which compaction may
         have left gaps between segments. Without ``topic_id`` that of ``partition.metadata`` is
-        taken. Raises DamagedData when that file is damaged or names another topic id, MachineError.
+        taken. ``first_epoch``: led here in that epoch, should it be new. Raises DamagedData when
+        that file is damaged or names another topic id, MachineError.
         """
         disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"
@@ -135,6 +137,7 @@ class Log:
             disk, directory, config, now_ms=now_ms, log_start_offset=log_start_offset,
             recovery_point=recovery_point, clean=clean, unfinished_swap=unfinished_swap,
             expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
+            first_epoch=first_epoch, unsynced=stored is None,
         )  # fmt: skip
         known = topic_id or stored
         assert known is not None

@@ -236,9 +236,11 @@ def _holds_batch(chunk: bytes, at: int) -> bool:
 def recover(
     disk: Disk, directory: str, config: LogConfig, *, now_ms: int, log_start_offset: int,
     recovery_point: int, clean: bool, unfinished_swap: SwapPlan | None, expiration_ms: int,
-    compacted_to: int | None = None,
+    compacted_to: int | None = None, first_epoch: int | None = None, unsynced: bool = False,
 ) -> Recovered:  # fmt: skip
-    """Open the files of a log that exists or not; see the module."""
+    """Open the files of a log that exists or not; see the module. A log without segments gets one,
+    and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
+    """
     swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
     found, scanned = opening.open_segments(clean, recovery_point, compacted_to)
@@ -251,9 +253,9 @@ def recover(
         segments.remove(found)
         opening.drop(found)
         scanned = []
-    if not len(segments):
+    born = not len(segments)
+    if born:
         segments.create(log_start_offset, config.index_interval_bytes, now_ms)
-        disk.fsync_dir(directory)
     log_start_offset = max(log_start_offset, segments.bases[0])
     end_offset = segments.active.next_offset
     if end_offset < recovery_point:
@@ -269,6 +271,10 @@ def recover(
             epochs.assign(epoch, start)
     epochs.truncate_from_end(end_offset)
     epochs.truncate_from_start(log_start_offset)
+    if born and first_epoch is not None and epochs.latest is None:
+        epochs.assign(first_epoch, end_offset)
+    if (born or unsynced) and not epochs.dirty:
+        disk.fsync_dir(directory)
     # An epoch whose records are lost must not come back when others have taken their place.
     epochs.save()
     producers = ProducerStates(expiration_ms)

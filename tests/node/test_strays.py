@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 
+from kept.node import hosting
 from kept.storage import layout
 from kept.storage.checkpoints import write_partition_metadata
 from kept.storage.disk import Disk
@@ -50,3 +51,26 @@ def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
     assert "I/O error" in directories[first] and directories[second] is None
     lone.create("t")
     assert os.path.isdir(f"{second}/t-0")
+
+
+def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
+    two_directories, monkeypatch
+):
+    start, first, second = two_directories
+    lone = start()
+    monkeypatch.setattr(hosting, "LOGS_A_JOB", 1)
+    real = Disk.mkdir
+    failed: list[str] = []
+
+    def failing(disk, path):
+        if path.startswith(f"{first}/t-") and not failed:
+            failed.append(path)
+            raise MachineError(path, "mkdir", OSError(errno.EIO, "I/O error"))
+        return real(disk, path)
+
+    monkeypatch.setattr(Disk, "mkdir", failing)
+    lone.create("t", partitions=8)
+    topic = lone.node.hosting.by_name[b"t"]
+    assert failed and len(topic.offline) == 4, "the emptier directory takes every second one"
+    assert {one.directory.name for one in topic.partitions.values()} == {second}
+    assert len(topic.partitions) == 4

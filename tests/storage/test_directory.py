@@ -11,7 +11,8 @@ import uuid
 import pytest
 
 from kept.storage import layout
-from kept.storage.directory import Checkpoint, LogDirectory
+from kept.storage.checkpoints import read_epochs
+from kept.storage.directory import Birth, Checkpoint, LogDirectory
 from kept.storage.disk import Disk, parse_fail_point
 from kept.storage.errors import (
     DamagedData,
@@ -309,3 +310,55 @@ def test_what_is_still_to_be_saved_of_a_deleted_log_does_not_reach_its_successor
     old.leader_epochs.save()
     again = opened(disk.after_kill()).open_log(tp, None, LogConfig(), now_ms=0)
     assert again.leader_epochs.entries == []
+
+
+def _births(count: int, epoch: int | None = None) -> list[Birth]:
+    return [
+        Birth(TopicPartition("t", i), uuid.UUID(int=i + 1), LogConfig(), epoch)
+        for i in range(count)
+    ]
+
+
+def test_logs_created_together_are_durable_with_the_epoch_they_are_led_in(disk) -> None:
+    directory = opened(disk)
+    directory.create_logs(_births(3, epoch=4), now_ms=0)
+    for seed in range(30):
+        again = opened(disk.after_power_loss(seed))
+        for tp, topic_id, config, _ in _births(3):
+            epochs = f"{again.log_path(tp)}/{layout.LEADER_EPOCHS}"
+            assert read_epochs(again.disk, epochs) == [(4, 0)]
+            assert f"{0:020d}.log" in again.disk.listdir(again.log_path(tp))
+            assert again.open_log(tp, None, config, now_ms=0).topic_id == topic_id
+
+
+def test_logs_created_together_sync_the_directory_once(disk, monkeypatch) -> None:
+    directory = opened(disk)
+    synced: list[str] = []
+    monkeypatch.setattr(disk, "fsync_dir", synced.append)
+    logs = directory.create_logs(_births(3, epoch=4), now_ms=0)
+    assert synced == ["/d/t-0", "/d/t-1", "/d/t-2", "/d"]
+    synced.clear()
+    directory.mark_all_deleted([(log, uuid.UUID(int=9 + i)) for i, log in enumerate(logs)], 0)
+    assert synced == ["/d"]
+
+
+def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
+    crashes = 0
+    for at in range(1, 200):
+        fresh = SimulatedDisk()
+        directory = opened(fresh)
+        fresh.crash_at(fresh.calls + at)
+        try:
+            directory.create_logs(_births(2, epoch=4), now_ms=0)
+        except SimulatedCrash:
+            crashes += 1
+        else:
+            break
+        for seed in range(5):
+            again = opened(fresh.after_power_loss(seed))
+            there = {entry.topic_partition for entry in again.scan()}
+            for tp, topic_id, config, _ in _births(2):
+                if tp in there:
+                    log = again.open_log(tp, topic_id, config, now_ms=0)
+                    assert log.log_end_offset == 0 and log.leader_epochs.entries in ([], [(4, 0)])
+    assert crashes > 10

@@ -121,13 +121,11 @@ class Admin:
         self, add: bool, node_id: int, host: str = "", port: int = 0
     ) -> dict[str, Any]:
         membership = self._node.membership
-        if membership is None:
-            raise PolicyViolation(
-                f"node {self._node.node_id} runs alone, as its own voter: to add others, start it "
-                "with a controller.quorum.voters that names them too"
-            )
         from kept.node.peers.calls import ChangeVotersRequest
+        from kept.node.voting import refuse_alone
 
+        refuse_alone(self._node)
+        assert membership is not None
         await membership.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
         return {"voters": [voter.node_id for voter in self._node.image.voters]}
 

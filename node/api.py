@@ -68,7 +68,7 @@ class RequestContext:
     client_host: str = ""
 
 
-FORWARDED: Final = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 64})
+FORWARDED: Final = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 64, 80, 81})
 """Requests that change metadata, or ask how it is kept: the active controller answers them,
 whoever was asked.
 """
@@ -112,6 +112,8 @@ APIS: Final = (
     Api(60, "describe_cluster", 0, 2, "cluster", 0),
     Api(64, "unregister_broker", 0, 0, "cluster", 0),
     Api(75, "describe_topic_partitions", 0, 0, "cluster", 0),
+    Api(80, "add_raft_voter", 0, 1, "voters", 0),
+    Api(81, "remove_raft_voter", 0, 0, "voters", 0),
 )
 
 _PACKAGE: Final = "kept.node.handlers."

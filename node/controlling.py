@@ -43,6 +43,7 @@ class Controlling:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.sessions = Sessions(session_settings(node.config), self._unclean_allowed)
+        self.voting = Voting(node)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
@@ -63,7 +64,7 @@ class Controlling:
             ("Heartbeat", self._heartbeat),
             ("AlterPartitions", self._alter_partitions),
             ("AllocateProducerIds", self._allocate_producer_ids),
-            ("ChangeVoters", Voting(self._node).change),
+            ("ChangeVoters", self.voting.change),
         ):
             peers.serve(method, handler)
         self._tick()

@@ -103,6 +103,9 @@ _NAMES: Final[dict[str, int]] = {
     "UnsupportedForMessageFormat": 43,
     "StaleBrokerEpoch": 77,
     "BrokerIdNotRegistered": 102,
+    "InconsistentClusterId": 104,
+    "DuplicateVoter": 126,
+    "VoterNotFound": 127,
 }
 
 

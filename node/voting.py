@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Final
 from kept.cluster.voters import Voter
 from kept.node.logging import log
 from kept.node.peers.calls import ChangeVotersReply, ChangeVotersRequest
-from kept.storage.errors import InvalidRequest, NotController
+from kept.storage.errors import (
+    DuplicateVoter,
+    InvalidRequest,
+    NotController,
+    PolicyViolation,
+    VoterNotFound,
+)
 
 if TYPE_CHECKING:
     from kept.cluster.member import MetadataMember
@@ -27,6 +33,15 @@ if TYPE_CHECKING:
 CATCH_UP_S: Final = 10.0
 """How long an observer that is to vote may take to have what was committed when that was asked."""
 LOOK_S: Final = 0.02
+
+
+def refuse_alone(node: Node) -> None:
+    """Raises PolicyViolation where there is nobody else who could vote."""
+    if node.membership is None:
+        raise PolicyViolation(
+            f"node {node.node_id} runs alone, as its own voter: to add others, start it with a "
+            "controller.quorum.voters that names them too"
+        )
 
 
 class Voting:
@@ -50,19 +65,25 @@ class Voting:
             raise InvalidRequest(f"one voter at a time: {self._under_way}; try again when it is")
         self._under_way = what
         try:
-            index = await (self._add(request) if request.add else self._remove(request.node_id))
+            index = await (self._add(request) if request.add else self._remove(request))
         finally:
             self._under_way = ""
         ids = ",".join(str(voter.node_id) for voter in self._member.voters)
         log.info("voters changed", what=what, voters=ids, index=index)
         return ChangeVotersReply(index)
 
-    async def _remove(self, node_id: int) -> int:
+    async def _remove(self, request: ChangeVotersRequest) -> int:
         self._refuse_unless_leading()
-        voters = self._member.voters
+        node_id, voters = request.node_id, self._member.voters
         rest = tuple(voter for voter in voters if voter.node_id != node_id)
         if len(rest) == len(voters):
-            raise InvalidRequest(f"node {node_id} does not vote; the voters are {_ids(voters)}")
+            raise VoterNotFound(f"node {node_id} does not vote; the voters are {_ids(voters)}")
+        (known,) = set(voters) - set(rest)
+        if request.directory_id not in (None, known.directory_id):
+            raise VoterNotFound(
+                f"node {node_id} votes from directory {known.directory_id}, "
+                f"not {request.directory_id}"
+            )
         if not rest:
             raise InvalidRequest(f"node {node_id} is the last voter: add another one first")
         self._refuse_without_majority(rest)
@@ -81,14 +102,14 @@ class Voting:
                 f"node {node_id} follows from directory {follows.directory_id}, not {wanted}"
             )
         if known is not None and known.directory_id == follows.directory_id:
-            raise InvalidRequest(f"node {node_id} votes already, from this very disk")
+            raise DuplicateVoter(f"node {node_id} votes already, from this very disk")
         host, port = self._address(request, known)
         voter = Voter(node_id, follows.directory_id, host, port)
         await self._caught_up(voter)
         others = tuple(v for v in self._member.voters if v.node_id != node_id)
         self._refuse_without_majority((*others, voter))
         if known is not None:
-            await self._remove(node_id)
+            await self._remove(ChangeVotersRequest(False, node_id))
         together = sorted((*others, voter), key=lambda one: one.node_id)
         return await self._node.metadata.change_voters(tuple(together))
 

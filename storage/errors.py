@@ -16,6 +16,8 @@ to one. A message names the input and says what would be right.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 
 
@@ -53,7 +55,10 @@ class MachineError(KeptError):
     """
 
     def __init__(self, path: str, operation: str, cause: OSError) -> None:
-        super().__init__(f"{path}: {operation} failed: {cause.strerror or cause}")
+        said = f"{path}: {operation} failed: {cause.strerror or cause}"
+        if cause.errno in (errno.EACCES, errno.EPERM):
+            said += f" (this process is user {os.geteuid()}: make the directory that user's)"
+        super().__init__(said)
         self.path = path
         self.operation = operation
         self.cause = cause
@@ -236,6 +241,18 @@ class BrokerIdNotRegistered(PeerError):
 
 class DuplicateBrokerRegistration(PeerError):
     """A live broker holds that id."""
+
+
+class InconsistentClusterId(PeerError):
+    """The request is meant for another cluster."""
+
+
+class DuplicateVoter(InvalidRequest):
+    """The node votes already."""
+
+
+class VoterNotFound(InvalidRequest):
+    """The node does not vote, or not from that disk."""
 
 
 class StaleBrokerEpoch(RetriableError):

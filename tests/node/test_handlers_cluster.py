@@ -214,3 +214,13 @@ def offline(lone):
         assert found in ({}, told)
         found = told
     return found
+
+
+def test_a_lone_node_has_one_voter(lone):
+    for key, more in ((80, {"timeout": 1000, "listeners": ()}), (81, {})):
+        asked = {"voter_id": 1, "voter_directory_id": None, **more}
+        answer = lone.ask(key, 0, cluster_id=lone.node.cluster_id, **asked)
+        assert answer.error_code.name == "policy_violation"
+        assert "runs alone" in answer.error_message
+        answer = lone.ask(key, 0, cluster_id="x" * 22, **asked)
+        assert answer.error_code.name == "inconsistent_cluster_id"

@@ -12,7 +12,7 @@ from kept.cluster.raft.progress import Progress
 from kept.cluster.voters import Voter
 from kept.node.peers.calls import ChangeVotersRequest
 from kept.node.voting import Voting
-from kept.storage.errors import InvalidRequest, NotController
+from kept.storage.errors import InvalidRequest, NotController, VoterNotFound
 
 TICKS = 100
 
@@ -139,5 +139,18 @@ def test_the_last_voter_stays():
         metadata.member.voters = metadata.member.voters[:1]
         with pytest.raises(InvalidRequest, match="node 0 is the last voter: add another one first"):
             await voting.change(remove(0))
+
+    play(scene)
+
+
+def test_who_is_removed_is_named_by_its_disk_too():
+    async def scene(voting, metadata):
+        wrong = ChangeVotersRequest(False, 2, UUID(int=777))
+        with pytest.raises(VoterNotFound, match=f"votes from directory {UUID(int=102)}, not"):
+            await voting.change(wrong)
+        change = asyncio.ensure_future(voting.change(ChangeVotersRequest(False, 2, UUID(int=102))))
+        assert ids(await metadata.proposed.get()) == [0, 1]
+        metadata.commits.release()
+        await change
 
     play(scene)

@@ -39,8 +39,6 @@ NOT_SERVED = {
     68: "KIP-848",
     69: "KIP-848",
     74: "client metrics",
-    80: "Raft",
-    81: "Raft",
     **dict.fromkeys([76, 77, 78, 79, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92], "share, streams"),
 }
 

@@ -8,9 +8,7 @@ the Snapshot stream pieces of a large one, the Control stream a broker's heartbe
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +19,7 @@ from kept.node.peers.calls import CALLS, HeartbeatRequest
 from kept.node.peers.failures import failure_of
 from kept.node.peers.greeting import HELLO
 from kept.node.peers.identity import Hello, refusal
+from kept.node.peers.private import private_directory
 from kept.node.peers.snapshots import Assembly, Piece
 from kept.node.proto import controller_pb2, peers_pb2
 from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, MachineError
@@ -32,38 +31,9 @@ import grpc.aio
 if TYPE_CHECKING:
     from kept.node.peers.peers import Peers
 
-MAX_PATH_BYTES: Final = 107
-"""Of a unix socket's name, on Linux."""
 SOCKET: Final = "grpc"
-PREFIX: Final = "kept-peers-"
 
 _FAILED: Final = grpc.StatusCode.FAILED_PRECONDITION
-
-
-def private_directory() -> str:
-    """A new directory that only this user may enter, with a path short enough for a socket.
-
-    What processes that were killed left behind is removed first. Raises MachineError.
-    """
-    error: OSError | None = None
-    for root in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/run", "/dev/shm")):
-        if len(os.fsencode(root)) + len(PREFIX) + 30 > MAX_PATH_BYTES:
-            continue
-        try:
-            _remove_left_behind(root)
-            return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)
-        except OSError as failed:
-            error = failed
-    raise MachineError(tempfile.gettempdir(), "mkdir", error or OSError("path too long"))
-
-
-def _remove_left_behind(root: str) -> None:
-    for name in os.listdir(root):
-        pid = name.removeprefix(PREFIX).partition("-")[0]
-        if name.startswith(PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            path = f"{root}/{name}"
-            if os.stat(path).st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 class Server:

@@ -12,7 +12,7 @@ import pytest
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
 from kept.cluster.wal import Entry
 from kept.node.config_listeners import Voter
-from kept.node.peers import channel, grpc_options, server
+from kept.node.peers import channel, grpc_options, private, server
 from kept.node.peers.calls import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -588,18 +588,18 @@ def test_the_unix_socket_is_private_and_gone_after_the_stop(play):
 
 
 def test_what_a_killed_process_left_is_removed_and_long_paths_are_avoided(tmp_path, monkeypatch):
-    dead = tmp_path / f"{server.PREFIX}{2**22 + 1}-abc"
+    dead = tmp_path / f"{private.PREFIX}{2**22 + 1}-abc"
     dead.mkdir()
-    alive = tmp_path / f"{server.PREFIX}{os.getpid()}-abc"
+    alive = tmp_path / f"{private.PREFIX}{os.getpid()}-abc"
     alive.mkdir()
-    monkeypatch.setattr(server.tempfile, "gettempdir", lambda: str(tmp_path))
-    made = server.private_directory()
+    monkeypatch.setattr(private.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = private.private_directory()
     assert made.startswith(str(tmp_path)) == (len(str(tmp_path)) < 66)
     if made.startswith(str(tmp_path)):
         assert not dead.exists()
     assert alive.exists()
     os.rmdir(made)
-    monkeypatch.setattr(server.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 100)))
-    made = server.private_directory()
+    monkeypatch.setattr(private.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 100)))
+    made = private.private_directory()
     assert len(made) < 90
     os.rmdir(made)

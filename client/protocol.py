@@ -26,6 +26,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import DecodeError
 from kio.static.constants import EntityType
 
+from kept.client.unknown_tags import without_unknown_tags
 from kept.client.wire import skip_tags
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
@@ -151,14 +152,20 @@ def milliseconds(value: datetime.timedelta) -> int:
 def decode(cls: Any, data: bytes | memoryview, position: int = 0) -> tuple[Any, int]:
     """A message of class ``cls`` at ``position``, and the position after it.
 
-    Raises CorruptMessage when the bytes are not such a message.
+    Tagged fields that kio does not know are passed over. Raises CorruptMessage when the bytes are
+    not such a message.
     """
     view = memoryview(data).toreadonly()
     try:
-        message, size = _reader(cls)(view, position)
-    except (DecodeError, ValueError, OverflowError, struct.error) as error:
+        try:
+            message, size = _reader(cls)(view, position)
+            return message, position + size
+        except KeyError:  # kio's word for an unknown tag
+            known, end = without_unknown_tags(cls, view, position)
+            message, _ = _reader(cls)(memoryview(known), 0)
+            return message, end
+    except (DecodeError, KeyError, ValueError, OverflowError, struct.error) as error:
         raise CorruptMessage(f"not a {cls.__name__} v{cls.__version__}: {error!r}") from error
-    return message, position + size
 
 
 def encode(message: Any) -> bytes:

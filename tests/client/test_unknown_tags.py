@@ -1,0 +1,118 @@
+"""KIP-482: what a newer peer adds as tagged fields is passed over, wherever it stands."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from kio.schema.index import api_key_map
+from kio.static.constants import EntityType
+
+from kept.client import protocol
+from kept.client.unknown_tags import without_unknown_tags
+from kept.storage.errors import CorruptMessage
+
+UNKNOWN = bytes((1, 99, 3)) + b"new"
+"""A section of one tagged field: tag 99, three bytes."""
+VALUES = {"bool": True, "string": "ab", "bytes": b"xyz", "records": b"xyz", "uuid": uuid.uuid4()}
+
+
+def sample(cls: Any) -> dict[str, Any]:
+    """Values for every field, two in every array."""
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in fields(cls):
+        hint = hints[field.name]
+        if type(None) in get_args(hint):
+            hint = next(arg for arg in get_args(hint) if arg is not type(None))
+        array = get_origin(hint) is tuple
+        if array:
+            hint = get_args(hint)[0]
+        if is_dataclass(hint):
+            one: Any = sample(hint)
+        else:
+            one = VALUES.get(field.metadata["kafka_type"], 1)
+        values[field.name] = [one, one] if array else one
+    return values
+
+
+def flexible() -> list[Any]:
+    """Every flexible request and response that kio knows, in its newest version."""
+    found = []
+    for key in api_key_map:
+        for kind in (EntityType.request, EntityType.response):
+            cls = protocol.message_type(key, protocol.versions(key)[-1], kind)
+            if cls.__flexible__:
+                found.append(cls)
+    return found
+
+
+@pytest.mark.parametrize("cls", flexible(), ids=lambda cls: cls.__name__)
+def test_a_message_without_unknown_tags_stays_what_it_is(cls) -> None:
+    data = protocol.encode(protocol.build(cls, sample(cls)))
+    assert without_unknown_tags(cls, b"?" + data + b"?", 1) == (data, 1 + len(data))
+    empty = protocol.encode(protocol.decode(cls, data)[0])
+    assert empty == data
+
+
+def without_tags(cls: Any) -> bool:
+    """Whether a message may leave all tagged fields out: kio has no default for nested ones."""
+    tagged = [field.name for field in fields(cls) if "tag" in field.metadata]
+    return all(default is not None for name, _, _, default in protocol._plan(cls) if name in tagged)
+
+
+@pytest.mark.parametrize("cls", filter(without_tags, flexible()), ids=lambda cls: cls.__name__)
+def test_an_unknown_tag_at_the_end_is_passed_over(cls) -> None:
+    values = {
+        name: value
+        for name, value in sample(cls).items()
+        if "tag" not in next(f for f in fields(cls) if f.name == name).metadata
+    }
+    message = protocol.build(cls, values)
+    data = protocol.encode(message)
+    assert data[-1] == 0, "the section of tagged fields is empty"
+    assert protocol.decode(cls, data[:-1] + UNKNOWN) == (message, len(data) - 1 + len(UNKNOWN))
+
+
+def test_unknown_tags_within_and_beside_known_ones() -> None:
+    cls = protocol.message_type(3, 12, EntityType.request)  # Metadata
+    topics = [{"topic_id": None, "name": "a"}, {"topic_id": None, "name": "b"}]
+    message = protocol.build(
+        cls,
+        {
+            "topics": topics,
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": False,
+        },
+    )
+    data = protocol.encode(message)
+    for name in (b"\x02a", b"\x02b"):
+        assert data.count(name + b"\0") == 1
+        data = data.replace(name + b"\0", name + UNKNOWN)
+    assert protocol.decode(cls, data) == (message, len(data))
+
+    cls = protocol.message_type(1, 12, EntityType.request)  # Fetch: cluster_id has tag 0
+    message = protocol.build(cls, sample(cls))
+    data = protocol.encode(message)
+    known = bytes((1, 0, 3)) + b"\x03ab"
+    assert data.endswith(known)
+    both = bytes((2, 0, 3)) + b"\x03ab" + UNKNOWN[1:]
+    assert protocol.decode(cls, data.removesuffix(known) + both)[0] == message
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_message_that_ends_early_is_corrupt(cut) -> None:
+    cls = protocol.message_type(3, 12, EntityType.request)
+    message = protocol.build(
+        cls,
+        {
+            "topics": [{"topic_id": None, "name": "a"}],
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": False,
+        },
+    )
+    data = protocol.encode(message).replace(b"\x02a\0", b"\x02a" + UNKNOWN)
+    with pytest.raises(CorruptMessage):
+        protocol.decode(cls, data[:-cut])

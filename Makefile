@@ -26,7 +26,9 @@ demo: setup
 test: setup
 	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile
 
+# PySpark (400 MB) is for the slow tests only; without Java they say that they did not run.
 test-slow: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark]'
 	$(PYTEST) -q -m slow
 
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kept.client.committed import aborted_batches
 from kept.client.records import EARLIEST, LATEST, FetchLimits
-from kept.storage.errors import OffsetOutOfRange, PeerError, RequestTimedOut
+from kept.storage.errors import CorruptMessage, OffsetOutOfRange, PeerError, RequestTimedOut
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
@@ -75,7 +75,12 @@ class RangeReader:
             hidden: Collection[int] = ()
             if self._limits.isolation is IsolationLevel.READ_COMMITTED:
                 hidden = aborted_batches(fetched.records, fetched.aborted)
+            before = self.position
             yield Chunk(fetched.records, hidden)
+            if self.position <= before:
+                raise CorruptMessage(
+                    f"Fetch of {self.tp} at offset {before}: the answer has nothing at or after it"
+                )
             since = time.monotonic()
 
     def _fetch(self) -> Fetched | None:

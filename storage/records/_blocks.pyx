@@ -326,7 +326,7 @@ cdef Py_ssize_t _choose(
     """The batches to be read, inflated: how many. ``rows`` and ``size`` are what they may hold."""
     cdef const unsigned char *data = <const unsigned char *>view.buf
     cdef const unsigned char *p
-    cdef Py_ssize_t here, start = position[0], count = 0, room = 0
+    cdef Py_ssize_t here, count = 0, room = 0
     cdef int64_t base, after
     cdef Area *area
     cdef bint hides = len(hidden) > 0
@@ -334,7 +334,7 @@ cdef Py_ssize_t _choose(
         here = position[0]
         p = data + here
         if not frame_is_right(p, view.len - here, True) or be16(p + 21) & CODEC_MASK > 4:
-            if here > start and _is_cut_off(p, view.len - here):
+            if here > 0 and _is_cut_off(p, view.len - here):
                 break
             raise refuse(buf, here)
         base = <int64_t>be64(p)

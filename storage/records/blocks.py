@@ -106,19 +106,19 @@ def read_block(
 ) -> Block:
     """The data records with ``first <= offset < end`` of the batches from ``position`` on.
 
-    Stops at ``end``, at the end of ``buf``, before a last batch that is cut off there, and after
-    the batch that reaches ``max_rows`` or ``max_bytes`` (inflated). Batches that begin at a
-    position in ``hidden`` (aborted transactions) are left out, and those whose newest record is
-    older than ``min_timestamp`` (ms); control batches always.
+    Stops at ``end``, at the end of ``buf``, before a last batch that is cut off there (unless it is
+    the only one), and after the batch that reaches ``max_rows`` or ``max_bytes`` (inflated).
+    Batches that begin at a position in ``hidden`` (aborted transactions) are left out, and those
+    whose newest record is older than ``min_timestamp`` (ms); control batches always.
 
-    Raises CorruptMessage for a damaged batch, or when not one whole batch is there, InvalidRecord
-    for damaged records or a batch that inflates above ``inflate_limit``.
+    Raises CorruptMessage for a damaged batch, or when ``buf`` has not one whole batch;
+    InvalidRecord for damaged records or a batch that inflates above ``inflate_limit``.
     """
     view = memoryview(buf)
     columns = _Columns(wanted)
-    start, next_offset, size = position, first, 0
+    next_offset, size = first, 0
     while position < len(view):
-        if position > start and _is_cut_off(view, position):
+        if position > 0 and _is_cut_off(view, position):
             break
         header = check_replica(view, position)
         codec_of(header.attributes)

@@ -173,6 +173,8 @@ def test_a_batch_that_is_cut_off_waits_unless_it_is_the_first(kernel: ModuleType
     for cut in (1, 11, 12, 60, len(one) - 1):
         block = kernel.read_block(one + one[:cut], 0, 0, 9, Field.KEY)
         assert (block.rows, block.position) == (1, len(one))
+        again = kernel.read_block(one + one[:cut], len(one), 0, 9, Field.KEY)
+        assert (again.rows, again.position) == (0, len(one))
         with pytest.raises(CorruptMessage):
             kernel.read_block(one[:cut], 0, 0, 9, Field.KEY)
 

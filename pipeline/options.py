@@ -1,0 +1,497 @@
+"""The options of the data source: names, meaning and defaults of Spark's Kafka connector.
+
+An option that is unknown, malformed, out of place or contradicts another one is refused before
+anything runs. Kafka's own client properties come as ``kafka.…``; those that have no meaning here
+(:data:`WITHOUT_EFFECT`) are accepted, so that a job moves by changing the format's name, and
+nothing else of theirs is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from kept.client.records import EARLIEST, LATEST
+from kept.client.view import parse_bootstrap
+from kept.storage.errors import InvariantViolation, PeerError
+from kept.storage.types import Codec, IsolationLevel, TopicPartition
+
+_T = TypeVar("_T")
+
+WITHOUT_EFFECT: Final = frozenset(
+    name.lower()
+    for name in (
+        "groupIdPrefix", "kafka.group.id", "kafka.receive.buffer.bytes", "kafka.send.buffer.bytes",
+        "kafka.max.poll.records", "kafka.session.timeout.ms", "kafka.heartbeat.interval.ms",
+        "kafka.enable.auto.commit", "kafka.linger.ms", "kafka.buffer.memory", "kafka.retries",
+        "kafka.retry.backoff.ms", "kafka.max.in.flight.requests.per.connection",
+        "kafka.connections.max.idle.ms", "kafka.metadata.max.age.ms", "kafka.max.poll.interval.ms",
+        "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.consumeTimeoutMs",
+    )
+)  # fmt: skip
+"""Options of the connector that are accepted and do nothing: there are no consumer groups, nothing
+is buffered between tasks, and retries go on until the timeout."""
+
+_MILLISECONDS: Final = {
+    name: factor
+    for factor, names in (
+        (1, "ms"),
+        (1_000, "s sec second seconds"),
+        (60_000, "m min minute minutes"),
+        (3_600_000, "h hour hours"),
+        (86_400_000, "d day days"),
+    )
+    for name in names.split()
+}
+
+
+class BadOption(PeerError):
+    """An option of the data source that cannot be used; the message names it and what would be
+    right.
+    """
+
+
+# Which topics, and from where to where.
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """These topics, all of their partitions."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribePattern:
+    """Topics whose whole name matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """These partitions."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+Topics = Subscribe | SubscribePattern | Assign
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset, EARLIEST or LATEST: ``default`` for all partitions, or one for each."""
+
+    option: str
+    default: int | None = None
+    by_partition: Mapping[TopicPartition, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamps:
+    """The first offset whose record is that old or newer (ms)."""
+
+    option: str
+    default: int | None = None
+    by_partition: Mapping[TopicPartition, int] | None = None
+
+
+Where = AtOffsets | AtTimestamps
+
+
+# What the options say.
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How the cluster is reached; also the key under which a worker keeps its connections."""
+
+    bootstrap: str
+    client_id: str = "kept-spark"
+    timeout_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of a read; see docs/spark.md for each."""
+
+    connection: Connection
+    topics: Topics
+    starting: Where
+    ending: AtOffsets | AtTimestamps | None
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    poll_timeout_ms: int = 60_000
+    max_wait_ms: int = 500
+    fetch_bytes: int = 8 << 20
+    no_match_is_latest: bool = False
+    max_per_trigger: int | None = None
+    min_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 900_000
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Options of a write; see docs/spark.md for each."""
+
+    connection: Connection
+    topic: str | None = None
+    codec: Codec = Codec.NONE
+    batch_bytes: int = 512 << 10
+    include_timestamps: bool = False
+
+
+_READ: Final = (
+    "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
+    "kafka.security.protocol", "subscribe", "subscribePattern", "assign", "startingOffsets",
+    "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
+    "kafka.isolation.level", "kafkaConsumer.pollTimeoutMs", "kafka.fetch.max.wait.ms",
+    "kafka.max.partition.fetch.bytes", "kafka.fetch.max.bytes",
+)  # fmt: skip
+_BATCH_READ: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_WRITE: Final = (
+    "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
+    "kafka.security.protocol", "topic", "kafka.compression.type", "kafka.batch.size",
+    "includeTimestamps", "kafka.acks", "kafka.enable.idempotence",
+    "checkpointLocation", "queryName",
+)  # fmt: skip
+"""checkpointLocation and queryName are Spark's own; it hands them on to a sink."""
+USES: Final[Mapping[str, tuple[str, ...]]] = {
+    "a batch read": _READ + _BATCH_READ,
+    "a streaming read": _READ + _STREAMING_READ,
+    "a write": _WRITE,
+}
+"""Every option there is, by what it is for."""
+
+
+class _Options:
+    """The options given, every one of them known, to be taken one by one."""
+
+    def __init__(self, given: Mapping[str, str], use: str) -> None:
+        self.given = {
+            name.lower(): value
+            for name, value in given.items()
+            if name.lower() not in WITHOUT_EFFECT
+        }
+        known = {name.lower(): name for name in USES[use]}
+        for name in self.given.keys() - known.keys():
+            raise BadOption(_unknown(name, use, known))
+
+    def take(self, name: str, parse: Callable[[str, str], _T], default: _T) -> _T:
+        text = self.given.pop(name.lower(), None)
+        return default if text is None else parse(name, text)
+
+    def one_of(
+        self, what: str, parsers: Mapping[str, Callable[[str, str], _T]]
+    ) -> tuple[str, _T] | None:
+        """At most one of several options that say the same thing in different ways."""
+        given = [name for name in parsers if name.lower() in self.given]
+        if len(given) > 1:
+            raise BadOption(f"{' and '.join(given)}: only one of them can say {what}")
+        if not given:
+            return None
+        name = given[0]
+        return name, parsers[name](name, self.given.pop(name.lower()))
+
+    def finish(self) -> None:
+        if self.given:
+            raise InvariantViolation(f"options that nobody reads: {', '.join(self.given)}")
+
+
+def _unknown(name: str, use: str, known: Mapping[str, str]) -> str:
+    """What to say of an option that does not exist, or not here."""
+    elsewhere = [(other, n) for other, names in USES.items() for n in names if n.lower() == name]
+    if elsewhere:
+        other, spelled = elsewhere[0]
+        return f"{spelled} is an option of {other}, not of {use}"
+    close = difflib.get_close_matches(name, known, 1, 0.6)
+    hint = f"; did you mean {known[close[0]]}?" if close else ""
+    return f"{name} is no option of {use}{hint}"
+
+
+def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a batch or streaming read. Raises BadOption."""
+    o = _Options(given, "a streaming read" if streaming else "a batch read")
+    connection = _connection(o)
+    where = o.one_of(
+        "what to read",
+        {"subscribe": _subscribe, "subscribePattern": _pattern, "assign": _assign},
+    )
+    if where is None:
+        raise BadOption("what to read is missing: give subscribe, subscribePattern or assign")
+    starting = _starting(o, streaming)
+    ending = None if streaming else _ending(o)
+    per_trigger: dict[str, Any] = {}
+    if streaming:
+        per_trigger = {
+            "max_per_trigger": o.take("maxOffsetsPerTrigger", _positive, None),
+            "min_per_trigger": o.take("minOffsetsPerTrigger", _positive, None),
+            "max_trigger_delay_ms": o.take("maxTriggerDelay", _duration, 900_000),
+        }
+        least, most = per_trigger["min_per_trigger"], per_trigger["max_per_trigger"]
+        if least is not None and most is not None and least > most:
+            raise BadOption(
+                f"minOffsetsPerTrigger is {least}, which is above maxOffsetsPerTrigger {most}"
+            )
+    options = ReadOptions(
+        connection,
+        where[1],
+        starting,
+        ending,
+        isolation=o.take("kafka.isolation.level", _isolation, IsolationLevel.READ_UNCOMMITTED),
+        fail_on_data_loss=o.take("failOnDataLoss", _boolean, True),
+        include_headers=o.take("includeHeaders", _boolean, False),
+        min_partitions=o.take("minPartitions", _positive, None),
+        max_records_per_partition=o.take("maxRecordsPerPartition", _positive, None),
+        poll_timeout_ms=o.take("kafkaConsumer.pollTimeoutMs", _positive, 60_000),
+        max_wait_ms=o.take("kafka.fetch.max.wait.ms", _positive, 500),
+        fetch_bytes=o.take("kafka.max.partition.fetch.bytes", _positive, 8 << 20),
+        no_match_is_latest=o.take("startingOffsetsByTimestampStrategy", _strategy, False),
+        **per_trigger,
+    )
+    o.take("kafka.fetch.max.bytes", _positive, 0)
+    o.finish()
+    return options
+
+
+def parse_write(given: Mapping[str, str]) -> WriteOptions:
+    """The options of a batch or streaming write. Raises BadOption."""
+    o = _Options(given, "a write")
+    options = WriteOptions(
+        _connection(o),
+        topic=o.take("topic", _topic, None),
+        codec=o.take("kafka.compression.type", _codec, Codec.NONE),
+        batch_bytes=o.take("kafka.batch.size", _positive, 512 << 10),
+        include_timestamps=o.take("includeTimestamps", _boolean, False),
+    )
+    o.take("kafka.acks", _acks, None)
+    o.take("kafka.enable.idempotence", _idempotence, None)
+    o.take("checkpointLocation", _any, None)
+    o.take("queryName", _any, None)
+    o.finish()
+    return options
+
+
+def _connection(o: _Options) -> Connection:
+    where = o.one_of(
+        "where the cluster is", {"kafka.bootstrap.servers": _bootstrap, "bootstrap": _bootstrap}
+    )
+    if where is None:
+        raise BadOption("kafka.bootstrap.servers is missing: host:port of one node or more")
+    o.take("kafka.security.protocol", _plaintext, None)
+    return Connection(
+        where[1],
+        client_id=o.take("kafka.client.id", _any, "kept-spark"),
+        timeout_ms=o.take("kafka.request.timeout.ms", _positive, 30_000),
+    )
+
+
+def _starting(o: _Options, streaming: bool) -> Where:
+    found = o.one_of(
+        "where to start",
+        {
+            "startingOffsets": _offsets,
+            "startingTimestamp": _timestamp,
+            "startingOffsetsByTimestamp": _timestamps,
+        },
+    )
+    if found is None:
+        return AtOffsets("startingOffsets", LATEST if streaming else EARLIEST)
+    where = found[1]
+    at_end = isinstance(where, AtOffsets) and (
+        where.default == LATEST or LATEST in (where.by_partition or {}).values()
+    )
+    if at_end and not streaming:
+        raise BadOption("startingOffsets: a batch read that starts at latest (-1) has no records")
+    return where
+
+
+def _ending(o: _Options) -> Where:
+    found = o.one_of(
+        "where to end",
+        {
+            "endingOffsets": _offsets,
+            "endingTimestamp": _timestamp,
+            "endingOffsetsByTimestamp": _timestamps,
+        },
+    )
+    if found is None:
+        return AtOffsets("endingOffsets", LATEST)
+    where = found[1]
+    if isinstance(where, AtOffsets) and (
+        where.default == EARLIEST or EARLIEST in (where.by_partition or {}).values()
+    ):
+        raise BadOption("endingOffsets: a read that ends at earliest (-2) has no records")
+    return where
+
+
+# Single values: each takes the option's name and its text.
+
+
+def _any(name: str, text: str) -> str:
+    del name
+    return text
+
+
+def _bad(name: str, text: str, wanted: str) -> BadOption:
+    return BadOption(f"{name} is {text!r}; it must be {wanted}")
+
+
+def _bootstrap(name: str, text: str) -> str:
+    try:
+        parse_bootstrap(text)
+    except ValueError as error:
+        raise BadOption(f"{name}: {error}") from None
+    return text
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise _bad(name, text, "true or false")
+    return text.lower() == "true"
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise _bad(name, text, "a whole number above 0")
+    return int(text)
+
+
+def _duration(name: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    factor = _MILLISECONDS.get(found[2] or "ms") if found else None
+    if not found or factor is None:
+        raise _bad(name, text, "a time such as 30s, 15m or 1h")
+    return int(found[1]) * factor
+
+
+def _isolation(name: str, text: str) -> IsolationLevel:
+    try:
+        return IsolationLevel[text.upper()]
+    except KeyError:
+        raise _bad(name, text, "read_uncommitted or read_committed") from None
+
+
+def _strategy(name: str, text: str) -> bool:
+    if text.lower() not in ("error", "latest"):
+        raise _bad(name, text, "error or latest")
+    return text.lower() == "latest"
+
+
+def _codec(name: str, text: str) -> Codec:
+    try:
+        return Codec[text.upper()]
+    except KeyError:
+        raise _bad(name, text, "none, gzip, snappy, lz4 or zstd") from None
+
+
+def _acks(name: str, text: str) -> None:
+    if text.lower() not in ("all", "-1"):
+        raise _bad(name, text, "all: every record is written with acks=all")
+
+
+def _idempotence(name: str, text: str) -> None:
+    if text.lower() != "true":
+        raise _bad(name, text, "true: every record is written by an idempotent producer")
+
+
+def _plaintext(name: str, text: str) -> None:
+    if text.upper() != "PLAINTEXT":
+        raise _bad(name, text, "PLAINTEXT: TLS and SASL are not supported")
+
+
+def _topic(name: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", text) or text in (".", ".."):
+        raise _bad(name, text, "a topic's name: letters, digits, '.', '_' and '-'")
+    return text
+
+
+def _subscribe(name: str, text: str) -> Topics:
+    topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not topics:
+        raise _bad(name, text, "topics, separated by commas")
+    return Subscribe(tuple(_topic(name, one) for one in topics))
+
+
+def _pattern(name: str, text: str) -> Topics:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise BadOption(f"{name} is {text!r}, which is no regular expression: {error}") from None
+    if not text:
+        raise _bad(name, text, "a regular expression for whole topic names")
+    return SubscribePattern(text)
+
+
+def _assign(name: str, text: str) -> Topics:
+    wanted = 'JSON such as {"topic": [0, 1]}'
+    tps = []
+    for topic, numbers in _json_object(name, text, wanted).items():
+        if not isinstance(numbers, list) or not all(_is_int(n) and n >= 0 for n in numbers):
+            raise _bad(name, text, wanted)
+        tps += [TopicPartition(topic, n) for n in numbers]
+    if not tps:
+        raise _bad(name, text, wanted)
+    return Assign(tuple(sorted(set(tps))))
+
+
+def _offsets(name: str, text: str) -> Where:
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.strip().lower() in words:
+        return AtOffsets(name, words[text.strip().lower()])
+    wanted = 'earliest, latest, or JSON such as {"topic": {"0": 23, "1": -1}}'
+    found = _by_partition(name, text, wanted)
+    if any(offset < EARLIEST for offset in found.values()):
+        raise _bad(name, text, f"{wanted}; -1 is latest, -2 earliest")
+    return AtOffsets(name, None, found)
+
+
+def _timestamp(name: str, text: str) -> Where:
+    if not text.strip().isdecimal():
+        raise _bad(name, text, "milliseconds since 1970")
+    return AtTimestamps(name, int(text))
+
+
+def _timestamps(name: str, text: str) -> Where:
+    wanted = 'JSON such as {"topic": {"0": 1700000000000}}, milliseconds since 1970'
+    found = _by_partition(name, text, wanted)
+    if any(when < 0 for when in found.values()):
+        raise _bad(name, text, wanted)
+    return AtTimestamps(name, None, found)
+
+
+def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int]:
+    found = {}
+    for topic, numbers in _json_object(name, text, wanted).items():
+        if not isinstance(numbers, dict):
+            raise _bad(name, text, wanted)
+        for partition, number in numbers.items():
+            if not partition.isdecimal() or not _is_int(number):
+                raise _bad(name, text, wanted)
+            found[TopicPartition(topic, int(partition))] = number
+    if not found:
+        raise _bad(name, text, wanted)
+    return found
+
+
+def _json_object(name: str, text: str, wanted: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _bad(name, text, wanted)
+    return found
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

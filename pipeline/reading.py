@@ -1,0 +1,98 @@
+"""What a task does: bring the batches of its range and hand them on as Arrow record batches.
+
+A worker process keeps its client, and with it connections and what it knows of the cluster, from
+task to task.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from kept.client.blocking import Client
+from kept.client.ranges import RangeReader
+from kept.client.records import FetchLimits
+from kept.pipeline.columns import ArrowBatches, wanted_fields
+from kept.pipeline.options import Connection, ReadOptions
+from kept.pipeline.planning import MIN_INT64, Range
+from kept.storage.errors import CorruptMessage, InvalidRecord
+from kept.storage.records import read_block
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger("kept.pipeline")
+
+MAX_CLIENTS: Final = 4
+"""Clusters that one worker process stays connected to."""
+BLOCK_ROWS: Final = 32768
+BLOCK_BYTES: Final = 8 << 20
+"""A record batch has about so many rows or inflated bytes: larger ones cost memory, smaller ones
+time."""
+
+_clients: dict[tuple[int, Connection], Client] = {}
+
+
+def client_for(connection: Connection) -> Client:
+    """This process's client of a cluster; never close it."""
+    key = (os.getpid(), connection)  # a forked worker must not share its parent's sockets
+    found = _clients.get(key)
+    if found is None:
+        while len(_clients) >= MAX_CLIENTS:
+            oldest = next(iter(_clients))
+            gone = _clients.pop(oldest)
+            if oldest[0] == os.getpid():
+                gone.close()
+        found = Client(connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms)
+        _clients[key] = found
+    return found
+
+
+def read_range(
+    one: Range, options: ReadOptions, schema: pa.Schema, min_timestamp: int = MIN_INT64
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range with the columns of ``schema``.
+
+    Raises OffsetsLost for what is no longer there (``failOnDataLoss``); damage names partition and
+    offset.
+    """
+    limits = FetchLimits(
+        max_wait_ms=options.max_wait_ms,
+        max_bytes=max(options.fetch_bytes, 1),
+        partition_max_bytes=options.fetch_bytes,
+        isolation=options.isolation,
+    )
+    reader = RangeReader(
+        client_for(options.connection),
+        one.topic_partition,
+        one.start,
+        one.end,
+        limits,
+        timeout_ms=options.poll_timeout_ms,
+        fail_on_data_loss=options.fail_on_data_loss,
+        topic_id=None if one.topic_id is None else uuid.UUID(one.topic_id),
+    )
+    batches = ArrowBatches(schema, one.topic, one.partition)
+    wanted = wanted_fields(schema.names)
+    for records, hidden in reader.chunks():
+        position = 0
+        while position < len(records) and reader.position < one.end:
+            try:
+                block = read_block(
+                    records, position, reader.position, one.end, wanted,
+                    hidden=hidden, min_timestamp=min_timestamp,
+                    max_rows=BLOCK_ROWS, max_bytes=BLOCK_BYTES,
+                )  # fmt: skip
+            except (CorruptMessage, InvalidRecord) as error:
+                where = f"{one.topic}-{one.partition} at or after offset {reader.position}"
+                raise type(error)(f"{where}: {error}") from error
+            if block.position == position:
+                break
+            position, reader.position = block.position, block.next_offset
+            if block.rows:
+                yield batches.batch(block)
+    for loss in reader.lost:
+        logger.warning("%s", loss)

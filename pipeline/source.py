@@ -1,0 +1,113 @@
+"""The data source ``kept``: PySpark's classes over the plain modules of this folder.
+
+What PySpark does with them: a :class:`KeptSource` is made on the driver for every use; its reader
+plans on the driver (``partitions``), is pickled, and reads in the workers (``read``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from kept.pipeline.columns import check_schema, schema_text
+from kept.pipeline.options import ReadOptions, parse_read
+from kept.pipeline.planning import MIN_INT64, Bounds, Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+class KeptSource(DataSource):
+    """``format("kept")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What Spark calls it."""
+        return "kept"
+
+    def schema(self) -> str:
+        """The columns of a read, where the user gives no schema."""
+        flag = str(self.options.get("includeHeaders", "false")).lower()
+        return schema_text(flag == "true")
+
+    def reader(self, schema: StructType) -> KeptReader:
+        """A batch read."""
+        options = parse_read(self.options, streaming=False)
+        check_columns(schema, options)
+        return KeptReader(schema, options)
+
+
+def check_columns(schema: StructType, options: ReadOptions) -> None:
+    """Refuse a schema that the source cannot fill. Raises BadOption."""
+    given = {field.name: field.dataType.simpleString() for field in schema.fields}
+    check_schema(given, options.include_headers)
+
+
+class _Pushdown:
+    """``pushFilters`` as PySpark looks it up.
+
+    PySpark refuses a reader that overrides the method while filterPushdown.enabled is off, which is
+    its default, although such a reader works without: Spark then applies every filter itself. It
+    tells an override by ``__func__``; this one shows it the method of the base class.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: KeptReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        from kept.pipeline.pushdown import push
+
+        self._reader.bounds, left = push(self._reader.bounds, filters)
+        return left
+
+
+class KeptReader(DataSourceReader):
+    """A batch read: one task for each range."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self.schema = schema
+        self.options = options
+        self.bounds = Bounds()
+
+    @property
+    def pushFilters(self) -> _Pushdown:  # noqa: N802
+        """Take filters into the plan; see :mod:`kept.pipeline.pushdown`."""
+        return _Pushdown(self)
+
+    def partitions(self) -> list[InputPartition]:
+        """The ranges, planned on the driver."""
+        from kept.client.blocking import Client
+        from kept.pipeline.batch import plan_batch
+
+        connection = self.options.connection
+        with Client(
+            connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms
+        ) as client:
+            ranges = plan_batch(client, self.options, self.bounds)
+        return [InputPartition(one) for one in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, in a worker."""
+        return read_partition(partition, self.options, self.schema, self.bounds.min_timestamp)
+
+
+def read_partition(
+    partition: InputPartition,
+    options: ReadOptions,
+    schema: StructType,
+    min_timestamp: int = MIN_INT64,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Spark runs one without a range where there is nothing to read."""
+    if not isinstance(partition.value, Range):
+        return iter(())
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from kept.pipeline.reading import read_range
+
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    return read_range(partition.value, options, arrow, min_timestamp)

@@ -14,7 +14,7 @@ import datetime
 import io
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -211,7 +211,35 @@ def decode_request(api_key: int, version: int, data: bytes | memoryview, positio
     """
     cls = message_type(api_key, version, EntityType.request)
     message, _ = decode(cls, data, position)
+    _refuse_null_arrays(cls, message)
     return message
+
+
+def _refuse_null_arrays(cls: Any, message: Any) -> None:
+    """kio reads a null array as None, also where the schema has no null."""
+    for name, nullable, nested in _arrays(cls):
+        items = getattr(message, name)
+        if items is None and not nullable:
+            raise CorruptMessage(f"not a {cls.__name__} v{cls.__version__}: {name} is null")
+        if nested is not None:
+            for item in items or ():
+                _refuse_null_arrays(nested, item)
+
+
+@cache
+def _arrays(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
+    """(name, whether it may be null, class of its messages that have arrays themselves or None) of
+    each array in a message.
+    """
+    found = []
+    for name, hint in get_type_hints(cls).items():
+        nullable = get_origin(hint) in (Union, UnionType)
+        array = next(a for a in get_args(hint) if a is not NoneType) if nullable else hint
+        if get_origin(array) is tuple:
+            nested = get_args(array)[0]
+            deeper = is_dataclass(nested) and bool(_arrays(nested))
+            found.append((name, nullable, nested if deeper else None))
+    return tuple(found)
 
 
 def decode_response(api_key: int, version: int, frame: bytes | memoryview) -> tuple[int, Any]:

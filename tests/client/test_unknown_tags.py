@@ -63,7 +63,9 @@ def without_tags(cls: Any) -> bool:
     return all(default is not None for name, _, _, default in protocol._plan(cls) if name in tagged)
 
 
-@pytest.mark.parametrize("cls", filter(without_tags, flexible()), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls", list(filter(without_tags, flexible())), ids=lambda cls: cls.__name__
+)
 def test_an_unknown_tag_at_the_end_is_passed_over(cls) -> None:
     values = {
         name: value

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import click
 
 from kept.cli.shell import examples, pairs
@@ -44,6 +47,8 @@ def serve(
 
     It prints one line when it is ready. TERM and INT stop it cleanly.
     """
+    # Before the imports that take long: process 1 of a container ignores TERM without a handler.
+    signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     from kept.node.config import NodeConfig
 
     config = NodeConfig.load(

@@ -1,0 +1,214 @@
+"""The image and deploy/compose.yaml as tests use them, by docker and docker-compose."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kept.client.http import HttpFailed, JsonApi, cluster_is_up
+from kept.client.view import Endpoint
+from kept.testing.ports import free_port
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+IMAGE: Final = "kept:under-test"
+BASE: Final = "python:3.11-slim-bookworm"
+BUILD_S: Final = 600
+READY_S: Final = 90.0
+POLL_S: Final = 0.05
+
+
+def docker(*arguments: str, timeout: float = 120, check: bool = True) -> str:
+    """A docker command's output, both streams, in the order in which they came."""
+    done = subprocess.run(
+        ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise AssertionError(f"docker {' '.join(arguments)}: {done.stdout.strip()}")
+    return done.stdout
+
+
+def no_base() -> str | None:
+    """Why the image cannot be built here, None when it can."""
+    asked = subprocess.run(["docker", "image", "inspect", BASE], capture_output=True, check=False)
+    return None if asked.returncode == 0 else f"no image {BASE} (tests/tools/base-image makes it)"
+
+
+@functools.cache
+def image() -> str:
+    """The image of this checkout, built once in a run, or ``TEST_IMAGE``; its name."""
+    if given := os.environ.get("TEST_IMAGE"):
+        return given
+    docker("build", "-f", f"{ROOT}/deploy/Dockerfile", "-t", IMAGE, str(ROOT), timeout=BUILD_S)
+    return IMAGE
+
+
+def until(condition: Callable[[], bool], what: str, deadline_s: float = READY_S) -> None:
+    """Ask until it is so; AssertionError after the deadline."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"after {deadline_s} s not so: {what}"
+        time.sleep(POLL_S)
+
+
+class Compose:
+    """The three nodes of deploy/compose.yaml under a project name of their own.
+
+    It has the methods of ``kept.testing.Cluster`` that ``tests.failover`` uses.
+    """
+
+    NODES: Final = 3
+
+    def __init__(self, *, files: tuple[str, ...] = ("compose.yaml",)) -> None:
+        self.project = f"kept-test-{uuid.uuid4().hex[:8]}"
+        self._files = files
+        ports: list[int] = []
+        while len(ports) < self.NODES:
+            port = free_port()
+            if port not in ports:
+                ports.append(port)
+        self._ports = ports
+        self.environ = {
+            **os.environ,
+            "IMAGE": image(),
+            "COMPOSE_PROJECT_NAME": self.project,
+            **{f"PORT_{number}": str(port) for number, port in enumerate(ports)},
+        }
+
+    def compose(self, *arguments: str, timeout: float = 180) -> str:
+        """A docker-compose command's output."""
+        files = [f"--file={ROOT}/deploy/{name}" for name in self._files]
+        done = subprocess.run(
+            ["docker-compose", *files, *arguments], env=self.environ, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout,
+        )  # fmt: skip
+        assert not done.returncode, f"docker-compose {' '.join(arguments)}: {done.stdout}"
+        return done.stdout
+
+    def __enter__(self) -> Compose:
+        try:
+            self.compose("up", "-d", "--no-build")
+            self.await_ready()
+        except BaseException:
+            print(*(self.log(node)[-2000:] for node in range(self.NODES)), sep="\n")
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.NODES
+
+    def close(self) -> None:
+        """Remove containers, network and volumes."""
+        self.compose("down", "-v", "-t", "2")
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients on this machine find it."""
+        return ",".join(f"localhost:{port}" for port in self._ports)
+
+    def host(self, _node: int = 0) -> str:
+        """Where node's port is published."""
+        return "localhost"
+
+    def port(self, node: int = 0) -> int:
+        """The published port of a node."""
+        return self._ports[node]
+
+    def name(self, node: int) -> str:
+        """The container of a node."""
+        return f"{self.project}_kept-{node}_1"
+
+    def running(self, node: int = 0) -> bool:
+        """Whether a node's container runs."""
+        return self.state(node, "{{.State.Running}}") == "true"
+
+    def state(self, node: int, template: str) -> str:
+        """What docker knows of a node."""
+        return docker("inspect", "-f", template, self.name(node), check=False).strip()
+
+    def log(self, node: int = 0) -> str:
+        """What a node printed."""
+        return docker("logs", self.name(node), check=False)
+
+    def ask(self, node: int, path: str) -> dict[str, object]:
+        """What a node's API answers. Raises HttpFailed."""
+        found = JsonApi(Endpoint("localhost", self.port(node)), 5.0).get(path)
+        assert isinstance(found, dict)
+        return found
+
+    def topic(self, prefix: str, partitions: int, config: Mapping[str, str] | None = None) -> str:
+        """A new topic; its name, once its partitions are led."""
+        from kept.client.blocking import Client
+
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        with Client(self.bootstrap) as client:
+            client.create_topic(name, partitions=partitions, config=dict(config or {}))
+            client.bounds(name)
+        return name
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """Who leads a partition, by the word of the first node that answers."""
+        for node in filter(self.running, range(self.NODES)):
+            try:
+                answer = self.ask(node, f"topics/{topic}")
+            except HttpFailed:
+                continue
+            leader = answer["partitions"][partition]["leader"]  # type: ignore[index]
+            if leader is not None and leader >= 0:
+                return int(leader)
+        raise AssertionError(f"nobody knows the leader of {topic}-{partition}")
+
+    def await_ready(self, deadline_s: float = READY_S) -> None:
+        """Wait until every node that runs is ready and knows all the others that do."""
+        up = [Endpoint("localhost", self.port(n)) for n in range(self.NODES) if self.running(n)]
+        assert up, "no node runs"
+        why: list[str | None] = [None]
+
+        def ready() -> bool:
+            why[0] = cluster_is_up(up)
+            return why[0] is None
+
+        try:
+            until(ready, "every node is ready", deadline_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error} ({why[0]})") from None
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, deadline_s: float = READY_S
+    ) -> None:
+        """As ``kept.testing.Cluster.wait_until``."""
+        until(condition, what, deadline_s)
+
+    def kill(self, node: int) -> None:
+        """``docker kill``."""
+        docker("kill", self.name(node))
+
+    def start(self, node: int) -> None:
+        """Start a stopped or killed node and wait until all are ready."""
+        docker("start", self.name(node))
+        self.await_ready()
+
+    def pause(self, node: int) -> None:
+        """Freeze all processes of a node."""
+        docker("pause", self.name(node))
+
+    def resume(self, node: int) -> None:
+        """Let them go on."""
+        docker("unpause", self.name(node))
+
+    def replace(self, node: int) -> None:
+        """What an upgrade does to a node: stop it, a new container on its volume, wait for it."""
+        self.compose(
+            "up", "-d", "--no-build", "--no-deps", "--force-recreate", "-t", "45", f"kept-{node}"
+        )
+        self.await_ready()

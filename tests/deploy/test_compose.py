@@ -1,0 +1,99 @@
+"""deploy/compose.yaml: clients outside and inside, a kill and a rolling upgrade under load."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import kept
+from tests.deploy.containers import ROOT, Compose, docker, image, until
+from tests.failover.load import PARTITIONS, under_load
+
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def compose():
+    with Compose() as started:
+        yield started
+
+
+def run_kept(*arguments, stdin=""):
+    """The command line of this checkout, on the host."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kept", *arguments], input=stdin, text=True, check=False,
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def inside(compose, *arguments):
+    """The command line of the image, in a container of its own on the same network."""
+    return docker("run", "--rm", "--network", f"{compose.project}_default", image(), *arguments)
+
+
+def test_clients_outside_and_inside_use_one_cluster(compose):
+    topic = compose.topic("both", partitions=3)
+    run_kept(
+        "produce", topic, "--key-separator", ":", "--bootstrap", compose.bootstrap,
+        stdin="".join(f"key{n}:from outside {n}\n" for n in range(30)),
+    )  # fmt: skip
+    there = inside(
+        compose, "consume", topic, "--from-beginning", "--max", "30", "--bootstrap", "kept-1:9092"
+    )
+    assert len(re.findall(r"from outside \d+", there)) == 30
+    status = run_kept("cluster", "status", "--check", "--bootstrap", compose.bootstrap)
+    assert all(f"localhost:{compose.port(node)}" in status for node in range(3)), status
+    assert re.findall(r"active +\S+ +([abc]) ", status) == ["a", "b", "c"]
+    inner = inside(compose, "cluster", "status", "--check", "--bootstrap", "kept-2:9092")
+    assert all(f"kept-{node}:9092" in inner for node in range(3)), inner
+
+
+def test_nodes_run_without_rights_and_are_healthy(compose):
+    for node in range(3):
+        until(lambda n=node: compose.state(n, "{{.State.Health.Status}}") == "healthy", "healthy")
+        shown = docker("exec", compose.name(node), "cat", "/proc/1/status")
+        assert re.search(r"^Uid:\s+10001\s+10001", shown, re.M)
+        assert re.search(r"^CapEff:\s+0+$", shown, re.M)
+        assert re.search(r"^NoNewPrivs:\s+1$", shown, re.M)
+        touched = docker("exec", compose.name(node), "touch", "/opt/kept/x", check=False)
+        assert "Read-only file system" in touched
+
+
+def test_a_killed_node_loses_nothing(compose):
+    topic = compose.topic("kill", PARTITIONS)
+
+    def events(load):
+        victim = compose.leader(topic)
+        killed_at = time.monotonic()
+        compose.kill(victim)
+        load.goes_on(compose)
+        print(f"leader killed: longest gap {load.gap_s(killed_at):.2f} s")
+        compose.start(victim)
+
+    under_load(compose, topic, events)
+
+
+def test_a_rolling_upgrade_has_no_failed_acknowledgement(compose):
+    topic = compose.topic("roll", PARTITIONS)
+
+    def events(load):
+        for node in range(3):
+            before = compose.state(node, "{{.Id}}")
+            begun = time.monotonic()
+            compose.replace(node)
+            print(f"node {node} replaced: longest gap {load.gap_s(begun):.2f} s")
+            assert compose.state(node, "{{.Id}}") != before
+            load.goes_on(compose)
+
+    under_load(compose, topic, events)
+
+
+def test_the_image_in_compose_is_this_version():
+    text = (ROOT / "deploy" / "compose.yaml").read_text()
+    assert f"${{IMAGE:-kept:{kept.__version__}}}" in text

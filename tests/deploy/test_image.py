@@ -1,0 +1,157 @@
+"""The image: size, user, end, health; and what it refuses, in the last line of its log."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.containers import BASE, docker, image, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(700)]
+
+LEAST_PRIVILEGE = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+MOST_OVER_BASE = 250_000_000
+ALONE = (
+    "-eKEPT_LISTENERS=PLAINTEXT://:9092",
+    "-eKEPT_ADVERTISED_LISTENERS=PLAINTEXT://k:9092",
+)
+
+
+@pytest.fixture
+def run():
+    """Start a container that is removed, with its volume, when the test ends."""
+    names = []
+
+    def start(*arguments, command=()):
+        name = f"kept-test-{uuid.uuid4().hex[:8]}"
+        names.append(name)
+        docker("run", "-d", "--name", name, *LEAST_PRIVILEGE, *arguments, image(), *command)
+        return name
+
+    yield start
+    for name in names:
+        docker("rm", "-f", "-v", name, check=False)
+
+
+def ended(name):
+    """Exit status and last line of a container that ends by itself."""
+    until(lambda: docker("inspect", "-f", "{{.State.Status}}", name).strip() == "exited", "ended")
+    status = int(docker("inspect", "-f", "{{.State.ExitCode}}", name))
+    return status, (docker("logs", name).splitlines() or [""])[-1]
+
+
+def test_size_and_what_it_is():
+    told = json.loads(docker("image", "inspect", image()))[0]
+    base = json.loads(docker("image", "inspect", BASE))[0]
+    over = told["Size"] - base["Size"]
+    print(f"{over / 1e6:.0f} MB over the base")
+    assert 0 < over < MOST_OVER_BASE
+    assert told["Config"]["User"] == "10001:10001"
+    assert list(told["Config"]["Volumes"]) == ["/var/lib/kept"]
+    assert not [one for one in told["Config"]["Env"] if one.startswith("KEPT_")]
+
+
+def test_it_serves_is_healthy_and_ends_as_pid_1(run):
+    name = run(*ALONE)
+    until(lambda: " ready on " in docker("logs", name), "ready")
+    asked = docker("exec", name, "python", "/opt/kept/healthcheck.py", "/readyz")
+    assert asked.strip() == "ready"
+    until(
+        lambda: docker("inspect", "-f", "{{.State.Health.Status}}", name).strip() == "healthy",
+        "healthy",
+    )
+    docker("stop", "-t", "30", name)
+    status, last = ended(name)
+    assert status == 0 and "event=stopping" in last
+    docker("start", name)
+    until(lambda: docker("logs", name).count(" ready on ") == 2, "ready on the same volume")
+    assert "recover" not in docker("logs", name)
+
+
+def test_term_before_it_is_ready_ends_it(run):
+    """Process 1 ignores TERM until it has a handler: that must not be the start's last step."""
+    name = run(*ALONE)
+    status = Path(f"/proc/{docker('inspect', '-f', '{{.State.Pid}}', name).strip()}/status")
+    term = 1 << (signal.SIGTERM - 1)
+
+    def handled():
+        caught = re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.M)
+        return caught is not None and int(caught[1], 16) & term
+
+    until(handled, "it has a handler for TERM", 20)
+    docker("stop", "-t", "60", name)
+    code, _ = ended(name)
+    assert code in (0, 128 + signal.SIGTERM), code
+
+
+def test_the_health_check_says_what_is_wrong(run):
+    name = run(*ALONE, command=("--version",))
+    ended(name)
+    there = run(*ALONE, "--entrypoint", "sleep", command=("60",))
+    asked = docker("exec", there, "python", "/opt/kept/healthcheck.py", "/healthz", check=False)
+    assert "127.0.0.1:9092 does not answer" in asked
+
+
+VOTERS = "KEPT_CONTROLLER_QUORUM_VOTERS=0@a:10092,1@b:10092,2@c:10092"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["KEPT_LISTENERS=PLAINTEXT://:9092"], "advertised.listeners must say where clients reach"),
+        (["KEPT_NODEID=1"], "KEPT_NODEID names no setting; did you mean KEPT_NODE_ID?"),
+        ([VOTERS], "node.id is not set, but controller.quorum.voters names 3 nodes"),
+        ([VOTERS, "KEPT_NODE_ID=7"], "controller.quorum.voters names no node 7"),
+        (
+            ["KEPT_CONTROLLER_QUORUM_VOTERS=0@a:10092,0@b:10092", "KEPT_NODE_ID=0"],
+            "node id 0 is given twice",
+        ),
+        (
+            [
+                VOTERS,
+                "KEPT_NODE_ID=0",
+                "KEPT_LISTENERS=PLAINTEXT://:9092,NODE://:10093",
+                "KEPT_ADVERTISED_LISTENERS=PLAINTEXT://a:9092",
+            ],
+            "give both the same port",
+        ),
+        (
+            ["KEPT_LISTENERS=INTERNAL://:9092", "KEPT_ADVERTISED_LISTENERS=INTERNAL://a:9092"],
+            "add INTERNAL:PLAINTEXT to listener.security.protocol.map",
+        ),
+        (["KEPT_NODE_ID=one"], "environment variable KEPT_NODE_ID"),
+    ],
+)
+def test_a_wrong_environment_is_the_last_line_of_the_log(run, given, said):
+    status, last = ended(run(*(f"-e{one}" for one in given)))
+    assert status == 1
+    assert last.startswith("kept: ") and said in last, last
+
+
+def test_a_volume_of_another_user_is_refused(run, tmp_path):
+    tmp_path.chmod(0o755)
+    status, last = ended(run(*ALONE, "-v", f"{tmp_path}:/var/lib/kept"))
+    assert status == 1
+    assert re.search(r"/meta: .*Permission denied.*user 10001", last), last
+
+
+def test_a_volume_of_another_node_is_refused(run):
+    volume = f"kept-test-{uuid.uuid4().hex[:8]}"
+    try:
+        first = run(*ALONE, "-v", f"{volume}:/var/lib/kept")
+        until(lambda: " ready on " in docker("logs", first), "ready")
+        second = run(*ALONE, "-v", f"{volume}:/var/lib/kept")
+        status, last = ended(second)
+        assert status == 1 and "lock" in last, last
+        docker("rm", "-f", first)
+        status, last = ended(run(*ALONE, "-e", "KEPT_NODE_ID=4", "-v", f"{volume}:/var/lib/kept"))
+        assert status == 1 and "node.id" in last and "0" in last and "4" in last, last
+    finally:
+        for name in docker("ps", "-aq", "--filter", f"volume={volume}").split():
+            docker("rm", "-f", name, check=False)
+        docker("volume", "rm", volume)

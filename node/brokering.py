@@ -44,6 +44,10 @@ class Brokering:
         self._ticker: asyncio.TimerHandle | None = None
         self._controller: int | None = None
         self._answered_at = node.loop.time()
+        """When the newest heartbeat was sent that was answered, and acted on as far as the answer
+        knew: this broker was not fenced within a session of it, and knows what it leads."""
+        self._heard = (0, self._answered_at)
+        """(index of the controller's image, when it was asked) of the newest answer."""
 
     @property
     def out_of_touch(self) -> bool:
@@ -79,6 +83,12 @@ class Brokering:
     def image_acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
         self._step(lifecycle.ImageApplied(image, monotonic_ms()))
+        self._in_touch()
+
+    def _in_touch(self) -> None:
+        index, asked_at = self._heard
+        if self.core.image.index >= index:
+            self._answered_at = asked_at
 
     def controller_is(self, node_id: int | None) -> None:
         """The active controller, as far as it is known."""
@@ -163,12 +173,14 @@ class Brokering:
             wants_shutdown=effect.wants_shutdown,
             logs=tuple(self._logs(effect.report)),
         )
+        asked_at = self._node.loop.time()
         try:
             reply = await self._node.peers.heartbeat(request, CALL_S)
         except KeptError as error:
             self._step(lifecycle.HeartbeatFailed(effect.number, error, monotonic_ms()))
             return
-        self._answered_at = self._node.loop.time()
+        self._heard = (reply.index, asked_at)
+        self._in_touch()
         answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
         self._step(lifecycle.HeartbeatAnswered(effect.number, answer, monotonic_ms()))
 

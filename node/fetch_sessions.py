@@ -203,6 +203,10 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def of_followers(self) -> list[Session]:
+        """The sessions of other brokers, least recently used first."""
+        return [session for session in self._sessions.values() if session.replica_id >= 0]
+
     def open(
         self, request: codec.FetchRequest, uses_ids: bool, now_ms: int
     ) -> tuple[int, Session | None]:

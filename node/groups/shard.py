@@ -75,7 +75,7 @@ class Shard:
         settings: ev.GroupSettings,
     ) -> None:
         self._node = node
-        self._number = number
+        self.number = number
         self._hosted = hosted
         self.leader_epoch = leader_epoch
         self.core = GroupCore(settings)
@@ -100,6 +100,11 @@ class Shard:
         partition = self._hosted.partition
         return partition.is_leader and partition.leader_epoch == self.leader_epoch
 
+    @property
+    def in_sync_followers(self) -> frozenset[int]:
+        """Who else is in the ISR, or about to join: a successor was one of them."""
+        return self._hosted.partition.core.maximal_isr - {self._node.node_id}
+
     # Loading.
 
     def load(self, done: Callable[[], None]) -> None:
@@ -123,7 +128,7 @@ class Shard:
             return
         except KeptError as error:
             self.failed = str(error)
-            log.error("groups not loaded", partition=self._number, error=str(error))
+            log.error("groups not loaded", partition=self.number, error=str(error))
             return
         if not self._unloaded:
             self._loaded(count, started)
@@ -156,7 +161,7 @@ class Shard:
         if count:
             log.info(
                 "groups loaded",
-                partition=self._number,
+                partition=self.number,
                 records=count,
                 groups=len(self.core.groups),
                 ms=now_ms - started_ms,
@@ -258,7 +263,7 @@ class Shard:
                 end_offset = info.last_offset + 1
         except KeptError as error:
             code = group_error(error)
-            log.warning("group records not appended", partition=self._number, error=str(error))
+            log.warning("group records not appended", partition=self.number, error=str(error))
             self._step(lambda now_ms: ev.AppendRejected(now_ms, effect.append, code))
             return
         self._staged.append((effect.append, end_offset))
@@ -280,7 +285,7 @@ class Shard:
             self._hosted.partition.write()
         except KeptError as error:
             # The partition is offline now, and told us so or will: nothing of this can be undone.
-            log.error("group records not written", partition=self._number, error=str(error))
+            log.error("group records not written", partition=self.number, error=str(error))
             self.failed = str(error)
             self.unload()
             return
@@ -302,7 +307,7 @@ class Shard:
 
         if self._hosted.partition.high_watermark < end_offset or self._hosted.sync:
             timeout_s = self._node.config.offsets_commit_timeout_ms / 1000
-            late = RequestTimedOut(f"{GROUP_METADATA_TOPIC}-{self._number}: not committed in time")
+            late = RequestTimedOut(f"{GROUP_METADATA_TOPIC}-{self.number}: not committed in time")
             self._uncommitted[append] = self._node.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )

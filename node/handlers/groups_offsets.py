@@ -16,7 +16,10 @@ from kio.schema.errors import ErrorCode
 from kept.client.protocol import milliseconds
 from kept.node.groups import events as ev
 from kept.node.groups.records import NO_TOPIC_ID
-from kept.node.groups.requests import Answer, ask
+from kept.node.groups.requests import Answer, ask, coordinator
+from kept.node.groups.shard import group_error
+from kept.node.groups.standing import is_in_doubt, still_leads
+from kept.storage.errors import RetriableError
 
 if TYPE_CHECKING:
     from kept.cluster.image import TopicImage
@@ -157,7 +160,23 @@ def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Answer:
     def event(now_ms: int, number: int) -> ev.FetchOffsets:
         return ev.FetchOffsets(now_ms, number, group.group_id, asked, stable)
 
-    return ask(ctx, group.group_id, event, answer, refuse, needs_name=False)
+    def asked_now() -> Answer:
+        return ask(ctx, group.group_id, event, answer, refuse, needs_name=False)
+
+    if not is_in_doubt(ctx.node):
+        return asked_now()
+
+    async def asked_if_it_leads() -> dict[str, Any]:
+        try:
+            shard = coordinator(ctx).shard(group.group_id)
+        except RetriableError as error:
+            return refuse(group_error(error))
+        if not await still_leads(ctx.node, shard):
+            return refuse(ErrorCode.not_coordinator)
+        found = asked_now()
+        return found if isinstance(found, dict) else await found
+
+    return asyncio.ensure_future(asked_if_it_leads(), loop=ctx.node.loop)
 
 
 def _fetched(

@@ -9,16 +9,20 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kept.client.blocking import Client, OutRecord
 from kept.client.http import JsonApi
 from kept.client.view import Endpoint
 from kept.testing import reaper
 from kept.testing.ports import free_port
+from tests.node.groups.wire import FIND, Connection
 
 CONTROLLERS = (100, 101, 102)
 BROKERS = (1, 2)
@@ -28,7 +32,7 @@ DEADLINE_S = 60
 class Site:
     """Three controllers and two brokers, each with a configuration file as an operator's."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **more: Any) -> None:
         self.root = root
         self.ports = {node: free_port() for node in (*CONTROLLERS, *BROKERS)}
         self.node_ports = {node: free_port() for node in BROKERS}
@@ -43,6 +47,7 @@ class Site:
                 "controller.listener.names": "CONTROLLER",
                 "metadata.log.dir": str(directory / "meta"),
                 "default.replication.factor": 2,
+                **more,
             }
             if node in CONTROLLERS:
                 settings["process.roles"] = "controller"
@@ -103,8 +108,14 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
+    with made_at(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def made_at(tmp_path: Path, **more: Any) -> Iterator[Site]:
     reaper.watch(str(tmp_path))
-    made = Site(tmp_path)
+    made = Site(tmp_path, **more)
     try:
         yield made
     finally:
@@ -169,3 +180,37 @@ def test_controllers_and_brokers_apart(site):
     site.ready(*CONTROLLERS, *BROKERS)
     produce(site, "u", b"5")
     assert "Traceback" not in "".join(site.log(node) for node in site.processes)
+
+
+SHORT = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500,
+         "kept.stall.ms": 2000}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_offsets_are_told_without_any_controller(tmp_path):
+    """A coordinator that hears of no controller makes sure that its replicas follow it."""
+    with made_at(tmp_path, **SHORT) as site:
+        site.start(*CONTROLLERS, *BROKERS)
+        site.ready(*CONTROLLERS, *BROKERS)
+        place = TopicPartition("t", 0)
+        with site.client() as client:
+            client.create_topic("t", partitions=1)
+        consumer = Consumer({"bootstrap.servers": site.bootstrap, "group.id": "g"})
+        consumer.commit(offsets=[TopicPartition("t", 0, 7)], asynchronous=False)
+        site.end(*CONTROLLERS, by=signal.SIGKILL)
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            (found,) = consumer.committed([place], timeout=20)
+            assert (found.offset, found.error) == (7, None)
+        site.end(3 - coordinator(site), by=signal.SIGKILL)
+        with pytest.raises(KafkaException):  # nobody is left who could say that it still leads
+            consumer.committed([place], timeout=5)
+        consumer.close()
+
+
+def coordinator(site: Site) -> int:
+    connection = Connection(site.bootstrap.split(",")[0])
+    try:
+        return int(connection.ask(FIND, 2, key="g", key_type=0).node_id)
+    finally:
+        connection.close()

@@ -1,0 +1,71 @@
+"""Whether a broker is in touch with its controllers, as its shell counts it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from uuid import UUID
+
+from kept.cluster.brokers import Registration
+from kept.cluster.image import Image
+from kept.cluster.records import NoOpRecord
+from kept.node.brokering import Brokering
+from kept.node.peers.calls import HeartbeatReply
+
+SESSION_S = 9.0
+
+
+class Loop:
+    """A clock that the test moves."""
+
+    now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def brokering(heartbeat) -> tuple[Loop, Brokering]:
+    loop = Loop()
+    config = SimpleNamespace(
+        broker_session_timeout_ms=9000, broker_heartbeat_interval_ms=2000, stall_ms=2000,
+        shutdown_timeout_ms=30_000, controlled_shutdown_enable=True,
+        controller_quorum_request_timeout_ms=2000,
+    )  # fmt: skip
+    node = SimpleNamespace(
+        loop=loop, config=config, peers=SimpleNamespace(heartbeat=heartbeat), serve_until=0.0
+    )
+    return loop, Brokering(node, Registration(1, UUID(int=1), ()))
+
+
+def beat(number: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        number=number, broker_id=1, broker_epoch=1, applied_index=0, wants_fence=False,
+        wants_shutdown=False, report=(),
+    )  # fmt: skip
+
+
+def test_a_session_begins_when_the_heartbeat_is_sent():
+    async def heartbeat(request, timeout_s):
+        loop.now += 5
+        return HeartbeatReply(False)
+
+    loop, broker = brokering(heartbeat)
+    asyncio.run(broker._heartbeat(beat(1)))
+    loop.now = 100 + SESSION_S - 0.1
+    assert not broker.out_of_touch
+    loop.now = 100 + SESSION_S + 0.1
+    assert broker.out_of_touch, "the controller may have waited since it was sent"
+
+
+def test_an_answer_counts_when_the_image_is_as_new():
+    async def heartbeat(request, timeout_s):
+        return HeartbeatReply(False, False, 1)
+
+    loop, broker = brokering(heartbeat)
+    loop.now += 5
+    asyncio.run(broker._heartbeat(beat(1)))
+    loop.now = 100 + SESSION_S + 1
+    assert broker.out_of_touch, "entry 1 may say that another one leads"
+    image, _ = Image().apply([NoOpRecord()])
+    broker.image_acted_on(image)
+    assert not broker.out_of_touch

@@ -414,6 +414,19 @@ _NETWORK: Final = (
         "Host names, beyond localhost and the listeners' own, that may appear in the Host header "
         "of a POST.",
     ),
+    _at_start(
+        "kept.grpc.max.connections", _INT, "256",
+        "gRPC connections at a time; more are closed.", low=1,
+    ),
+    _at_start(
+        "kept.grpc.max.requests", _INT, "256",
+        "gRPC calls at a time, streams included; more are answered RESOURCE_EXHAUSTED. Each holds "
+        "a Kafka connection to a leader and what it reads ahead, about a megabyte.", low=1,
+    ),
+    _at_start(
+        "kept.grpc.request.max.bytes", _INT, "4194304",
+        "Largest message of a gRPC client.", low=1024, high=1 << 30,
+    ),
 )  # fmt: skip
 
 _GROUPS: Final = (

@@ -161,6 +161,9 @@ class NodeConfig:
     http_idle_ms: int
     http_max_connections: int
     http_hosts: tuple[str, ...]
+    grpc_max_connections: int
+    grpc_max_requests: int
+    grpc_request_max_bytes: int
 
     group_min_session_timeout_ms: int
     group_max_session_timeout_ms: int

@@ -1,8 +1,8 @@
 """Where clients connect: accepts sockets, counts them, closes idle ones, knows who speaks what.
 
 The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are
-handed over with the transport; anything else is Kafka's length prefix. The listener for nodes takes
-gRPC and the greetings of other nodes besides (``kept.node.peers``). Addresses come from
+handed over with the transport (HTTP, gRPC); anything else is Kafka's length prefix. The listener
+for nodes has their own gRPC, and greetings besides (``kept.node.peers``). Addresses come from
 ``listeners``; each listener answers with its own advertised address (SEMANTICS rule 42).
 """
 
@@ -53,8 +53,9 @@ class Listener:
             node.loop, config.silent_ms / 1000, config.silent_max_connections
         )
         self.takeovers: dict[bytes, TakeOver] = dict.fromkeys(HTTP_METHODS, take_over_http)
+        self.takeovers[b"PRI "] = take_over_grpc
         if between_nodes:
-            self.takeovers |= {b"PRI ": take_over_grpc, b"KEPT": take_over_greeting}
+            self.takeovers |= {b"PRI ": take_over_peer, b"KEPT": take_over_greeting}
         self.apis = api.served()
         self.produce = produce.handle
         self.fetch = fetch.handle
@@ -209,8 +210,13 @@ def take_over_http(node: Node, transport: Any, first_bytes: bytes) -> None:
     take_over(node, transport, first_bytes)
 
 
-def take_over_grpc(node: Any, transport: Any, first_bytes: bytes) -> None:
-    """Hand a connection of another node to gRPC."""
+def take_over_grpc(node: Node, transport: Any, first_bytes: bytes) -> None:
+    """Hand a connection to the gRPC server, started at its first client."""
+    node.grpc_front.take_over(transport, first_bytes)
+
+
+def take_over_peer(node: Any, transport: Any, first_bytes: bytes) -> None:
+    """Hand a connection of another node to the gRPC server for nodes."""
     node.peers.take_over(transport, first_bytes)
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
+import kept
 from kept.node.connection import raise_file_limit
 from kept.node.logging import bridge, log
 from kept.node.server import Node
@@ -36,7 +37,7 @@ async def serve(config: NodeConfig) -> int:
         await asyncio.gather(starting, return_exceptions=True)
         return node.exit_code
     await starting
-    print(node.ready_line(), flush=True)
+    print(ready_line(node), flush=True)
     await node.settled()
     gc.collect()
     gc.freeze()
@@ -44,6 +45,23 @@ async def serve(config: NodeConfig) -> int:
     log.info("stopping")
     await node.stop()
     return node.exit_code
+
+
+def ready_line(node: Node) -> str:
+    """What ``kept serve`` prints when clients may come."""
+    config = node.config
+    host, port = node.endpoints(node.listeners[0].name if node.listeners else "")
+    where = f"{host}:{port}"
+    if not node.is_broker:
+        what = f"kept {kept.__version__} controller {node.node_id}"
+        return f"{what} ready on {where}, data in {config.metadata_log_dir}"
+    dirs = config.log_dirs
+    data = ",".join(dirs)
+    if len(dirs) == 1 and dirs[0].endswith("/log"):
+        parent = dirs[0].removesuffix("/log")
+        if config.metadata_log_dir == f"{parent}/meta":
+            data = parent
+    return f"kept {kept.__version__} node {node.node_id} ready on {where}, data in {data}"
 
 
 def run(config: NodeConfig) -> None:

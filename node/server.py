@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-import kept
 from kept.cluster import controller
 from kept.cluster.records import Endpoint, MetadataRecord, ResourceType
 from kept.cluster.settings import validate_topic
@@ -37,6 +36,7 @@ from kept.node.metadata import Metadata
 from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
 from kept.node.readiness import Readiness
+from kept.node.rpc.front import Front
 from kept.storage.directory import Checkpoint, LogDirectory, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -94,6 +94,7 @@ class Node:
         self._cleaner: Cleaner | None = None
         self._warming: asyncio.Task[None] | None = None
         self.metrics = Metrics(self)
+        self.grpc_front = Front(self)
         self.serve_until = float("inf")
         """Leadership is not acted on after this moment, by ``perf_counter``, without
         :meth:`look_up`: this process may have stood still, and another node may lead."""
@@ -538,8 +539,10 @@ class Node:
             listener.stop_accepting()
         if self._warming is not None:
             await self._warming
+        await self.grpc_front.stop()
         if self._cleaner is not None:
             await self._cleaner.stop()
+        await self.hosting.close_manifests()
         await self.groups.stop()
         async with self._proposals:
             for listener in self._all_listeners():
@@ -583,18 +586,3 @@ class Node:
             self._metadata_lock.release()
             self._metadata_lock = None
         self._pool.shutdown(wait=True)
-
-    def ready_line(self) -> str:
-        """What ``kept serve`` prints when clients may come."""
-        host, port = self.endpoints(self.listeners[0].name if self.listeners else "")
-        where = f"{host}:{port}"
-        if not self.is_broker:
-            what = f"kept {kept.__version__} controller {self.node_id}"
-            return f"{what} ready on {where}, data in {self.config.metadata_log_dir}"
-        dirs = self.config.log_dirs
-        data = ",".join(dirs)
-        if len(dirs) == 1 and dirs[0].endswith("/log"):
-            parent = dirs[0].removesuffix("/log")
-            if self.config.metadata_log_dir == f"{parent}/meta":
-                data = parent
-        return f"kept {kept.__version__} node {self.node_id} ready on {where}, data in {data}"

@@ -1,0 +1,125 @@
+"""``kept.Admin``: the operations of ``kept.node.admin`` over gRPC (``node/proto/admin.proto``).
+
+The messages have the names of the JSON that ``/api/v1/`` serves, and are made from the same values,
+so the two faces cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf import json_format
+
+from kept.node.admin import Admin as Operations
+from kept.node.proto import admin_pb2
+from kept.node.rpc.status import answering
+from kept.storage.errors import InvalidRequest
+
+# isort: split
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kept.node.server import Node
+
+NAME: Final = "kept.Admin"
+MANY: Final = 100
+"""Longer lists are made into messages in a thread."""
+
+
+class Admin:
+    """The service of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._operations = Operations(node)
+
+    def handlers(self) -> Any:
+        """For a gRPC server."""
+        methods = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods
+        return grpc.method_handlers_generic_handler(
+            NAME, {method.name: self._handler(method) for method in methods}
+        )
+
+    def _handler(self, method: Any) -> Any:
+        """A method's operation has its name here, in small letters."""
+        request = getattr(admin_pb2, method.input_type.name)
+        reply = getattr(admin_pb2, method.output_type.name)
+        operation = getattr(self, f"_{method.name.lower()}")
+
+        async def handle(asked: Any, _context: Any) -> Any:
+            found = await operation(asked)
+            if any(isinstance(member, list) and len(member) > MANY for member in found.values()):
+                return await self._node.in_pool(filled, reply, found)
+            return filled(reply, found)
+
+        return grpc.unary_unary_rpc_method_handler(
+            answering(handle), request.FromString, reply.SerializeToString
+        )
+
+    async def _cluster(self, _: Any) -> Mapping[str, Any]:
+        return await self._operations.cluster()
+
+    async def _topics(self, _: Any) -> Mapping[str, Any]:
+        return await self._operations.topics()
+
+    async def _topic(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.topic(_named(asked.name, "name"))
+
+    async def _compaction(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.compaction(_given(asked, "topic"))
+
+    async def _explain(self, asked: Any) -> Mapping[str, Any]:
+        topic, partition = _named(asked.topic), _number(asked, "partition")
+        return await self._operations.explain(topic, partition, _given(asked, "key"))
+
+    async def _whymissing(self, asked: Any) -> Mapping[str, Any]:
+        partition, offset = _number(asked, "partition"), _number(asked, "offset")
+        assert partition is not None
+        assert offset is not None
+        return await self._operations.why_missing(
+            _named(asked.topic), partition, offset, _given(asked, "key")
+        )
+
+    async def _compactnow(self, asked: Any) -> Mapping[str, Any]:
+        topic, partition = _named(asked.topic), _number(asked, "partition")
+        return await self._operations.compact_now(topic, partition, asked.wait)
+
+    async def _retry(self, asked: Any) -> Mapping[str, Any]:
+        partition = _number(asked, "partition")
+        assert partition is not None
+        return await self._operations.retry(_named(asked.topic), partition)
+
+    async def _addvoter(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.add_voter(asked.node_id, _given(asked, "address"))
+
+    async def _removevoter(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.remove_voter(asked.node_id)
+
+
+def filled(message: Any, values: Mapping[str, Any]) -> Any:
+    """A message from values as JSON has them; what it has no field for is left out."""
+    return json_format.Parse(json.dumps(values), message(), ignore_unknown_fields=True)
+
+
+def _given(asked: Any, field: str) -> Any:
+    """An optional field; None when it is not set."""
+    return getattr(asked, field) if asked.HasField(field) else None
+
+
+def _number(asked: Any, field: str) -> int | None:
+    """A number, 0 or more; None when it is optional and not set. Raises InvalidRequest."""
+    if asked.DESCRIPTOR.fields_by_name[field].has_presence and not asked.HasField(field):
+        return None
+    value: int = getattr(asked, field)
+    if value < 0:
+        raise InvalidRequest(f"{field} must be a number, 0 or more")
+    return value
+
+
+def _named(name: str, field: str = "topic") -> str:
+    if not name:
+        raise InvalidRequest(f"{field} is missing")
+    return name

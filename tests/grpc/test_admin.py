@@ -1,0 +1,124 @@
+"""kept.Admin says what /api/v1/ says; reflection and health."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import grpc
+import pytest
+from google.protobuf import json_format
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from kept.client.blocking import OutRecord
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def compacted(kept_broker):
+    """A compacted topic with something to clean."""
+    topic = kept_broker.create_topic(
+        config={"cleanup.policy": "compact", "segment.bytes": "4096", "file.delete.delay.ms": "0"}
+    )
+    with kept_broker.client() as client:
+        for n in range(40):
+            key = b"k%d" % (n % 3)
+            client.produce(topic, [OutRecord(key, bytes(500)), OutRecord(b"gone", None)])
+    return topic
+
+
+def over_http(broker, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.port()}{path}", timeout=20) as answer:
+        return json.load(answer)
+
+
+def filled(reply, value):
+    """The message that JSON stands for; a field that it has not is an error here."""
+    return json_format.ParseDict(value, type(reply)())
+
+
+def test_it_answers_what_http_answers(kept_broker, rpc, compacted):
+    topic = compacted
+    for method, fields, path in (
+        ("Topics", {}, "/api/v1/topics"),
+        ("Topic", {"name": topic}, f"/api/v1/topics/{topic}"),
+        ("Compaction", {}, "/api/v1/compaction"),
+        ("Compaction", {"topic": topic}, f"/api/v1/compaction?topic={topic}"),
+        ("Explain", {"topic": topic, "key": b"k1"},
+         f"/api/v1/compaction/explain?topic={topic}&key=k1"),
+        ("WhyMissing", {"topic": topic, "offset": 1, "key": b"gone"},
+         f"/api/v1/compaction/why-missing?topic={topic}&partition=0&offset=1&key=gone"),
+    ):  # fmt: skip
+        while True:  # until nothing moved meanwhile
+            before = over_http(kept_broker, path)
+            reply = rpc.call(f"kept.Admin/{method}", **fields)
+            if over_http(kept_broker, path) == before:
+                break
+        assert reply == filled(reply, before), method
+        assert topic in str(reply), method
+    cluster = rpc.call("kept.Admin/Cluster")
+    value = over_http(kept_broker, "/api/v1/cluster")
+    for directory in value["log_directories"]:
+        del directory["usable_bytes"]  # others use the disk, too
+    for known in cluster.log_directories:
+        assert known.usable_bytes > 0
+        known.ClearField("usable_bytes")
+    assert cluster == filled(cluster, value)
+
+
+def test_compacting_now(kept_broker, rpc, compacted):
+    reply = rpc.call("kept.Admin/CompactNow", topic=compacted, partition=0, wait=True)
+    (outcome,) = reply.partitions
+    assert (outcome.topic, outcome.partition, outcome.done) == (compacted, 0, True)
+    assert outcome.records_removed > 0 and sum(outcome.removed.values()) > 0
+    (state,) = rpc.call("kept.Admin/Compaction", topic=compacted).partitions
+    assert state.generation == outcome.identity
+    found = rpc.call("kept.Admin/WhyMissing", topic=compacted, offset=0)
+    assert found.generation == outcome.identity
+    started = rpc.call("kept.Admin/CompactNow", topic=compacted).started
+    assert [(one.topic, one.partition) for one in started] == [(compacted, 0)]
+
+
+def test_what_is_refused(kept_broker, rpc, compacted):
+    plain = kept_broker.create_topic()
+    for method, fields, status, said in (
+        ("Topic", {}, Code.INVALID_ARGUMENT, "name is missing"),
+        ("Topic", {"name": "none"}, Code.NOT_FOUND, "there is no topic none"),
+        ("Compaction", {"topic": plain}, Code.FAILED_PRECONDITION, "is not compacted"),
+        ("Explain", {}, Code.INVALID_ARGUMENT, "topic is missing"),
+        ("Explain", {"topic": compacted, "partition": 1}, Code.NOT_FOUND, "it has 1"),
+        ("Explain", {"topic": compacted, "partition": -1}, Code.INVALID_ARGUMENT, "0 or more"),
+        ("WhyMissing", {"topic": compacted, "offset": -1}, Code.INVALID_ARGUMENT, "offset"),
+        ("Retry", {"topic": compacted}, Code.INVALID_ARGUMENT, "is not uncleanable"),
+        ("AddVoter", {"node_id": 7}, Code.FAILED_PRECONDITION, "runs alone"),
+        ("RemoveVoter", {"node_id": 7}, Code.FAILED_PRECONDITION, "runs alone"),
+    ):
+        code, why = rpc.refusal(f"kept.Admin/{method}", **fields)
+        assert (code, said in why) == (status, True), (method, fields, code, why)
+
+
+def test_reflection_lists_every_service_with_its_types(rpc):
+    database = ProtoReflectionDescriptorDatabase(rpc.channel)
+    services = set(database.get_services())
+    assert services >= {"broker.Broker", "kept.Admin", "grpc.health.v1.Health"}
+    file = database.FindFileContainingSymbol("broker.Broker")
+    assert [m.name for m in file.service[0].method] == ["CreateTopic", "Produce", "Consume"]
+
+
+def test_health(rpc):
+    stub = health_pb2_grpc.HealthStub(rpc.channel)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    for service in ("", "broker.Broker", "kept.Admin"):
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert stub.Check(request, timeout=20).status == serving
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    assert next(watch).status == serving
+    watch.cancel()
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(service="none"), timeout=20)
+    assert caught.value.code() is Code.NOT_FOUND
+    assert "broker.Broker" in caught.value.details()

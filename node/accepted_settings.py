@@ -94,10 +94,6 @@ ACCEPTED: Final = (
         ("request.timeout.ms", "int", "30000", ""),
     ),
     *_accepted(
-        "a broker tries to register until it is let in or refused.",
-        ("initial.broker.registration.timeout.ms", "int", "60000", ""),
-    ),
-    *_accepted(
         "kept moves no replica between the directories of one node.",
         (
             "replica.alter.log.dirs.io.max.bytes.per.second",

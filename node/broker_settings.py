@@ -124,6 +124,11 @@ _CLUSTER: Final = (
         "How often a broker tells the controller that it lives.", low=10,
     ),
     _at_start(
+        "initial.broker.registration.timeout.ms", _INT, "60000",
+        "A broker that starts and is not registered by a controller within this time ends, with "
+        "exit code 1.", low=100,
+    ),
+    _at_start(
         "kept.stall.ms", _INT, "2000",
         "A node that finds that it did not run for so long (it was stopped, or its machine was) "
         "serves nothing until the controller has answered it: it may have been fenced. With the "

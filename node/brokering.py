@@ -35,6 +35,8 @@ class Brokering:
     def __init__(self, node: Node, registration: Registration) -> None:
         self._node = node
         self.core = BrokerLifecycle(registration, lifecycle_settings(node.config))
+        self.registered = asyncio.Event()
+        """The controller has let this process in."""
         self.running = asyncio.Event()
         """It is registered and not fenced."""
         self.stopped = asyncio.Event()
@@ -134,6 +136,8 @@ class Brokering:
                     self._exit(effect)
         valid_until_ms = self.core.valid_until_ms
         self._node.serve_until = NEVER if valid_until_ms == SUSPENDED else valid_until_ms / 1000
+        if self.core.broker_epoch >= 0:
+            self.registered.set()
         if self.core.state is State.RUNNING:
             self.running.set()
 

@@ -60,6 +60,7 @@ class NodeConfig:
     controller_listener_names: tuple[str, ...] | None
     broker_session_timeout_ms: int
     broker_heartbeat_interval_ms: int
+    initial_broker_registration_timeout_ms: int
     stall_ms: int
     controlled_shutdown_enable: bool
     shutdown_timeout_ms: int

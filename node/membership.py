@@ -22,6 +22,7 @@ from kept.node.controlling import Controlling
 from kept.node.departures import Departures
 from kept.node.fetching.fetchers import Fetchers
 from kept.node.isr_changes import IsrChanges
+from kept.node.joining import Joining
 from kept.node.logging import log
 from kept.node.peers import calls
 from kept.node.peers.peers import Peers
@@ -71,6 +72,7 @@ class Membership:
         self.fetchers = Fetchers(node)
         self.isr_changes = IsrChanges(node)
         self._departures = Departures()
+        self._joining = Joining(node, self.peers)
         self._voters: tuple[Voter, ...] = ()
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,19 +97,19 @@ class Membership:
     async def cluster_id(self) -> str:
         """The cluster's id; waits until a controller was elected for the first time, and the image
         is no older than what this node acted on before it started: logs of topics that are not in
-        an older one would be deleted.
+        an older one would be deleted. Raises as :meth:`Joining.until`.
         """
         member = self._node.metadata.member
         while (found := self._node.image.cluster_id) is None or not member.recovered:
             self._moved.clear()
-            await self._moved.wait()
+            await self._joining.until(self._moved)
         node = self._node
         path = node.config.metadata_log_dir
         known_directories.remember_cluster(node.disk, path, node.node_id, found)
         return found
 
     async def register(self, endpoints: tuple[Endpoint, ...], clean_epoch: int) -> None:
-        """Take part as a broker; done when this node serves."""
+        """Take part as a broker; done when this node serves. Raises as :meth:`Joining.until`."""
         node = self._node
         registration = Registration(
             node.node_id,
@@ -122,6 +124,7 @@ class Membership:
         self.brokering.start()
         self.brokering.image_acted_on(node.image)
         self.brokering.logs_opened()
+        await self._joining.until(self.brokering.registered)
         await self.brokering.running.wait()
 
     async def leave(self) -> None:

@@ -46,7 +46,9 @@ def test_the_metadata_of_another_cluster_is_not_let_in(three, tmp_path):
     three.start(2)
     with three.client() as client:
         assert set(client.metadata().topics) == {topic}
-    assert three.running(1) and "Traceback" not in three.log(1) + three.log(0) + three.log(2)
+    assert three.wait(1) == 1, "everybody refuses it"
+    assert "all other nodes of controller.quorum.voters refuse this one: node 0" in three.log(1)
+    assert "Traceback" not in three.log(1) + three.log(0) + three.log(2)
 
 
 def test_the_metadata_of_another_node_is_refused(three, tmp_path):

@@ -31,27 +31,32 @@ if TYPE_CHECKING:
 Offsets = dict[TopicPartition, int]
 
 
-def find_partitions(client: Client, topics: Topics) -> list[TopicPartition]:
-    """The partitions to read, sorted. Raises UnknownTopicOrPartition; a pattern may match nothing.
+def find_partitions(
+    client: Client, topics: Topics, *, all_must_be_there: bool = True
+) -> list[TopicPartition]:
+    """The partitions to read, sorted; a pattern may match nothing.
 
-    Their topics are in ``client.view`` then.
+    Raises UnknownTopicOrPartition where a topic or partition that is named is not there, or leaves
+    it out. The topics are in ``client.view`` then.
     """
     if isinstance(topics, Subscribe | Assign):
         names = topics.topics if isinstance(topics, Subscribe) else _topics(topics.partitions)
         view = client.metadata(sorted(names))
+        if not all_must_be_there:
+            names = tuple(n for n in names if n in view.topics and not view.topics[n].error_code)
         for name in names:
             _known(client, name)
         there = [TopicPartition(n, p) for n in names for p in view.topics[n].partitions]
         if isinstance(topics, Subscribe):
             return sorted(there)
-        for tp in topics.partitions:
+        for tp in topics.partitions if all_must_be_there else ():
             if tp not in there:
                 count = len(view.topics[tp.topic].partitions)
                 raise UnknownTopicOrPartition(
                     f"assign: {tp.topic} has {count} partitions, there is no partition "
                     f"{tp.partition}"
                 )
-        return list(topics.partitions)
+        return [tp for tp in topics.partitions if tp in there]
     view = client.metadata(None)
     return sorted(
         TopicPartition(name, p)

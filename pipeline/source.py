@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kept.pipeline.columns import check_schema, schema_text
-from kept.pipeline.options import ReadOptions, parse_read
+from kept.pipeline.options import ReadOptions, parse_read, parse_write
 from kept.pipeline.planning import MIN_INT64, Bounds, Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from kept.pipeline.sinks import KeptStreamWriter, KeptWriter
+    from kept.pipeline.streaming import KeptStreamReader
 
 
 class KeptSource(DataSource):
@@ -38,6 +41,30 @@ class KeptSource(DataSource):
         options = parse_read(self.options, streaming=False)
         check_columns(schema, options)
         return KeptReader(schema, options)
+
+    def streamReader(self, schema: StructType) -> KeptStreamReader:  # noqa: N802
+        """A streaming read."""
+        from kept.pipeline.streaming import KeptStreamReader
+
+        options = parse_read(self.options, streaming=True)
+        check_columns(schema, options)
+        return KeptStreamReader(schema, options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> KeptWriter:
+        """A batch write."""
+        from kept.pipeline.sinks import KeptWriter, check_write
+
+        options = parse_write(self.options)
+        check_write(schema, options, overwrite)
+        return KeptWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KeptStreamWriter:  # noqa: N802
+        """A streaming write."""
+        from kept.pipeline.sinks import KeptStreamWriter, check_write
+
+        options = parse_write(self.options)
+        check_write(schema, options, overwrite)
+        return KeptStreamWriter(options)
 
 
 def check_columns(schema: StructType, options: ReadOptions) -> None:

@@ -1,0 +1,109 @@
+"""What a streaming read follows: what there is, what a trigger takes of it, what has been lost.
+
+Lives on the driver as long as the query runs, and knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kept.client.ranges import OffsetsLost
+from kept.client.records import EARLIEST, LATEST
+from kept.pipeline import offsets
+from kept.pipeline.admission import available, limited
+from kept.pipeline.options import ReadOptions
+from kept.pipeline.planning import Bounds, Range, plan, split
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.client.blocking import Client
+
+logger = logging.getLogger("kept.pipeline")
+
+Offsets = dict[TopicPartition, int]
+
+
+class Following:
+    """A stream's view of its partitions, from trigger to trigger."""
+
+    def __init__(self, client: Client, options: ReadOptions) -> None:
+        self.client = client
+        self.options = options
+        self.target: Offsets | None = None
+        self._topic_ids: dict[str, str | None] = {}
+        self._taken_at = time.monotonic()
+
+    def begin(self) -> Offsets:
+        """Where a new query starts."""
+        tps = offsets.find_partitions(self.client, self.options.topics)
+        return offsets.starts(self.client, tps, self.options)
+
+    def newest(self) -> Offsets:
+        """Where every partition ends now."""
+        must = self.options.fail_on_data_loss
+        tps = offsets.find_partitions(self.client, self.options.topics, all_must_be_there=must)
+        return self._at(tps, LATEST)
+
+    def stop_at_newest(self) -> None:
+        """From now on nothing newer than this exists (AvailableNow)."""
+        self.target = self.newest()
+
+    def next_end(self, start: Offsets, most: int | None, least: int | None) -> Offsets:
+        """Where the next trigger ends; ``start`` when it should not take anything yet."""
+        newest = self.target if self.target is not None else self.newest()
+        since = self._from(start, newest)
+        waiting = available(since, newest)
+        delayed = (time.monotonic() - self._taken_at) * 1000 >= self.options.max_trigger_delay_ms
+        if least is not None and waiting < least and self.target is None and not delayed:
+            return start
+        if waiting:
+            self._taken_at = time.monotonic()
+        return newest if most is None else limited(since, newest, most)
+
+    def ranges(self, start: Offsets, end: Offsets) -> list[Range]:
+        """The tasks of a trigger."""
+        since = self._from(start, end)
+        there = self._at([tp for tp in sorted(end) if tp in since], EARLIEST)
+        for tp, first in there.items():
+            if since[tp] < first and since[tp] < end[tp]:
+                gone = min(first, end[tp])
+                self._lose(f"{tp}: offsets {since[tp]} to {gone - 1}", f"its log starts at {first}")
+                since[tp] = gone
+        ids = self._same_topics(list(there))
+        ranges = plan(since, {tp: end[tp] for tp in there}, ids, Bounds())
+        return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
+
+    def _at(self, tps: list[TopicPartition], when: int) -> Offsets:
+        return offsets.all_at(self.client, tps, when, self.options.isolation)
+
+    def _from(self, start: Offsets, end: Offsets) -> Offsets:
+        """Where each partition goes on: new ones from their beginning. What is no longer there, or
+        ends before the offset that was reached, is lost.
+        """
+        since = dict(start)
+        for tp in sorted(start.keys() - end.keys()):
+            self._lose(f"{tp}: everything from offset {start[tp]}", "the partition is gone")
+            del since[tp]
+        for tp in sorted(start.keys() & end.keys()):
+            if end[tp] < start[tp]:
+                why = f"the log ends at {end[tp]}, it was cut back or created again"
+                self._lose(f"{tp}: everything up to offset {start[tp]}", why)
+                since[tp] = end[tp]
+        since.update(self._at(sorted(end.keys() - start.keys()), EARLIEST))
+        return since
+
+    def _same_topics(self, tps: list[TopicPartition]) -> dict[str, str | None]:
+        found = offsets.topic_ids(self.client, tps)
+        for topic, number in found.items():
+            known = self._topic_ids.setdefault(topic, number)
+            if known != number:
+                self._lose(f"{topic}: everything not read yet", "it was deleted and created again")
+                self._topic_ids[topic] = number
+        return found
+
+    def _lose(self, what: str, why: str) -> None:
+        if self.options.fail_on_data_loss:
+            raise OffsetsLost(f"{what} is lost: {why} (failOnDataLoss=false goes on without)")
+        logger.warning("%s is lost: %s", what, why)

@@ -1,0 +1,109 @@
+"""The streaming read: PySpark's face of :mod:`kept.pipeline.following`.
+
+The offsets in a checkpoint have the form of Spark's Kafka connector.
+
+Admission control and ``AvailableNow`` exist for Python sources since Spark 4.2. On Spark 4.1 every
+trigger takes all there is, and limits are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from kept.pipeline.admission import from_json, to_json
+from kept.pipeline.following import Following
+from kept.pipeline.options import BadOption, ReadOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1
+    ADMISSION = False
+    SupportsTriggerAvailableNow = object
+else:
+    ADMISSION = True
+
+Checkpoint = dict[str, dict[str, int]]
+
+
+class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read, micro-batch by micro-batch."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self.schema = schema
+        self.options = options
+        limits = options.max_per_trigger, options.min_per_trigger
+        if not ADMISSION and limits != (None, None):
+            import pyspark
+
+            raise BadOption(
+                "maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer, this is "
+                f"{pyspark.__version__}: its Python sources have no admission control"
+            )
+        self._following: Following | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_following": None}  # sockets stay on the driver
+
+    def _followed(self) -> Following:
+        if self._following is None:
+            from kept.pipeline.reading import client_for
+
+            self._following = Following(client_for(self.options.connection), self.options)
+        return self._following
+
+    def initialOffset(self) -> Checkpoint:  # noqa: N802
+        """Where a query without a checkpoint starts."""
+        return to_json(self._followed().begin())
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        """The limit of an ordinary trigger."""
+        if self.options.max_per_trigger is not None:
+            return ReadMaxRows(self.options.max_per_trigger)
+        if self.options.min_per_trigger is not None:
+            return ReadMinRows(self.options.min_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(  # noqa: N802
+        self, start: Checkpoint | None = None, limit: Any = None
+    ) -> Checkpoint:
+        """Where the next micro-batch ends. Spark 4.1 asks without saying where it starts."""
+        following = self._followed()
+        if start is None:
+            return to_json(following.newest())
+        most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
+        least = None
+        if not ADMISSION or not isinstance(limit, ReadAllAvailable):
+            least = self.options.min_per_trigger
+        return to_json(following.next_end(from_json(start), most, least))
+
+    def reportLatestOffset(self) -> Checkpoint:  # noqa: N802
+        """The end of every partition, for the query's progress."""
+        return to_json(self._followed().newest())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note what there is: the query ends there."""
+        self._followed().stop_at_newest()
+
+    def partitions(self, start: Checkpoint, end: Checkpoint) -> list[InputPartition]:
+        """The tasks of a micro-batch."""
+        ranges = self._followed().ranges(from_json(start), from_json(end))
+        return [InputPartition(one) for one in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, in a worker."""
+        from kept.pipeline.source import read_partition
+
+        return read_partition(partition, self.options, self.schema)

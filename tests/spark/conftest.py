@@ -1,0 +1,45 @@
+"""One Spark session for all tests: ``local[2]``, as a user with kept installed has it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Spark finds sources on the import path only; that of an editable install is not one."""
+    from pyspark.sql import SparkSession
+
+    site = tmp_path_factory.mktemp("site")
+    (site / "pyspark_kept").symlink_to(ROOT / "pipeline" / "pyspark_kept")
+    work = tmp_path_factory.mktemp("spark")
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        p for p in (str(site), str(ROOT), before.get("PYTHONPATH", "")) if p
+    )
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("kept tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.local.dir", str(work))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(before)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+
+from kept.client.records import EARLIEST, LATEST
+from kept.pipeline.options import (
+    USES,
+    WITHOUT_EFFECT,
+    Assign,
+    AtOffsets,
+    AtTimestamps,
+    BadOption,
+    Subscribe,
+    SubscribePattern,
+    parse_read,
+    parse_write,
+)
+from kept.storage.types import Codec, IsolationLevel, TopicPartition
+
+WHERE = {"kafka.bootstrap.servers": "localhost:9092"}
+READ = {**WHERE, "subscribe": "a"}
+
+EVERY_VALUE = {
+    "kafka.bootstrap.servers": "h:1", "kafka.client.id": "me", "kafka.request.timeout.ms": "1000",
+    "kafka.security.protocol": "PLAINTEXT", "subscribe": "a, b", "startingOffsets": "earliest",
+    "startingOffsetsByTimestampStrategy": "latest", "failOnDataLoss": "FALSE",
+    "includeHeaders": "true", "minPartitions": "7", "maxRecordsPerPartition": "100",
+    "kafka.isolation.level": "read_committed", "kafkaConsumer.pollTimeoutMs": "5000",
+    "kafka.fetch.max.wait.ms": "10", "kafka.max.partition.fetch.bytes": "4096",
+    "kafka.fetch.max.bytes": "1", "endingOffsets": "latest", "maxOffsetsPerTrigger": "10",
+    "minOffsetsPerTrigger": "5", "maxTriggerDelay": "2m", "topic": "t",
+    "kafka.compression.type": "zstd", "kafka.batch.size": "1000", "includeTimestamps": "true",
+    "kafka.acks": "all", "kafka.enable.idempotence": "true", "checkpointLocation": "/x",
+    "queryName": "q",
+}  # fmt: skip
+
+
+def test_defaults_are_those_of_the_connector() -> None:
+    batch = parse_read(READ, streaming=False)
+    assert batch.topics == Subscribe(("a",))
+    assert batch.starting == AtOffsets("startingOffsets", EARLIEST)
+    assert batch.ending == AtOffsets("endingOffsets", LATEST)
+    assert batch.fail_on_data_loss
+    assert not batch.include_headers
+    assert batch.isolation is IsolationLevel.READ_UNCOMMITTED
+    stream = parse_read(READ, streaming=True)
+    assert stream.starting == AtOffsets("startingOffsets", LATEST)
+    assert stream.ending is None
+    assert stream.max_trigger_delay_ms == 15 * 60 * 1000
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_option_there_is_can_be_given_in_any_case(use: str) -> None:
+    given = {n.upper(): EVERY_VALUE[n] for n in USES[use] if n in EVERY_VALUE}
+    given |= dict.fromkeys(WITHOUT_EFFECT, "x")
+    if use == "a write":
+        written = parse_write(given)
+        assert (written.topic, written.codec, written.batch_bytes) == ("t", Codec.ZSTD, 1000)
+        assert written.include_timestamps
+        return
+    read = parse_read(given, streaming=use == "a streaming read")
+    assert read.topics == Subscribe(("a", "b"))
+    assert (read.min_partitions, read.max_records_per_partition) == (7, 100)
+    assert read.isolation is IsolationLevel.READ_COMMITTED
+    assert (read.poll_timeout_ms, read.max_wait_ms, read.fetch_bytes) == (5000, 10, 4096)
+    assert not read.fail_on_data_loss
+    assert read.no_match_is_latest
+    if use == "a streaming read":
+        assert (read.max_per_trigger, read.min_per_trigger) == (10, 5)
+        assert read.max_trigger_delay_ms == 120_000
+
+
+def test_what_to_read() -> None:
+    assert parse_read({**WHERE, "subscribePattern": "a.*"}, streaming=False).topics == (
+        SubscribePattern("a.*")
+    )
+    assigned = parse_read({**WHERE, "assign": '{"b": [1, 0], "a": [2]}'}, streaming=False)
+    assert assigned.topics == Assign(
+        (TopicPartition("a", 2), TopicPartition("b", 0), TopicPartition("b", 1))
+    )
+
+
+def test_where_to_start_and_end() -> None:
+    given = {
+        **READ,
+        "startingOffsets": '{"a": {"0": 23, "1": -2}}',
+        "endingOffsetsByTimestamp": '{"a": {"0": 5, "1": 6}}',
+    }
+    options = parse_read(given, streaming=False)
+    zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
+    assert options.starting == AtOffsets("startingOffsets", None, {zero: 23, one: EARLIEST})
+    assert options.ending == AtTimestamps("endingOffsetsByTimestamp", None, {zero: 5, one: 6})
+    stamp = parse_read({**READ, "startingTimestamp": "1700000000000"}, streaming=True)
+    assert stamp.starting == AtTimestamps("startingTimestamp", 1_700_000_000_000)
+
+
+REFUSED = [
+    ({"subscribe": "a"}, "kafka.bootstrap.servers is missing"),
+    ({**WHERE}, "what to read is missing"),
+    ({**READ, "bootstrap": "h:1"}, "kafka.bootstrap.servers and bootstrap: only one"),
+    ({**READ, "assign": '{"a": [0]}'}, "subscribe and assign: only one of them can say what"),
+    ({**READ, "startingOffsets": "latest"}, "starts at latest"),
+    ({**READ, "startingOffsets": '{"a": {"0": -1}}'}, "starts at latest"),
+    ({**READ, "endingOffsets": "earliest"}, "ends at earliest"),
+    ({**READ, "startingOffsets": "5"}, "startingOffsets is '5'; it must be earliest"),
+    ({**READ, "startingOffsets": '{"a": {"0": -3}}'}, "-1 is latest, -2 earliest"),
+    ({**READ, "startingOffsets": '{"a": {"x": 1}}'}, "it must be earliest, latest, or JSON"),
+    ({**READ, "startingOffsets": '{"a": {"0": true}}'}, "it must be earliest, latest, or JSON"),
+    ({**READ, "startingOffsets": "earliest", "startingTimestamp": "1"}, "only one of them"),
+    ({**READ, "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
+    ({**READ, "subscrbe": "b"}, "subscrbe is no option of a batch read; did you mean subscribe?"),
+    ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism is no option"),
+    ({**READ, "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported"),
+    ({**READ, "maxOffsetsPerTrigger": "1"}, "maxOffsetsPerTrigger is an option of a streaming"),
+    ({**READ, "topic": "b"}, "topic is an option of a write"),
+    ({**READ, "minPartitions": "0"}, "a whole number above 0"),
+    ({**READ, "failOnDataLoss": "yes"}, "true or false"),
+    ({**READ, "kafka.isolation.level": "serializable"}, "read_uncommitted or read_committed"),
+    ({**WHERE, "subscribe": "a b"}, "a topic's name"),
+    ({**WHERE, "subscribe": ","}, "topics, separated by commas"),
+    ({**WHERE, "subscribePattern": "("}, "no regular expression"),
+    ({**WHERE, "assign": '{"a": [-1]}'}, "JSON such as"),
+    ({**READ, "kafka.bootstrap.servers": "host:port"}, "is not host:port"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        parse_read(given, streaming=False)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({**READ, "endingOffsets": "latest"}, "endingOffsets is an option of a batch read"),
+        ({**READ, "maxTriggerDelay": "soon"}, "a time such as 30s, 15m or 1h"),
+        (
+            {**READ, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"},
+            "minOffsetsPerTrigger is 9, which is above maxOffsetsPerTrigger 5",
+        ),
+    ],
+)
+def test_refused_when_streaming(given: dict[str, str], why: str) -> None:
+    with pytest.raises(BadOption, match=why):
+        parse_read(given, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({**WHERE, "subscribe": "a"}, "subscribe is an option of a batch read"),
+        ({**WHERE, "kafka.acks": "1"}, "every record is written with acks=all"),
+        ({**WHERE, "kafka.compression.type": "brotli"}, "none, gzip, snappy, lz4 or zstd"),
+        ({**WHERE, "kafka.enable.idempotence": "false"}, "idempotent producer"),
+    ],
+)
+def test_refused_when_writing(given: dict[str, str], why: str) -> None:
+    with pytest.raises(BadOption, match=why):
+        parse_write(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("250ms", 250), ("30", 30), ("30s", 30_000), ("15 minutes", 900_000), ("1h", 3_600_000)],
+)
+def test_times(text: str, milliseconds: int) -> None:
+    found = parse_read({**READ, "maxTriggerDelay": text}, streaming=True)
+    assert found.max_trigger_delay_ms == milliseconds

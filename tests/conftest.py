@@ -53,6 +53,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "node_js": lambda: _on_path("node", "npm"),
     "docker": _docker,
     "netns": _netns,
+    "go": lambda: _on_path("go"),
 }
 
 

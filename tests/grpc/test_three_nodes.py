@@ -1,0 +1,122 @@
+"""Three nodes: any of them takes any request, and goes on when a leader dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+Code = grpc.StatusCode
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def trio(kept_cluster, dial):
+    cluster = kept_cluster(nodes=3)
+    return cluster, [dial(cluster.port(n)) for n in range(3)]
+
+
+def leader_of(rpc, topic, partition=0):
+    """As a node sees it."""
+    return rpc.call("kept.Admin/Topic", name=topic).partitions[partition].leader
+
+
+def test_any_node_takes_any_request(trio, wait_until):
+    cluster, rpcs = trio
+    made = rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=6)
+    assert (made.partitions, made.replication_factor) == (6, 3)
+    wait_until(lambda: len(rpcs[2].call("kept.Admin/Topics").topics) == 1, "the topic's spread")
+    leaders = {p.leader for p in rpcs[0].call("kept.Admin/Topic", name="t").partitions}
+    assert leaders == {0, 1, 2}
+    for partition in range(6):
+        for n, rpc in enumerate(rpcs):
+            done = rpc.produce("t", partition=partition, payload=b"%d" % n)
+            assert done.offset == n
+    for rpc in rpcs:
+        for partition in range(6):
+            found = [record.payload for record in rpc.consume("t", partition=partition)]
+            assert found == [b"0", b"1", b"2"]
+    with cluster.client() as client:
+        assert sum(1 for _ in client.read("t")) == 18
+    for n, rpc in enumerate(rpcs):
+        code, why = rpc.refusal("broker.Broker/CreateTopic", topic="t")
+        assert code is Code.ALREADY_EXISTS, (n, why)
+
+
+def test_a_leader_dies(trio, wait_until):
+    """What was acknowledged is read; a stream through another node goes on."""
+    cluster, rpcs = trio
+    rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=1)
+    wait_until(lambda: rpcs[2].call("kept.Admin/Topics").topics, "the topic's spread")
+    leader = leader_of(rpcs[0], "t")
+    front = rpcs[(leader + 1) % 3]
+    followed, acknowledged, failed = [], {}, []
+
+    def follow():
+        for record in front.consume("t", follow=True, timeout=DEADLINE_S):
+            followed.append((record.offset, record.payload))
+            if record.payload == b"end":
+                return
+
+    following = threading.Thread(target=follow)
+    following.start()
+
+    def produce(payload):
+        try:
+            acknowledged[front.produce("t", payload=payload).offset] = payload
+        except grpc.RpcError as error:
+            failed.append((error.code(), error.details()))
+            assert error.code() is Code.UNAVAILABLE, error
+
+    for n in range(20):
+        produce(b"before-%d" % n)
+    cluster.kill(leader)
+    killed = time.monotonic()
+    for n in range(20):
+        produce(b"after-%d" % n)
+    took_s = time.monotonic() - killed
+    assert leader_of(front, "t") != leader
+    assert len(failed) <= 1, failed  # the one under way, if there was one
+    produce(b"end")
+    following.join(DEADLINE_S)
+    assert not following.is_alive()
+    read = {record.offset: record.payload for record in front.consume("t")}
+    assert acknowledged.items() <= read.items()
+    assert [offset for offset, _ in followed] == sorted(read)
+    assert dict(followed) == read
+    print(f"20 records after the leader's death: {took_s:.2f} s, {len(failed)} refused")
+    cluster.start(leader)
+
+
+def test_too_few_replicas_are_told(trio, wait_until):
+    cluster, rpcs = trio
+    rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=1)
+    wait_until(lambda: rpcs[2].call("kept.Admin/Topics").topics, "the topic's spread")
+    leader = leader_of(rpcs[0], "t")
+    rpcs[leader].produce("t", payload=b"v")
+    others = [n for n in range(3) if n != leader]
+    for n in others:
+        cluster.kill(n)
+
+    def refused():
+        code, why = rpcs[leader].refusal(
+            "broker.Broker/Produce", topic="t", payload=b"w", timeout=3
+        )
+        return why if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else None
+
+    why = wait_until(refused, "a refusal")
+    assert "t-0" in why, why
+    for n in others:
+        cluster.start(n)
+
+    def again():
+        try:
+            return rpcs[leader].produce("t", payload=b"x", timeout=10)
+        except grpc.RpcError:
+            return None
+
+    wait_until(again, "a record that is taken again")

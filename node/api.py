@@ -23,6 +23,8 @@ from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node import error_codes
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from kept.node.connection import Connection
     from kept.node.server import Node
 
@@ -56,7 +58,8 @@ class Api(NamedTuple):
 
 @dataclass(slots=True)
 class RequestContext:
-    """Who asks for what. ``connection`` is None in tests."""
+    """Who asks for what. ``connection`` is None for a forwarded request; ``tries`` are then the ids
+    of the attempts so far, this one's last (``kept.node.membership``)."""
 
     node: Node
     connection: Connection | None
@@ -66,6 +69,7 @@ class RequestContext:
     client_id: str | None
     listener_name: str
     client_host: str = ""
+    tries: tuple[UUID, ...] = ()
 
 
 FORWARDED: Final = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 64, 80, 81})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client import protocol
@@ -275,20 +275,27 @@ class Membership:
 
         Raises NotController, NetworkException after :data:`FORWARD_S`.
         """
-        request = calls.ForwardRequest(
-            api_key,
-            version,
-            body,
-            context.listener_name,
-            context.client_id,
-            context.client_host,
-        )
+        tries: list[uuid.UUID] = []
+
+        def request() -> calls.ForwardRequest:
+            tries.append(uuid.uuid4())
+            return calls.ForwardRequest(
+                api_key,
+                version,
+                body,
+                context.listener_name,
+                context.client_id,
+                context.client_host,
+                tuple(tries),
+            )
+
         reply = await self._call_controller("Forward", request)
         found: bytes = reply.body
         return found
 
-    async def _call_controller(self, method: str, request: Any) -> Any:
-        """Ask whoever is the active controller, and follow as far as it answered.
+    async def _call_controller(self, method: str, request: Callable[[], Any]) -> Any:
+        """Ask whoever is the active controller, and follow as far as it answered. ``request`` is
+        called for each try.
 
         Raises what it raises, NotController, NetworkException after :data:`FORWARD_S`.
         """
@@ -299,7 +306,7 @@ class Membership:
                 controller = self._node.metadata.leader_id
                 if controller is None:
                     raise NotController("no controller is elected")
-                reply = await self.peers.call(controller, method, request, FORWARD_S)
+                reply = await self.peers.call(controller, method, request(), FORWARD_S)
             except (NotController, NetworkException):
                 if loop.time() >= deadline:
                     raise
@@ -316,7 +323,7 @@ class Membership:
         """Let a node vote, or no longer. Raises InvalidRequest with what would be right, and as
         :meth:`forward`.
         """
-        await self._call_controller("ChangeVoters", request)
+        await self._call_controller("ChangeVoters", lambda: request)
 
     async def ask_controller(self, api_key: int, version: int, values: protocol.Values) -> Any:
         """An admin request of this node's own; kio's typed response. Raises as :meth:`forward`."""
@@ -335,7 +342,15 @@ class Membership:
             raise NotController(f"node {node.node_id} is not the active controller")
         key, version = request.api_key, request.version
         context = api.RequestContext(
-            node, None, key, version, 0, request.client_id, request.listener, request.client_host
+            node,
+            None,
+            key,
+            version,
+            0,
+            request.client_id,
+            request.listener,
+            request.client_host,
+            request.tries,
         )
         message = protocol.decode_request(key, version, request.body, 0)
         answer: Any = api.handler(key)(context, message)

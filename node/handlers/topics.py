@@ -8,7 +8,8 @@ Messages and order of checks are Kafka's (``ReplicationControlManager``, ``Contr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID, uuid4
 
@@ -20,7 +21,7 @@ from kept.cluster.controller import (
     TopicDefaults,
 )
 from kept.cluster.image import Image, TopicImage
-from kept.cluster.records import ConfigRecord, MetadataRecord
+from kept.cluster.records import ConfigRecord, MetadataRecord, ResourceType
 from kept.node import internal_topics
 from kept.node.error_codes import code_for, message_for
 from kept.node.handlers.config_schema import check_topic, topic_entries
@@ -35,6 +36,7 @@ from kept.storage.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from kept.storage.layout import encode_uuid
 
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
@@ -84,10 +86,16 @@ def _without_twins(topics: Iterable[Any]) -> tuple[list[Any], list[Values]]:
 
 
 async def create_topics(ctx: RequestContext, request: Any) -> Values:
-    """CreateTopics v2-7: defaults for -1, manual assignment, validate_only."""
+    """CreateTopics v2-7: defaults for -1, manual assignment, validate_only.
+
+    The id of a topic comes from that of the try: a request that was forwarded may be tried again
+    after it was done and the answer lost, and finds the topic that it made itself. Each try has an
+    id of its own, since the topic may have been deleted meanwhile, and no id is used twice.
+    """
     node = ctx.node
     topics, answers = _without_twins(request.topics)
-    ids = {topic.name: uuid4() for topic in topics}
+    tries = ctx.tries or (uuid4(),)
+    ids = {topic.name: [_topic_id(one, topic.name) for one in tries] for topic in topics}
 
     def decision(image: Image) -> tuple[list[Values], list[MetadataRecord]]:
         if sum(_partitions_wanted(topic) for topic in topics) > MAX_PARTITIONS_PER_REQUEST:
@@ -117,13 +125,29 @@ def _uncreated(topic: Any) -> dict[str, Any]:
     return {"name": topic.name, **_NOT_CREATED}
 
 
+def _topic_id(seed: UUID, name: str) -> UUID:
+    """Random as ``seed`` is, another one for each name; as Kafka's it does not begin with a dash
+    as text.
+    """
+    drawn = blake2b(name.encode(), key=seed.bytes, digest_size=16).digest()
+    while encode_uuid(found := UUID(bytes=drawn, version=4)).startswith("-"):
+        drawn = blake2b(drawn, digest_size=16).digest()
+    return found
+
+
 def _partitions_wanted(topic: Any) -> int:
     return len(topic.assignments) or max(topic.num_partitions, 1)
 
 
 def _create(
-    node: Node, image: Image, topic: Any, topic_id: UUID
+    node: Node, image: Image, topic: Any, ids: list[UUID]
 ) -> tuple[Values, Sequence[MetadataRecord]]:
+    made = image.topics.get(topic.name)
+    if made is not None and made.topic_id in ids:
+        given = image.config(ResourceType.TOPIC, topic.name)
+        counts = len(made.partitions), len(made.partitions[0].replicas)
+        return _created(node, made.name, made.topic_id, counts, given), []
+    topic_id = ids[-1]
     assignments: dict[int, Sequence[int]] = {}
     for entry in topic.assignments:
         if entry.partition_index in assignments:
@@ -150,19 +174,25 @@ def _create(
         defaults,
         lambda values: check_topic(node, values),
     )
-    partitions, factor = controller.topic_counts(records)
     given = {
         record.name: record.value
         for record in records
         if isinstance(record, ConfigRecord) and record.value is not None
     }
-    answer = {
-        "name": topic.name,
+    counts = controller.topic_counts(records)
+    return _created(node, topic.name, topic_id, counts, given), records
+
+
+def _created(
+    node: Node, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
+) -> Values:
+    return {
+        "name": name,
         "topic_id": topic_id,
         "error_code": 0,
         "error_message": None,
-        "num_partitions": partitions,
-        "replication_factor": factor,
+        "num_partitions": counts[0],
+        "replication_factor": counts[1],
         "configs": [
             {
                 "name": entry.setting.name,
@@ -174,7 +204,6 @@ def _create(
             for entry in topic_entries(node, given)
         ],
     }
-    return answer, records
 
 
 async def delete_topics(ctx: RequestContext, request: Any) -> Values:

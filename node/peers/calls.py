@@ -139,7 +139,11 @@ class AllocateProducerIdsReply:
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """A client's admin request for the controller to answer: ``body`` without the header."""
+    """A client's admin request for the controller to answer: ``body`` without the header.
+
+    ``tries`` are random ids of the attempts so far, this one's last: a controller that is asked
+    again recognizes what was done for an earlier one.
+    """
 
     api_key: int
     version: int
@@ -147,6 +151,7 @@ class ForwardRequest:
     listener: str
     client_id: str | None = None
     client_host: str = ""
+    tries: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

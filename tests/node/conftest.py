@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from kio.static.constants import EntityType
@@ -58,14 +59,29 @@ class Lone:
     def port(self) -> int:
         return self.node.listeners[0].port
 
-    def ask(self, key: int, version: int, *, listener: str = "", **values: Any) -> Any:
+    def ask(
+        self,
+        key: int,
+        version: int,
+        *,
+        listener: str = "",
+        tries: tuple[UUID, ...] = (),
+        **values: Any,
+    ) -> Any:
         """A request through kio's codec both ways; the typed response."""
         served = api.served()[key]
         assert served.min_version <= version <= served.max_version
         cls = protocol.message_type(key, version, EntityType.request)
         request, _ = protocol.decode(cls, protocol.encode(protocol.build(cls, values)))
         context = api.RequestContext(
-            self.node, None, key, version, 7, "test", listener or self.node.listeners[0].name
+            self.node,
+            None,
+            key,
+            version,
+            7,
+            "test",
+            listener or self.node.listeners[0].name,
+            tries=tries,
         )
 
         async def answer() -> Any:

@@ -126,6 +126,27 @@ def test_a_topic_twice_in_a_request(lone):
     assert said(results["once"]) == ("none", None)
 
 
+def test_a_request_that_is_tried_again_finds_the_topic_that_it_made(lone):
+    one, other = uuid.uuid4(), uuid.uuid4()
+    wanted = {
+        "name": "t", "num_partitions": 3, "replication_factor": -1, "assignments": (),
+        "configs": configs(retention_ms="7"),
+    }  # fmt: skip
+    asked = {
+        "topics": [wanted],
+        "timeout": 1000,
+        "validate_only": False,
+    }
+    (first,) = lone.ask(19, 7, tries=(one,), **asked).topics
+    (again,) = lone.ask(19, 7, tries=(one, other), **asked).topics
+    assert again == first and again.error_code.name == "none"
+    (stranger,) = lone.ask(19, 7, tries=(other,), **asked).topics
+    assert stranger.error_code.name == "topic_already_exists"
+    lone.ask(20, 6, topics=[{"name": "t", "topic_id": None}], timeout=1000)
+    (anew,) = lone.ask(19, 7, tries=(one, other), **asked).topics
+    assert anew.error_code.name == "none" and anew.topic_id != first.topic_id, "never used twice"
+
+
 def test_create_an_existing_topic(lone):
     one(lone)
     result = one(lone)

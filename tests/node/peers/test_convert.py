@@ -70,6 +70,7 @@ CALL_VALUES = [
     calls.AllocateProducerIdsReply(1000, 1000),
     calls.ForwardRequest(19, 7, b"body", "PLAINTEXT", None, "::1"),
     calls.ForwardRequest(19, 7, b"", "PLAINTEXT", "", "::1"),
+    calls.ForwardRequest(19, 7, b"", "PLAINTEXT", tries=(ID, OTHER)),
     calls.ForwardReply(b"answer"),
     calls.ChangeVotersRequest(True, 4, None, "host", 10092),
     calls.ChangeVotersRequest(False, 4, ID),

@@ -31,7 +31,7 @@ class Start:
             is_broker=broker, metadata=SimpleNamespace(leader_id=None),
         )  # fmt: skip
         self.metadata = node.metadata
-        self.joining = Joining(node, SimpleNamespace(refusals=self.refusals))  # type: ignore[arg-type]
+        self.joining = Joining(node, SimpleNamespace(refusals=self.refusals))
 
     def look(self, seconds: float) -> None:
         for _ in range(round(seconds / LOOK_S)):

@@ -105,5 +105,5 @@ class Following:
 
     def _lose(self, what: str, why: str) -> None:
         if self.options.fail_on_data_loss:
-            raise OffsetsLost(f"{what} is lost: {why} (failOnDataLoss=false goes on without)")
-        logger.warning("%s is lost: %s", what, why)
+            raise OffsetsLost(f"{what} lost: {why} (failOnDataLoss=false goes on without)")
+        logger.warning("%s lost: %s", what, why)

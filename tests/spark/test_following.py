@@ -1,0 +1,113 @@
+"""What a stream takes from trigger to trigger, against a real node, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kept.client.blocking import Client
+from kept.client.ranges import OffsetsLost
+from kept.pipeline.following import Following
+from kept.pipeline.options import parse_read
+from kept.storage.errors import UnknownTopicOrPartition
+from kept.storage.types import TopicPartition
+from kept.testing import Cluster
+from tests.spark.topics import delete_before, eventually, fill, recreate
+
+
+@pytest.fixture
+def client(kept_broker: Cluster) -> Iterator[Client]:
+    with kept_broker.client() as client:
+        yield client
+
+
+def following(client: Client, topic: str, **options: str) -> Following:
+    given = {"bootstrap": client.bootstrap, "subscribe": topic, **options}
+    return Following(client, parse_read(given, streaming=True))
+
+
+def test_a_query_starts_at_the_end_or_where_it_is_told(client, kept_broker):
+    topic = kept_broker.create_topic(partitions=2)
+    fill(client, topic, range(10))
+    ends = {TopicPartition(topic, p): end for p, (_, end) in client.bounds(topic).items()}
+    assert following(client, topic).begin() == ends
+    assert set(following(client, topic, startingOffsets="earliest").begin().values()) == {0}
+
+
+def test_limits_and_delays(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    one = following(client, topic, minOffsetsPerTrigger="8", maxTriggerDelay="1h")
+    fill(client, topic, range(5))
+    assert one.next_end({tp: 0}, None, 8) == {tp: 0}
+    assert one.next_end({tp: 0}, None, None) == {tp: 5}
+    fill(client, topic, range(5))
+    assert one.next_end({tp: 0}, None, 8) == {tp: 10}
+    assert one.next_end({tp: 0}, 3, None) == {tp: 3}
+    late = following(client, topic, minOffsetsPerTrigger="100", maxTriggerDelay="1ms")
+    assert eventually(lambda: late.next_end({tp: 0}, None, 100)[tp]) == 10
+
+
+def test_available_now_ends_at_what_there_was(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    fill(client, topic, range(5))
+    one = following(client, topic, minOffsetsPerTrigger="100")
+    one.stop_at_newest()
+    fill(client, topic, range(5))
+    assert one.next_end({tp: 0}, None, 100) == {tp: 5}
+    assert one.next_end({tp: 5}, None, 100) == {tp: 5}
+
+
+def test_new_partitions_are_read_from_their_beginning(client, kept_broker):
+    topic = kept_broker.create_topic()
+    one = following(client, topic)
+    fill(client, topic, range(3), partition=0)
+    start = one.newest()
+    client.create_partitions(topic, 2)
+    fill(client, topic, range(4), partition=1)
+    end = eventually(lambda: found if len(found := one.next_end(start, None, None)) == 2 else None)
+    assert [(r.partition, r.start, r.end) for r in one.ranges(start, end)] == [(1, 0, 4)]
+
+
+def test_retention_past_the_position_is_a_loss(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    fill(client, topic, range(10))
+    delete_before(client, tp, 6)
+    with pytest.raises(OffsetsLost, match=f"{tp}: offsets 2 to 5 lost: its log starts at 6"):
+        following(client, topic).ranges({tp: 2}, {tp: 10})
+    tolerant = following(client, topic, failOnDataLoss="false")
+    assert [(r.start, r.end) for r in tolerant.ranges({tp: 2}, {tp: 10})] == [(6, 10)]
+    assert following(client, topic).ranges({tp: 10}, {tp: 10}) == []
+
+
+def test_a_log_that_went_back_is_a_loss(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    fill(client, topic, range(3))
+    with pytest.raises(OffsetsLost, match="everything up to offset 9 lost: the log ends at 3"):
+        following(client, topic).next_end({tp: 9}, None, None)
+    tolerant = following(client, topic, failOnDataLoss="false")
+    assert tolerant.next_end({tp: 9}, 1, None) == {tp: 3}
+    assert tolerant.ranges({tp: 9}, {tp: 3}) == []
+
+
+def test_a_topic_that_is_gone_and_one_that_came_back(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    fill(client, topic, range(3))
+    strict, tolerant = following(client, topic), following(client, topic, failOnDataLoss="false")
+    for one in (strict, tolerant):
+        assert len(one.ranges({tp: 0}, {tp: 3})) == 1
+    recreate(client, topic)
+    fill(client, topic, range(20))
+    with pytest.raises(OffsetsLost, match=f"{topic}: everything not read yet lost"):
+        strict.ranges({tp: 3}, {tp: 20})
+    assert [(r.start, r.end) for r in tolerant.ranges({tp: 3}, {tp: 20})] == [(3, 20)]
+    client.delete_topics([topic])
+    eventually(lambda: topic not in client.metadata().topics)
+    with pytest.raises(UnknownTopicOrPartition, match=topic):
+        strict.next_end({tp: 3}, None, None)
+    assert tolerant.next_end({tp: 3}, None, None) == {}

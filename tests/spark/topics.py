@@ -1,0 +1,59 @@
+"""What tests do to topics: fill, compact, cut and read them with our own client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kept.client.blocking import Client, OutRecord
+from kept.client.calls import ToLeader
+from kept.client.failures import failure
+from kept.client.http import JsonApi
+from kept.client.view import Endpoint
+from kept.storage.types import TopicPartition
+from kept.testing import Cluster
+
+DELETE_RECORDS = 21
+DEADLINE_S = 30
+
+
+def fill(client: Client, topic: str, keys: Iterable[int], partition: int | None = None) -> None:
+    """One batch a partition: key ``k<n>``, value ``v<n>``."""
+    client.produce(
+        topic, [OutRecord(b"k%d" % n, b"v%d" % n, (), None, partition) for n in keys]
+    )  # fmt: skip
+
+
+def compact(cluster: Cluster, topic: str) -> None:
+    """Compact all of a topic's partitions and wait until it is done."""
+    api = JsonApi(Endpoint(cluster.host(), cluster.port()))
+    api.post("compaction/now", {"topic": topic, "wait": True})
+
+
+def delete_before(client: Client, tp: TopicPartition, offset: int) -> None:
+    """DeleteRecords: the log start moves to ``offset``."""
+    partition = {"partition_index": tp.partition, "offset": offset}
+    values = {"topics": [{"name": tp.topic, "partitions": [partition]}], "timeout": 10_000}
+    client.topic(tp.topic)
+    response = client.request(DELETE_RECORDS, values, ToLeader(*tp))
+    error = failure(int(response.topics[0].partitions[0].error_code), f"DeleteRecords of {tp}")
+    if error is not None:
+        raise error
+
+
+def recreate(client: Client, topic: str, partitions: int = 1) -> None:
+    """Delete a topic and create another one under its name."""
+    client.delete_topics([topic])
+    eventually(lambda: topic not in client.metadata().topics)
+    client.create_topic(topic, partitions=partitions)
+    client.bounds(topic)
+
+
+def eventually(there: Callable[[], Any]) -> Any:
+    """Wait until ``there`` is true, and return it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := there()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return found

@@ -199,9 +199,9 @@ class Client:
         """All settings of a node."""
         return self.run(topic_operations.describe_configs(BROKER, [node]))[node]
 
-    def log_sizes(self, topic: str) -> dict[tuple[int, int], int]:
-        """(partition, node) -> bytes on disk."""
-        return self.run(topic_operations.log_sizes(self.view, self.topic(topic)))
+    def log_sizes(self, topic: str) -> dict[int, int]:
+        """Bytes on disk of each partition's leader."""
+        return self.run(topic_operations.log_sizes(self.topic(topic)))
 
     # Writing.
 
@@ -328,7 +328,7 @@ class Client:
     def list_groups(self) -> list[GroupListing]:
         """All groups."""
         self.metadata([])
-        return self.run(group_operations.list_groups(self.view))
+        return self.run(group_operations.list_groups())
 
     def describe_group(self, group: str) -> GroupDescription:
         """One group; state ``Dead`` when there is none."""

@@ -99,6 +99,17 @@ class Outcome(NamedTuple):
 
 def describe_cluster() -> Operation[ClusterDescription]:
     """The nodes, fenced ones too, the controller, and its quorum."""
+    cluster, members = yield from describe_members()
+    try:
+        quorum = yield from describe_quorum()
+    except UnsupportedVersion:
+        quorum = None
+    controller_id = int(cluster.controller_id) if quorum is None else quorum.leader_id
+    return ClusterDescription(str(cluster.cluster_id), controller_id, members, quorum)
+
+
+def describe_members() -> Operation[tuple[Any, tuple[Member, ...]]]:
+    """The answer to DescribeCluster, and the nodes in it, fenced ones too."""
     values = {
         "include_cluster_authorized_operations": False,
         "endpoint_type": 1,
@@ -107,16 +118,10 @@ def describe_cluster() -> Operation[ClusterDescription]:
     (cluster,) = yield [
         Call(DESCRIBE_CLUSTER, values, what="DescribeCluster", check=_top("DescribeCluster"))
     ]
-    members = tuple(
+    return cluster, tuple(
         Member(int(b.broker_id), b.host, int(b.port), b.rack, getattr(b, "is_fenced", None))
         for b in sorted(cluster.brokers, key=lambda b: int(b.broker_id))
     )
-    try:
-        quorum = yield from describe_quorum()
-    except UnsupportedVersion:
-        quorum = None
-    controller_id = int(cluster.controller_id) if quorum is None else quorum.leader_id
-    return ClusterDescription(str(cluster.cluster_id), controller_id, members, quorum)
 
 
 def describe_quorum() -> Operation[Quorum]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kept.client.calls import Call, ToCoordinator, ToNode
+from kept.client.cluster import describe_members
 from kept.client.failures import failure
 from kept.client.topics import Operation, first_error
-from kept.client.view import ClusterView
 from kept.storage.errors import CorruptMessage, KeptError
 from kept.storage.types import TopicPartition
 
@@ -62,17 +62,18 @@ class GroupDescription:
     members: tuple[GroupMember, ...]
 
 
-def list_groups(view: ClusterView) -> Operation[list[GroupListing]]:
-    """All groups of the cluster; every node is asked."""
-    nodes = sorted(view.nodes)
+def list_groups() -> Operation[list[GroupListing]]:
+    """All groups of the cluster; every node that lives is asked."""
+    _, members = yield from describe_members()
     responses = yield [
         Call(
             LIST_GROUPS,
             {"states_filter": (), "types_filter": ()},
-            ToNode(node),
+            ToNode(member.node_id),
             check=lambda r: failure(int(r.error_code), "ListGroups"),
         )
-        for node in nodes
+        for member in members
+        if not member.fenced
     ]
     found = {}
     for response in responses:

@@ -256,16 +256,25 @@ def _config_route(kind: int, name: str) -> Route:
     return ToNode(int(name)) if kind == BROKER and name else Anywhere()
 
 
-def log_sizes(view: ClusterView, topic: TopicView) -> Operation[dict[tuple[int, int], int]]:
-    """(partition, node) -> bytes on disk, from DescribeLogDirs."""
-    nodes = sorted({n for p in topic.partitions.values() for n in p.replicas} & set(view.nodes))
-    asked = {"topics": [{"topic": topic.name, "partitions": tuple(topic.partitions)}]}
-    responses = yield [Call(DESCRIBE_LOG_DIRS, asked, ToNode(node)) for node in nodes]
-    sizes = {}
-    for node, response in zip(nodes, responses, strict=True):
-        for directory in response.results:
-            for found in directory.topics:
-                for p in found.partitions:
-                    if not p.is_future_key:
-                        sizes[int(p.partition_index), node] = int(p.partition_size)
-    return sizes
+def log_sizes(topic: TopicView) -> Operation[dict[int, int]]:
+    """Bytes on disk by partition, from DescribeLogDirs of the leaders: others may be away."""
+    by_leader: dict[int, list[int]] = {}
+    for number, partition in topic.partitions.items():
+        if partition.leader >= 0:
+            by_leader.setdefault(partition.leader, []).append(number)
+    responses = yield [
+        Call(
+            DESCRIBE_LOG_DIRS,
+            {"topics": [{"topic": topic.name, "partitions": tuple(numbers)}]},
+            ToNode(leader),
+        )
+        for leader, numbers in by_leader.items()
+    ]
+    return {
+        int(found.partition_index): int(found.partition_size)
+        for response in responses
+        for directory in response.results
+        for topic_found in directory.topics
+        for found in topic_found.partitions
+        if not found.is_future_key
+    }

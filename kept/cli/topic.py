@@ -137,7 +137,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
                 "isr": list(p.isr),
                 "log_start_offset": start,
                 "high_watermark": end,
-                "size_bytes": sizes.get((number, p.leader)),
+                "size_bytes": sizes.get(number),
                 **compaction.get(number, {}),
             }
         )

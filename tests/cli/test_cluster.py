@@ -115,6 +115,9 @@ def test_a_dead_node_is_seen(kept_cluster):
     assert [n["node_id"] for n in found["nodes"] if n["fenced"]] == [2]
     assert {p["topic"] for p in found["partitions"]["under_replicated"]} == {topic}
     assert found["partitions"]["offline"] == []
+    # The node is still listed in Metadata for a while: nothing waits for it.
+    assert len(kept("topic", "describe", topic, "--json").json["partitions"]) == 3
+    assert kept("group", "list", "--json").json == []
     cluster.start(2)
     cluster.wait_until(
         lambda: kept("cluster", "status", "--check", status=None).status == 0, "all are back"

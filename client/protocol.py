@@ -14,7 +14,7 @@ import datetime
 import io
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -236,8 +236,8 @@ def _arrays(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
         nullable = get_origin(hint) in (Union, UnionType)
         array = next(a for a in get_args(hint) if a is not NoneType) if nullable else hint
         if get_origin(array) is tuple:
-            nested = get_args(array)[0]
-            deeper = is_dataclass(nested) and bool(_arrays(nested))
+            nested: Any = get_args(array)[0]
+            deeper = hasattr(nested, "__dataclass_fields__") and bool(_arrays(nested))
             found.append((name, nullable, nested if deeper else None))
     return tuple(found)
 

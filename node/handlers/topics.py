@@ -24,6 +24,7 @@ from kept.cluster.image import Image, TopicImage
 from kept.cluster.records import ConfigRecord, MetadataRecord, ResourceType
 from kept.node import internal_topics
 from kept.node.error_codes import code_for, message_for
+from kept.node.file_room import FileRoom
 from kept.node.handlers.config_schema import check_topic, topic_entries
 from kept.node.handlers.decisions import decide
 from kept.node.internal_topics import CONSUMER_OFFSETS
@@ -58,13 +59,19 @@ def _each(
     decision: Decision[Wanted],
     name_of: Callable[[Wanted], Values],
     validate_only: bool,
+    *,
+    room: FileRoom | None = None,
 ) -> tuple[list[Values], list[MetadataRecord]]:
-    """Decide one after the other, each on the image that those before it leave."""
+    """Decide one after the other, each on the image that those before it leave, and within the
+    room there is.
+    """
     answers: list[Values] = []
     records: list[MetadataRecord] = []
     for one in wanted:
         try:
             answer, more = decision(image, one)
+            if room is not None:
+                room.take(more)
             image, _ = image.apply(more)
         except KeptError as error:
             answers.append({**name_of(one), **_failed(error)})
@@ -107,6 +114,7 @@ async def create_topics(ctx: RequestContext, request: Any) -> Values:
             lambda image, topic: _create(node, image, topic, ids[topic.name]),
             _uncreated,
             request.validate_only,
+            room=FileRoom(node, image),
         )
 
     answers = [{**_NOT_CREATED, **answer} for answer in answers]
@@ -293,6 +301,7 @@ async def create_partitions(ctx: RequestContext, request: Any) -> Values:
             _add_partitions,
             lambda topic: {"name": topic.name},
             request.validate_only,
+            room=FileRoom(ctx.node, image),
         )
 
     return {"results": answers + await decide(ctx.node, decision)}

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from kept.node import file_room
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -361,6 +362,19 @@ def test_partitions_refused(lone, topic, code, message):
     assert error == code
     assert message in text
     assert len(lone.node.image.topics["t"].partitions) == 2
+
+
+def test_no_more_replicas_than_open_files_allow(lone, monkeypatch):
+    files = len(lone.node.hosting.hosted) + 20
+    monkeypatch.setattr(file_room.resource, "getrlimit", lambda _: (files, files))
+    room = files - files // 4 - len(lone.node.hosting.hosted)
+    lone.create("t", 3)
+    ((_, error, text),) = add(lone, {"name": "t", "count": room + 1})
+    assert error == "policy_violation" and f"may open {files} files" in text
+    ((_, error, _),) = add(lone, {"name": "t", "count": room})
+    assert error == "none"
+    assert one(lone, name="more").error_code.name == "policy_violation"
+    assert set(lone.node.image.topics) == {"t"}
 
 
 def test_partitions_of_a_topic_named_twice(lone):

@@ -114,6 +114,28 @@ def _process(node: Node) -> Iterator[Metric | None]:
     yield gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
     offline = sum(1 for directory in node.log_directories if directory.offline is not None)
     yield gauge("offline_log_directories", "Log directories that failed.", offline)
+    yield from _disks(node)
+
+
+def _disks(node: Node) -> Iterator[Metric]:
+    """Room on the disks of the log directories; a broken disk has no series."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    free = GaugeMetricFamily(
+        "kept_log_directory_free_bytes", "Free on its disk.", labels=["directory"]
+    )
+    size = GaugeMetricFamily(
+        "kept_log_directory_size_bytes", "Size of its disk.", labels=["directory"]
+    )
+    for directory in node.log_directories:
+        path = os.path.abspath(directory.name)
+        try:
+            space = os.statvfs(path)
+        except OSError:  # kept_offline_log_directories counts it
+            continue
+        free.add_metric([path], space.f_bavail * space.f_frsize)
+        size.add_metric([path], space.f_blocks * space.f_frsize)
+    yield from (free, size)
 
 
 def _kernel() -> str:
@@ -203,6 +225,8 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
         above = status is not None and _needs_attention(status, partition.log.config)
         if status is not None:
             totals["tombstones"] += status.tombstones_pending
+            totals["compacted"] += partition.log.size_bytes
+            totals["above"] += above
             totals["awaiting"] += status.reason == AWAITS_MANIFESTS
         if status is not None and (all_of_them or above):
             dirty.add_metric(name, status.dirty_ratio)
@@ -222,6 +246,14 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
 def _totals(totals: Counter[str]) -> Iterator[Metric]:
     yield gauge("partitions", "Partitions hosted or meant to be here.", totals["count"])
     yield gauge("log_size_bytes", "Bytes of all partitions.", totals["bytes"])
+    yield gauge(
+        "log_cleaner_log_size_bytes", "Bytes of the partitions of compacted topics.",
+        totals["compacted"],
+    )  # fmt: skip
+    yield gauge(
+        "log_cleaner_dirty_partitions", "Partitions above their dirty target, or uncleanable.",
+        totals["above"],
+    )  # fmt: skip
     yield gauge(
         "offline_partitions", "Replicas here that are not open, or that nobody leads.",
         totals["offline"],

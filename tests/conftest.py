@@ -47,6 +47,12 @@ def _spark() -> str | None:
     return _on_path("java")
 
 
+def _judges(*names: str) -> str | None:
+    from tests.tools import judges
+
+    return next(filter(None, (judges.missing(getattr(judges, name)) for name in names)), None)
+
+
 TOOLS: dict[str, Callable[[], str | None]] = {
     "spark": _spark,
     "java": lambda: _on_path("java", "mvn"),
@@ -54,6 +60,8 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "netns": _netns,
     "go": lambda: _on_path("go"),
+    "helm": lambda: _judges("helm", "schemas"),
+    "promtool": lambda: _judges("promtool"),
 }
 
 

@@ -8,14 +8,13 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 from kept.client.http import HttpFailed, JsonApi, cluster_is_up
 from kept.client.view import Endpoint
 from kept.testing.ports import free_port
+from tests.deploy.files import ROOT
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
 IMAGE: Final = "kept:under-test"
 BASE: Final = "python:3.11-slim-bookworm"
 BUILD_S: Final = 600

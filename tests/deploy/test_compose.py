@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-import kept
-from tests.deploy.containers import ROOT, Compose, docker, image, until
+from tests.deploy.containers import Compose, docker, image, until
 from tests.failover.load import PARTITIONS, under_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(400)]
@@ -92,8 +91,3 @@ def test_a_rolling_upgrade_has_no_failed_acknowledgement(compose):
             load.goes_on(compose)
 
     under_load(compose, topic, events)
-
-
-def test_the_image_in_compose_is_this_version():
-    text = (ROOT / "deploy" / "compose.yaml").read_text()
-    assert f"${{IMAGE:-kept:{kept.__version__}}}" in text

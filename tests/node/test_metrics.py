@@ -39,6 +39,8 @@ def test_what_a_fresh_node_says(lone):
     assert one(found, "kept_resident_memory_bytes") > 10_000_000
     assert 0 < one(found, "kept_open_fds") < one(found, "kept_max_fds")
     assert one(found, "kept_raft_leader") == 0
+    room = {key[0]: value for key, value in found.items() if key[0].startswith("kept_log_direc")}
+    assert 0 < room["kept_log_directory_free_bytes"] <= room["kept_log_directory_size_bytes"]
     assert any(key[0] == "kept_build_info" for key in found)
     names = {key[0] for key in found}
     assert {
@@ -116,6 +118,7 @@ def test_series_only_for_partitions_that_need_attention(lone, monkeypatch):
         == 1
     )
     assert one(found, "kept_log_cleaner_uncleanable_partitions") == 1
+    assert one(found, "kept_log_cleaner_dirty_partitions") == 2
     assert one(found, "kept_partitions") == 4
 
 

@@ -1,0 +1,66 @@
+{{/* The release's name, once where it says kept already; short enough for what is appended. */}}
+{{- define "kept.name" -}}
+{{- $name := ternary .Release.Name (printf "%s-kept" .Release.Name) (contains "kept" .Release.Name) -}}
+{{- if gt (len $name) 40 }}{{ fail (printf "release name %s: with it pods would be named %s-0; 40 characters are the most" .Release.Name $name) }}{{ end -}}
+{{- $name -}}
+{{- end -}}
+
+{{- define "kept.selector" -}}
+app.kubernetes.io/name: kept
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kept.labels" -}}
+{{ include "kept.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- define "kept.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* Where nodes reach each other: POD.SERVICE.NAMESPACE.svc.DOMAIN. */}}
+{{- define "kept.domain" -}}
+{{ include "kept.name" . }}-nodes.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
+{{- end -}}
+
+{{- define "kept.voters" -}}
+{{- $voters := list -}}
+{{- range $i := until (int .Values.voters) -}}
+{{- $voters = append $voters (printf "%d@%s-%d.%s:10092" $i (include "kept.name" $) $i (include "kept.domain" $)) -}}
+{{- end -}}
+{{- join "," $voters -}}
+{{- end -}}
+
+{{/* What values.schema.json cannot say: values that contradict each other. */}}
+{{- define "kept.check" -}}
+{{- if gt (int .Values.voters) (int .Values.replicas) -}}
+{{- fail (printf "voters: %d of %d nodes cannot vote; give voters a number up to replicas" (int .Values.voters) (int .Values.replicas)) -}}
+{{- end -}}
+{{- if and .Values.external.enabled (eq .Values.external.type "NodePort") -}}
+{{- $first := int .Values.external.firstNodePort -}}
+{{- $last := sub (add $first (int .Values.replicas)) 1 -}}
+{{- if or (lt $first 30000) (gt (int $last) 32767) -}}
+{{- fail (printf "external.firstNodePort: %d nodes from %d on want ports up to %d; Kubernetes has 30000 to 32767" (int .Values.replicas) $first $last) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kept.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "kept.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}

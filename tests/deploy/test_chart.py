@@ -1,0 +1,260 @@
+"""The Helm chart: it lints, renders valid manifests of nodes that start, and refuses nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import kept
+from kept.node.config import NodeConfig
+from tests.deploy import chart
+from tests.deploy.chart import CHART, Refused, documents, helm, render
+from tests.deploy.files import DEPLOY
+from tests.tools import judges
+
+pytestmark = [pytest.mark.slow, pytest.mark.helm]
+
+VALUES = {
+    "defaults": {},
+    "one": {"replicas": 1, "voters": 1, "rackFromZone": False, "networkPolicy": {"enabled": False}},
+    "many": {
+        "replicas": 7, "voters": 5, "antiAffinity": "hard", "scaleDownCheck": False,
+        "config": {"log.retention.hours": 24, "log.segment.bytes": 1073741824,
+                   "log.cleaner.min.cleanable.ratio": 0.3, "auto.create.topics.enable": False,
+                   "log.cleanup.policy": "compact,delete", "min.insync.replicas": 3,
+                   "default.replication.factor": 5},
+        "storage": {"size": "1Ti", "className": "fast"}, "shutdownTimeoutSeconds": 90,
+        "imagePullSecrets": [{"name": "registry"}], "priorityClassName": "high",
+        "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "data", "operator": "Exists"}],
+        "podLabels": {"team": "logs"}, "podAnnotations": {"note": "7"},
+        "image": {"repository": "registry.example/kept", "tag": "1.2"},
+    },
+    "load balancers": {
+        "external": {"enabled": True, "domain": "logs.example", "annotations": {"a": "b"}}
+    },
+    "node ports": {"external": {"enabled": True, "type": "NodePort", "domain": "logs.example"}},
+    "watched": {
+        "monitoring": {"serviceMonitor": True, "prometheusRule": True, "dashboard": True,
+                       "labels": {"release": "prometheus"}},
+        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "logs"}}}]},
+    },
+}  # fmt: skip
+ALL = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+KUBERNETES = ("1.28", "1.34")
+VALIDATE = """
+import sys, yaml, kubernetes_validate
+for one in yaml.safe_load_all(sys.stdin):
+    if one and not one["apiVersion"].startswith("monitoring.coreos.com/"):
+        kubernetes_validate.validate(one, sys.argv[1], strict=True)
+        print(one["kind"])
+"""
+
+
+def of_kind(values, kind, **arguments):
+    return [one for one in documents(render(values, **arguments)) if one["kind"] == kind]
+
+
+def only(values, kind):
+    (found,) = of_kind(values, kind)
+    return found
+
+
+@ALL
+def test_it_lints(values):
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), values=values)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@ALL
+def test_manifests_are_valid_strictly(values, version):
+    done = subprocess.run(
+        [sys.executable, "-c", VALIDATE, version], input=render(values), text=True, check=False,
+        capture_output=True, env={**os.environ, "PYTHONPATH": str(judges.schemas())}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "StatefulSet" in done.stdout
+
+
+def test_the_plain_manifests_are_up_to_date():
+    assert chart.PLAIN.read_text() == chart.plain(), "run python -m tests.deploy.chart"
+
+
+def start(values, ordinal, tmp_path, rack=""):
+    """The settings of a pod, as its start script gives them to ``kept serve``."""
+    maps = {m["metadata"]["name"]: m["data"] for m in of_kind(values, "ConfigMap")}
+    config, script = tmp_path / "kept.yaml", tmp_path / "start.sh"
+    config.write_text(maps["kept"]["kept.yaml"])
+    (tmp_path / "rack").write_text(rack)
+    text = maps["kept"]["start.sh"].replace("/run/kept/rack", f"{tmp_path}/rack")
+    script.write_text(text.replace("/etc/kept/kept.yaml", str(config)))
+    (tmp_path / "kept").write_text('#!/bin/sh\necho "$@"\nenv\n')
+    (tmp_path / "kept").chmod(0o755)
+    done = subprocess.run(
+        ["sh", script], text=True, capture_output=True, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTNAME": f"kept-{ordinal}"},
+    )  # fmt: skip
+    command, *environ = done.stdout.splitlines()
+    assert command == f"serve --config {config}"
+    return NodeConfig.load(str(config), {}, dict(line.split("=", 1) for line in environ))
+
+
+@ALL
+def test_every_pod_gets_settings_that_a_node_takes(values, tmp_path):
+    replicas, voters = values.get("replicas", 3), values.get("voters", 3)
+    for ordinal in range(replicas):
+        settings = start(values, ordinal, tmp_path, rack="zone-b\n")
+        assert settings.node_id == ordinal and settings.broker_rack == "zone-b"
+        assert [v.node_id for v in settings.controller_quorum_voters] == list(range(voters))
+        assert ("controller" in settings.process_roles) == (ordinal < voters)
+        own = f"kept-{ordinal}.kept-nodes.kept.svc.cluster.local"
+        assert settings.advertised_node_listener.host == own
+        assert settings.advertised_listeners[0].host == own
+        stated = only(values, "StatefulSet")["spec"]["template"]["spec"]
+        assert stated["terminationGracePeriodSeconds"] * 1000 > settings.shutdown_timeout_ms
+
+
+def test_settings_arrive_as_they_were_given(tmp_path):
+    settings = start(VALUES["many"], 6, tmp_path)
+    assert settings.log_segment_bytes == 1 << 30
+    assert settings.log_cleaner_min_cleanable_ratio == 0.3
+    assert settings.auto_create_topics_enable is False
+    assert settings.log_cleanup_policy == ("compact", "delete")
+    assert (settings.default_replication_factor, settings.min_insync_replicas) == (5, 3)
+    assert settings.broker_rack is None
+    defaults = start({}, 0, tmp_path)
+    assert (defaults.default_replication_factor, defaults.min_insync_replicas) == (3, 2)
+
+
+def test_addresses_for_clients_outside(tmp_path):
+    told = start(VALUES["load balancers"], 2, tmp_path).advertised_listeners
+    assert ("EXTERNAL", "kept-2.logs.example", 9092) in [(a.name, a.host, a.port) for a in told]
+    told = start(VALUES["node ports"], 2, tmp_path).advertised_listeners
+    assert ("EXTERNAL", "kept-2.logs.example", 30094) in [(a.name, a.host, a.port) for a in told]
+    services = {s["metadata"]["name"]: s["spec"] for s in of_kind(VALUES["node ports"], "Service")}
+    own = services["kept-2-external"]
+    assert own["ports"][0]["nodePort"] == 30094
+    assert own["selector"]["statefulset.kubernetes.io/pod-name"] == "kept-2"
+
+
+def test_what_pods_may_do():
+    stated = only({}, "StatefulSet")["spec"]
+    pod = stated["template"]["spec"]
+    assert stated["podManagementPolicy"] == "Parallel"
+    assert pod["enableServiceLinks"] is False and pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in [*pod["containers"], *pod["initContainers"]]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    (node,) = pod["containers"]
+    assert "node-reader" not in [mount["name"] for mount in node["volumeMounts"]]
+    assert node["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert node["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    headless = next(s["spec"] for s in of_kind({}, "Service") if s["spec"].get("clusterIP"))
+    assert headless["publishNotReadyAddresses"] is True
+    assert only({}, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_the_network_policy_keeps_the_port_for_nodes_to_nodes():
+    for values in VALUES.values():
+        if values.get("networkPolicy", {}).get("enabled") is False:
+            continue
+        policy = only(values, "NetworkPolicy")["spec"]
+        for rule in policy["ingress"]:
+            if {"port": "node"} in rule["ports"]:
+                assert rule["from"] == [{"podSelector": policy["podSelector"]}]
+
+
+def test_pods_restart_for_new_settings_and_not_for_more_brokers():
+    def checksum(values):
+        template = only(values, "StatefulSet")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum({}) == checksum({"replicas": 5})
+    assert checksum({}) != checksum({"config": {"log.retention.hours": 1}})
+    external = VALUES["node ports"]
+    assert checksum(external) == checksum({**external, "replicas": 9})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 3}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": "three"}, "replicas"),
+        ({"voters": 2}, "voters"),
+        ({"voters": 5}, "voters: 5 of 3 nodes cannot vote"),
+        ({"storage": {"size": "lots"}}, "storage.size|storage/size"),
+        ({"image": {"repository": ""}}, "repository"),
+        ({"antiAffinity": "none"}, "antiAffinity"),
+        ({"config": {"listeners": "PLAINTEXT://:1"}}, "config"),
+        ({"config": {"node.id": 4}}, "config"),
+        ({"config": {"log.dirs": ["/a"]}}, "config"),
+        ({"resources": {"limits": {"memory": "much"}}}, "memory"),
+        ({"external": {"enabled": True}}, "domain"),
+        ({"external": {"enabled": True, "domain": "x.org", "type": "ClusterIP"}}, "type"),
+        (
+            {"external": {"enabled": True, "domain": "x", "type": "NodePort",
+                          "firstNodePort": 32766}},
+            "3 nodes from 32766 on want ports up to 32768",
+        ),
+        ({"monitoring": {"interval": "often"}}, "interval"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused(values, said):
+    with pytest.raises(Refused, match=said):
+        render(values)
+
+
+def test_a_release_name_that_is_too_long_is_refused():
+    with pytest.raises(Refused, match="40 characters are the most"):
+        render(None, release="a" * 50)
+    names = [s["metadata"]["name"] for s in of_kind(None, "Service", release="logs")]
+    assert names == ["logs-kept-nodes", "logs-kept"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "nodes", "voters", "said"),
+    [
+        (3, {0: 5, 1: 5, 2: 5}, [0, 1, 2], None),
+        (3, {0: 5, 1: 5, 2: 5, 3: 0}, [0, 1, 2], None),
+        (3, {0: 5, 1: 5, 2: 5, 3: 7}, [0, 1, 2], "node 3 holds 7 replicas: kept cluster drain 3"),
+        (1, {0: 5, 1: 0, 2: 0}, [0, 1, 2], "node 2 votes: kept cluster voter remove 2"),
+        (3, None, [], "scaleDownCheck=false"),
+    ],
+)
+def test_nodes_that_are_needed_are_not_taken_away(tmp_path, replicas, nodes, voters, said):
+    answer = {
+        "nodes": [{"node_id": n, "replicas": held} for n, held in (nodes or {}).items()],
+        "voters": voters,
+    }
+    command = f"echo '{json.dumps(answer)}'" if nodes else "echo no answer >&2; exit 1"
+    (tmp_path / "kept").write_text(f"#!/bin/sh\n{command}\n")
+    (tmp_path / "kept").chmod(0o755)
+    job = only({"replicas": replicas, "voters": 1}, "Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][2:] == [str(replicas), "kept:9092"]
+    done = subprocess.run(
+        [sys.executable, CHART / "files" / "scale_down.py", *container["command"][2:]],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == (said is not None), done.stderr
+    assert said is None or said in done.stderr
+
+
+def test_the_version_is_the_packages():
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == kept.__version__
+    assert f"${{IMAGE:-kept:{kept.__version__}}}" in (DEPLOY / "compose.yaml").read_text()
+    images = re.findall(r"image: (\S+)", chart.PLAIN.read_text())
+    assert set(images) == {f"kept:{kept.__version__}"}

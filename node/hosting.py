@@ -234,12 +234,24 @@ class Hosting:
                     there.remove(mine[0])
                 else:
                     directory, exists = self._emptiest(), False
+                    self._say_missing(tp)
                 directory.count += 1
                 openings.append(_Opening(tp, topic.topic_id, record, config, directory, exists))
         for tp, strays in found.items():
             for directory, _ in strays:
                 await self._delete_stray(directory, tp)
         await self._open_all(openings)
+
+    def _say_missing(self, tp: TopicPartition) -> None:
+        for one in self.directories:
+            if (end := one.directory.missing.get(tp)) is not None:
+                log.error(
+                    "log missing",
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    path=one.directory.log_path(tp),
+                    why=f"its records, up to offset {end} at least, are lost here: it begins anew",
+                )
 
     async def _delete_stray(self, directory: HostedDirectory, tp: TopicPartition) -> None:
         """Remove a log whose topic was deleted; what cannot be read as a log is left alone."""

@@ -87,6 +87,8 @@ class LogDirectory:
         self.offline: str | None = None
         self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
         """What the files say: read at open, then as last written."""
+        self.missing: dict[TopicPartition, int] = {}
+        """Logs that the checkpoints know and nobody finds, with where they ended at least."""
         self.created = 0
         """How many logs were created since it was opened; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
@@ -161,9 +163,26 @@ class LogDirectory:
                 logger.warning("%s: taken as empty, logs are scanned", error)
                 self.checkpoints[kind] = {}
                 self.was_clean = False
+        self._look_for_missing()
         if epoch is not None:
             self.disk.unlink(mark)
             self.disk.fsync_dir(self.path)
+
+    def _look_for_missing(self) -> None:
+        """A log that was removed by hand is as if its disk had lost power: after a clean stop, too,
+        this directory may hold less than what was acknowledged.
+        """
+        names = set(self.disk.listdir(self.path))
+        for known in (self.recovery_points, self.high_watermarks):
+            for tp, offset in known.items():
+                if offset > 0 and layout.directory_name(tp) not in names:
+                    self.missing[tp] = max(offset, self.missing.get(tp, 0))
+        if self.missing and self.was_clean:
+            self.was_clean = False
+            logger.error(
+                "%s: stopped cleanly, but lacks %s now: taken as after a crash", self.path,
+                ", ".join(sorted(map(layout.directory_name, self.missing))),
+            )  # fmt: skip
 
     @property
     def recovery_points(self) -> dict[TopicPartition, int]:

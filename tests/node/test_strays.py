@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import uuid
 
 import pytest
@@ -13,6 +14,8 @@ from kept.storage import layout
 from kept.storage.checkpoints import write_partition_metadata
 from kept.storage.disk import Disk
 from kept.storage.errors import MachineError
+from kept.storage.records import CheckRules, build_batch, check
+from kept.storage.types import TopicPartition
 
 
 @pytest.fixture
@@ -74,3 +77,22 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
     assert failed and len(topic.offline) == 4, "the emptier directory takes every second one"
     assert {one.directory.name for one in topic.partitions.values()} == {second}
     assert len(topic.partitions) == 4
+
+
+def test_a_log_that_was_removed_by_hand_is_told(lone_node, tmp_path, capfd):
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("t")
+    lone.create("empty")
+    partition = lone.node.partition(TopicPartition("t", 0))
+    partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
+    partition.write()
+    lone.stop()
+    for name in ("t-0", "empty-0"):
+        shutil.rmtree(tmp_path / "log" / name)
+    capfd.readouterr()
+    again = lone_node(**settings)
+    said = capfd.readouterr().err
+    assert f'path={tmp_path}/log/t-0 why="its records, up to offset 1' in said
+    assert "empty" not in said
+    assert again.node.partition(TopicPartition("t", 0)).log.log_end_offset == 0

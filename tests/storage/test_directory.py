@@ -362,3 +362,19 @@ def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
                     log = again.open_log(tp, topic_id, config, now_ms=0)
                     assert log.log_end_offset == 0 and log.leader_epochs.entries in ([], [(4, 0)])
     assert crashes > 10
+
+
+def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, caplog) -> None:
+    directory = opened(disk)
+    for birth in _births(2):
+        directory.create_log(birth.topic_partition, birth.topic_id, birth.config, now_ms=0)
+    there, gone = TopicPartition("t", 0), TopicPartition("t", 1)
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {there: 7, gone: 7})
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {there: 0, gone: 9})
+    directory.close()
+    clean = opened(disk.after_kill())
+    assert clean.was_clean and not clean.missing and not caplog.records
+    disk.remove_tree(directory.log_path(gone))
+    again = opened(disk.after_kill())
+    assert not again.was_clean and again.missing == {gone: 9}
+    assert "lacks t-1 now" in caplog.text

@@ -22,7 +22,7 @@ from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.swap import SwapPlan
 
-HELD: Final = "held-manifest"
+HELD: Final = layout.HELD_MANIFEST
 TOLD: Final = "told-manifest"
 
 
@@ -112,6 +112,15 @@ def clear_applied(directory: str, disk: Disk) -> None:
     if not disk.exists(f"{directory}/{HELD}"):
         _put(directory, disk, HELD, _applied(directory, disk))
         disk.reach("held.kept")
+    applying.clear(directory, disk)
+
+
+def lose(directory: str, disk: Disk) -> None:
+    """What was held cannot be read: that is kept on disk, too, until the leader has said what is to
+    be held. An empty file is no manifest, so :func:`load` goes on raising DamagedData.
+    """
+    disk.write_atomic(f"{directory}/{HELD}", b"")
+    disk.reach("held.lost")
     applying.clear(directory, disk)
 
 

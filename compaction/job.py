@@ -125,18 +125,31 @@ def encode(job: Job) -> str:
     fields["rewrite"] = sorted(job.rewrite)
     fields["sources"] = [asdict(source) for source in job.sources]
     fields["producers"] = [asdict(producer) for producer in job.producers]
-    config = {name: getattr(job.config, name) for name in LogConfig.__slots__}
-    config["cleanup_policy"] = sorted(job.config.cleanup_policy)
-    fields["config"] = config
+    fields["config"] = config_fields(job.config)
     return json.dumps(fields)
+
+
+def config_fields(config: LogConfig) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    fields = {name: getattr(config, name) for name in LogConfig.__slots__}
+    fields["cleanup_policy"] = sorted(config.cleanup_policy)
+    return fields
+
+
+def config_from(fields: dict[str, Any]) -> LogConfig:
+    """What :func:`config_fields` made."""
+    return LogConfig(
+        **{
+            **fields,
+            "cleanup_policy": frozenset(fields["cleanup_policy"]),
+            "message_timestamp_type": TimestampType(fields["message_timestamp_type"]),
+        }
+    )
 
 
 def decode(text: str) -> Job:
     """The job in a line of JSON."""
     fields = json.loads(text)
-    config = fields["config"]
-    config["cleanup_policy"] = frozenset(config["cleanup_policy"])
-    config["message_timestamp_type"] = TimestampType(config["message_timestamp_type"])
     previous = fields["previous"]
     return Job(
         **{
@@ -148,7 +161,7 @@ def decode(text: str) -> Job:
             "sources": tuple(Source(**source) for source in fields["sources"]),
             "producers": tuple(Producer(**producer) for producer in fields["producers"]),
             "aborted": tuple(AbortedTxn(*entry) for entry in fields["aborted"]),
-            "config": LogConfig(**config),
+            "config": config_from(fields["config"]),
         }
     )
 

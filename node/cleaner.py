@@ -2,27 +2,21 @@
 
 Every ``log.cleaner.backoff.ms``, and at once when somebody asks, the planner looks at all compacted
 logs and picks (rules 1 to 3). A pass runs in a niced worker process that is exec'ed, never forked
-(FACTS.md); it only creates files, and what it made is applied here, in the one place that knows
-leader epoch and applied generation: a pass during which either changed is thrown away (rule 13).
-Before the first swap the high watermark is raised to the pass's end and checkpointed (rule 12). The
-loop does the renames of one group of segments at a time; all that blocks longer runs in the
-directory's threads (:mod:`kept.storage.replacement`). A log that fails keeps its reason and is
-tried again later; the others go on.
+(FACTS.md); it only creates files. Its manifest is given to the replica's
+:class:`~kept.node.manifests.replica.ReplicaManifests`, which publishes it and puts the files into
+place: a pass during which leader epoch or applied generation changed is thrown away (rule 13). A
+log that fails keeps its reason and is tried again later; the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from kept.compaction import apply as applying
 from kept.compaction import job as jobs
-from kept.compaction.apply import CompactionState, Published
-from kept.compaction.manifest import Identity
+from kept.compaction.apply import CompactionState
 from kept.compaction.pass_ import Result, discard
 from kept.compaction.planner import (
     Failure,
@@ -35,17 +29,12 @@ from kept.compaction.planner import (
     plan,
 )
 from kept.compaction.view import job_for, view
-from kept.compaction.worker import COMMAND, result_from
+from kept.compaction.worker import COMMAND
 from kept.node import timers
-from kept.node.child import Child, ChildFailed, spawn
 from kept.node.logging import log
-from kept.storage.directory import Checkpoint
-from kept.storage.errors import (
-    KafkaStorageError,
-    KeptError,
-    MachineError,
-    NotLeaderOrFollower,
-)
+from kept.node.manifests.failures import PassFailed, Withdrawn
+from kept.node.manifests.workers import Work
+from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -53,36 +42,24 @@ if TYPE_CHECKING:
 
     from kept.node.hosting import HostedDirectory, HostedPartition
     from kept.node.server import Node
-    from kept.replication.partition import Partition
-    from kept.storage.replacement import Replacement
 
-LINE_BYTES: Final = 1 << 20
-"""Longest line that a worker may say."""
-AWAITS_MANIFESTS: Final = "awaits-manifests"
-"""Why a log with several replicas is not cleaned: each replica alone must not decide (rule 13)."""
 STOP_WAIT_S: Final = 5.0
-
-
-class PassFailed(KeptError):
-    """A worker said that its pass failed. ``kind`` is the class of the error there."""
-
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+ASKED_S: Final = 0.05
+"""How often a log is looked at that somebody asked for, and that is not ready for a pass."""
+PATIENCE_MS: Final = 5_000
+"""How long a pass that was asked for waits for what is not committed yet."""
 
 
 @dataclass(slots=True)
 class Running:
-    """A pass in progress; ``done_bytes`` of ``total_bytes`` are read or written."""
+    """A pass in progress. ``computed``: its worker has ended, and what it made is published."""
 
     plan: Plan
     started_ms: int
     leader_epoch: int
     truncations: int
-    done_bytes: int = 0
-    total_bytes: int = 0
-    process: Child | None = None
-    cancelled: bool = False
+    work: Work = field(default_factory=Work)
+    computed: bool = False
 
 
 @dataclass(slots=True)
@@ -110,14 +87,15 @@ class Status:
 
 @dataclass(slots=True)
 class _Asked:
-    """Those who asked for a pass over a log now."""
+    """Those who asked for a pass over a log now.
 
+    ``end_offset``: the active segment was rolled there for them, and what is committed below is
+    waited for until ``patience_ms``, so that it takes part.
+    """
+
+    end_offset: int = -1
+    patience_ms: int = 0
     waiters: list[asyncio.Future[Result | NotNow]] = field(default_factory=list)
-
-
-def replicated(partition: Partition) -> bool:
-    """Whether other nodes hold the log too."""
-    return partition.replicated
 
 
 class Cleaner:
@@ -131,7 +109,6 @@ class Cleaner:
         self._last: dict[TopicPartition, Result] = {}
         self._asked: dict[TopicPartition, _Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._applying: set[asyncio.Future[None]] = set()
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -140,6 +117,7 @@ class Cleaner:
 
     def start(self) -> None:
         """Begin to look for work, unless ``log.cleaner.enable`` is false."""
+        self._node.hosting.compaction_moved = self._wake.set
         if self._node.config.log_cleaner_enable:
             self._loop_task = self._node.loop.create_task(self._run())
 
@@ -150,26 +128,20 @@ class Cleaner:
         self._stopping = True
         self._wake.set()
         for running in list(self.running.values()):
-            self._cancel(running)
+            running.work.cancel()
+        await self._node.hosting.close_manifests()
         tasks = [*self._tasks, *([self._loop_task] if self._loop_task else [])]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_WAIT_S)
-        if self._applying:
-            await asyncio.wait(self._applying)
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition is gone from here."""
         running = self.running.get(tp)
         if running is not None:
-            self._cancel(running)
+            running.work.cancel()
         self.failures.succeeded(tp)
         self._last.pop(tp, None)
         self._answer(tp, NotNow(tp, "the partition is not here any more"))
-
-    def _cancel(self, running: Running) -> None:
-        running.cancelled = True
-        if running.process is not None:
-            running.process.kill()
 
     # What operations call.
 
@@ -186,7 +158,7 @@ class Cleaner:
             partition.log,
             self.state(hosted),
             partition.last_stable_offset,
-            AWAITS_MANIFESTS if replicated(partition) else None,
+            hosted.manifests.why_not,
         )
         limits = limits or self.limits(hosted)
         return plan(found, self._node.now_ms(), limits, asked=asked)
@@ -218,15 +190,10 @@ class Cleaner:
     def request(self, tp: TopicPartition) -> asyncio.Future[Result | NotNow]:
         """Clean a log now, whatever its dirty ratio; done when it is, or with why it can't be.
 
-        The active segment is rolled first, so that everything committed takes part. The future
-        raises PassFailed, MachineError.
+        The active segment is rolled first, so that everything committed takes part. It waits for a
+        generation that is being published or applied. The future raises PassFailed, MachineError.
         """
         self._node.partition(tp)
-        hosted = self._node.hosting.hosted[tp]
-        log_ = hosted.partition.log
-        may = log_.config.compact and not replicated(hosted.partition)
-        if may and log_.active_segment.size_bytes:
-            log_.roll(self._node.now_ms())
         self.failures.retry(tp)
         future: asyncio.Future[Result | NotNow] = self._node.loop.create_future()
         self._asked.setdefault(tp, _Asked()).waiters.append(future)
@@ -237,7 +204,9 @@ class Cleaner:
 
     def retry(self, tp: TopicPartition) -> bool:
         """Try a log that failed without waiting any longer; False: it had not failed."""
-        found = self.failures.retry(tp)
+        hosted = self._node.hosting.hosted.get(tp)
+        found = hosted is not None and hosted.manifests.retry()
+        found = self.failures.retry(tp) or found
         self._wake.set()
         return found
 
@@ -253,6 +222,8 @@ class Cleaner:
             except Exception as error:  # noqa: BLE001 - reported, and the cleaner goes on
                 log.exception("cleaner failed", error)
             backoff_s = max(self._node.config.log_cleaner_backoff_ms, 10) / 1000
+            if self._asked.keys() - self.running.keys():
+                backoff_s = min(backoff_s, ASKED_S)
             try:
                 await asyncio.wait_for(self._wake.wait(), backoff_s)
             except TimeoutError:
@@ -261,7 +232,8 @@ class Cleaner:
     async def _start_due(self) -> None:
         """Start passes until the workers are used up or nothing is due."""
         config = self._node.config
-        while not self._stopping and len(self.running) < max(config.log_cleaner_threads, 1):
+        threads = max(config.log_cleaner_threads, 1)
+        while not self._stopping and self._computing < threads:
             chosen = await self._choose()
             if chosen is None:
                 return
@@ -276,6 +248,11 @@ class Cleaner:
             task = self._node.loop.create_task(self._pass(hosted, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    @property
+    def _computing(self) -> int:
+        """Passes that have a worker."""
+        return sum(not running.computed for running in self.running.values())
 
     async def _choose(self) -> Plan | None:
         plans: list[Plan] = []
@@ -300,6 +277,8 @@ class Cleaner:
                 if asked:
                     self._answer(tp, NotNow(tp, "this node does not lead the partition"))
                 continue
+            if hosted.manifests.soon or (asked and self._prepare(hosted)):
+                continue
             if hosted.directory not in limits:
                 limits[hosted.directory] = self.limits(hosted)
             found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
@@ -307,6 +286,19 @@ class Cleaner:
                 plans.append(found)
             elif asked:
                 self._answer(tp, found)
+
+    def _prepare(self, hosted: HostedPartition) -> bool:
+        """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
+        partition, now_ms = hosted.partition, self._node.now_ms()
+        asked, log_ = self._asked[partition.topic_partition], partition.log
+        if not log_.config.compact or hosted.manifests.why_not is not None:
+            return False
+        if asked.end_offset < 0:
+            if log_.active_segment.size_bytes:
+                log_.roll(now_ms)
+            asked.end_offset = log_.active_segment.base_offset
+            asked.patience_ms = now_ms + PATIENCE_MS
+        return partition.high_watermark < asked.end_offset and now_ms < asked.patience_ms
 
     def _answer(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
         asked = self._asked.pop(tp, None)
@@ -364,8 +356,12 @@ class Cleaner:
 
     def _failed(self, hosted: HostedPartition, running: Running, error: KeptError) -> None:
         tp = running.plan.topic_partition
-        if running.cancelled or self._stopping:
+        if running.work.cancelled or self._stopping:
             self._answer(tp, NotNow(tp, "the pass was cancelled"))
+            return
+        if isinstance(error, NotLeaderOrFollower | Withdrawn):
+            log.info("pass thrown away", topic=tp.topic, partition=tp.partition, why=str(error))
+            self._answer(tp, NotNow(tp, str(error)))
             return
         self.totals.failures += 1
         failure = self.failures.note(tp, str(error), self._node.now_ms())
@@ -381,134 +377,40 @@ class Cleaner:
             self._node.hosting.fail(hosted.directory, error)
 
     async def _clean(self, hosted: HostedPartition, running: Running) -> Result:
-        """Plan to result: run the worker, then put its files into place."""
-        node = self._node
+        """Plan to result: run the worker, then publish its manifest and put its files into place.
+
+        While that waits for other replicas the next log has its turn.
+        """
+        node, manifests = self._node, hosted.manifests
         partition = hosted.partition
         log_ = partition.log
-        expected: Identity | None = self.state(hosted).applied
-        await node.in_pool(discard, log_.directory, node.disk)
-        job = job_for(
-            log_,
-            running.plan,
-            next_identity(expected, partition.leader_epoch),
-            now_ms=node.now_ms(),
-            hash_key=os.urandom(jobs.HASH_KEY_BYTES),
-            limits=self.limits(hosted),
-        )
-        result = await self._work(job, running)
-        self._check(hosted, running)
-        hosted.applying = done = node.loop.create_future()
-        self._applying.add(done)
+        based_on = manifests.core.applied
+        manifests.begin_pass(running.work)
         try:
-            await self._apply(hosted, running, result, expected)
+            await node.in_pool(discard, log_.directory, node.disk)
+            job = job_for(
+                log_,
+                running.plan,
+                next_identity(self.state(hosted).applied, partition.leader_epoch),
+                now_ms=node.now_ms(),
+                hash_key=os.urandom(jobs.HASH_KEY_BYTES),
+                limits=self.limits(hosted),
+            )
+            result = await running.work.run(COMMAND, jobs.encode(job))
+            self._check(hosted, running)
+            running.computed = True
+            self._wake.set()
+            await manifests.pass_made(result, running.leader_epoch, based_on, running.truncations)
         finally:
-            hosted.applying = None
-            self._applying.discard(done)
-            done.set_result(None)
+            manifests.end_pass()
         return result
 
     def _check(self, hosted: HostedPartition, running: Running) -> None:
         """A pass is thrown away when it was cancelled, or leadership or directory are gone."""
         partition = hosted.partition
-        if running.cancelled or self._stopping:
-            raise PassFailed("cancelled", "Cancelled")
+        if running.work.cancelled or self._stopping:
+            raise Withdrawn(f"{partition.topic_partition}: the pass was cancelled")
         if not partition.is_leader or partition.leader_epoch != running.leader_epoch:
             raise NotLeaderOrFollower(f"{partition.topic_partition}: leadership changed meanwhile")
-        if replicated(partition):
-            running.cancelled = True
-            raise PassFailed(AWAITS_MANIFESTS, "Cancelled")
         if partition.log.truncations != running.truncations:
             raise PassFailed(f"{partition.topic_partition}: the log was truncated", "Truncated")
-
-    async def _apply(
-        self, hosted: HostedPartition, running: Running, result: Result, expected: Identity | None
-    ) -> None:
-        """Put the files of a pass into place: the steps of :func:`kept.compaction.apply.apply`."""
-        node, pool = self._node, hosted.directory.pool
-        log_ = hosted.partition.log
-        hosted.partition.raise_high_watermark(result.end_offset)
-        created = hosted.directory.directory.created
-        offsets: dict[TopicPartition, int] = {}
-        await timers.in_slices(
-            timers.collecting(node, hosted.directory, timers.high_watermark, offsets)
-        )
-        await self._checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, created)
-        published = await pool.run(applying.publish, log_.directory, node.disk, result, expected)
-        await self._swap(hosted, running, published)
-        hosted.compaction = await pool.run(
-            partial(
-                applying.conclude,
-                log_.directory,
-                node.disk,
-                published,
-                history_bytes=node.config.compaction_history_bytes,
-            )
-        )
-        created = hosted.directory.directory.created
-        cleaned = {
-            tp: self.state(one).clean_to
-            for tp, one in node.hosting.hosted.items()
-            if one.directory is hosted.directory and one.compaction is not None
-        }
-        await self._checkpoint(hosted, Checkpoint.CLEANER, cleaned, created)
-
-    async def _checkpoint(
-        self, hosted: HostedPartition, kind: Checkpoint, *what: dict[TopicPartition, int] | int
-    ) -> None:
-        directory = hosted.directory
-        await directory.pool.run(directory.directory.write_checkpoints, kind, *what)
-
-    async def _swap(self, hosted: HostedPartition, running: Running, published: Published) -> None:
-        """Prepare in a thread, place group by group here. Until the first group is placed, a plan
-        that does not fit any more is withdrawn; after that all of it is.
-        """
-        node, directory, log_ = self._node, hosted.directory, hosted.partition.log
-        replacement: Replacement | None = None
-        try:
-            try:
-                self._check(hosted, running)
-                replacement = applying.begin(log_, published)
-                await directory.pool.run(replacement.prepare)
-                self._check(hosted, running)
-                more = replacement.place_next(node.now_ms())
-            except MachineError:
-                raise
-            except Exception:
-                if directory.offline is None:
-                    await directory.pool.run(
-                        applying.withdraw, log_.directory, node.disk, published, replacement
-                    )
-                raise
-            while more:
-                await asyncio.sleep(0)
-                if directory.offline is not None:
-                    raise KafkaStorageError(f"{log_}: {directory.offline}")
-                more = replacement.place_next(node.now_ms())
-            await directory.pool.run(replacement.finish)
-        finally:
-            if replacement is not None:
-                replacement.end()
-
-    async def _work(self, job: jobs.Job, running: Running) -> Result:
-        """Run the worker process. Raises PassFailed."""
-        child = running.process = await spawn(COMMAND, LINE_BYTES)
-        if running.cancelled:
-            child.kill()
-        last: Mapping[str, Any] = {}
-
-        def heard(message: Mapping[str, Any]) -> None:
-            nonlocal last
-            last = message
-            if "progress" in message:
-                running.done_bytes = message["progress"]
-                running.total_bytes = message["total"]
-
-        try:
-            code, words = await child.converse(jobs.encode(job), heard)
-        except ChildFailed as error:
-            raise PassFailed(f"the worker process went wrong: {error}", "Worker") from error
-        if "result" in last:
-            return result_from(last)
-        if "error" in last:
-            raise PassFailed(last["error"], last["kind"])
-        raise PassFailed(f"the worker process ended with code {code}: {words}", "Worker")

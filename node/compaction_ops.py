@@ -34,6 +34,16 @@ PEEK_BYTES: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaGenerations:
+    """What another replica holds and has applied; ``behind``: not what is published."""
+
+    replica: int
+    held: str | None
+    applied: str | None
+    behind: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CompactionStatus:
     """Where one partition's compaction stands.
 
@@ -42,6 +52,10 @@ class CompactionStatus:
     is a sentence: what is due, why nothing is, or what failed. The cleanable range is
     ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``. ``tombstones_pending`` are
     in the clean part and wait for their delete horizon, the first of which is ``next_horizon_ms``.
+
+    ``held`` is the newest generation here, ``generation`` the one applied, ``published`` the one
+    that all replicas in sync hold (as this leader knows). ``awaits`` are those it waits for, and
+    ``replicas`` says of each other replica what it holds and has applied, as it last told.
     """
 
     state: str
@@ -59,6 +73,10 @@ class CompactionStatus:
     progress: float | None = None
     tombstones_pending: int = 0
     next_horizon_ms: int | None = None
+    held: str | None = None
+    published: str | None = None
+    awaits: tuple[int, ...] = ()
+    replicas: tuple[ReplicaGenerations, ...] = ()
 
 
 def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
@@ -77,9 +95,10 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
     if said.failure is not None:
         state, reason = UNCLEANABLE, said.failure.reason
     if said.running is not None:
-        state, reason = RUNNING, said.running.plan.why
-        total = said.running.total_bytes
-        progress = round(said.running.done_bytes / total, 3) if total else 0.0
+        computed = hosted.manifests.why_not if said.running.computed else None
+        state, reason = RUNNING, computed or said.running.plan.why
+        total = said.running.work.total_bytes
+        progress = round(said.running.work.done_bytes / total, 3) if total else 0.0
     return CompactionStatus(
         state=state,
         reason=reason,
@@ -96,7 +115,34 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         progress=progress,
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
         next_horizon_ms=min(known.horizons.values(), default=None),
+        **_generations(hosted),
     )
+
+
+def _generations(hosted: HostedPartition) -> dict[str, Any]:
+    """What is known of the manifests of all replicas."""
+    core, leader = hosted.manifests.core, hosted.partition.core
+    found: dict[str, Any] = {
+        "held": _named(None if core.held is None else core.held.identity),
+        "published": _named(None if core.published is None else core.published.identity),
+    }
+    if leader.leading and leader.followers:
+        found["awaits"] = leader.lacking if leader.offered is not None else ()
+        found["replicas"] = tuple(
+            ReplicaGenerations(
+                replica,
+                _named(follower.held),
+                _named(follower.applied),
+                follower.applied != leader.published,
+            )
+            for replica, follower in leader.followers.items()
+        )
+    return found
+
+
+def _named(identity: Any) -> str | None:
+    """``<leader epoch>.<generation>``."""
+    return None if identity is None else f"{identity[0]}.{identity[1]}"
 
 
 def _state(following: Plan | NotNow, dirty_bytes: int) -> tuple[str, str]:

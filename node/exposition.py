@@ -18,7 +18,6 @@ import kept
 from kept.cluster.records import NO_LEADER
 from kept.node import cluster_exposition
 from kept.node.admin import Admin
-from kept.node.cleaner import AWAITS_MANIFESTS
 from kept.node.cluster_exposition import LedPartitions, is_under_replicated
 from kept.node.compaction_ops import CompactionStatus
 from kept.node.families import counter, gauge, histogram, series
@@ -227,7 +226,7 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
             totals["tombstones"] += status.tombstones_pending
             totals["compacted"] += partition.log.size_bytes
             totals["above"] += above
-            totals["awaiting"] += status.reason == AWAITS_MANIFESTS
+            totals["awaiting"] += bool(status.awaits)
         if status is not None and (all_of_them or above):
             dirty.add_metric(name, status.dirty_ratio)
             tombstones.add_metric(name, status.tombstones_pending)
@@ -264,7 +263,7 @@ def _totals(totals: Counter[str]) -> Iterator[Metric]:
     )  # fmt: skip
     yield gauge(
         "log_cleaner_awaiting_manifests_partitions",
-        "Compacted partitions with several replicas: not cleaned until manifests travel.",
+        "Partitions led here whose newest generation some replica in sync does not hold yet.",
         totals["awaiting"],
     )
     yield gauge(

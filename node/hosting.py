@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -18,12 +18,13 @@ from kept.cluster import reassignment
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
 from kept.node.logging import log
+from kept.node.manifests import opening as manifests_found
+from kept.node.manifests.replica import Known, ReplicaManifests
 from kept.node.pool import Callback, FlushPool
 from kept.node.roles import Roles
 from kept.node.slices import breathe
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
-from kept.storage import layout
 from kept.storage.directory import Birth, Checkpoint
 from kept.storage.errors import (
     DamagedData,
@@ -68,9 +69,9 @@ class HostedPartition:
     """A replica on this node, with what requests need beside it."""
 
     __slots__ = (
-        "applying",
         "compaction",
         "directory",
+        "manifests",
         "partition",
         "rules",
         "sync",
@@ -82,10 +83,8 @@ class HostedPartition:
         self.partition = partition
         self.directory = directory
         self.compaction: CompactionState | None = None
-        """What the cleaner has come to; None before the first pass."""
-        self.applying: asyncio.Future[None] | None = None
-        """Done when the cleaner's files are in place or withdrawn: until then the log's directory
-        keeps its name."""
+        """What compaction has come to; None before the first generation."""
+        self.manifests: ReplicaManifests
         self.rules = CheckRules()
         self.sync = False
         """``flush.messages`` is set: an acknowledgement waits for the fsync."""
@@ -136,7 +135,7 @@ class _Opening:
     exists: bool
 
 
-_Opened: TypeAlias = "tuple[Log, CompactionState | None]"
+_Opened: TypeAlias = "tuple[Log, CompactionState | None, Known]"
 
 
 class Hosting:
@@ -155,6 +154,10 @@ class Hosting:
         self.follower_quota = ReplicationQuota()
         """What replicas here that are out of sync may fetch."""
         self.roles = Roles(node)
+        self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
+        """Generations that are built and put into place at a time."""
+        self.compaction_moved: Callable[[], None] = lambda: None
+        """Called when a generation was applied."""
 
     # Settings.
 
@@ -309,7 +312,7 @@ class Hosting:
         new = [opening for opening in several if not opening.exists]
         created: list[_Opened | Exception]
         try:
-            created = [(log_, None) for log_ in self._create(new)] if new else []
+            created = [(log_, None, Known()) for log_ in self._create(new)] if new else []
         except MachineError as error:
             created = [error] * len(new)
         except KeptError as error:
@@ -341,7 +344,9 @@ class Hosting:
     def _open(self, opening: _Opening) -> _Opened:
         directory = opening.directory.directory
         path = directory.log_path(opening.tp)
-        state = self._compaction_state(path)
+        alone = opening.record.replicas == (self._node.node_id,)
+        disk = self._node.disk
+        state, known = manifests_found.before(path, disk, alone)
         found = directory.open_log(
             opening.tp,
             opening.topic_id,
@@ -352,27 +357,8 @@ class Hosting:
             producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
         )
         if state is not None:
-            from kept.compaction.apply import settle
-
-            state = settle(path, self._node.disk, state)
-        return found, state
-
-    def _compaction_state(self, path: str) -> CompactionState | None:
-        """What the cleaner left; None without a manifest, so that most starts import nothing."""
-        disk = self._node.disk
-        names = disk.listdir(path)
-        if not any(name.startswith(layout.MANIFEST_PREFIX) for name in names):
-            return None
-        from kept.compaction import apply
-
-        try:
-            return apply.load_state(path, disk)
-        except DamagedData as error:
-            if any(name.endswith(layout.SWAP) for name in names):
-                raise
-            log.error("manifest given up, the log is cleaned anew", path=path, error=str(error))
-            apply.clear(path, disk)
-            return None
+            state, known = manifests_found.after(path, disk, state, alone)
+        return found, state, known
 
     def _unavailable(self, opening: _Opening, why: str) -> None:
         self.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
@@ -391,7 +377,9 @@ class Hosting:
         if isinstance(error, MachineError):
             self.fail(opening.directory, error)
 
-    def _host(self, opening: _Opening, log_: Log, state: CompactionState | None) -> None:
+    def _host(
+        self, opening: _Opening, log_: Log, state: CompactionState | None, known: Known
+    ) -> None:
         tp = opening.tp
         high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
         directory = opening.directory
@@ -406,6 +394,7 @@ class Hosting:
         )
         hosted = HostedPartition(partition, opening.directory)
         hosted.compaction = state
+        hosted.manifests = ReplicaManifests(self._node, hosted, known)
         self._configure(hosted, opening.config)
         self._throttle(self._node.image, tp.topic, (hosted,))
         self.partitions[tp] = partition
@@ -483,8 +472,7 @@ class Hosting:
         self, directory: HostedDirectory, several: list[HostedPartition]
     ) -> None:
         for hosted in several:
-            if hosted.applying is not None:
-                await hosted.applying
+            await hosted.manifests.close()
             await directory.pool.quiet(hosted.partition.log)
         logs = [(hosted.partition.log, uuid.uuid4()) for hosted in several]
         try:
@@ -493,6 +481,13 @@ class Hosting:
             )
         except MachineError as error:
             self.fail(directory, error)
+
+    async def close_manifests(self) -> None:
+        """No generation is put into place any more; what has begun is over when this returns."""
+        for hosted in self.hosted.values():
+            hosted.manifests.abandon()
+        for hosted in list(self.hosted.values()):
+            await hosted.manifests.close()
 
     # Failure.
 
@@ -521,6 +516,7 @@ class Hosting:
                 topic.partitions.pop(tp.partition, None)
                 topic.offline[tp.partition] = f"its log directory is offline: {error}"
             self._node.partition_gone(tp)
+            hosted.manifests.abandon()
             hosted.partition.mark_offline(str(error))
             self.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
         if all(one.offline is not None for one in self.directories):

@@ -24,6 +24,8 @@ from kept.node.fetching.fetchers import Fetchers
 from kept.node.isr_changes import IsrChanges
 from kept.node.joining import Joining
 from kept.node.logging import log
+from kept.node.manifests.news import News
+from kept.node.manifests.pulls import Answers, Pulls
 from kept.node.peers import calls
 from kept.node.peers.peers import Peers
 from kept.storage.errors import NetworkException, NotController
@@ -71,6 +73,8 @@ class Membership:
         self.brokering: Brokering | None = None
         self.fetchers = Fetchers(node)
         self.isr_changes = IsrChanges(node)
+        self.manifests = Pulls(node)
+        self.news = News(node)
         self._departures = Departures()
         self._joining = Joining(node, self.peers)
         self._voters: tuple[Voter, ...] = ()
@@ -89,6 +93,10 @@ class Membership:
         peers.on_message = metadata.receive
         peers.on_peer_down = self._peer_down
         peers.serve("Forward", self._answer_forwarded)
+        answers = Answers(node)
+        peers.serve("PullManifests", answers.pull)
+        peers.serve("ManifestChunk", answers.chunk)
+        peers.serve("ManifestNews", self.manifests.news)
         self.controlling.start()
         metadata.start_ticking()
         metadata.pump()
@@ -173,6 +181,8 @@ class Membership:
             await self.brokering.close()
         await self.isr_changes.close()
         await self.fetchers.stop()
+        await self.manifests.stop()
+        await self.news.stop()
         await self.controlling.close()
         for task in self._tasks:
             task.cancel()

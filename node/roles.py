@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kept.cluster.records import NO_LEADER
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
-from kept.replication.events import BrokersChanged, ProposeIsr
+from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
+from kept.replication.manifests_events import Cut
 from kept.replication.reports import CommittedLost, Truncated
 from kept.storage.errors import MachineError
 from kept.storage.types import TopicPartition
@@ -56,9 +57,11 @@ class Roles:
             record.isr,
             record.replicas,
             monotonic_ms(),
+            settling=True,
         )
         if len(record.replicas) > 1:
             partition.step(self._brokers(self._node.image))
+        hosted.manifests.lead(record)
         if ticket is None:
             metrics.failed_over(noticed, node.loop.time())
             return
@@ -92,6 +95,7 @@ class Roles:
             self._stop_following(hosted)
         elif news and (membership := self._node.membership) is not None:
             membership.fetchers.follow(hosted, record.leader, record.leader_epoch)
+        hosted.manifests.follow(record)
 
     def _stop_following(self, hosted: HostedPartition) -> None:
         membership = self._node.membership
@@ -105,12 +109,12 @@ class Roles:
             membership.fetchers.throttle(hosted)
 
     def lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
-        """A replica here is offline: fetch it no more, and let another one lead."""
+        """A replica here is offline: fetch it no more, leave its ISR, let another one lead."""
         membership = self._node.membership
         if membership is None or not self.serving or record is None:
             return
         membership.fetchers.stop_following(tp)
-        if record.leader == self._node.node_id and len(record.isr) > 1:
+        if self._node.node_id in record.isr and len(record.isr) > 1:
             membership.isr_changes.resign(tp, record)
 
     def leave(self, hosted: HostedPartition) -> None:
@@ -153,6 +157,8 @@ class Roles:
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
                 partition.step(event)
+        if self._node.membership is not None:
+            self._node.membership.news.brokers_changed()
 
     @staticmethod
     def _brokers(image: Image) -> BrokersChanged:
@@ -168,6 +174,8 @@ class Roles:
         membership = self._node.membership
         if isinstance(effect, ProposeIsr) and membership is not None:
             membership.isr_changes.ask(hosted.partition)
+        elif isinstance(effect, ManifestPublished):
+            hosted.manifests.published(effect.identity)
         elif isinstance(effect, Truncated):
             self._truncated(hosted, effect)
         elif isinstance(effect, CommittedLost):
@@ -191,3 +199,4 @@ class Roles:
             hosted.directory.checkpoint_recovery_point(tp, effect.recovery_point)
         except MachineError as error:
             self._node.hosting.fail(hosted.directory, error)
+        hosted.manifests.tell(Cut(effect.log_end_offset))

@@ -35,7 +35,13 @@ logger = logging.getLogger(__name__)
 
 
 class FollowingReplica(KeptReplica):
-    """A replica that can follow; see the module. It is a :class:`.follower.FollowerLog`."""
+    """A replica that can follow; see the module. It is a :class:`.follower.FollowerLog`.
+
+    ``before_cut`` is called before the log is cut, and raises ReplicaNotAvailable while it must not
+    be: the fetcher then tries again.
+    """
+
+    before_cut: Callable[[], None] | None = None
 
     # What a FollowerCore reads.
 
@@ -159,7 +165,10 @@ class FollowingReplica(KeptReplica):
         self.core.high_watermark = max(self.core.high_watermark, log.log_start_offset)
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the log at ``offset``, durably; blocks. Raises KafkaStorageError."""
+        """Cut the log at ``offset``, durably; blocks.
+
+        Raises KafkaStorageError, and as ``before_cut``.
+        """
         self._check_not_leading()
         before = self.log.log_start_offset, self.log.log_end_offset
         try:
@@ -169,7 +178,7 @@ class FollowingReplica(KeptReplica):
         self._was_cut(*before)
 
     def start_at(self, offset: int) -> None:
-        """Drop everything; the log starts at ``offset``. Blocks. Raises KafkaStorageError."""
+        """Drop everything; the log starts at ``offset``. Blocks. Raises as :meth:`truncate_to`."""
         self._check_not_leading()
         before = self.log.log_start_offset, self.log.log_end_offset
         try:
@@ -183,6 +192,8 @@ class FollowingReplica(KeptReplica):
             raise KafkaStorageError(f"{self.topic_partition}: {self.offline}")
         if self.core.leading:
             raise InvariantViolation(f"{self}: a leader never cuts its log")
+        if self.before_cut is not None:
+            self.before_cut()
 
     def _was_cut(self, start_before: int, end_before: int) -> None:
         log, core = self.log, self.core

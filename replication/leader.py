@@ -234,6 +234,15 @@ class LeaderCore:
         return self.published == self.offered and not self.settling
 
     @property
+    def lacking(self) -> tuple[int, ...]:
+        """Replicas that have not acknowledged what is offered, though its publication waits."""
+        return tuple(
+            replica
+            for replica, follower in self.followers.items()
+            if follower.held != self.offered and self._holds_back(replica, follower)
+        )
+
+    @property
     def maximal_isr(self) -> frozenset[int]:
         """Confirmed and proposed members together."""
         return frozenset(self.isr) | frozenset(self.pending_isr or ())
@@ -400,9 +409,12 @@ class LeaderCore:
             return ()
         if isinstance(event, ManifestHeld):
             follower.held = event.identity
-        else:
-            follower.held = follower.applied = event.identity
-        return self._advance()
+            return self._advance()
+        follower.held = follower.applied = event.identity
+        if event.replica_id in self.isr:
+            return self._advance()
+        # Its next fetch may be a long way off: one that has everything asks for nothing (KIP-227).
+        return self._expand(event.replica_id, follower) + self._advance()
 
     def _publish(self) -> Effects:
         if self.offered is None:

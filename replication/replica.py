@@ -193,8 +193,12 @@ class Replica:
         isr: tuple[int, ...],
         replicas: tuple[int, ...],
         now_ms: int,
+        *,
+        settling: bool = False,
     ) -> EpochTicket | None:
         """Lead in that epoch (or take a new ISR in the current one).
+
+        ``settling``: which manifest it holds will be told (ManifestOffered); nobody joins before.
 
         Returns a ticket when the epoch must become durable before the first append: until it is
         done, appends raise NotLeaderOrFollower, reads are answered.
@@ -216,6 +220,7 @@ class Replica:
                 log.log_end_offset,
                 core.high_watermark,
                 now_ms,
+                settling,
             )
         )
         self.leader_id = self.node_id

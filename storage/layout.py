@@ -32,6 +32,7 @@ CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 MANIFEST_PREFIX: Final = "manifest-"
+HELD_MANIFEST: Final = "held-manifest"
 
 LOG: Final = ".log"
 INDEX: Final = ".index"

@@ -340,3 +340,7 @@ class _Stream:
             log.exception("fetched in vain", error, leader=self._leader_id)
             for tp, _ in work:
                 self.core.effect_failed(tp, NetworkException(str(error)), monotonic_ms())
+        for tp, _ in work:
+            hosted, core = self._hosted.get(tp), self.core.core(tp)
+            if hosted is not None and core is not None:
+                hosted.manifests.fetched(core.leader_epoch, core.agreed)

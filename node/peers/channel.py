@@ -19,7 +19,7 @@ from kept.node.peers.failures import error_of
 from kept.node.peers.greeting import HELLO, ConnectionRefused
 from kept.node.peers.identity import Hello, refusal
 from kept.node.peers.outbox import Outbox
-from kept.node.proto import controller_pb2, peers_pb2
+from kept.node.proto import peers_pb2
 from kept.storage.errors import (
     NetworkException,
     PolicyViolation,
@@ -240,11 +240,9 @@ class Channel:
                 unary = self._unary.get(method)
                 if unary is None:
                     unary = self._unary[method] = channel.unary_unary(
-                        f"/{grpc_options.CONTROLLER}/{method}",
+                        f"/{convert.service_of(method)}/{method}",
                         request_serializer=lambda request: request.SerializeToString(),
-                        response_deserializer=getattr(
-                            controller_pb2, reply_codec.cls.__name__
-                        ).FromString,
+                        response_deserializer=reply_codec.message.FromString,
                     )
                 hello = HELLO.to_bytes(self._peers.hello(wanted=self.node_id))
                 metadata = ((grpc_options.HELLO_KEY, hello),)

@@ -16,8 +16,10 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from kept.cluster.raft import messages
+from kept.node.peers import grpc_options
 from kept.node.peers.calls import CALLS, Failure
-from kept.node.proto import controller_pb2, raft_pb2
+from kept.node.peers.manifest_calls import MANIFEST_CALLS
+from kept.node.proto import controller_pb2, manifests_pb2, raft_pb2
 from kept.storage.errors import CorruptMessage, InvariantViolation
 
 _PLAIN: Final = (int, bool, str, bytes)
@@ -153,13 +155,30 @@ class Codec:
 FAILURE: Final = Codec(Failure, controller_pb2.Failure)
 
 
+SERVICES: Final[dict[str, tuple[dict[str, tuple[type, type]], Any]]] = {
+    grpc_options.CONTROLLER: (CALLS, controller_pb2),
+    grpc_options.MANIFESTS: (MANIFEST_CALLS, manifests_pb2),
+}
+"""Services of unary calls: their methods, and the module of their messages."""
+
+
+@cache
+def service_of(method: str) -> str | None:
+    """The service that has a method."""
+    return next((name for name, (methods, _) in SERVICES.items() if method in methods), None)
+
+
 @cache
 def of_call(method: str) -> tuple[Codec, Codec]:
     """The codecs of a method's request and reply."""
-    request, reply = CALLS[method]
+    service = service_of(method)
+    if service is None:
+        raise InvariantViolation(f"there is no method {method}")
+    methods, module = SERVICES[service]
+    request, reply = methods[method]
     return (
-        Codec(request, getattr(controller_pb2, request.__name__)),
-        Codec(reply, getattr(controller_pb2, reply.__name__)),
+        Codec(request, getattr(module, request.__name__)),
+        Codec(reply, getattr(module, reply.__name__)),
     )
 
 

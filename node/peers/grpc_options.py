@@ -50,6 +50,7 @@ RAFT: Final = "/kept.node.v1.Peers/Raft"
 SNAPSHOT: Final = "/kept.node.v1.Peers/Snapshot"
 CONTROL: Final = "/kept.node.v1.Peers/Control"
 CONTROLLER: Final = "kept.node.v1.Controller"
+MANIFESTS: Final = "kept.node.v1.Manifests"
 
 HELLO_KEY: Final = "kept-hello-bin"
 """Metadata of a unary call: the caller's Hello."""

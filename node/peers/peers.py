@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
 from kept.node.logging import log
-from kept.node.peers import greeting
-from kept.node.peers.calls import CALLS, HeartbeatReply, HeartbeatRequest
+from kept.node.peers import convert, greeting
+from kept.node.peers.calls import HeartbeatReply, HeartbeatRequest
 from kept.node.peers.channel import Channel
 from kept.node.peers.control import Control
 from kept.node.peers.identity import Hello, refusal
@@ -161,10 +161,10 @@ class Peers:
             self.channel(message.to).send(message)
 
     def serve(self, method: str, handler: Handler) -> None:
-        """Answer a method of ``CALLS``: a coroutine function of the request that returns the reply
+        """Answer a method of a service: a coroutine function of the request that returns the reply
         or raises a KeptError.
         """
-        if method not in CALLS:
+        if convert.service_of(method) is None:
             raise InvariantViolation(f"there is no method {method}")
         self._handlers[method] = handler
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.logging import log
 from kept.node.peers import convert, grpc_options
-from kept.node.peers.calls import CALLS, HeartbeatRequest
+from kept.node.peers.calls import HeartbeatRequest
 from kept.node.peers.failures import failure_of
 from kept.node.peers.greeting import HELLO
 from kept.node.peers.identity import Hello, refusal
 from kept.node.peers.private import private_directory
 from kept.node.peers.snapshots import Assembly, Piece
-from kept.node.proto import controller_pb2, peers_pb2
+from kept.node.proto import peers_pb2
 from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, MachineError
 
 # isort: split
@@ -56,7 +56,7 @@ class Server:
         """Answer. Raises MachineError."""
         self._directory = private_directory()
         server = grpc.aio.server(options=grpc_options.SERVER)
-        server.add_generic_rpc_handlers((self._streams(), self._calls()))
+        server.add_generic_rpc_handlers((self._streams(), *self._calls()))
         try:
             server.add_insecure_port(f"unix:{self.path}")
         except RuntimeError as error:
@@ -87,17 +87,21 @@ class Server:
             },
         )
 
-    def _calls(self) -> Any:
+    def _calls(self) -> list[Any]:
         def unary(method: str) -> Any:
-            request, _ = CALLS[method]
+            request, _ = convert.of_call(method)
             return grpc.unary_unary_rpc_method_handler(
                 self._unary(method),
-                getattr(controller_pb2, request.__name__).FromString,
+                request.message.FromString,
                 lambda reply: reply.SerializeToString(),
             )
 
-        handlers = {method: unary(method) for method in CALLS}
-        return grpc.method_handlers_generic_handler(grpc_options.CONTROLLER, handlers)
+        return [
+            grpc.method_handlers_generic_handler(
+                service, {method: unary(method) for method in methods}
+            )
+            for service, (methods, _) in convert.SERVICES.items()
+        ]
 
     # Streams.
 

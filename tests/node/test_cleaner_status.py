@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kept.compaction.planner import NotNow, Plan
-from kept.node.cleaner import AWAITS_MANIFESTS
+from kept.replication.events import IsrDecided, ManifestHeld
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -112,50 +110,37 @@ def test_a_log_without_tombstones_has_none(lone, bare):
 # Logs with several replicas.
 
 
-def test_a_replicated_log_awaits_manifests(lone_node):
-    lone = lone_node(log_cleaner_backoff_ms="10")
-    lone.create("t", cleanup_policy="compact", min_cleanable_dirty_ratio="0.01")
-    hosted = lone.node.hosting.hosted[TP]
-    hosted.partition.core.replicas = (0, 1)
-    append(lone, (b"a", b"1"), (b"a", b"2"))
-    hosted.partition.log.roll(lone.node.now_ms())
-    append(lone, (b"a", b"3"))
-    _, answer = lone.post("/api/v1/compaction/now", topic="t", wait=True)
-    assert answer["partitions"][0]["done"] is False
-    assert answer["partitions"][0]["reason"] == AWAITS_MANIFESTS == "awaits-manifests"
-    assert len(hosted.partition.log.segments) == 2, "nothing was rolled for nothing"
-    found = status(lone)
-    assert (found["state"], found["reason"]) == ("waiting", AWAITS_MANIFESTS)
-    assert explained(lone)["reason"] == AWAITS_MANIFESTS
-    assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 1
-    hosted.partition.core.replicas = (0,)
-    assert isinstance(lone.node.cleaner.plan_for(hosted), Plan)
-    _, answer = lone.post("/api/v1/compaction/now", topic="t", wait=True)
-    assert answer["partitions"][0]["done"] is True
-    assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 0
-
-
-def test_a_pass_during_which_a_replica_is_added_is_thrown_away(lone):
+def test_a_generation_waits_for_the_replicas_in_sync(lone):
     lone.create("t", cleanup_policy="compact")
     hosted = append(lone, (b"a", b"1"), (b"a", b"2"))
-    reached, go_on = threading.Event(), threading.Event()
-
-    def wait():
-        reached.set()
-        assert go_on.wait(WAIT_S)
-
-    lone.node.disk.fail_points["compaction.manifest"] = wait
+    core = hosted.partition.core
+    hosted.partition.step(IsrDecided(core.partition_epoch + 1, (0, 1), (0, 1)))
 
     async def go():
         asked = lone.node.cleaner.request(TP)
-        assert await asyncio.to_thread(reached.wait, WAIT_S)
-        hosted.partition.core.replicas = (0, 1)
-        go_on.set()
+        async with asyncio.timeout(WAIT_S):
+            while core.offered is None:
+                await asyncio.sleep(0.01)
+        return asked
+
+    asked = lone.run(go())
+    found = status(lone)
+    assert (found["held"], found["published"], found["generation"]) == ("0.1", None, None)
+    assert found["awaits"] == [1] and "waits for 1" in found["reason"]
+    (other,) = found["replicas"]
+    assert (other["replica"], other["held"], other["behind"]) == (1, None, False)
+    assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 1
+    assert hosted.partition.log.segments[0].base_offset == 0 and hosted.compaction is None
+
+    async def acknowledge():
+        hosted.partition.step(ManifestHeld(1, core.offered))
         return await asyncio.wait_for(asked, WAIT_S)
 
-    assert isinstance(lone.run(go()), NotNow)
-    assert hosted.compaction is None and lone.node.cleaner.failures.all() == {}
-    assert len(list(hosted.partition.log.read_batches(0, 1 << 20, 2))) > 0
+    assert lone.run(acknowledge()).records_removed == 1
+    found = status(lone)
+    assert (found["held"], found["published"], found["generation"]) == ("0.1", "0.1", "0.1")
+    assert found["awaits"] == [] and found["replicas"][0]["behind"] is True
+    assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 0
 
 
 def test_one_who_asks_while_the_node_does_not_lead_is_answered(lone):

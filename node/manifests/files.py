@@ -1,0 +1,209 @@
+"""What one replica's manifests are on disk, and the slow work on them.
+
+Everything here blocks or takes long, so it runs in the directory's threads and in worker processes.
+Files that name what is held and applied change one at a time (``lock``); outputs are built and put
+into place one at a time (``turn``), and never while a pass computes in the same directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kept.compaction import follow, follow_worker, held, manifest
+from kept.compaction import job as jobs
+from kept.compaction.manifest import Identity, Manifest
+from kept.compaction.pass_ import Result, discard
+from kept.compaction.view import base_job
+from kept.compaction.worker import COMMAND
+from kept.node.manifests import placing
+from kept.node.manifests.failures import Withdrawn
+from kept.node.manifests.replica import pair_of
+from kept.node.manifests.workers import Work
+from kept.replication.manifests_events import ManifestRef
+from kept.storage import layout
+from kept.storage.errors import KafkaStorageError
+
+if TYPE_CHECKING:
+    from kept.compaction.apply import CompactionState
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+
+
+def ref_of(found: Manifest) -> ManifestRef:
+    """A manifest's name in the protocol."""
+    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
+
+
+def identity_of(ref: ManifestRef) -> Identity:
+    """The other way round."""
+    return Identity(*pair_of(ref))
+
+
+@dataclass(slots=True)
+class Made:
+    """A pass made it here: its outputs are in the directory. ``outcome`` is for who asked."""
+
+    ref: ManifestRef
+    result: Result
+    truncations: int
+    outcome: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class Computing:
+    """A pass that is being computed: nothing else may use its files."""
+
+    work: Work
+    over: asyncio.Future[None]
+
+
+class Files:
+    """See the module."""
+
+    def __init__(self, node: Node, hosted: HostedPartition) -> None:
+        self._node = node
+        self._hosted = hosted
+        self.computing: Computing | None = None
+        self.bodies: dict[ManifestRef, Manifest] = {}
+        """Manifests that came or were made, and are not stored yet."""
+        self._lock = asyncio.Lock()
+        self._turn = asyncio.Lock()
+
+    @property
+    def _directory(self) -> str:
+        return self._hosted.partition.log.directory
+
+    def body(self, ref: ManifestRef | None) -> Manifest | None:
+        """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
+        if ref is None or ref in self.bodies:
+            return None if ref is None else self.bodies[ref]
+        return held.body(self._directory, self._node.disk, identity_of(ref))
+
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        """A manifest that is here, as it travels. Raises FileNotFoundError, DamagedData."""
+
+        def read() -> bytes:
+            found = self.body(ref)
+            assert found is not None
+            return held.encode(found)
+
+        async with self._lock:
+            data: bytes = await self._hosted.directory.pool.run(read)
+        return data
+
+    async def store(self, newest: ManifestRef | None, told: ManifestRef | None) -> None:
+        """Make ``newest`` what this replica holds, durably. Raises KeptError, OSError."""
+        disk = self._node.disk
+
+        def work() -> None:
+            held.store(self._directory, disk, self.body(newest), self.body(told))
+
+        async with self._lock:
+            await self._hosted.directory.pool.run(work)
+        self.bodies.clear()
+
+    def clear_applied(self) -> None:
+        """The log was cut below what was applied; blocks. No other work may be under way."""
+        held.clear_applied(self._directory, self._node.disk)
+
+    async def made(self, result: Result) -> Manifest:
+        """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""
+        disk = self._node.disk
+        path = layout.manifest_file(self._directory, *result.identity) + layout.TEMPORARY
+
+        def read() -> Manifest:
+            return manifest.decode(path, disk.read(path))[0]
+
+        found: Manifest = await self._hosted.directory.pool.run(read)
+        return found
+
+    async def no_pass(self) -> None:
+        """No pass uses the directory any more; one that does is ended."""
+        while self.computing is not None:
+            self.computing.work.cancel()
+            await asyncio.wait([self.computing.over])
+
+    # Applying.
+
+    def check(self, work: Work) -> None:
+        """Raises Withdrawn, KafkaStorageError when the work is to go no further."""
+        if work.cancelled:
+            raise Withdrawn(f"{self._hosted.partition.topic_partition}: not wanted any more")
+        if self._hosted.directory.offline is not None:
+            raise KafkaStorageError(self._hosted.directory.offline)
+
+    async def bring(self, work: Work, ref: ManifestRef, made: Made | None) -> CompactionState:
+        """Bring the log to a manifest: all of it, or nothing and an error.
+
+        ``made``: a pass has left the outputs. Raises Withdrawn, PassFailed, KeptError, OSError.
+        """
+        async with self._turn, self._node.hosting.appliers:
+            self.check(work)
+            log_ = self._hosted.partition.log
+            if made is not None and made.ref == ref and made.truncations == log_.truncations:
+                result = made.result
+            else:
+                result = await self._build(work, ref)
+            return await self._place(result, lambda: self.check(work))
+
+    async def _place(self, result: Result, check: Callable[[], None]) -> CompactionState:
+        check()
+        published = await placing.place(self._node, self._hosted, result, check)
+        async with self._lock:
+            return await placing.conclude(self._node, self._hosted, published)
+
+    async def _build(self, work: Work, ref: ManifestRef) -> Result:
+        """Have a worker build the outputs from the manifest."""
+        node, log_ = self._node, self._hosted.partition.log
+        await self.no_pass()
+        await node.in_pool(discard, log_.directory, node.disk)
+        async with self._lock:
+            found = await node.in_pool(self.body, ref)
+        self.check(work)
+        job = follow.job_for(log_, found, None, node.now_ms())
+        limit = node.config.log_cleaner_io_max_bytes_per_second
+        threads = max(node.config.log_cleaner_threads, 1)
+        state = self._hosted.compaction
+        previous = None if state is None else state.applied
+        question = follow_worker.encode(job, previous, limit / threads)
+        return await work.run(follow_worker.COMMAND, question)
+
+    async def checkpoint_cleaned(self) -> None:
+        """Write ``cleaner-offset-checkpoint``. Raises KeptError."""
+        await placing.checkpoint_cleaned(self._node, self._hosted)
+
+    # A base generation (rule 19).
+
+    async def base(
+        self, work: Work, epoch: int, still_wanted: Callable[[], bool]
+    ) -> CompactionState:
+        """Forget all manifests and begin anew with one in which everything survives.
+
+        Raises Withdrawn, PassFailed, KeptError, OSError.
+        """
+        node, hosted = self._node, self._hosted
+        log_ = hosted.partition.log
+
+        def check() -> None:
+            self.check(work)
+            if not still_wanted():
+                raise Withdrawn(f"{hosted.partition}: another leader was elected")
+
+        async with self._turn, node.hosting.appliers:
+            await self.no_pass()
+            async with self._lock:
+                check()
+                await hosted.directory.pool.run(held.forget, log_.directory, node.disk)
+            hosted.compaction = None
+            hosted.partition.applied_end = 0
+            check()
+            limits = node.cleaner.limits(hosted)
+            identity = Identity(epoch, 0)
+            job = base_job(log_, identity, now_ms=node.now_ms(), limits=limits)
+            result = await work.run(COMMAND, jobs.encode(job))
+            check()
+            hosted.partition.raise_high_watermark(result.end_offset)
+            return await self._place(result, check)

@@ -1,0 +1,118 @@
+"""Putting finished outputs into place: the steps of :func:`kept.compaction.apply.apply`.
+
+The same for what a pass here made and for what was built from another replica's manifest. The loop
+does the renames of one group of segments at a time; all that blocks longer runs in the directory's
+threads (:mod:`kept.storage.replacement`). Before the first swap the high watermark, which the
+caller has raised to the manifest's end, is checkpointed (rule 12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kept.compaction import apply as applying
+from kept.compaction import held
+from kept.node import timers
+from kept.storage.directory import Checkpoint
+from kept.storage.errors import KafkaStorageError, MachineError
+
+if TYPE_CHECKING:
+    from kept.compaction.apply import CompactionState, Published
+    from kept.compaction.pass_ import Result
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+    from kept.storage.replacement import Replacement
+    from kept.storage.types import TopicPartition
+
+
+async def place(
+    node: Node, hosted: HostedPartition, result: Result, check: Callable[[], None]
+) -> Published:
+    """Make the manifest recoverable and swap the segments.
+
+    ``check`` raises while all can be taken back and is to be; then nothing was placed.
+    """
+    pool, log_ = hosted.directory.pool, hosted.partition.log
+    created = hosted.directory.directory.created
+    offsets: dict[TopicPartition, int] = {}
+    await timers.in_slices(
+        timers.collecting(node, hosted.directory, timers.high_watermark, offsets)
+    )
+    await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, created)
+    expected = await pool.run(applying.read_mark, log_.directory, node.disk)
+    published: Published = await pool.run(
+        applying.publish, log_.directory, node.disk, result, expected
+    )
+    await _swap(node, hosted, published, check)
+    return published
+
+
+async def conclude(node: Node, hosted: HostedPartition, published: Published) -> CompactionState:
+    """Make the mark name it; a copy of the manifest that is held is not needed any more."""
+    pool, directory = hosted.directory.pool, hosted.partition.log.directory
+    state: CompactionState = await pool.run(
+        partial(
+            applying.conclude,
+            directory,
+            node.disk,
+            published,
+            history_bytes=node.config.compaction_history_bytes,
+        )
+    )
+    await pool.run(held.applied, directory, node.disk, published.manifest.identity)
+    return state
+
+
+async def checkpoint_cleaned(node: Node, hosted: HostedPartition) -> None:
+    """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
+    created = hosted.directory.directory.created
+    cleaned = {
+        tp: one.compaction.clean_to
+        for tp, one in node.hosting.hosted.items()
+        if one.directory is hosted.directory and one.compaction is not None
+    }
+    await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, created)
+
+
+async def _checkpoint(
+    hosted: HostedPartition, kind: Checkpoint, *what: dict[TopicPartition, int] | int
+) -> None:
+    directory = hosted.directory
+    await directory.pool.run(directory.directory.write_checkpoints, kind, *what)
+
+
+async def _swap(
+    node: Node, hosted: HostedPartition, published: Published, check: Callable[[], None]
+) -> None:
+    """Prepare in a thread, place group by group here. Until the first group is placed, a plan that
+    does not fit any more is withdrawn; after that all of it is placed.
+    """
+    directory, log_ = hosted.directory, hosted.partition.log
+    replacement: Replacement | None = None
+    try:
+        try:
+            check()
+            replacement = applying.begin(log_, published)
+            await directory.pool.run(replacement.prepare)
+            check()
+            more = replacement.place_next(node.now_ms())
+        except MachineError:
+            raise
+        except Exception:
+            if directory.offline is None:
+                await directory.pool.run(
+                    applying.withdraw, log_.directory, node.disk, published, replacement
+                )
+            raise
+        while more:
+            await asyncio.sleep(0)
+            if directory.offline is not None:
+                raise KafkaStorageError(f"{log_}: {directory.offline}")
+            more = replacement.place_next(node.now_ms())
+        await directory.pool.run(replacement.finish)
+    finally:
+        if replacement is not None:
+            replacement.end()

@@ -1,0 +1,532 @@
+"""One replica's manifests: the shell of its :class:`kept.replication.manifests.ManifestCore`.
+
+All that happens to it comes in on the loop, in the order in which it happened: roles, fetch
+answers, cuts, pulls, passes. What the core wants done blocks, so it runs in the directory's threads
+and in worker processes, one store and one apply at a time; until both are done no cut of the log
+goes ahead (the fetcher tries again), and the core lets elections wait.
+
+The leader of a partition applies what its own pass left; everybody else, and a leader that finishes
+what it held at a start, builds from the manifest (:mod:`kept.compaction.follow`). Nothing of
+``kept.compaction`` is imported before there is a manifest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kept.node.clock import monotonic_ms
+from kept.node.logging import log
+from kept.node.manifests.failures import PassFailed
+from kept.replication import manifests_events as ev
+from kept.replication.events import CommitKnown, ManifestOffered
+from kept.replication.follower import NO_LEADER
+from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+    ReplicaNotAvailable,
+)
+from kept.storage.types import MAX_INT64
+
+if TYPE_CHECKING:
+    from kept.cluster.records import PartitionRecord
+    from kept.compaction.apply import CompactionState
+    from kept.compaction.manifest import Manifest
+    from kept.compaction.pass_ import Result
+    from kept.node.hosting import HostedPartition
+    from kept.node.manifests.files import Files, Made
+    from kept.node.manifests.workers import Work
+    from kept.node.server import Node
+
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 300.0
+"""What failed is tried again after a second, then after twice as long each time."""
+CUT_RETRY_S: Final = 0.1
+NEVER: Final = MAX_INT64
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a start found: manifests held and applied; ``lost``: they could not be read."""
+
+    held: ManifestRef | None = None
+    applied: ManifestRef | None = None
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Why the last try to store or apply failed, and how often in a row."""
+
+    reason: str = ""
+    count: int = 0
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class ReplicaManifests:
+    """See the module. ``trouble`` says what fails; ``applying`` what is being applied."""
+
+    def __init__(self, node: Node, hosted: HostedPartition, known: Known) -> None:
+        self._node = node
+        self._hosted = hosted
+        self._partition = hosted.partition
+        self.core = ManifestCore(node.node_id, known.held, known.applied, known.lost)
+        self.trouble = Trouble()
+        self.published_ms = 0
+        """When this leader last published something, by the loop's clock in ms."""
+        self._files: Files | None = None
+        self._made: Made | None = None
+        self._works: set[Work] = set()
+        """What is being built or put into place."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._awaited_end = NEVER
+        """Ask again once the log reaches this: what is published ends there."""
+        self._partition.before_cut = self._before_cut
+
+    def __repr__(self) -> str:
+        return f"ReplicaManifests({self._partition.topic_partition}, {self.core})"
+
+    # What happens to it.
+
+    def tell(self, event: ev.Event) -> None:
+        """Something happened: step the core and do what it says."""
+        if not self._closed:
+            self.perform(self.core.step(event, monotonic_ms()))
+
+    def lead(self, record: PartitionRecord) -> None:
+        """This node leads; goes with the election in the same turn."""
+        core = self.core
+        new = core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch
+        if new:
+            self._begin()
+        # Logs that were never compacted have nothing to begin anew with: a base would cost a
+        # reading of all of it.
+        compacts = self._partition.log.config.compact
+        unclean = record.unclean and (compacts or core.held is not None or core.lost)
+        alone = record.isr == (self._node.node_id,)
+        self.tell(ev.Leads(record.leader_epoch, unclean, alone))
+        if core.lost and not core.settled and not core.making_base and not alone:
+            self._resign(record)
+        if core.held is not None:
+            self._announce()
+
+    def _resign(self, record: PartitionRecord) -> None:
+        """What it held cannot be read, and may have been published: another one should lead."""
+        tp, membership = self._partition.topic_partition, self._node.membership
+        log.error(
+            "what this replica held is damaged: another one is to lead",
+            topic=tp.topic,
+            partition=tp.partition,
+        )
+        if membership is not None:
+            membership.isr_changes.resign(tp, record)
+
+    def follow(self, record: PartitionRecord) -> None:
+        """Another node leads, or none; or the ISR changed."""
+        core = self.core
+        if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
+            self._begin()
+        self.tell(ev.Follows(record.leader_epoch, self._node.node_id in record.isr))
+
+    def _begin(self) -> None:
+        """Another epoch or role: a pass for the old one is thrown away."""
+        self._awaited_end = NEVER
+        self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
+        if self._files is not None and self._files.computing is not None:
+            self._files.computing.work.cancel()
+        if self.core.making_base:
+            self._cancel_work()
+
+    def fetched(self, leader_epoch: int, agreed: bool) -> None:
+        """An answer to a fetch was acted on."""
+        core = self.core
+        if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
+            return
+        if agreed != core.synced:
+            self.tell(ev.Synced(leader_epoch, agreed))
+            if agreed and (core.held is not None or core.lost):
+                self.ask()
+        elif self._partition.log_end_offset >= self._awaited_end:
+            self._awaited_end = NEVER
+            self.ask()
+
+    def _before_cut(self) -> None:
+        """Raises ReplicaNotAvailable while files are worked on that a cut would change."""
+        if self.core.storing is None and not self._works:
+            return
+        self._cancel_work()
+        raise ReplicaNotAvailable(
+            f"{self._partition.topic_partition}: the cut waits for a manifest's files"
+        )
+
+    def ask(self) -> None:
+        """Pull from the leader that is followed."""
+        membership = self._node.membership
+        if membership is not None and self.core.role is Role.FOLLOWER and not self._closed:
+            membership.manifests.ask(self._hosted)
+
+    def _announce(self) -> None:
+        """Tell the followers that there is news."""
+        membership = self._node.membership
+        if membership is not None and not self._closed:
+            membership.news.announce(self._hosted)
+
+    # Pulls.
+
+    def pull(self) -> ev.PullRequest | None:
+        """What to ask the leader."""
+        partition = self._partition
+        if self._closed or partition.leader_id == NO_LEADER or partition.offline is not None:
+            return None
+        return self.core.pull(partition.log_end_offset, self._node.broker_epoch)
+
+    def pulled(
+        self, asked: ev.PullRequest, answer: ev.PullAnswer, bodies: dict[ManifestRef, Manifest]
+    ) -> None:
+        """The leader answered; ``bodies`` came with it."""
+        if asked != self.core.asked:
+            return
+        if bodies:
+            self._slow.bodies.update(bodies)
+        self.tell(ev.Pulled(asked, answer))
+        core, held = self.core, answer.held
+        waits = answer.published is None and held is not None and held != core.applied
+        if waits and held is not None and asked.log_end_offset < held.end_offset:
+            self._awaited_end = held.end_offset
+
+    def heard(self, request: ev.PullRequest) -> ev.PullAnswer:
+        """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
+        if self._closed or not self._partition.is_leader:
+            raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
+        self.perform(self.core.heard(request))
+        return self.core.answer(request)
+
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        """A manifest that is here, as it travels. Raises FileNotFoundError, DamagedData."""
+        return await self._slow.encoded(ref)
+
+    # What the core wants done.
+
+    def perform(self, effects: ev.Effects) -> None:
+        """Do it, or begin to."""
+        for effect in effects:
+            match effect:
+                case ev.Tell(CommitKnown(offset)):
+                    self._partition.raise_high_watermark(offset)
+                case ev.Tell(event):
+                    self._partition.step(event)
+                    if isinstance(event, ManifestOffered) and event.identity is not None:
+                        self._announce()
+                case ev.Store():
+                    self._spawn(self._store(effect))
+                case ev.Apply(ref):
+                    self._spawn(self._apply(ref, self._begin_work()))
+                case ev.CancelApply():
+                    self._cancel_work()
+                case ev.MakeBase(epoch):
+                    self._spawn(self._make_base(epoch, self._begin_work()))
+                case ev.Discard(ref):
+                    self._discarded(ref)
+                case ev.ClearApplied():
+                    self._clear_applied()
+                case ev.ReportMissing(ref, offset):
+                    self._report_missing(ref, offset)
+                case ev.CutLog(offset):
+                    self._cut_log(offset)
+
+    def published(self, identity: Any) -> None:
+        """The leader core says that what was offered is published."""
+        self.published_ms = monotonic_ms()
+        self.tell(ev.Published(identity))
+        self._announce()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._node.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.exception("manifest work failed", error)
+
+    def _clear_applied(self) -> None:
+        """The log was cut below what was applied; no file is in use (:meth:`_before_cut`)."""
+        try:
+            self._slow.clear_applied()
+        except MachineError as error:
+            self._node.hosting.fail(self._hosted.directory, error)
+        self._hosted.compaction = None
+        self._partition.applied_end = 0
+
+    def _report_missing(self, ref: ManifestRef, offset: int) -> None:
+        tp = self._partition.topic_partition
+        log.error(
+            "a record that the leader has is missing here",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=offset,
+            generation=named(ref),
+            why="damage, or an unclean election; the log is cut there and fetched again",
+        )
+
+    def _cut_log(self, offset: int) -> None:
+        if self._closed or self.core.missing != offset or self.core.in_isr:
+            return
+        try:
+            self._partition.truncate_to(offset)
+        except ReplicaNotAvailable:
+            self._node.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
+        except KafkaStorageError as error:
+            log.error("log not cut", partition=str(self._partition), error=str(error))
+
+    # Storing.
+
+    @property
+    def _slow(self) -> Files:
+        """The files; with the first manifest they are imported."""
+        if self._files is None:
+            from kept.node.manifests.files import Files
+
+            self._files = Files(self._node, self._hosted)
+        return self._files
+
+    async def _store(self, effect: ev.Store) -> None:
+        try:
+            await self._slow.store(effect.held, effect.told)
+        except (KeptError, OSError) as error:
+            self._failed("manifest not stored", effect.held, error)
+            self.tell(ev.StoreFailed())
+            return
+        self.tell(ev.Stored(effect.held))
+        self.ask()
+
+    # Applying.
+
+    def _begin_work(self) -> Work:
+        from kept.node.manifests.workers import Work
+
+        work = Work()
+        self._works.add(work)
+        return work
+
+    def _cancel_work(self) -> None:
+        for work in self._works:
+            work.cancel()
+
+    async def _apply(self, ref: ManifestRef, work: Work) -> None:
+        missing: int | None = None
+        state: CompactionState | None = None
+        try:
+            state = await self._slow.bring(work, ref, self._made)
+        except (KeptError, OSError) as error:
+            missing = error.offset if isinstance(error, PassFailed) else None
+            self._stopped(work, "manifest not applied", ref, error)
+        # A bug of ours must not leave the core waiting.
+        except Exception as error:  # noqa: BLE001
+            log.exception("manifest not applied", error)
+            self._stopped(work, "manifest not applied", ref, error)
+        self._works.discard(work)
+        if state is None:
+            self.tell(ev.ApplyEnded(ref, missing))
+            return
+        self._in_place(state)
+        self.tell(ev.Applied(ref))
+        made, self._made = self._made, None
+        if made is not None and not made.outcome.done():
+            made.outcome.set_result(None)
+        self.ask()
+        self._node.hosting.compaction_moved()
+        try:
+            await self._slow.checkpoint_cleaned()
+        except KeptError as error:
+            self._failed("cleaner checkpoint not written", None, error)
+
+    def _stopped(
+        self, work: Work, what: str, ref: ManifestRef | None, error: BaseException
+    ) -> None:  # fmt: skip
+        """It was withdrawn, or it failed."""
+        if work.cancelled and not isinstance(error, MachineError):
+            self._reject(error)
+        else:
+            self._failed(what, ref, error)
+
+    def _in_place(self, state: CompactionState) -> None:
+        self._hosted.compaction = state
+        self._partition.applied_end = state.end_offset
+        self._recovered()
+
+    # A base generation (rule 19).
+
+    async def _make_base(self, epoch: int, work: Work) -> None:
+        def still_wanted() -> bool:
+            core = self.core
+            return core.making_base and core.leader_epoch == epoch and not self._closed
+
+        state: CompactionState | None = None
+        try:
+            state = await self._slow.base(work, epoch, still_wanted)
+        except (KeptError, OSError) as error:
+            self._stopped(work, "base generation not made", None, error)
+        self._works.discard(work)
+        if state is not None:
+            self._in_place(state)
+            if still_wanted():
+                self.tell(ev.BaseMade(ManifestRef((epoch, 0), epoch, state.end_offset)))
+            self._node.hosting.compaction_moved()
+
+    # Passes of this leader.
+
+    @property
+    def why_not(self) -> str | None:
+        """Why no pass may begin; None when one may."""
+        core = self.core
+        if core.may_compute:
+            return None
+        if core.role is not Role.LEADER:
+            return "this node does not lead the partition"
+        if core.lost:
+            return "what this replica held is damaged: another one is to lead"
+        if self.trouble.reason:
+            return self.trouble.reason
+        if core.making_base:
+            return "the base generation after an unclean election is being made"
+        if core.applying is not None:
+            return f"generation {named(core.applying)} is being applied"
+        newest = core.held if core.storing is None else core.storing.held
+        lacking = ", ".join(map(str, self._partition.core.lacking)) or "this node"
+        return f"generation {named(newest)} is not published yet: it waits for {lacking}"
+
+    @property
+    def soon(self) -> bool:
+        """A pass may begin soon: what keeps it is under way here or at the other replicas."""
+        core = self.core
+        return core.role is Role.LEADER and not core.may_compute and not core.lost
+
+    def begin_pass(self, work: Work) -> None:
+        """A pass computes from now on, in worker ``work``. Raises NotLeaderOrFollower."""
+        if not self.core.may_compute or self._closed:
+            raise NotLeaderOrFollower(f"{self._partition}: {self.why_not or 'it is closed'}")
+        from kept.node.manifests.files import Computing
+
+        self._slow.computing = Computing(work, self._node.loop.create_future())
+
+    def end_pass(self) -> None:
+        """It computes no more."""
+        computing, self._slow.computing = self._slow.computing, None
+        if computing is not None:
+            computing.over.set_result(None)
+
+    async def pass_made(
+        self, result: Result, leader_epoch: int, based_on: ManifestRef | None, truncations: int
+    ) -> None:
+        """A pass left its outputs: offer its manifest; done when it is applied here.
+
+        Raises DamagedData, MachineError, NotLeaderOrFollower, Withdrawn: it came to nothing.
+        """
+        from kept.node.manifests.files import Made, ref_of
+
+        found = await self._slow.made(result)
+        self.end_pass()
+        if self._closed:
+            raise NotLeaderOrFollower(f"{self._partition}: it is closed")
+        ref = ref_of(found)
+        self._made = made = Made(ref, result, truncations, self._node.loop.create_future())
+        self._slow.bodies = {ref: found}
+        self.tell(ev.PassDone(ref, leader_epoch, based_on))
+        await made.outcome
+
+    def _discarded(self, ref: ManifestRef) -> None:
+        """Its files go with the next pass."""
+        self._slow.bodies.pop(ref, None)
+        self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
+
+    def _reject(self, error: BaseException) -> bool:
+        """A pass of this leader came to nothing; False: nobody waits for one."""
+        made, self._made = self._made, None
+        if made is None or made.outcome.done():
+            return False
+        made.outcome.set_exception(error)
+        return True
+
+    # Failure.
+
+    def _failed(self, what: str, ref: ManifestRef | None, error: BaseException) -> None:
+        """Say so, and try again later; a disk that fails takes its directory offline."""
+        heard = self._reject(error)
+        if isinstance(error, MachineError):
+            if not heard:
+                self._node.hosting.fail(self._hosted.directory, error)
+            return
+        if self._closed:
+            return
+        trouble, tp = self.trouble, self._partition.topic_partition
+        trouble.reason = str(error) or type(error).__name__
+        trouble.count += 1
+        log.error(
+            what,
+            topic=tp.topic,
+            partition=tp.partition,
+            generation=named(ref),
+            error=trouble.reason,
+            failures=trouble.count,
+        )
+        wait_s = min(RETRY_S * 2 ** min(trouble.count - 1, 16), RETRY_MAX_S)
+        if trouble.timer is not None:
+            trouble.timer.cancel()
+        trouble.timer = self._node.loop.call_later(wait_s, self.retry)
+
+    def _recovered(self) -> None:
+        if self.trouble.timer is not None:
+            self.trouble.timer.cancel()
+        self.trouble = Trouble()
+
+    def retry(self) -> bool:
+        """Try again what failed, without waiting any longer; False: nothing had."""
+        trouble = self.trouble
+        if not trouble.count or self._closed:
+            return False
+        if trouble.timer is not None:
+            trouble.timer.cancel()
+        core = self.core
+        if core.making_base and not self._works:
+            self._spawn(self._make_base(core.leader_epoch, self._begin_work()))
+        elif core.role is not Role.NONE:
+            self.tell(ev.Retried())
+            self.ask()
+        return True
+
+    # The end.
+
+    def abandon(self) -> None:
+        """Nothing is begun any more; what is being put into place is finished or withdrawn."""
+        self._closed = True
+        self._recovered()
+        self._cancel_work()
+        self._reject(NotLeaderOrFollower(f"{self._partition}: it is closed"))
+
+    async def close(self) -> None:
+        """As :meth:`abandon`; done when no file is worked on."""
+        self.abandon()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)
+
+
+def named(ref: ManifestRef | None) -> str:
+    """A generation as it is shown: ``<leader epoch>.<generation>``."""
+    if ref is None:
+        return "none"
+    return ".".join(map(str, pair_of(ref)))
+
+
+def pair_of(ref: ManifestRef) -> tuple[int, int]:
+    """Leader epoch and generation."""
+    return cast("tuple[int, int]", ref.identity)

@@ -48,6 +48,8 @@ READ_BUFFER_BYTES: Final = 256 * 1024
 """What a busy one reads into at once: enough for one call of ``recv`` to drain the socket."""
 EXACT_FRAME_BYTES: Final = 64 * 1024
 """From this size on a read stops at the end of the frame, so that the next one is not moved."""
+SPARE_BYTES: Final = 1024
+"""With less room than this the rest of a frame goes elsewhere: to the front, or to more room."""
 MIN_FRAME_BYTES: Final = 8
 """API key, version, correlation id: nothing shorter is a request."""
 TURN_S: Final = 0.005
@@ -176,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._compact()
             if EXACT_FRAME_BYTES < need <= capacity - self._start and need > have:
                 return self._view[self._end : self._start + need]
-        if capacity - self._end < 1024:
+        if capacity - self._end < SPARE_BYTES:
             self._compact()
         return self._view[self._end :]
 
@@ -237,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
                 if have < size + 4:
                     if not self._partial_since:
                         self._partial_since = self.last_active
-                    if size + 4 > len(self._buffer):
+                    if size + 4 > len(self._buffer) < have + SPARE_BYTES:
                         self._grow(size + 4)
                     break
                 if unclocked <= 0:
@@ -412,7 +414,9 @@ class Connection(asyncio.BufferedProtocol):
         self._start, self._end = 0, have
 
     def _grow(self, need: int) -> None:
-        """Room for a frame of ``need`` bytes: reserved whole, allocated as its bytes come in."""
+        """Room for a frame of ``need`` bytes: reserved whole, allocated as its bytes come in. Who
+        says that much follows and sends nothing has cost nothing.
+        """
         if need > READ_BUFFER_BYTES and self._reserved_bytes < need:
             if not self.node.budget.take(need - self._reserved_bytes):
                 self._block()

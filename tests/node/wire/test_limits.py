@@ -139,7 +139,7 @@ def test_frames_in_flight_share_one_budget(kept_cluster, connect, tools):
     frame = protocol.encode_request(
         0, 9, 1, "w", tools.produce_values(topic, tools.batch(1, 1_200_000))
     )
-    holder.raw(frame[:1000])  # reserves the whole frame
+    holder.raw(frame[:20_000])  # reserves the whole frame
     assert connect(cluster.port()).ask(18, 0).error_code == 0
     second = connect(cluster.port())
     second.socket.settimeout(0.5)
@@ -148,7 +148,7 @@ def test_frames_in_flight_share_one_budget(kept_cluster, connect, tools):
         second.frame()
     third = connect(cluster.port())
     assert third.produce(topic, tools.batch(1)).base_offset == 0, "small requests go on"
-    holder.raw(frame[1000:])
+    holder.raw(frame[20_000:])
     assert holder.receive(0, 9)[1].responses[0].partition_responses[0].base_offset == 1
 
 

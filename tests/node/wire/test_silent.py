@@ -47,13 +47,17 @@ def test_the_oldest_silent_connection_makes_room(kept_cluster, connect):
         assert connect(cluster.port()).ask(18, 0).error_code == 0
 
 
-def test_silent_connections_cost_little(kept_cluster, connect):
+@pytest.mark.parametrize(
+    ("said", "limit_kib"), [(b"", 8), (b"\0\0\0\x40", 32), (b"\0\x0f\0\0\0\0\0\0", 32)]
+)
+def test_half_open_connections_cost_little(kept_cluster, connect, said, limit_kib):
+    """Silent, in the middle of a small request, in the middle of one of a megabyte."""
     cluster = kept_cluster(socket_listen_backlog_size=1000)
     assert connect(cluster.port()).ask(18, 0).error_code == 0
     before = resident_kib(cluster)
     count = 500
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(opened(cluster.port()))
+            stack.enter_context(opened(cluster.port(), said))
         assert connect(cluster.port()).ask(18, 0).error_code == 0
-        assert (resident_kib(cluster) - before) / count < 8
+        assert (resident_kib(cluster) - before) / count < limit_kib

@@ -1,0 +1,72 @@
+"""Thousands of connections of each kind that stop half-way, and what Kafka's clients feel of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from kept.client.blocking import OutRecord
+from kept.node.connection import raise_file_limit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+COUNT = 2000
+REQUESTS = 1500
+KINDS = {
+    "silent": b"",
+    "Kafka": b"\0\0\0\x40\0\x12",
+    "HTTP": b"GET /metrics HTTP/1.1\r\nHost: loc",
+    "gRPC": b"PRI * HTTP/2.0\r\n\r\nSM",
+}
+
+
+def resident_mb(cluster):
+    with open(f"/proc/{cluster.pid()}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
+
+
+def latencies(client, topic):
+    """(median, 99th percentile) of a produced record, in milliseconds."""
+    taken = []
+    for _ in range(REQUESTS):
+        began = time.perf_counter()
+        client.produce(topic, [OutRecord(b"k", b"v" * 100)], acks=1)
+        taken.append((time.perf_counter() - began) * 1000)
+    taken.sort()
+    return taken[REQUESTS // 2], taken[REQUESTS * 99 // 100]
+
+
+def open_half(port, data, stack):
+    """One connection, whatever becomes of it."""
+    found = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        found.sendall(data)
+    return found
+
+
+def test_kafka_clients_do_not_feel_half_open_connections(kept_cluster, dial):
+    raise_file_limit()
+    cluster = kept_cluster(socket_listen_backlog_size=4096)
+    topic = cluster.create_topic()
+    dial(cluster.port()).produce(topic, payload=b"gRPC is loaded")
+    with cluster.client() as client:
+        latencies(client, topic)
+        print()
+        for kind, data in KINDS.items():
+            memory = resident_mb(cluster)
+            p50, p99 = latencies(client, topic)
+            with contextlib.ExitStack() as stack:
+                for _ in range(COUNT):
+                    open_half(cluster.port(), data, stack)
+                during50, during99 = latencies(client, topic)
+                grown = resident_mb(cluster) - memory
+            print(
+                f"{COUNT} {kind}: p50 {p50:.2f} -> {during50:.2f} ms ({during50 / p50:.2f}), "
+                f"p99 {p99:.2f} -> {during99:.2f} ms ({during99 / p99:.2f}), {grown:+.1f} MB"
+            )
+            assert during50 < 3 * p50, kind
+            assert grown < 64, kind
+        assert client.read(topic)

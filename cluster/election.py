@@ -276,10 +276,14 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
     It proves that the leader lives, so it settles the suspects; it completes a reassignment whose
     replicas are all in sync now, and takes the lead from a broker that shuts down as soon as
     another can have it. A leader whose own replica is lost (its log directory failed) leaves itself
-    out, and another member leads. Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch,
+    out, and another member leads; a follower may ask for that, too, and for nothing else: it proves
+    nothing about the leader. Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch,
     FencedLeaderEpoch, NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
     """
     state = _checked_state(image, request)
+    if request.broker_id != state.leader:
+        rest = tuple(broker_id for broker_id in state.isr if broker_id != request.broker_id)
+        return [advanced(image, state, replace(state, isr=rest))]
     members = [broker_id for broker_id, _ in request.isr]
     gives_up = bool(members) and set(members) <= set(state.isr)
     if (
@@ -382,7 +386,8 @@ def _checked_state(image: Image, request: AlterIsr) -> PartitionRecord:
         raise UnknownTopicOrPartition(f"no partition {request.partition}")
     if request.leader_epoch < state.leader_epoch:
         raise FencedLeaderEpoch(f"leader epoch {request.leader_epoch}, now {state.leader_epoch}")
-    if request.leader_epoch > state.leader_epoch or state.leader != request.broker_id:
+    leads = state.leader == request.broker_id or _leaves_alone(state, request)
+    if request.leader_epoch > state.leader_epoch or not leads:
         raise NotLeaderOrFollower(
             f"broker {request.broker_id} does not lead in epoch {request.leader_epoch}"
         )
@@ -391,6 +396,17 @@ def _checked_state(image: Image, request: AlterIsr) -> PartitionRecord:
             f"partition epoch {request.partition_epoch}, now {state.partition_epoch}"
         )
     return state
+
+
+def _leaves_alone(state: PartitionRecord, request: AlterIsr) -> bool:
+    """A follower asks for the ISR as it is, without itself; while nobody leads all are needed."""
+    asked = {broker_id for broker_id, _ in request.isr}
+    return (
+        bool(asked)
+        and state.leader != NO_LEADER
+        and request.broker_id in state.isr
+        and asked == set(state.isr) - {request.broker_id}
+    )
 
 
 def _check_eligible(image: Image, broker_id: int, broker_epoch: int) -> None:

@@ -165,6 +165,8 @@ class Session:
                 due.pop((topic, index), None)
                 if gone is not None:
                     gone.ignore()
+                    if self.replica_id >= 0 and gone.partition is not None:
+                        gone.partition.follower_left(self.replica_id)
 
     def watch(self) -> None:
         """A request is parked: hear of what is due, too. What rests is watched anyway."""

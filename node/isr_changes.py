@@ -28,15 +28,16 @@ MAX_CHANGES: Final = 1000
 
 
 class _Resignation:
-    """A partition that is led here and cannot be served: its log directory failed.
+    """A partition that cannot be held here: its log directory failed.
 
-    It is asked about like a partition, once: another member of the ISR shall lead.
+    It is asked about like a partition, once: this node leaves the ISR, and if it leads it shall be
+    another member that does.
     """
 
-    def __init__(self, tp: TopicPartition, record: PartitionRecord) -> None:
+    def __init__(self, tp: TopicPartition, record: PartitionRecord, node_id: int) -> None:
         self.topic_partition = tp
         self.isr = record.isr
-        others = tuple((member, -1) for member in record.isr if member != record.leader)
+        others = tuple((member, -1) for member in record.isr if member != node_id)
         self._item: AlterIsrItem | None = AlterIsrItem(
             record.topic_id,
             tp.partition,
@@ -51,7 +52,7 @@ class _Resignation:
         return self._item
 
     def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:  # noqa: ARG002
-        """If the partition is still led here, then in another epoch, and that is asked anew."""
+        """If it is in the ISR still, then in another epoch, and that is asked anew."""
         self._item = None
 
 
@@ -62,6 +63,8 @@ class IsrChanges:
         self._node = node
         self._wanted: dict[Partition | _Resignation, None] = {}
         self._task: asyncio.Task[None] | None = None
+        self._resigned_at: dict[TopicPartition, float] = {}
+        self._later: dict[TopicPartition, asyncio.TimerHandle] = {}
         self.changes = {"expand": 0, "shrink": 0}
         """ISR changes that the controller made for leaders here."""
 
@@ -72,11 +75,27 @@ class IsrChanges:
             self._task = self._node.loop.create_task(self._run())
 
     def resign(self, tp: TopicPartition, record: PartitionRecord) -> None:
-        """This node cannot serve what it leads; another member of the ISR is to lead."""
-        self.ask(_Resignation(tp, record))
+        """This node lost its replica: it leaves the ISR, and another member is to lead.
+
+        A leader that does not know yet that nobody follows here may take it back; then it is asked
+        again when the next fetch must have told it.
+        """
+        loop = self._node.loop
+        due = self._resigned_at.get(tp, -1.0) + self._node.config.replica_fetch_wait_max_ms / 1000
+        if loop.time() >= due:
+            self._resigned_at[tp] = loop.time()
+            self.ask(_Resignation(tp, record, self._node.node_id))
+        elif tp not in self._later:
+            self._later[tp] = loop.call_at(due, self._resign_again, tp)
+
+    def _resign_again(self, tp: TopicPartition) -> None:
+        del self._later[tp]
+        self._node.hosting.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
 
     async def close(self) -> None:
         """Ask for nothing more."""
+        for handle in self._later.values():
+            handle.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

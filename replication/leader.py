@@ -288,7 +288,7 @@ class LeaderCore:
         if replica not in self.eligible or not self.all_published:
             return False
         follower = self.followers[replica]
-        if follower.applied != self.published:
+        if follower.applied != self.published or not follower.follows:
             return False
         known = self.broker_epochs.get(replica, -1)
         return -1 in (known, follower.broker_epoch) or known == follower.broker_epoch

@@ -210,6 +210,12 @@ class Partition(FollowingReplica):
         if follower is not None:
             follower.asked_again(now_ms)
 
+    def follower_left(self, replica_id: int) -> None:
+        """A follower said that it follows no more: it does not join the ISR until it fetches."""
+        follower = self.core.followers.get(replica_id)
+        if follower is not None:
+            follower.follows = False
+
     def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of the aborted transactions that overlap ``start..end``."""
         return [(txn[0], txn[1]) for txn in self.log.aborted_transactions(start, end)]

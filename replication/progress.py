@@ -22,8 +22,8 @@ class Follower:
 
     ``log_end_offset``: UNKNOWN_OFFSET until it fetches in this epoch. ``caught_up_ms``: when it
     last had all that the leader had at that time. ``log_start_offset``: as it told with its last
-    fetch. ``broker_epoch``: of the process that fetched
-    last (KIP-903), -1 when it did not say.
+    fetch. ``broker_epoch``: of the process that fetched last (KIP-903), -1 when it did not say.
+    ``follows``: it has not said since that it follows no more, so what is known of it still holds.
     """
 
     log_end_offset: int = UNKNOWN_OFFSET
@@ -34,6 +34,7 @@ class Follower:
     applied: Identity = None
     broker_epoch: int = -1
     log_start_offset: int = UNKNOWN_OFFSET
+    follows: bool = True
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int
@@ -57,6 +58,7 @@ class Follower:
         self.log_end_offset = log_end_offset
         self.end_at_fetch = leader_end_offset
         self.fetched_ms = now_ms
+        self.follows = True
 
     def asked_again(self, now_ms: int) -> None:
         """Until ``now_ms`` it asked for the same again, and the leader's end had not moved."""

@@ -65,3 +65,28 @@ def test_news():
     assert cached.has_news(PartitionData(0, 3))
     assert cached.has_news(PartitionData(0, 3))
     assert cached.has_news(PartitionData(0, 0, 6, 5, 0))
+
+
+class Replica:
+    """What a session tells the partition that it was read from."""
+
+    def __init__(self):
+        self.left = []
+
+    def follower_left(self, replica_id):
+        self.left.append(replica_id)
+
+    def remove_waiter(self, waiter):
+        pass
+
+
+def test_a_follower_that_forgets_a_partition_follows_no_more():
+    for replica_id, told in ((-1, []), (7, [7])):
+        opening = request(topics=[(b"a", [FetchPartition(0, 0, 1)])])._replace(
+            replica_id=replica_id
+        )
+        session = cache().open(opening, False, 0)[1]
+        partition = Replica()
+        session.partitions[b"a", 0].read_from(partition)
+        session.update(request(session.id, 1, forgotten=[(b"a", [0, 1])]))
+        assert partition.left == told

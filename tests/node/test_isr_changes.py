@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kept.cluster.records import PartitionRecord
 from kept.node import isr_changes
 from kept.node.isr_changes import IsrChanges
 from kept.node.peers import calls
@@ -110,3 +111,41 @@ def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
     monkeypatch.setattr(isr_changes.asyncio, "sleep", sleep)
     asyncio.run(main())
     assert asked == [0, 1, 2, 3]
+
+
+def test_a_lost_replica_that_is_taken_back_leaves_again_after_a_while() -> None:
+    """The leader may not know yet that nobody follows here: not an entry for each round trip."""
+    asked: list[int] = []
+    tp = TopicPartition("t", 0)
+    record = PartitionRecord(TOPIC_ID, 0, (0, 1), (0, 1), 1, 3, 7)
+
+    async def call(_controller: int, _method: str, request: Any, _timeout: float) -> Any:
+        asked.append(request.changes[0].isr[0].broker_id)
+        result = calls.IsrResult(TOPIC_ID, 0, None, 1, 3, 8, (1,), 0)
+        asyncio.get_running_loop().call_soon(changes.resign, tp, record)  # it is taken back
+        return calls.AlterPartitionsReply((result,))
+
+    async def main() -> None:
+        nonlocal changes
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            node_id=0,
+            broker_epoch=9,
+            metadata=SimpleNamespace(leader_id=1),
+            peers=SimpleNamespace(call=call),
+            config=SimpleNamespace(replica_fetch_wait_max_ms=100),
+            image=SimpleNamespace(partition=lambda *_: record),
+        )
+        changes = IsrChanges(node)  # type: ignore[arg-type]
+        node.hosting = SimpleNamespace(roles=SimpleNamespace(lost=changes.resign))
+        began = node.loop.time()
+        changes.resign(tp, record)
+        async with asyncio.timeout(10):
+            while len(asked) < 4:
+                await asyncio.sleep(0.001)
+        assert node.loop.time() - began > 0.29
+        await changes.close()
+
+    changes: Any = None
+    asyncio.run(main())
+    assert set(asked) == {1}, "the ISR without this node"

@@ -422,6 +422,17 @@ def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> Non
     assert growing.core.pending_isr == (0, 1)
 
 
+def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) -> None:
+    """A replica whose log directory failed: what was known of it holds no more."""
+    growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("fenced"))
+    growing.follower_left(1)
+    growing.follower_left(9)
+    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)))
+    assert growing.core.pending_isr is None
+    growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW + REFUSED_PAUSE_MS)
+    assert growing.core.pending_isr == (0, 1)
+
+
 def test_a_replica_of_another_broker_epoch_may_not_join(growing, tools) -> None:
     growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("x"))
     late = tools.NOW + 10_000

@@ -259,6 +259,9 @@ class Hosting:
     async def _delete_stray(self, directory: HostedDirectory, tp: TopicPartition) -> None:
         """Remove a log whose topic was deleted; what cannot be read as a log is left alone."""
         try:
+            if await directory.pool.run(directory.directory.remove_unborn, tp):
+                log.info("a creation that was interrupted", topic=tp.topic, partition=tp.partition)
+                return
             stray = await directory.pool.run(
                 lambda: directory.directory.open_log(
                     tp, None, LogConfig(), now_ms=self._node.now_ms()

@@ -306,6 +306,21 @@ class LogDirectory:
             for log, _ in logs:
                 self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
 
+    def remove_unborn(self, tp: TopicPartition) -> bool:
+        """Remove what a crash left of a creation: no ``partition.metadata``, and no record, since
+        its name is durable before the first append. False: it is not that, and is left alone.
+        """
+        path = self.log_path(tp)
+        names = self.disk.listdir(path)
+        if layout.PARTITION_METADATA in names or any(
+            self.disk.stat(f"{path}/{name}").size_bytes
+            for name in names
+            if (parsed := layout.parse_segment_file(name)) and parsed.kind == layout.LOG
+        ):
+            return False
+        self.disk.remove_tree(path)
+        return True
+
     def purge(self, now_ms: int) -> int:
         """Remove deleted logs whose ``file.delete.delay.ms`` is over; returns how many."""
         with self._deleting:

@@ -36,6 +36,22 @@ def test_a_stray_is_deleted(two_directories):
     assert [name[:4] for name in os.listdir(first) if name.endswith("-delete")] == ["gone"]
 
 
+def test_a_creation_that_was_interrupted_is_removed_what_may_hold_records_is_not(
+    two_directories, capfd
+):
+    """Both without the file that says whose they are."""
+    start, first, _ = two_directories
+    os.mkdir(f"{first}/unborn-0")
+    open(f"{first}/unborn-0/{0:020}.log", "wb").close()
+    os.mkdir(f"{first}/full-0")
+    with open(f"{first}/full-0/{0:020}.log", "wb") as file:
+        file.write(build_batch([(1000, b"k", b"v", ())]))
+    start()
+    assert not os.path.exists(f"{first}/unborn-0")
+    assert os.path.getsize(f"{first}/full-0/{0:020}.log") > 0
+    assert "left alone" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("call", ["rename", "listdir"])
 def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
     two_directories, monkeypatch, call

@@ -31,7 +31,6 @@ from kept.replication.partition import Partition
 from kept.replication.reports import Truncated
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.errors import (
-    DamagedData,
     FencedLeaderEpoch,
     KafkaStorageError,
     KeptError,
@@ -159,11 +158,10 @@ class Replicas:
             mine = record is not None and record.topic_id == entry.topic_id
             if entry.is_delete or (mine and self.node.node_id in record.replicas):
                 continue
-            try:
-                stray = self.directory.open_log(tp, None, LogConfig(), now_ms=self.machine.wall_ms)
-            except DamagedData:
-                self.world.counts["strays left alone"] += 1
+            if self.directory.remove_unborn(tp):
+                self.world.counts["creations interrupted"] += 1
                 continue
+            stray = self.directory.open_log(tp, None, LogConfig(), now_ms=self.machine.wall_ms)
             self.world.note(self.machine.name, f"removes {tp}, which is nobody's")
             self.world.counts["strays removed"] += 1
             self.directory.mark_deleted(stray, self.unique(), self.machine.wall_ms)

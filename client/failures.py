@@ -19,6 +19,7 @@ _TEXTS: Final = {
     "unknown_topic_or_partition": "no such topic or partition",
     "unknown_topic_id": "no topic has that id",
     "topic_already_exists": "a topic of that name exists",
+    "invalid_topic_exception": "a name has up to 249 letters, digits, '.', '_' and '-'",
     "leader_not_available": "the partition has no leader",
     "not_leader_or_follower": "that node does not lead the partition",
     "offset_out_of_range": "the offset is below the log start or above the log end",

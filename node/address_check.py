@@ -1,4 +1,4 @@
-"""What ``kept serve --check`` finds out about addresses, without starting anything.
+"""What ``kept serve --check`` finds out about addresses and directories, without starting anything.
 
 A listener's host must be this machine's, and what is advertised must be a name that resolves here.
 A port in use is no fault: the node itself may be running. Where clients come from a name may mean
@@ -30,6 +30,23 @@ def check_addresses(config: NodeConfig) -> None:
         _check_bound(listener)
     for listener in told:
         _resolve("advertised.listeners" if listener not in bound else "listeners", listener)
+
+
+def check_directories(config: NodeConfig) -> None:
+    """Raises ConfigurationError for the first directory that is none, or that cannot be made or
+    written by this user.
+    """
+    for setting, path in (
+        *(("log.dirs", path) for path in config.log_dirs),
+        ("metadata.log.dir", config.metadata_log_dir),
+    ):
+        place = os.path.abspath(path)
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        if not os.path.isdir(place):
+            raise ConfigurationError(f"{setting}: {path}: {place} is not a directory")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"{setting}: {path}: this user may not write in {place}")
 
 
 def _resolve(setting: str, listener: Listener) -> str:

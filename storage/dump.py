@@ -23,6 +23,8 @@ _TEXTS = (
     layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS,
     layout.LEADER_EPOCHS,
 )  # fmt: skip
+PROPERTIES: Final = (layout.META_PROPERTIES, "log-directories", "owner")
+"""The last two are beside the metadata: the directories that a node knows, and whose they are."""
 _TIMESTAMP_TYPES: Final = {
     TimestampType.CREATE_TIME: "CreateTime",
     TimestampType.LOG_APPEND_TIME: "LogAppendTime",
@@ -69,11 +71,17 @@ def entries(path: str, disk: Disk | None = None, *, print_records: bool = True) 
         elif name == layout.PARTITION_METADATA:
             topic_id = checkpoints.read_partition_metadata(disk, path)
             yield Entry("topic", {"topic_id": str(topic_id)}, f"topic_id: {topic_id}")
-        elif name == layout.META_PROPERTIES:
+        elif name in PROPERTIES:
             for key, value in sorted((checkpoints.read_properties(disk, path) or {}).items()):
                 yield Entry("property", {"name": key, "value": value}, f"{key}={value}")
+        elif name == layout.CLEAN_SHUTDOWN:
+            epoch = checkpoints.read_clean_shutdown(disk, path)
+            yield Entry("clean stop", {"broker_epoch": epoch}, f"clean stop, brokerEpoch: {epoch}")
         else:
-            raise ValueError(f"{path}: not a file of a log; expected one of *.log, *.index, ...")
+            raise ValueError(
+                f"{path}: not a file of a data directory; expected *.log, *.index, *.timeindex, "
+                "*.txnindex, *.snapshot, a checkpoint, *.metadata, manifest-*, removals-*"
+            )
     except DamagedData as error:
         yield damage(error)
 

@@ -15,6 +15,7 @@ from kept.storage.dump import Entry, damage, entries
 from kept.storage.errors import DamagedData
 
 _MANIFEST: Final = re.compile(r"manifest-\d+-\d+")
+_APPLIED: Final = "manifest-applied"
 _REMOVALS: Final = re.compile(r"removals(?:-\d+){2,3}")
 
 
@@ -30,6 +31,8 @@ def dump(path: str) -> Iterator[Entry]:
             yield from _manifest(path)
         elif _REMOVALS.fullmatch(name):
             yield from _removals(path)
+        elif name == _APPLIED:
+            yield _applied(path)
         elif _is_metadata(path):
             yield from _metadata(path)
         else:
@@ -122,6 +125,14 @@ def _manifest(path: str) -> Iterator[Entry]:
     for group in plan.groups:
         values = {"inputs": list(group.input_bases), "outputs": list(group.output_bases)}
         yield Entry("swap", values, f"| swap: {values['inputs']} became {values['outputs']}")
+
+
+def _applied(path: str) -> Entry:
+    from kept.compaction.apply import read_mark
+    from kept.storage.disk import Disk
+
+    identity = str(read_mark(path.rpartition("/")[0] or ".", Disk({})))
+    return Entry("applied", {"identity": identity}, f"applied: manifest {identity}")
 
 
 def _removals(path: str) -> Iterator[Entry]:

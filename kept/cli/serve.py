@@ -33,7 +33,7 @@ from kept.cli.shell import examples, pairs
 @click.option(
     "--set", "settings", metavar="K=V", multiple=True, help="One setting; may be repeated."
 )
-@click.option("--check", is_flag=True, help="Check settings and addresses, and leave.")
+@click.option("--check", is_flag=True, help="Check settings, addresses and directories, and leave.")
 def serve(
     *,
     file: str | None,
@@ -55,9 +55,10 @@ def serve(
         file, pairs("--set", settings), port=port, data_dir=data_dir, node_id=node_id
     )
     if check:
-        from kept.node.address_check import check_addresses
+        from kept.node.address_check import check_addresses, check_directories
 
         check_addresses(config)
+        check_directories(config)
         click.echo(f"settings are right{f' in {file}' if file else ''}")
         return
     from kept.node.process import run

@@ -115,8 +115,11 @@ def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     assert found[-1]["records"] == 28
 
     meta = Path(cluster.data_dir()) / "meta"
-    for file in (meta / "metadata.wal", meta / "hard-state"):
+    for file in (meta / "metadata.wal", meta / "hard-state", meta / "log-directories"):
         assert len(offline("log", "dump", file).lines) > 1, file
+    assert offline("log", "dump", directory / "manifest-applied").lines[-1].endswith("manifest 0.1")
+    mark = directory.parent / ".kafka_cleanshutdown"
+    assert "clean stop, brokerEpoch: " in offline("log", "dump", mark).out
     said = offline("log", "dump", meta / "metadata.wal", "--json").out
     assert f"name='{topic}'" in said
     assert json.loads(said.splitlines()[0])["kind"] == "metadata"
@@ -124,5 +127,6 @@ def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
 
 def test_a_file_of_somebody_else_is_refused(offline, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    assert "not a file of a log" in offline("log", "dump", tmp_path / "notes.txt", status=1).err
+    said = offline("log", "dump", tmp_path / "notes.txt", status=1).err
+    assert "not a file of a data directory; expected *.log" in said
     assert "no such file" in offline("log", "dump", tmp_path / "none.log", status=1).err

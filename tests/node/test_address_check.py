@@ -1,10 +1,11 @@
 """``kept serve --check``: addresses that this machine does not have, names that nobody knows."""
 
+import os
 import socket
 
 import pytest
 
-from kept.node.address_check import check_addresses
+from kept.node.address_check import check_addresses, check_directories
 from kept.node.config import NodeConfig
 from kept.storage.errors import ConfigurationError
 
@@ -73,3 +74,17 @@ def test_a_port_in_use_is_right_the_node_may_be_running():
 )
 def test_wrong(settings, words):
     assert words in refusal(**settings)
+
+
+def test_directories(tmp_path, monkeypatch):
+    check_directories(config(log_dirs=f"{tmp_path}/a,{tmp_path}/b/c"))
+    assert not list(tmp_path.iterdir()), "nothing is made"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=f"log.dirs: .*: {tmp_path}/file is not a direc"):
+        check_directories(config(log_dirs=f"{tmp_path}/a,{tmp_path}/file/log"))
+    monkeypatch.setattr(os, "access", lambda path, _: path != str(tmp_path))
+    wrong = config(metadata_log_dir=f"{tmp_path}/m", log_dirs="/elsewhere")
+    with pytest.raises(
+        ConfigurationError, match=f"metadata.log.dir: .*may not write in {tmp_path}"
+    ):
+        check_directories(wrong)

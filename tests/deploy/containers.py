@@ -75,7 +75,6 @@ class Compose:
         self._ports = ports
         self.environ = {
             **os.environ,
-            "IMAGE": image(),
             "COMPOSE_PROJECT_NAME": self.project,
             **{f"PORT_{number}": str(port) for number, port in enumerate(ports)},
         }
@@ -91,6 +90,7 @@ class Compose:
         return done.stdout
 
     def __enter__(self) -> Compose:
+        self.environ["IMAGE"] = image()
         try:
             self.compose("up", "-d", "--no-build")
             self.await_ready()

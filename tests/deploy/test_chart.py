@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
@@ -220,6 +223,54 @@ def test_a_release_name_that_is_too_long_is_refused():
         render(None, release="a" * 50)
     names = [s["metadata"]["name"] for s in of_kind(None, "Service", release="logs")]
     assert names == ["logs-kept-nodes", "logs-kept"]
+
+
+class Api(BaseHTTPRequestHandler):
+    """Kubernetes' API, as far as the init container asks it."""
+
+    def do_GET(self):
+        right = self.headers["Authorization"] == "Bearer secret"
+        labels = {"topology.kubernetes.io/zone": "north-1"} if "/zoned" in self.path else {}
+        self.send_response(200 if right and self.path.startswith("/api/v1/nodes/") else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps({"metadata": {"labels": labels}}).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("node", "token", "zone"),
+    [("zoned", "secret", "north-1"), ("bare", "secret", ""), ("zoned", "x", None)],
+)
+def test_the_rack_is_the_zone_of_the_node(tmp_path, node, token, zone):
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=k",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "ca.crt"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    (tmp_path / "token").write_text(token + "\n")
+    script = next(m["data"]["rack.py"] for m in of_kind({}, "ConfigMap") if "rack.py" in m["data"])
+    script = script.replace("/var/run/secrets/node-reader", str(tmp_path))
+    script = script.replace("/run/kept/rack", f"{tmp_path}/rack")
+    with HTTPServer(("127.0.0.1", 0), Api) as server:
+        trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trust.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key")
+        server.socket = trust.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+            env={"NODE_NAME": node, "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+                 "KUBERNETES_SERVICE_PORT": str(server.server_port)},
+        )  # fmt: skip
+        thread.join(20)
+    if zone is None:
+        assert done.returncode and "403" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rack").read_text() == zone
+    assert (zone or "has no label") in done.stderr
 
 
 @pytest.mark.parametrize(

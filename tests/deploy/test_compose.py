@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy.containers import Compose, docker, image, until
+from tests.deploy.files import ROOT
 from tests.failover.load import PARTITIONS, under_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(400)]
@@ -91,3 +94,13 @@ def test_a_rolling_upgrade_has_no_failed_acknowledgement(compose):
             load.goes_on(compose)
 
     under_load(compose, topic, events)
+
+
+def test_monitoring_is_added_by_the_second_file():
+    both = Compose(files=("compose.yaml", "compose.monitoring.yaml"))
+    services = yaml.safe_load(both.compose("config"))["services"]
+    assert set(services) == {"kept-0", "kept-1", "kept-2", "prometheus", "grafana"}
+    mounted = [str(one) for name in ("prometheus", "grafana") for one in services[name]["volumes"]]
+    paths = [re.search(rf"{ROOT}/[^:']+", one) for one in mounted]
+    assert sum(path is not None for path in paths) == 5
+    assert all(path is None or Path(path[0]).is_file() for path in paths)

@@ -1,4 +1,5 @@
-"""Write the zone of the Kubernetes node that this pod is on, for ``broker.rack``: NODE_NAME -> a file."""
+"""Write the zone of this pod's Kubernetes node (NODE_NAME) into a file, for ``broker.rack``."""
+
 import json
 import os
 import ssl

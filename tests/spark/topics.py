@@ -15,7 +15,7 @@ from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 
 DELETE_RECORDS = 21
-DEADLINE_S = 30
+DEADLINE_S = 150
 
 
 def fill(client: Client, topic: str, keys: Iterable[int], partition: int | None = None) -> None:

@@ -1,0 +1,173 @@
+"""Streaming reads through a real Spark session, into Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kept.client.blocking import Client
+from kept.storage.types import TopicPartition
+from kept.testing import Cluster
+from tests.spark.topics import delete_before, eventually, fill, recreate
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def client(kept_broker: Cluster) -> Iterator[Client]:
+    with kept_broker.client() as client:
+        yield client
+
+
+class Query:
+    """A stream from a topic into Parquet, to be started again and again over one checkpoint."""
+
+    def __init__(self, spark: Any, bootstrap: str, directory: Path, **options: Any) -> None:
+        self.spark, self.directory = spark, directory
+        self.options = {"kafka.bootstrap.servers": bootstrap, "startingOffsets": "earliest"}
+        self.options |= {name: str(value) for name, value in options.items()}
+        self.rows: list[int] = []
+
+    def start(self, **trigger: Any) -> Any:
+        return (
+            self.spark.readStream.format("kept").options(**self.options).load()
+            .writeStream.format("parquet").trigger(**(trigger or {"availableNow": True}))
+            .option("path", str(self.directory / "out"))
+            .option("checkpointLocation", str(self.directory / "checkpoint")).start()
+        )  # fmt: skip
+
+    def run(self) -> None:
+        """Until all that is there has been taken; ``rows`` says how much each trigger took."""
+        query = self.start()
+        assert query.awaitTermination(180), "the query ends by itself"
+        self.rows = [p.numInputRows for p in query.recentProgress if p.numInputRows]
+
+    def offsets(self, partition: int = 0) -> list[int]:
+        found = self.spark.read.parquet(str(self.directory / "out"))
+        return sorted(r.offset for r in found.filter(f"partition = {partition}").collect())
+
+
+@pytest.fixture
+def query(spark: Any, kept_broker: Cluster, tmp_path: Path) -> Callable[..., Query]:
+    return lambda **options: Query(spark, kept_broker.bootstrap, tmp_path, **options)
+
+
+def test_restarts_go_on_where_the_checkpoint_is(query, client, kept_broker):
+    topic = kept_broker.create_topic(partitions=2)
+    fill(client, topic, range(100), partition=0)
+    one = query(subscribe=topic, maxOffsetsPerTrigger=40)
+    one.run()
+    assert one.rows == [40, 40, 20]
+    fill(client, topic, range(30), partition=0)
+    fill(client, topic, range(7), partition=1)
+    one.run()
+    assert one.rows == [37]
+    client.create_partitions(topic, 3)
+    fill(client, topic, range(5), partition=2)
+    one.run()
+    assert [one.offsets(p) for p in range(3)] == [list(range(130)), list(range(7)), list(range(5))]
+    log = sorted(
+        (one.directory / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name)
+    )
+    assert json.loads(log[-1].read_text().splitlines()[-1]) == {topic: {"0": 130, "1": 7, "2": 5}}
+
+
+def test_it_follows_the_topic(query, client, kept_broker):
+    topic = kept_broker.create_topic()
+    one = query(subscribe=topic, minOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    running = one.start(processingTime="100 milliseconds")
+    try:
+        for n in range(3):
+            fill(client, topic, range(20))
+            eventually(lambda n=n: _taken(running) == 20 * (n + 1))
+        fill(client, topic, range(4))
+        eventually(lambda: running.lastProgress.sources[0].latestOffset is not None)
+        assert _taken(running) == 60
+    finally:
+        running.stop()
+    assert one.offsets() == list(range(60))
+
+
+def _taken(running: Any) -> int:
+    assert running.exception() is None
+    return sum(p.numInputRows for p in running.recentProgress)
+
+
+def test_what_is_lost_stops_the_query_unless_told_not_to(query, client, kept_broker):
+    topic = kept_broker.create_topic()
+    fill(client, topic, range(10))
+    one = query(subscribe=topic)
+    one.run()
+    fill(client, topic, range(20))
+    delete_before(client, TopicPartition(topic, 0), 15)
+    failed = one.start()
+    with pytest.raises(Exception, match=f"{topic}-0: offsets 10 to 14 lost: its log starts at 15"):
+        failed.awaitTermination(120)
+    one.options["failOnDataLoss"] = "false"
+    one.run()
+    assert one.offsets() == [*range(10), *range(15, 30)]
+    recreate(client, topic)
+    fill(client, topic, range(3))
+    one.options["failOnDataLoss"] = "true"
+    failed = one.start()
+    with pytest.raises(Exception, match="the log ends at 3, it was cut back or created again"):
+        failed.awaitTermination(120)
+
+
+def test_a_leader_that_dies_in_the_middle(spark, kept_cluster, tmp_path):
+    cluster = kept_cluster(3)
+    topic = cluster.create_topic()
+    one = Query(spark, cluster.bootstrap, tmp_path, subscribe=topic)
+    running = one.start(processingTime="100 milliseconds")
+    try:
+        with cluster.client() as client:
+            fill(client, topic, range(50))
+            eventually(lambda: _taken(running) == 50)
+            cluster.kill(client.topic(topic).partitions[0].leader)
+            fill(client, topic, range(50))
+            eventually(lambda: _taken(running) == 100)
+    finally:
+        running.stop()
+    assert one.offsets() == list(range(100))
+
+
+DRIVER = """
+import sys
+from pyspark.sql import SparkSession
+bootstrap, topic, out = sys.argv[1:]
+spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+         .config("spark.driver.memory", "512m").getOrCreate())
+spark.sparkContext.setLogLevel("OFF")
+(spark.readStream.format("kept").option("kafka.bootstrap.servers", bootstrap)
+ .option("subscribe", topic).option("startingOffsets", "earliest")
+ .option("maxOffsetsPerTrigger", 50).load()
+ .writeStream.format("parquet").option("path", out + "/out").trigger(availableNow=True)
+ .option("checkpointLocation", out + "/checkpoint").start().awaitTermination())
+"""
+
+
+def test_kill_9_of_the_driver_and_exactly_once_into_parquet(query, client, kept_broker, tmp_path):
+    topic = kept_broker.create_topic()
+    fill(client, topic, range(600))
+    one = query(subscribe=topic, maxOffsetsPerTrigger=50)
+    committed = tmp_path / "checkpoint" / "commits"
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, kept_broker.bootstrap, topic, str(tmp_path)],
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        eventually(lambda: driver.poll() is not None or len(list(committed.glob("[0-9]*"))) >= 3)
+        assert driver.poll() is None, "it is still at work when it is killed"
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    one.run()
+    assert one.offsets() == list(range(600))

@@ -82,9 +82,17 @@ async def append(
     }
 
     async def ask(leader: int) -> Appended:
-        response = await gateway.call(
-            leader, PRODUCE, PRODUCE_VERSION, values, patience_s + SLACK_S
-        )
+        async with gateway.lease(leader) as connection:
+            try:
+                response = await connection.call(
+                    PRODUCE, PRODUCE_VERSION, values, patience_s + SLACK_S
+                )
+            except NetworkException as broken:
+                raise NetworkException(
+                    f"Produce to {tp}: the connection to its leader, node {leader}, broke after "
+                    "the record was sent: it may have been appended, and be there twice if it is "
+                    "produced again"
+                ) from broken
         one = response.responses[0].partition_responses[0]
         details = [e.batch_index_error_message for e in one.record_errors]
         message = ": ".join(dict.fromkeys(filter(None, (one.error_message, *details)))) or None

@@ -80,6 +80,8 @@ class SimNode(RaftApp):
         self.acting = False
         self.awake_ms = self.now_ms()
         self.barrier: object | None = None
+        self.deposed = False
+        """Since a gap, as long as the sessions have not heard of it."""
         self.behind_barrier: list[tuple[int, Any, Reply]] = []
 
     @property
@@ -110,7 +112,10 @@ class SimNode(RaftApp):
         """As ``node/controlling``: after a gap a controller makes sure that it still is one."""
         if self.now_ms() - self.awake_ms > SESSIONS.stall_ms:
             self.barrier = object()
-            self.member.read_barrier(self.barrier)
+            try:
+                self.member.read_barrier(self.barrier)
+            except NotController:  # and the outcome that says so is still to come
+                self.barrier, self.deposed = None, True
         self.awake_ms = self.now_ms()
 
     def pass_barrier(self, outcome: Outcome) -> None:
@@ -177,6 +182,7 @@ class SimNode(RaftApp):
             self.machine.world.note(
                 self.machine.name, f"is the controller, term {self.member.term}"
             )
+            self.deposed = False
             self.perform(self.sessions.start(self.image, self.now_ms()))
         elif not leads and self.sessions.active:
             self.machine.world.note(self.machine.name, "is the controller no more")
@@ -300,6 +306,9 @@ class SimNode(RaftApp):
             reply(NotController("no", -1))
             return
         self.notice_gap()
+        if self.deposed:
+            reply(NotController("no more", -1))
+            return
         if self.barrier is not None:
             self.behind_barrier.append((source, request, reply))
             self.pump()

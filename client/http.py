@@ -99,6 +99,17 @@ def ask_any(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float =
     return request(JsonApi(endpoints[-1], timeout_s))
 
 
+def each_node(bootstrap: str, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:
+    """Every node of the cluster that takes part, by its id. Raises HttpFailed."""
+    found = ask_any(bootstrap, lambda api: api.get("cluster"))
+    nodes: dict[int, JsonApi] = {}
+    for broker in found["brokers"]:
+        if not broker["fenced"]:
+            (endpoint,) = parse_bootstrap(broker["endpoints"][0].partition("://")[2])
+            nodes[broker["node_id"]] = JsonApi(endpoint, timeout_s)
+    return nodes
+
+
 def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:
     """Whether each of these nodes is ready and knows all of them as brokers that take part.
 

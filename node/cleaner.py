@@ -283,7 +283,8 @@ class Cleaner:
                 limits[hosted.directory] = self.limits(hosted)
             found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
             if isinstance(found, Plan):
-                plans.append(found)
+                if asked or found.overdue or not hosted.manifests.gives_time():
+                    plans.append(found)
             elif asked:
                 self._answer(tp, found)
 

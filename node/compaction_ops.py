@@ -45,7 +45,8 @@ class ReplicaGenerations:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatus:
-    """Where one partition's compaction stands.
+    """Where one partition's compaction stands, as node ``node`` knows; ``leads``: it is the leader's
+    word that counts.
 
     ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
     ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``). ``reason``
@@ -73,6 +74,8 @@ class CompactionStatus:
     progress: float | None = None
     tombstones_pending: int = 0
     next_horizon_ms: int | None = None
+    node: int = -1
+    leads: bool = False
     held: str | None = None
     published: str | None = None
     awaits: tuple[int, ...] = ()
@@ -115,6 +118,8 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         progress=progress,
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
         next_horizon_ms=min(known.horizons.values(), default=None),
+        node=node.node_id,
+        leads=hosted.partition.is_leader,
         **_generations(hosted),
     )
 

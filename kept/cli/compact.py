@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 TIMEOUT_S: Final = 30.0
+AT_A_TIME: Final = 8
+"""Partitions of several nodes that are asked about side by side."""
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for an answer."""
 
@@ -32,9 +34,9 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     """Show where each compacted partition stands."""
     from kept.cli.output import moment, show_json, show_table, size
 
-    answer = _ask(bootstrap, lambda api: api.get("compaction", topic=topic))
+    partitions = _status(bootstrap, topic)
     if as_json:
-        show_json(answer)
+        show_json({"partitions": partitions})
         return
     columns = (
         "topic",
@@ -60,9 +62,18 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
             moment(p["last_compaction_ms"]) or "never",
             p["reason"],
         )
-        for p in answer["partitions"]
+        for p in partitions
     ]
     show_table((*columns, "generation", "last compaction", "why"), rows)
+    replicas = [
+        (p["topic"], p["partition"], r["replica"], r["held"], r["applied"], p["published"])
+        for p in partitions
+        for r in p["replicas"]
+        if topic is not None or r["behind"] or r["replica"] in p["awaits"]
+    ]
+    if replicas:
+        click.echo()
+        show_table(("topic", "partition", "replica", "holds", "applied", "published"), replicas)
 
 
 @compact.command(epilog=examples("kept compact now users --wait", "kept compact now users:0"))
@@ -75,11 +86,16 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     from kept.cli.output import progress, show_json
 
     topic, partition = _target(target)
-    body = {"topic": topic, "wait": wait}
-    if partition is not None:
-        body["partition"] = partition
+
+    def start(api: JsonApi, number: int | None) -> dict[str, list[Any]]:
+        one = {} if number is None else {"partition": number}
+        answer: dict[str, list[Any]] = api.post(
+            "compaction/now", {"topic": topic, "wait": wait, **one}
+        )
+        return answer
+
     with progress(f"compacting {target}", None):
-        answer = _ask(bootstrap, lambda api: api.post("compaction/now", body), timeout_s=WAIT_S)
+        answer = _ask_leaders(bootstrap, topic, partition, start)
     if as_json:
         show_json(answer)
     elif wait:
@@ -105,10 +121,11 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
     from kept.cli.output import show_json
 
     topic, partition = _target(target)
-    answer = _ask(
+    answer = _ask_leaders(
         bootstrap,
-        lambda api: api.get("compaction/explain", topic=topic, partition=partition, key=key),
-        timeout_s=WAIT_S,
+        topic,
+        partition,
+        lambda api, number: api.get("compaction/explain", topic=topic, partition=number, key=key),
     )
     if as_json:
         show_json(answer)
@@ -130,12 +147,13 @@ def why_missing(
     """Say why there is no record at an offset."""
     from kept.cli.output import show_json, show_tree
 
-    answer = _ask(
+    (answer,) = _of_leaders(
         bootstrap,
-        lambda api: api.get(
-            "compaction/why-missing", topic=topic, partition=partition, offset=offset, key=key
+        topic,
+        partition,
+        lambda api, number: api.get(
+            "compaction/why-missing", topic=topic, partition=number, offset=offset, key=key
         ),
-        timeout_s=WAIT_S,
     )
     if as_json:
         show_json(answer)
@@ -155,7 +173,9 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     if partition is None:
         raise click.UsageError(f"{target!r} names no partition; write {target}:0")
     body = {"topic": topic, "partition": partition}
-    answer = _ask(bootstrap, lambda api: api.post("compaction/retry", body))
+    (answer,) = _of_leaders(
+        bootstrap, topic, partition, lambda api, _: api.post("compaction/retry", body)
+    )
     if as_json:
         show_json(answer)
     else:
@@ -239,7 +259,54 @@ def _target(text: str) -> tuple[str, int | None]:
     return topic, int(number) if colon else None
 
 
-def _ask(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S) -> _T:
-    from kept.client.http import ask_any
+def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
+    """Where each partition stands, as its leader says; as another node does where none leads."""
+    from kept.client.http import HttpFailed, each_node
 
-    return ask_any(bootstrap, request, timeout_s)
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    failed: HttpFailed | None = None
+    for api in each_node(bootstrap, TIMEOUT_S).values():
+        try:
+            partitions = api.get("compaction", topic=topic)["partitions"]
+        except HttpFailed as error:
+            failed = error  # it may be one that just died, or that has no replica
+            continue
+        for one in partitions:
+            where = one["topic"], one["partition"]
+            if one["leads"] or where not in found:
+                found[where] = one
+    if not found and failed is not None:
+        raise failed
+    return [one for _, one in sorted(found.items())]
+
+
+def _of_leaders(
+    bootstrap: str, topic: str, partition: int | None, request: Callable[[JsonApi, int | None], _T]
+) -> list[_T]:
+    """What the leaders of a topic's partitions answer, side by side; a lone node is asked once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kept.client.http import each_node
+
+    nodes = each_node(bootstrap, WAIT_S)
+    if len(nodes) == 1:
+        return [request(next(iter(nodes.values())), partition)]
+    led = {p["partition"]: nodes[p["node"]] for p in _status(bootstrap, topic)}
+    wanted = sorted(led) if partition is None else [partition]
+    anybody = next(iter(nodes.values()))  # says what is wrong with a partition that nobody has
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return list(pool.map(lambda number: request(led.get(number, anybody), number), wanted))
+
+
+def _ask_leaders(
+    bootstrap: str,
+    topic: str,
+    partition: int | None,
+    request: Callable[[JsonApi, int | None], dict[str, list[Any]]],
+) -> dict[str, list[Any]]:
+    """As :func:`_of_leaders`, of answers with a list, as one."""
+    merged: dict[str, list[Any]] = {}
+    for answer in _of_leaders(bootstrap, topic, partition, request):
+        for name, items in answer.items():
+            merged.setdefault(name, []).extend(items)
+    return merged

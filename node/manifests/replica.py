@@ -48,6 +48,10 @@ RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 300.0
 """What failed is tried again after a second, then after twice as long each time."""
 CUT_RETRY_S: Final = 0.1
+APPLY_MS: Final = 60_000
+APPLY_PASSES: Final = 4
+"""How long other replicas have to apply a generation before there is a newer one, at least: so long,
+or so many times as long as its pass took."""
 NEVER: Final = MAX_INT64
 
 
@@ -78,8 +82,9 @@ class ReplicaManifests:
         self._partition = hosted.partition
         self.core = ManifestCore(node.node_id, known.held, known.applied, known.lost)
         self.trouble = Trouble()
-        self.published_ms = 0
-        """When this leader last published something, by the loop's clock in ms."""
+        self._published_ms = self._pass_began_ms = self._pass_ms = 0
+        """When something was last published here, by the monotonic clock, and how long the pass of
+        it took."""
         self._files: Files | None = None
         self._made: Made | None = None
         self._works: set[Work] = set()
@@ -158,8 +163,10 @@ class ReplicaManifests:
             self.ask()
 
     def _before_cut(self) -> None:
-        """Raises ReplicaNotAvailable while files are worked on that a cut would change."""
-        if self.core.storing is None and not self._works:
+        """Raises ReplicaNotAvailable while files are worked on that a cut would change, and once
+        nothing would take note of the cut any more.
+        """
+        if self.core.storing is None and not self._works and not self._closed:
             return
         self._cancel_work()
         raise ReplicaNotAvailable(
@@ -200,6 +207,9 @@ class ReplicaManifests:
         waits = answer.published is None and held is not None and held != core.applied
         if waits and held is not None and asked.log_end_offset < held.end_offset:
             self._awaited_end = held.end_offset
+            if self._partition.log_end_offset >= held.end_offset:
+                self._awaited_end = NEVER
+                self.ask()
 
     def heard(self, request: ev.PullRequest) -> ev.PullAnswer:
         """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
@@ -243,7 +253,7 @@ class ReplicaManifests:
 
     def published(self, identity: Any) -> None:
         """The leader core says that what was offered is published."""
-        self.published_ms = monotonic_ms()
+        self._published_ms = monotonic_ms()
         self.tell(ev.Published(identity))
         self._announce()
 
@@ -410,12 +420,25 @@ class ReplicaManifests:
         core = self.core
         return core.role is Role.LEADER and not core.may_compute and not core.lost
 
+    def gives_time(self) -> bool:
+        """Replicas that are there still apply what was published last: a newer generation would
+        keep those that take longer than a pass out of the ISR. Not for ever.
+        """
+        leader = self._partition.core
+        applies = any(
+            follower.held == leader.published != follower.applied and replica in leader.eligible
+            for replica, follower in leader.followers.items()
+        )
+        allowed_ms = max(APPLY_MS, APPLY_PASSES * self._pass_ms)
+        return applies and monotonic_ms() - self._published_ms < allowed_ms
+
     def begin_pass(self, work: Work) -> None:
         """A pass computes from now on, in worker ``work``. Raises NotLeaderOrFollower."""
         if not self.core.may_compute or self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: {self.why_not or 'it is closed'}")
         from kept.node.manifests.files import Computing
 
+        self._pass_began_ms = monotonic_ms()
         self._slow.computing = Computing(work, self._node.loop.create_future())
 
     def end_pass(self) -> None:
@@ -435,6 +458,7 @@ class ReplicaManifests:
 
         found = await self._slow.made(result)
         self.end_pass()
+        self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
         ref = ref_of(found)

@@ -30,7 +30,43 @@ def test_a_replica_that_was_away_does_not_bring_a_deleted_key_back():
         three.elect(first)
         assert b"gone" not in three.table()
         assert len(three.live()) == 7
-        three.until(
-            lambda: three.files(0) == three.files(1) == three.files(2), "the files are equal"
-        )
-        assert [three.left_over(node) for node in range(3)] == [[], [], []]
+        three.until_equal()
+
+
+POINTS = [
+    "held.held", "compaction.manifest", "swap.renamed", "swap.prepared", "swap.deleted",
+    "swap.group", "swap.done", "compaction.swapped", "compaction.marked",
+]  # fmt: skip
+"""Where a process dies between what it holds and what it has applied."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("victim_leads", [True, False], ids=["leader", "follower"])
+def test_one_that_is_killed_on_the_way_comes_to_the_same_records(point, victim_leads):
+    with trio() as three:
+        preferred = three.leader
+        victim = preferred if victim_leads else (preferred + 1) % 3
+        three.put((b"gone", b"alive"))
+        three.fill(20)
+        three.put((b"gone", None))
+        three.fill(20, start=20)
+        three.cluster.stop(victim)
+        three.cluster.start(victim, fail_point=point)
+        three.until_in_sync(0, 1, 2)
+        if victim_leads:
+            three.elect(victim)
+        three.clean_until_gone(victim)
+        rest = [node for node in range(3) if node != victim]
+        three.until_leader(*rest)
+        three.clean()
+        three.fill(3, start=40)
+        three.clean()
+        assert b"gone" not in three.table()
+        three.until_applied(*rest)
+        three.cluster.start(victim)
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        three.elect_preferred(preferred)
+        assert three.live().keys() == {b"k%d" % i for i in range(7)}
+        assert b"gone" not in three.table()
+        three.until_equal()

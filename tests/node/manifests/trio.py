@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,11 @@ class Trio:
         self.client.run(operations.elect_leaders(operations.PREFERRED, [self.tp], 10_000))
         self.until_leader(node)
 
+    def elect_preferred(self, node: int) -> None:
+        """As :meth:`elect`, unless it leads already."""
+        if self.leader != node:
+            self.elect(node)
+
     # Records.
 
     def put(self, *rows: tuple[bytes, bytes | None]) -> None:
@@ -108,6 +114,19 @@ class Trio:
         self.until(go, "a pass is done")
         return said
 
+    def clean_until_gone(self, victim: int) -> None:
+        """Ask the leader for passes until a node has come to its fail point."""
+
+        def gone() -> bool:
+            if self.cluster.running(victim):
+                with suppress(HttpFailed, OSError):
+                    body = {"topic": self.topic, "partition": 0}
+                    self.api(self.leader).post("compaction/now", body)
+                time.sleep(0.1)
+            return not self.cluster.running(victim)
+
+        self.until(gone, f"node {victim} has died at its fail point")
+
     def until_applied(self, *nodes: int) -> None:
         """All of them have applied what the leader has."""
 
@@ -136,6 +155,11 @@ class Trio:
                 rows.append((header.base_offset, header.last_offset, header.partition_leader_epoch))
                 rows += [(r.offset, r.timestamp, r.key, r.value) for r in records(batch)]
         return rows
+
+    def until_equal(self) -> None:
+        """The files of all nodes hold the same, and nothing that was not finished."""
+        self.until(lambda: self.files(0) == self.files(1) == self.files(2), "the files are equal")
+        assert [self.left_over(node) for node in range(3)] == [[], [], []]
 
     def left_over(self, node: int) -> list[str]:
         """Files of work that was not finished."""

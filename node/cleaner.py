@@ -134,14 +134,14 @@ class Cleaner:
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_WAIT_S)
 
-    def forget(self, tp: TopicPartition) -> None:
-        """The partition is gone from here."""
+    def forget(self, tp: TopicPartition, error: BaseException | None = None) -> None:
+        """The partition is gone from here; ``error`` is why, if its directory failed."""
         running = self.running.get(tp)
         if running is not None:
             running.work.cancel()
         self.failures.succeeded(tp)
         self._last.pop(tp, None)
-        self._answer(tp, NotNow(tp, "the partition is not here any more"))
+        self._answer(tp, error or NotNow(tp, "the partition is not here any more"))
 
     # What operations call.
 

@@ -518,7 +518,7 @@ class Hosting:
             if topic is not None:
                 topic.partitions.pop(tp.partition, None)
                 topic.offline[tp.partition] = f"its log directory is offline: {error}"
-            self._node.partition_gone(tp)
+            self._node.partition_gone(tp, error)
             hosted.manifests.abandon()
             hosted.partition.mark_offline(str(error))
             self.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))

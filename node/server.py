@@ -350,10 +350,10 @@ class Node:
         else:
             log.error("disk error", path=error.path, error=str(error))
 
-    def partition_gone(self, tp: TopicPartition) -> None:
-        """A partition was deleted or its directory failed: tell who works on it."""
+    def partition_gone(self, tp: TopicPartition, error: BaseException | None = None) -> None:
+        """A partition was deleted, or its directory failed (``error``): tell who works on it."""
         if self._cleaner is not None:
-            self._cleaner.forget(tp)
+            self._cleaner.forget(tp, error)
         self.groups.partition_gone(tp)
 
     def fatal(self, why: str) -> None:

@@ -1,0 +1,86 @@
+"""docs/spark.md and the example do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kept.client.blocking import OutRecord
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+def test_the_blocks_of_the_guide_run_in_order(spark, kept_cluster, tmp_path):
+    cluster = kept_cluster()
+    text = (ROOT / "docs" / "spark.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 6
+    names: dict[str, object] = {}
+    with cluster.client() as client:
+        for topic in ("users", "copy"):
+            client.create_topic(topic, partitions=2, config={"cleanup.policy": "compact"})
+        client.produce("users", [OutRecord(b"ada", b"%d" % n, (), None, 0) for n in range(5)])
+        try:
+            for block in blocks:
+                code = block.replace("localhost:9092", cluster.bootstrap)
+                exec(code.replace("/tmp/", f"{tmp_path}/"), names)
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+        assert names["count"] == 5
+        assert [row.offset for row in names["recent"]] == [1, 2, 3, 4]  # type: ignore[attr-defined]
+        assert spark.read.parquet(f"{tmp_path}/users").count() == 5
+        written = {(r.key, r.value) for r in client.read("users") if r.value is None or r.key}
+        assert {(b"ada", b"countess"), (b"bob", None)} <= written
+        assert len(list(client.read("copy"))) == 7
+
+
+def test_the_example_ends_with_equal(spark):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "spark_topic.py")],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ada", "countess", "eve", "spy", "equal"]
+
+
+def test_an_installed_kept_is_found_without_registering(kept_broker, tmp_path):
+    site, topic = tmp_path / "site", kept_broker.create_topic()
+    with kept_broker.client() as client:
+        client.produce(topic, [OutRecord(b"k", b"v")] * 3)
+    command = [
+        sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation",
+        "--target", str(site), str(_archive(tmp_path)),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert (site / "pyspark_kept" / "__init__.py").exists()
+    five_lines = f"""
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+import kept
+assert kept.__file__.startswith({str(site)!r}), kept.__file__
+df = spark.read.format("kept").option("bootstrap", {kept_broker.bootstrap!r})
+print("rows", df.option("subscribe", {topic!r}).load().count())
+"""
+    import os
+
+    environ = {**os.environ, "PYTHONPATH": str(site), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, "-c", five_lines], env=environ, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert "rows 3" in done.stdout, done.stderr
+
+
+def _archive(directory: Path) -> Path:
+    """The tree as it is, without what was built in it: what pip gets."""
+    import shutil
+
+    unwanted = shutil.ignore_patterns(
+        "*.so", "build", ".venv", ".git", "__pycache__", "dist", "*.c"
+    )
+    return Path(shutil.copytree(ROOT, directory / "tree", ignore=unwanted, symlinks=True))

@@ -1,0 +1,123 @@
+"""Batch and streaming writes through a real Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kept.client.blocking import Client
+from kept.client.partitioner import partition_for_key
+from kept.testing import Cluster
+from tests.spark.topics import fill
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def client(kept_broker: Cluster) -> Iterator[Client]:
+    with kept_broker.client() as client:
+        yield client
+
+
+def save(df: Any, cluster: Cluster, mode: str = "append", **options: Any) -> None:
+    (
+        df.write.format("kept").mode(mode)
+        .option("kafka.bootstrap.servers", cluster.bootstrap).options(**options).save()
+    )  # fmt: skip
+
+
+def test_rows_become_records_where_java_would_put_them(spark, client, kept_broker):
+    topic = kept_broker.create_topic(partitions=3)
+    df = spark.range(1000).selectExpr(
+        "concat('k', id) key", "if(id % 10 = 0, null, cast(string(id) as binary)) value"
+    )
+    save(df, kept_broker, topic=topic)
+    found = list(client.read(topic))
+    assert len(found) == 1000
+    assert {r.key for r in found} == {b"k%d" % n for n in range(1000)}
+    assert sum(r.value is None for r in found) == 100
+    assert all(r.partition == partition_for_key(r.key, 3) for r in found)
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_what_was_read_can_be_written(spark, client, kept_broker, codec):
+    source = kept_broker.create_topic(partitions=2)
+    target = kept_broker.create_topic(partitions=2)
+    rows = [
+        ("k", b"1", 0, [("h", b"x"), ("h", None)], 1_700_000_000_123),
+        (None, b"2", 1, None, 1_700_000_000_124),
+        ("k", None, 1, [], None),
+    ]
+    schema = (
+        "key string, value binary, partition int,"
+        " headers array<struct<key:string,value:binary>>, ms bigint"
+    )
+    df = spark.createDataFrame(rows, schema).selectExpr("*", "timestamp_millis(ms) timestamp")
+    options = {"includeTimestamps": "true", "kafka.compression.type": codec}
+    save(df.coalesce(1), kept_broker, topic=source, **options)
+    again = (
+        spark.read.format("kept").option("bootstrap", kept_broker.bootstrap)
+        .option("subscribe", source).option("includeHeaders", "true").load()
+    )  # fmt: skip
+    save(again, kept_broker, topic=target, **options)
+    first, second = (
+        [(r.partition, r.key, r.value, r.headers, r.timestamp) for r in client.read(topic)]
+        for topic in (source, target)
+    )
+    assert [row[:4] for row in first] == [
+        (0, b"k", b"1", (("h", b"x"), ("h", None))), (1, None, b"2", ()), (1, b"k", None, ()),
+    ]  # fmt: skip
+    assert [row[4] for row in first[:2]] == [1_700_000_000_123, 1_700_000_000_124]
+    assert second == first
+
+
+def test_topics_by_row(spark, client, kept_broker):
+    one, two = kept_broker.create_topic(), kept_broker.create_topic()
+    df = spark.range(20).selectExpr(
+        f"if(id < 5, '{one}', '{two}') topic", "cast(id as string) value"
+    )
+    save(df, kept_broker)
+    assert sorted(int(r.value) for r in client.read(one)) == list(range(5))
+    assert sorted(int(r.value) for r in client.read(two)) == list(range(5, 20))
+
+
+def test_a_stream_into_a_topic(spark, client, kept_broker, tmp_path: Path):
+    source, target = kept_broker.create_topic(), kept_broker.create_topic(partitions=2)
+    for n in (0, 100):
+        fill(client, source, range(n, n + 100))
+        query = (
+            spark.readStream.format("kept").option("bootstrap", kept_broker.bootstrap)
+            .option("subscribe", source).option("startingOffsets", "earliest").load()
+            .selectExpr("key", "concat('seen ', string(value)) value").writeStream.format("kept")
+            .option("bootstrap", kept_broker.bootstrap).option("topic", target)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(180)
+    found = sorted(int(r.value.removeprefix(b"seen v")) for r in client.read(target))
+    assert found == list(range(200))
+
+
+def test_refusals_name_what_is_wrong(spark, client, kept_broker):
+    topic = kept_broker.create_topic(config={"max.message.bytes": "2000"})
+    df = spark.range(3).selectExpr("string(id) key", "string(id) value", f"'{topic}' topic")
+    for rows, options, why in (
+        (df.drop("topic"), {}, "give the option topic or a column topic"),
+        (df.drop("value"), {"topic": topic}, "a write needs a column value"),
+        (spark.range(1).selectExpr("id value"), {"topic": topic},
+         "column value is bigint, it must be binary or string"),
+        (df, {"topic": topic + "x"}, f"has no topic {topic}x; did you mean {topic}?"),
+        (df, {"topic": topic, "kafka.acks": "1"}, "acks=all"),
+        (df, {"topics": topic}, "did you mean topic?"),
+        (df.selectExpr("value", "9 partition"), {"topic": topic}, "partition 9: .* has 1 part"),
+        (df.selectExpr("value", "string(null) topic"), {}, "a row whose topic is null"),
+        (df.selectExpr("repeat(value, 5000) value"), {"topic": topic}, "MESSAGE_TOO_LARGE"),
+    ):  # fmt: skip
+        with pytest.raises(Exception, match=why):
+            save(rows, kept_broker, **options)
+    with pytest.raises(Exception, match="a topic is only appended to; use mode append"):
+        save(df, kept_broker, mode="overwrite", topic=topic)
+    assert list(client.read(topic)) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.calls import ToLeader
 from kept.client.partitioner import partition_for_key
+from kept.node.rpc.records import Reader
+from kept.storage.errors import PolicyViolation
+from kept.storage.types import TopicPartition
 
 Code = grpc.StatusCode
 PRODUCE, CONSUME = "broker.Broker/Produce", "broker.Broker/Consume"
@@ -180,6 +185,27 @@ def test_a_followed_topic_that_is_deleted(kept_broker, rpc, client):
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)
     assert caught.value.code() is Code.NOT_FOUND
+
+
+def test_a_topic_made_anew_is_another_one():
+    topics = {"t": SimpleNamespace(topic_id=1)}
+    node = SimpleNamespace(image=SimpleNamespace(topics=topics))
+
+    class Gateway:
+        def leader(self, tp):
+            return 0
+
+        async def at_leader(self, tp, ask, patience_s):
+            return await ask(0)
+
+    async def read():
+        reader = Reader(node, Gateway(), TopicPartition("t", 0))
+        await reader.seek(5)
+        topics["t"] = SimpleNamespace(topic_id=2)
+        await reader.fetch(wait=False)
+
+    with pytest.raises(PolicyViolation, match="created anew"):
+        asyncio.run(read())
 
 
 def test_a_stream_ends_at_the_high_watermark_though_records_come(kept_broker, rpc, client):

@@ -21,9 +21,7 @@ Code = grpc.StatusCode
 @pytest.fixture
 def compacted(kept_broker):
     """A compacted topic with something to clean."""
-    topic = kept_broker.create_topic(
-        config={"cleanup.policy": "compact", "segment.bytes": "4096", "file.delete.delay.ms": "0"}
-    )
+    topic = kept_broker.create_topic(config={"cleanup.policy": "compact", "segment.bytes": "4096"})
     with kept_broker.client() as client:
         for n in range(40):
             key = b"k%d" % (n % 3)

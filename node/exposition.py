@@ -227,6 +227,7 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
             totals["compacted"] += partition.log.size_bytes
             totals["above"] += above
             totals["awaiting"] += bool(status.awaits)
+            totals["behind"] += sum(replica.behind for replica in status.replicas)
         if status is not None and (all_of_them or above):
             dirty.add_metric(name, status.dirty_ratio)
             tombstones.add_metric(name, status.tombstones_pending)
@@ -265,6 +266,11 @@ def _totals(totals: Counter[str]) -> Iterator[Metric]:
         "log_cleaner_awaiting_manifests_partitions",
         "Partitions led here whose newest generation some replica in sync does not hold yet.",
         totals["awaiting"],
+    )
+    yield gauge(
+        "log_cleaner_replicas_behind",
+        "Replicas of partitions led here that have not applied what is published.",
+        totals["behind"],
     )
     yield gauge(
         "tombstones_pending", "Tombstones of all logs that wait for their delete horizon.",

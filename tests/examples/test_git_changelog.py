@@ -65,7 +65,7 @@ def demo(path: Path, *more: str, status: int = 0) -> subprocess.CompletedProcess
             assert "(kill -9 of process" in three_nodes
             assert "failover gap 0.00 s" not in three_nodes
             assert "in sync again: node 0, node 1, node 2, all at offset" in three_nodes
-            assert "awaits-manifests" in three_nodes
+            assert "applied by all: generation " in three_nodes
         assert done.stderr == ""
     return done
 

@@ -1,0 +1,70 @@
+"""Passes, writes, deletions and deaths at random, with the cleaner running all the time."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+
+from kept.storage.errors import KeptError
+from tests.node.manifests.trio import Trio, trio
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = int(os.environ.get("ROUNDS", "6"))
+KEYS = 40
+
+
+def write(three: Trio, rng: random.Random, model: dict[bytes, set[bytes | None]]) -> None:
+    """Values and tombstones for some seconds. What was not acknowledged may be there or not."""
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        rows = []
+        for _ in range(rng.randrange(1, 8)):
+            key = b"k%d" % rng.randrange(KEYS)
+            value = None if rng.random() < 0.3 else b"%x" % rng.getrandbits(200)
+            rows.append((key, value))
+        try:
+            three.put(*rows)
+        except (KeptError, OSError):
+            for key, value in rows:
+                model.setdefault(key, {None}).add(value)
+        else:
+            for key, value in rows:
+                model[key] = {value}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_table_is_what_was_written_last(seed):
+    rng = random.Random(seed)
+    config = {"min.cleanable.dirty.ratio": "0.05", "segment.bytes": "4000"}
+    settings = {"log_cleaner_enable": "true", "log_cleaner_backoff_ms": "100"}
+    with trio(config | {"min.insync.replicas": "2"}, **settings) as three:
+        model: dict[bytes, set[bytes | None]] = {}
+        down: int | None = None
+        for _ in range(ROUNDS):
+            write(three, rng, model)
+            if down is not None:
+                three.cluster.start(down)
+                down = None
+                if rng.random() < 0.6:
+                    three.until_in_sync(0, 1, 2)
+            else:
+                down = rng.randrange(3)
+                if rng.random() < 0.7:
+                    three.cluster.kill(down)
+                else:
+                    three.cluster.stop(down)
+        if down is not None:
+            three.cluster.start(down)
+        three.until_in_sync(0, 1, 2)
+        table = three.table()
+        for key, allowed in model.items():
+            assert table.get(key) in allowed, key
+        three.clean()
+        three.until_applied(0, 1, 2)
+        three.until_equal()
+        generation = three.status(three.leader)["generation"]
+        assert int(generation.rpartition(".")[2]) >= ROUNDS, "passes went on all the time"

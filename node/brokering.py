@@ -13,7 +13,7 @@ from kept.cluster import lifecycle
 from kept.cluster.brokers import Registration
 from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog
 from kept.cluster.lifecycle import SUSPENDED, BrokerLifecycle, State
-from kept.node.clock import monotonic_ms
+from kept.node.clock import by_perf_counter, elapsed_ms
 from kept.node.cluster_settings import lifecycle_settings
 from kept.node.logging import log
 from kept.node.peers.calls import HeartbeatRequest, RegisterRequest
@@ -66,25 +66,25 @@ class Brokering:
 
     def start(self) -> None:
         """Register, and go on from there."""
-        self._step(lifecycle.Start(monotonic_ms()))
+        self._step(lifecycle.Start(elapsed_ms()))
         self._tick()
 
     def _tick(self) -> None:
-        self._step(lifecycle.Tick(monotonic_ms()))
+        self._step(lifecycle.Tick(elapsed_ms()))
         seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
         self._ticker = self._node.loop.call_later(seconds, self._tick)
 
     def look_up(self) -> None:
         """Before leadership is acted on, later than the last tick allows: was this a stall?"""
-        self._step(lifecycle.Tick(monotonic_ms()))
+        self._step(lifecycle.Tick(elapsed_ms()))
 
     def logs_opened(self) -> None:
         """The logs here are open: this broker may lead."""
-        self._step(lifecycle.LogsOpened(monotonic_ms()))
+        self._step(lifecycle.LogsOpened(elapsed_ms()))
 
     def image_acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
-        self._step(lifecycle.ImageApplied(image, monotonic_ms()))
+        self._step(lifecycle.ImageApplied(image, elapsed_ms()))
         self._in_touch()
 
     def _in_touch(self) -> None:
@@ -99,16 +99,16 @@ class Brokering:
         self._controller = node_id
         self._node.peers.hold_control(node_id)
         if node_id is not None:
-            self._step(lifecycle.ControllerChanged(monotonic_ms()))
+            self._step(lifecycle.ControllerChanged(elapsed_ms()))
 
     async def shut_down(self) -> None:
         """Hand over what is led; returns when the process may end."""
-        self._step(lifecycle.ShutDown(monotonic_ms()))
+        self._step(lifecycle.ShutDown(elapsed_ms()))
         await self.stopped.wait()
 
     def no_controller(self, reason: str) -> None:
         """There is none to hand over to."""
-        self._step(lifecycle.NoController(reason, monotonic_ms()))
+        self._step(lifecycle.NoController(reason, elapsed_ms()))
 
     async def close(self) -> None:
         """End without asking anybody."""
@@ -135,7 +135,9 @@ class Brokering:
                 case lifecycle.Exit():
                     self._exit(effect)
         valid_until_ms = self.core.valid_until_ms
-        self._node.serve_until = NEVER if valid_until_ms == SUSPENDED else valid_until_ms / 1000
+        self._node.serve_until = (
+            NEVER if valid_until_ms == SUSPENDED else by_perf_counter(valid_until_ms)
+        )
         if self.core.broker_epoch >= 0:
             self.registered.set()
         if self.core.state is State.RUNNING:
@@ -164,9 +166,9 @@ class Brokering:
         try:
             reply = await self._ask("Register", request)
         except KeptError as error:
-            self._step(lifecycle.RegistrationFailed(error, monotonic_ms()))
+            self._step(lifecycle.RegistrationFailed(error, elapsed_ms()))
         else:
-            self._step(lifecycle.Registered(reply.broker_epoch, monotonic_ms()))
+            self._step(lifecycle.Registered(reply.broker_epoch, elapsed_ms()))
 
     async def _heartbeat(self, effect: lifecycle.Heartbeat) -> None:
         request = HeartbeatRequest(
@@ -181,12 +183,12 @@ class Brokering:
         try:
             reply = await self._node.peers.heartbeat(request, CALL_S)
         except KeptError as error:
-            self._step(lifecycle.HeartbeatFailed(effect.number, error, monotonic_ms()))
+            self._step(lifecycle.HeartbeatFailed(effect.number, error, elapsed_ms()))
             return
         self._heard = (reply.index, asked_at)
         self._in_touch()
         answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
-        self._step(lifecycle.HeartbeatAnswered(effect.number, answer, monotonic_ms()))
+        self._step(lifecycle.HeartbeatAnswered(effect.number, answer, elapsed_ms()))
 
     async def _ask(self, method: str, request: Any) -> Any:
         controller = self._node.metadata.leader_id

@@ -18,7 +18,7 @@ from kept.cluster.election import AlterIsr, UncleanAllowed
 from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord, ResourceType
 from kept.cluster.sessions import Decide, Effect, Probe, Sessions
-from kept.node.clock import monotonic_ms
+from kept.node.clock import elapsed_ms
 from kept.node.cluster_settings import session_settings
 from kept.node.logging import log
 from kept.node.peers import calls
@@ -47,7 +47,7 @@ class Controlling:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
-        self._awake_ms = monotonic_ms()
+        self._awake_ms = elapsed_ms()
         self._gaps = 1
         """How often this process stood still: another node may have been elected meanwhile."""
         self._sure_since = 0
@@ -80,7 +80,7 @@ class Controlling:
     def metadata_moved(self) -> None:
         """The image or the role of this node has changed."""
         metadata = self._node.metadata
-        now_ms = monotonic_ms()
+        now_ms = elapsed_ms()
         if metadata.leads and not self.sessions.active:
             log.info("controller", term=metadata.member.term, index=metadata.image.index)
             self._perform(self.sessions.start(metadata.image, now_ms))
@@ -91,7 +91,7 @@ class Controlling:
             self._perform(self.sessions.image_changed(metadata.image, now_ms))
 
     def _notice_gap(self) -> None:
-        now_ms = monotonic_ms()
+        now_ms = elapsed_ms()
         if now_ms - self._awake_ms > self.sessions.settings.stall_ms:
             self._gaps += 1
         self._awake_ms = now_ms
@@ -99,7 +99,7 @@ class Controlling:
     def _tick(self) -> None:
         self._notice_gap()
         if self.sessions.active:
-            self._perform(self.sessions.tick(monotonic_ms()))
+            self._perform(self.sessions.tick(elapsed_ms()))
         self._ticker = self._node.loop.call_later(TICK_S, self._tick)
 
     # Decisions.
@@ -142,7 +142,7 @@ class Controlling:
 
     async def _probe(self, effect: Probe) -> None:
         found = await self._node.peers.probe(effect.broker_id)
-        effects = self.sessions.probed(effect.broker_id, found, monotonic_ms(), effect.broker_epoch)
+        effects = self.sessions.probed(effect.broker_id, found, elapsed_ms(), effect.broker_epoch)
         self._perform(effects)
 
     async def _decided(self, effect: Decide) -> None:
@@ -155,10 +155,10 @@ class Controlling:
             log.info("decided", what=effect.name, broker=effect.broker_id, reason=effect.reason)
         elif not isinstance(error, NotController):
             log.error("decision failed", what=effect.name, error=str(error))
-        self._perform(self.sessions.decided(effect, monotonic_ms(), error))
+        self._perform(self.sessions.decided(effect, elapsed_ms(), error))
 
     def _connection_lost(self, broker_id: int) -> None:
-        self._perform(self.sessions.connection_lost(broker_id, monotonic_ms()))
+        self._perform(self.sessions.connection_lost(broker_id, elapsed_ms()))
 
     def peer_down(self, node_id: int) -> None:
         """A node's process is gone: look, as when its control stream breaks."""
@@ -190,7 +190,7 @@ class Controlling:
             return brokers.register_broker(
                 image,
                 registration,
-                session_live=self.sessions.live(request.broker_id, monotonic_ms()),
+                session_live=self.sessions.live(request.broker_id, elapsed_ms()),
                 unclean_allowed=self._unclean_allowed(image),
             )
 
@@ -212,7 +212,7 @@ class Controlling:
             request.broker_epoch,
             request.applied_index,
             request.wants_shutdown,
-            monotonic_ms(),
+            elapsed_ms(),
             wants_fence=request.wants_fence,
             logs=request.logs,
         )

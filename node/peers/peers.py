@@ -235,7 +235,10 @@ class Peers:
         return self._control.node_id == node_id
 
     def received(self, message: Message) -> None:
-        """A message came."""
+        """A message came. Were its sender found dead before (it was on its way), then whoever is
+        told of it believes that it lives: the next refused connection says that it does not.
+        """
+        self._seen.add(message.sender)
         try:
             self.on_message(message)
         # The stream of a peer must not break over a bug of ours.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from time import perf_counter
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
-from kept.cluster.brokers import Registration
+from kept.cluster import lifecycle
+from kept.cluster.brokers import Registration, register_broker
 from kept.cluster.image import Image
 from kept.cluster.records import NoOpRecord
-from kept.node.brokering import Brokering
+from kept.node import clock
+from kept.node.brokering import NEVER, Brokering
 from kept.node.peers.calls import HeartbeatReply
 
 SESSION_S = 9.0
@@ -69,3 +74,37 @@ def test_an_answer_counts_when_the_image_is_as_new():
     image, _ = Image().apply([NoOpRecord()])
     broker.image_acted_on(image)
     assert not broker.out_of_touch
+
+
+def test_a_machine_that_slept_is_noticed_though_its_clock_stood_still(monkeypatch):
+    """``perf_counter``, by which requests are timed, does not count sleep."""
+    slept = 0.0
+    real = clock._elapsed_s
+    monkeypatch.setattr(clock, "_elapsed_s", lambda: real() + slept)
+
+    async def scene() -> None:
+        nonlocal slept
+        _, broker = brokering(None)
+        broker._spawn = lambda work: work.close()  # type: ignore[method-assign]
+        node: Any = broker._node
+        suspended: list[str] = []
+        roles = SimpleNamespace(suspend=lambda: suspended.append("now"), resume=lambda image: None)
+        node.hosting = SimpleNamespace(roles=roles)
+        me = broker.core.registration
+        image, _ = Image().apply(register_broker(Image(), me))
+        broker._step(lifecycle.Start(clock.elapsed_ms()))
+        broker.image_acted_on(image)
+        broker.look_up()
+        assert 0 < node.serve_until - perf_counter() <= 2
+        slept = 3600
+        broker.look_up()
+        assert suspended == ["now"]
+        assert node.serve_until == NEVER, "partitions refuse by themselves"
+
+    asyncio.run(scene())
+
+
+def test_the_clock_counts_sleep_where_the_system_can_tell():
+    assert abs(clock.elapsed_ms() - 1000 * time.clock_gettime(time.CLOCK_BOOTTIME)) < 1000
+    now_ms = clock.elapsed_ms()
+    assert abs(clock.by_perf_counter(now_ms + 5000) - perf_counter() - 5) < 0.5

@@ -59,6 +59,20 @@ def test_messages_arrive_both_ways_in_order(play):
     play(scene)
 
 
+def test_a_message_that_comes_after_the_death_of_its_sender_does_not_revive_it(play):
+    async def scene(net):
+        one, two = await net.node(1), await net.node(2)
+        two.peers.send(append(2, 1, 1))
+        await one.messages.get()
+        await two.die()
+        assert await one.down.get() == 2
+        one.peers.received(append(2, 1, 2))
+        one.peers.send(append(1, 2, 1))
+        assert await asyncio.wait_for(one.down.get(), 20) == 2
+
+    play(scene)
+
+
 def test_a_message_of_some_megabytes_arrives(play):
     async def scene(net):
         one, two = await net.node(1), await net.node(2)

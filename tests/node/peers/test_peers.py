@@ -12,7 +12,7 @@ import pytest
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
 from kept.cluster.wal import Entry
 from kept.node.config_listeners import Voter
-from kept.node.peers import channel, grpc_options, private, server
+from kept.node.peers import channel, grpc_options, private
 from kept.node.peers.calls import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,

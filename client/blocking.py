@@ -258,6 +258,16 @@ class Client:
             self._sockets.flush()
         return out
 
+    def append(self, topic: str, batches: Mapping[int, bytes]) -> list[Produced]:
+        """Append a batch that is ready to each of these partitions, acknowledged by all replicas
+        in sync.
+        """
+        return self.run(
+            record_operations.produce(
+                self.view, topic, batches, acks=-1, timeout_ms=self.timeout_ms, auto_create=False
+            )
+        )
+
     def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
         if auto_create:
             self.metadata([topic], auto_create=True)

@@ -8,33 +8,9 @@ Source: ``org.apache.kafka.common.utils.Utils.murmur2`` and ``BuiltInPartitioner
 
 from __future__ import annotations
 
-import struct
-from typing import Final
+from kept.storage.records.packing import murmur2
 
-_SEED: Final = 0x9747B28C
-_M: Final = 0x5BD1E995
-_MASK: Final = 0xFFFFFFFF
-
-
-def murmur2(data: bytes) -> int:
-    """Java's murmur2 as an unsigned 32-bit number."""
-    length = len(data)
-    whole = length & ~3
-    h = (_SEED ^ length) & _MASK
-    for (k,) in struct.iter_unpack("<I", memoryview(data)[:whole]):
-        k = (k * _M) & _MASK  # noqa: PLW2901
-        k ^= k >> 24  # noqa: PLW2901
-        h = ((h * _M) & _MASK) ^ ((k * _M) & _MASK)
-    rest = length - whole
-    if rest >= 3:
-        h ^= data[whole + 2] << 16
-    if rest >= 2:
-        h ^= data[whole + 1] << 8
-    if rest >= 1:
-        h = ((h ^ data[whole]) * _M) & _MASK
-    h ^= h >> 13
-    h = (h * _M) & _MASK
-    return h ^ (h >> 15)
+__all__ = ["murmur2", "partition_for", "partition_for_key"]
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.partitioner import partition_for
+from kept.client.blocking import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.options import BadOption, WriteOptions
-from kept.storage.errors import PeerError
+from kept.storage.errors import InvalidRecord, PeerError
+from kept.storage.records import Binary, HeaderLists, Packer, Rows, pack_batch
+from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-RECORD_BYTES: Final = 70
-"""What a record takes beside its key and value, headers not counted; only sizes batches."""
 
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
@@ -64,103 +63,132 @@ class TopicWriter:
         self.options = options
         self.written = 0
         self._producer: tuple[int, int] | None = None
-        self._sequences: dict[str, dict[int, int]] = {}
-        self._waiting: dict[str, dict[int, list[OutRecord]]] = {}
-        self._sizes: dict[tuple[str, int], int] = {}
-        self._sticky = secrets.randbits(31)
+        self._topics: dict[str, _Target] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows; some may be sent."""
-        for row in rows(batch, self.options):
-            self._add(*row)
+        if self.options.topic is not None:
+            self._write(self.options.topic, batch)
+            return
+        import pyarrow.compute as pc
+
+        topics = batch.column("topic")
+        if topics.null_count:
+            raise BadRow("a row whose topic is null, and there is no option topic")
+        for topic in topics.unique():
+            self._write(topic.as_py(), batch.filter(pc.equal(topics, topic)))
 
     def finish(self) -> int:
         """Send the rest; how many rows were written and acknowledged."""
-        for topic in list(self._waiting):
+        for topic in self._topics:
             self._send(topic)
         return self.written
 
-    def _add(self, topic: str, record: OutRecord) -> None:
-        partition = record.partition
-        count = len(self.client.topic(topic).partitions)
-        if partition is None:
-            partition = partition_for(record.key, count, self._sticky)
-        elif not 0 <= partition < count:
-            raise BadRow(f"partition {partition}: {topic} has {count} partitions")
-        record = record._replace(partition=partition)
-        self._waiting.setdefault(topic, {}).setdefault(partition, []).append(record)
-        size = self._sizes.get((topic, partition), 0) + _size(record)
-        self._sizes[topic, partition] = size
-        if size >= self.options.batch_bytes:
-            self._send(topic)
+    def _write(self, topic: str, batch: pa.RecordBatch) -> None:
+        target = self._topics.get(topic)
+        if target is None:
+            count = len(self.client.topic(topic).partitions)
+            target = self._topics[topic] = _Target(Packer(count, self.options.batch_bytes))
+        rows, at = rows_of(batch, self.options), 0
+        while at < rows.total:
+            try:
+                at = target.packer.feed(rows, at, target.sticky)
+            except InvalidRecord as error:
+                raise BadRow(f"a row for {topic}: {error}") from error
+            if at < rows.total:
+                self._send(topic)
 
     def _send(self, topic: str) -> None:
         """One batch to each partition that has rows, side by side."""
-        waiting = self._waiting.pop(topic)
+        target = self._topics[topic]
         if self._producer is None:
             self._producer = self.client.init_producer()[:2]
-        sequences = self._sequences.setdefault(topic, {})
-        self.client.produce(
-            topic,
-            [record for records in waiting.values() for record in records],
-            codec=self.options.codec,
-            producer=(*self._producer, sequences),
-        )
-        for partition, records in waiting.items():
-            self.written += len(records)
-            del self._sizes[topic, partition]
-        self._sticky = secrets.randbits(31)
+        producer_id, epoch = self._producer
+        areas = target.packer.take()
+        batches = {
+            partition: pack_batch(
+                area,
+                codec=self.options.codec,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=target.sequences.get(partition, 0),
+            )
+            for partition, area in areas.items()
+        }
+        self.client.append(topic, batches)
+        for partition, area in areas.items():
+            self.written += area.total
+            following = target.sequences.get(partition, 0) + area.total
+            target.sequences[partition] = following & MAX_INT32
+        target.sticky = secrets.randbits(31)
 
 
-def _size(record: OutRecord) -> int:
-    return RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
+@dataclass(slots=True)
+class _Target:
+    """A topic that is written to: its rows that wait, and the next sequence of each partition."""
+
+    packer: Packer
+    sequences: dict[int, int] = field(default_factory=dict)
+    sticky: int = field(default_factory=lambda: secrets.randbits(31))
 
 
-def rows(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[tuple[str, OutRecord]]:
-    """(topic, record) of every row. Raises BadRow."""
-    count = batch.num_rows
-    nothing: list[Any] = [None] * count
-    columns = {name: _values(batch, name) for name in ACCEPTED if name in batch.schema.names}
-    topics = nothing if options.topic is not None else columns["topic"]
-    when = [time.time_ns() // 1_000_000] * count
-    if options.include_timestamps:
-        when = _milliseconds(batch.column("timestamp"), when)
-    for topic, key, value, headers, partition, stamp in zip(
-        topics,
-        columns.get("key", nothing),
-        columns["value"],
-        columns.get("headers", nothing),
-        columns.get("partition", nothing),
-        when,
-        strict=True,
-    ):
-        where = options.topic if options.topic is not None else topic
-        if where is None:
-            raise BadRow("a row whose topic is null, and there is no option topic")
-        yield where, OutRecord(key, value, _headers(headers), stamp, partition)
-
-
-def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Rows:
+    """The rows of a record batch as the record kernel takes them."""
     import pyarrow as pa
 
-    column = batch.column(name)
-    if name in ("key", "value") and pa.types.is_string(column.type):
-        column = column.cast(pa.binary())
-    found: list[Any] = column.to_pylist()
-    return found
+    there = set(batch.schema.names)
+    partitions = None
+    if "partition" in there:
+        partitions = _numbers(batch.column("partition").cast(pa.int32()).fill_null(-1))
+    return Rows(
+        batch.num_rows,
+        _strings(batch.column("key")) if "key" in there else None,
+        _strings(batch.column("value")),
+        _headers(batch.column("headers")) if "headers" in there else None,
+        partitions,
+        _numbers(_milliseconds(batch, options)),
+    )
 
 
-def _headers(pairs: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
-    if not pairs:
-        return ()
-    if any(one is None or one["key"] is None for one in pairs):
-        raise BadRow("a header whose key is null")
-    return tuple((one["key"], one["value"]) for one in pairs)
+def _milliseconds(batch: pa.RecordBatch, options: WriteOptions) -> pa.Array:
+    """Timestamps; rows without one take the time of now."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    now = pa.scalar(time.time_ns() // 1_000_000, pa.int64())
+    if not options.include_timestamps:
+        return pa.repeat(now, batch.num_rows)
+    stamps = batch.column("timestamp").cast(pa.timestamp("us", "UTC"))
+    whole = pc.floor_temporal(stamps, unit="millisecond").cast(pa.timestamp("ms", "UTC"))
+    return whole.cast(pa.int64()).fill_null(now)
 
 
-def _milliseconds(column: pa.Array, now: list[int]) -> list[int]:
-    """Timestamps of rows; those without take the time of now."""
+def _numbers(column: pa.Array) -> Any:
+    return _from_its_start(column).buffers()[1]
+
+
+def _strings(column: pa.Array) -> Binary:
     import pyarrow as pa
 
-    stamps = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
-    return [n if s is None else s // 1000 for s, n in zip(stamps, now, strict=True)]
+    column = _from_its_start(column.cast(pa.binary()))
+    validity, offsets, data = column.buffers()
+    return Binary(offsets, data or b"", validity, column.null_count)
+
+
+def _headers(column: pa.Array) -> HeaderLists:
+    column = _from_its_start(column)
+    validity, offsets = column.buffers()[:2]
+    pairs = column.values
+    if pairs.null_count:
+        raise BadRow("a header that is null")
+    names, values = pairs.field("key"), pairs.field("value")
+    return HeaderLists(
+        offsets, validity, column.null_count, _strings(names), _strings(values), len(pairs)
+    )
+
+
+def _from_its_start(column: pa.Array) -> pa.Array:
+    """The same array in buffers that begin with it: a slice shares those of the whole."""
+    import pyarrow as pa
+
+    return column if column.offset == 0 else pa.concat_arrays([column])

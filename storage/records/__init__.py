@@ -31,9 +31,11 @@ from kept.storage.records.header import (
     patch,
     read_header,
 )
+from kept.storage.records.packing import Area, Rows, pack_batch
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
     from kept.storage.records.blocks import read_block
+    from kept.storage.records.packing import Packer
     from kept.storage.records.python import (
         KERNEL,
         check,
@@ -53,8 +55,10 @@ else:
             crc32c,
             scan,
         )
+        from kept.storage.records._packing import Packer
     except ImportError:
         from kept.storage.records.blocks import read_block
+        from kept.storage.records.packing import Packer
         from kept.storage.records.python import (
             KERNEL,
             check,
@@ -68,6 +72,7 @@ __all__ = [
     "DEFAULT_INFLATE_LIMIT",
     "HEADER_BYTES",
     "KERNEL",
+    "Area",
     "BatchHeader",
     "Binary",
     "Block",
@@ -76,10 +81,12 @@ __all__ = [
     "CheckedBatch",
     "Field",
     "HeaderLists",
+    "Packer",
     "Record",
     "RecordColumns",
     "RecordFields",
     "ReplicaBatch",
+    "Rows",
     "build_batch",
     "check",
     "check_replica",
@@ -88,6 +95,7 @@ __all__ = [
     "crc32c",
     "decompress",
     "headers",
+    "pack_batch",
     "patch",
     "read_block",
     "read_header",

@@ -116,7 +116,7 @@ cdef class Packer:
         cdef int fault = FED
         self.view_count = 0
         try:
-            self.open(rows)
+            self.hold(rows)
             with nogil:
                 while row < count:
                     fault = self.append(row, sticky)
@@ -160,7 +160,7 @@ cdef class Packer:
         self.view_count += 1
         return self.views[self.view_count - 1].buf
 
-    cdef int open_strings(self, object binary, Strings *strings) except -1:
+    cdef int hold_strings(self, object binary, Strings *strings) except -1:
         strings.offsets = NULL
         if binary is not None:
             strings.offsets = <const int32_t *>self.view(binary.offsets)
@@ -168,16 +168,16 @@ cdef class Packer:
             strings.validity = <const unsigned char *>self.view(binary.validity)
         return 0
 
-    cdef int open(self, object rows) except -1:
+    cdef int hold(self, object rows) except -1:
         headers = rows.headers
-        self.open_strings(rows.key, &self.key)
-        self.open_strings(rows.value, &self.value)
+        self.hold_strings(rows.key, &self.key)
+        self.hold_strings(rows.value, &self.value)
         self.lists = NULL
         if headers is not None:
             self.lists = <const int32_t *>self.view(headers.offsets)
             self.listed = <const unsigned char *>self.view(headers.validity)
-            self.open_strings(headers.names, &self.names)
-            self.open_strings(headers.values, &self.values)
+            self.hold_strings(headers.names, &self.names)
+            self.hold_strings(headers.values, &self.values)
         self.wanted = <const int32_t *>self.view(rows.partitions)
         self.timestamps = <const int64_t *>self.view(rows.timestamps)
         return 0

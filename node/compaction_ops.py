@@ -45,8 +45,7 @@ class ReplicaGenerations:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatus:
-    """Where one partition's compaction stands, as node ``node`` knows; ``leads``: it is the leader's
-    word that counts.
+    """Where one partition's compaction stands, as node ``node`` knows; with ``leads`` it counts.
 
     ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
     ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``). ``reason``

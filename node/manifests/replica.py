@@ -50,7 +50,7 @@ RETRY_MAX_S: Final = 300.0
 CUT_RETRY_S: Final = 0.1
 APPLY_MS: Final = 60_000
 APPLY_PASSES: Final = 4
-"""How long other replicas have to apply a generation before there is a newer one, at least: so long,
+"""How long other replicas have at least to apply a generation before there is a newer one: so long,
 or so many times as long as its pass took."""
 NEVER: Final = MAX_INT64
 

@@ -33,16 +33,19 @@ def test_a_replica_that_was_away_does_not_bring_a_deleted_key_back():
         three.until_equal()
 
 
-POINTS = [
-    "held.held", "compaction.manifest", "swap.renamed", "swap.prepared", "swap.deleted",
-    "swap.group", "swap.done", "compaction.swapped", "compaction.marked",
+AS_LEADER = ["held.held", "compaction.manifest", "swap.prepared", "swap.deleted", "swap.done"]
+AS_FOLLOWER = [
+    "held.held", "compaction.manifest", "swap.renamed", "swap.group", "compaction.swapped",
+    "compaction.marked",
 ]  # fmt: skip
 """Where a process dies between what it holds and what it has applied."""
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("victim_leads", [True, False], ids=["leader", "follower"])
-def test_one_that_is_killed_on_the_way_comes_to_the_same_records(point, victim_leads):
+@pytest.mark.parametrize(
+    ("victim_leads", "point"),
+    [(True, point) for point in AS_LEADER] + [(False, point) for point in AS_FOLLOWER],
+)
+def test_one_that_is_killed_on_the_way_comes_to_the_same_records(victim_leads, point):
     with trio() as three:
         preferred = three.leader
         victim = preferred if victim_leads else (preferred + 1) % 3
@@ -69,4 +72,38 @@ def test_one_that_is_killed_on_the_way_comes_to_the_same_records(point, victim_l
         three.elect_preferred(preferred)
         assert three.live().keys() == {b"k%d" % i for i in range(7)}
         assert b"gone" not in three.table()
+        three.until_equal()
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_after_an_unclean_election_a_base_generation_makes_both_equal(compacted):
+    """The one that leads lacks what the other has compacted (and may never have compacted)."""
+    with trio({"unclean.leader.election.enable": "true"}, replicas=2) as three:
+        first = three.leader
+        (late,) = (node for node in three.partition().replicas if node != first)
+        three.put((b"gone", b"alive"))
+        three.fill(20)
+        if compacted:
+            three.clean()
+            three.until_applied(first, late)
+        three.cluster.kill(late)
+        three.until_in_sync(first)
+        three.put((b"gone", None))
+        three.fill(20, start=20)
+        three.clean()
+        three.fill(5, start=40)
+        three.clean()
+        three.cluster.kill(first)
+        three.cluster.start(late)
+        three.until_leader(late)
+        epoch = three.partition().leader_epoch
+        three.put((b"new", b"value"))
+        three.until(lambda: three.status(late)["generation"] == f"{epoch}.0", "a base is made")
+        three.cluster.start(first)
+        three.until_in_sync(first, late)
+        three.until_applied(first, late)
+        assert three.live()[b"gone"] == b"alive", "its deletion was lost with the election"
+        three.clean()
+        three.until_applied(first, late)
+        assert three.live()[b"new"] == b"value"
         three.until_equal()

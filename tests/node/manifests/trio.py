@@ -157,9 +157,15 @@ class Trio:
         return rows
 
     def until_equal(self) -> None:
-        """The files of all nodes hold the same, and nothing that was not finished."""
-        self.until(lambda: self.files(0) == self.files(1) == self.files(2), "the files are equal")
-        assert [self.left_over(node) for node in range(3)] == [[], [], []]
+        """The files of all replicas hold the same, and nothing that was not finished."""
+        first, *others = self.partition().replicas
+
+        def equal() -> bool:
+            wanted = self.files(first)
+            return all(self.files(node) == wanted for node in others)
+
+        self.until(equal, "the files are equal")
+        assert [self.left_over(node) for node in (first, *others)] == [[]] * (1 + len(others))
 
     def left_over(self, node: int) -> list[str]:
         """Files of work that was not finished."""
@@ -168,7 +174,9 @@ class Trio:
 
 
 @contextmanager
-def trio(config: dict[str, str] | None = None, **settings: Any) -> Iterator[Trio]:
+def trio(
+    config: dict[str, str] | None = None, replicas: int = 3, **settings: Any
+) -> Iterator[Trio]:
     """A trio; its cleaner runs only when it is asked."""
     settings = {
         "log_cleaner_enable": "false",
@@ -178,6 +186,8 @@ def trio(config: dict[str, str] | None = None, **settings: Any) -> Iterator[Trio
         **settings,
     }
     with Cluster(nodes=3, **settings) as cluster:
-        topic = cluster.create_topic(replication_factor=3, config={**CONFIG, **(config or {})})
+        topic = cluster.create_topic(
+            replication_factor=replicas, config={**CONFIG, **(config or {})}
+        )
         with cluster.client() as client:
             yield Trio(cluster, client, topic)

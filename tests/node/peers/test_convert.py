@@ -15,6 +15,7 @@ from kept.cluster.voters import Voter
 from kept.cluster.wal import Entry
 from kept.node.config_listeners import Voter as Listed
 from kept.node.peers import calls, convert
+from kept.node.peers import manifest_calls as manifests
 from kept.node.peers.calls import CALLS, Failure
 from kept.node.peers.failures import error_of, failure_of
 from kept.node.peers.greeting import HELLO, packed, unpacked
@@ -25,6 +26,7 @@ from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, N
 GOLDEN = Path(__file__).parents[2] / "golden" / "peers_v1.json"
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
+METHODS = CALLS | manifests.MANIFEST_CALLS
 HEAD = {"term": 7, "sender": 1, "to": 2, "directory_id": ID}
 
 RAFT = [
@@ -51,6 +53,7 @@ RAFT = [
 ]  # fmt: skip
 """Each kind; with :func:`test_every_kind_is_here` none can be forgotten."""
 
+NAME = manifests.ManifestName(2, 7, 5000)
 CALL_VALUES = [
     calls.RegisterRequest(
         3, ID, (Endpoint("PLAINTEXT", "PLAINTEXT", "h", 9092),), "rack", 77, (OTHER,)
@@ -75,6 +78,18 @@ CALL_VALUES = [
     calls.ChangeVotersRequest(True, 4, None, "host", 10092),
     calls.ChangeVotersRequest(False, 4, ID),
     calls.ChangeVotersReply(12),
+    manifests.PullManifestsRequest(3, 5, (
+        manifests.ManifestPull(ID, 4, 2, 9, NAME, None, True, 6000, (NAME,)),
+        manifests.ManifestPull(ID, 0, 2, 1, None, NAME, False, 0, ()),
+    )),
+    manifests.PullManifestsReply((
+        manifests.ManifestAnswer(None, NAME, None, (manifests.ManifestBody(NAME, 4, 5, b"body"),)),
+        manifests.ManifestAnswer(Failure("FencedLeaderEpoch", "epoch 2, now it is 3")),
+    )),
+    manifests.ManifestChunkRequest(ID, 4, 2, NAME, 1 << 20),
+    manifests.ManifestChunkReply(b"piece", 0xFFFFFFFF),
+    manifests.ManifestNewsRequest(3, (manifests.ManifestNews(ID, 4, 2),)),
+    manifests.ManifestNewsReply(),
 ]  # fmt: skip
 
 HELLOS = [
@@ -85,7 +100,7 @@ HELLOS = [
 
 
 def codec_of(value) -> convert.Codec:
-    for method in CALLS:
+    for method in METHODS:
         for codec in convert.of_call(method):
             if codec.cls is type(value):
                 return codec
@@ -114,7 +129,7 @@ def test_every_kind_is_here():
         if isinstance(cls, type) and issubclass(cls, messages.Message)
     } - {messages.Message}
     assert {type(message) for message in RAFT} == kinds == set(convert.RAFT_MESSAGES)
-    assert {type(v) for v in CALL_VALUES} == {cls for pair in CALLS.values() for cls in pair}
+    assert {type(v) for v in CALL_VALUES} == {cls for pair in METHODS.values() for cls in pair}
 
 
 def test_the_bytes_are_those_of_the_golden_file():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from kept.client import positions
 from kept.client.calls import Anywhere, Call, Route, ToLeader, ToNode
 from kept.client.failures import failure
 from kept.client.topics import Operation
@@ -19,9 +20,10 @@ FETCH: Final = 1
 LIST_OFFSETS: Final = 2
 INIT_PRODUCER_ID: Final = 22
 
-LATEST: Final = -1
-EARLIEST: Final = -2
-MAX_TIMESTAMP: Final = -3
+LATEST: Final = positions.LATEST
+EARLIEST: Final = positions.EARLIEST
+MAX_TIMESTAMP: Final = positions.MAX_TIMESTAMP
+
 _NO_ID: Final = uuid.UUID(int=0)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from kept.client.records import EARLIEST, LATEST
+from kept.client.positions import EARLIEST, LATEST
 from kept.client.view import parse_bootstrap
 from kept.storage.errors import InvariantViolation, PeerError
 from kept.storage.types import Codec, IsolationLevel, TopicPartition

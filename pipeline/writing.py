@@ -101,10 +101,12 @@ class TopicWriter:
     def _send(self, topic: str) -> None:
         """One batch to each partition that has rows, side by side."""
         target = self._topics[topic]
+        areas = target.packer.take()
+        if not areas:
+            return
         if self._producer is None:
             self._producer = self.client.init_producer()[:2]
         producer_id, epoch = self._producer
-        areas = target.packer.take()
         batches = {
             partition: pack_batch(
                 area,

@@ -1,0 +1,106 @@
+"""One Spark session that reads and writes what ``spark.py`` tells it, and prints what that took.
+
+Runs under any PySpark from 4.0 on, with or without kept; uses nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+RUNS = 3
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds() -> float:
+    """CPU of all processes below this one, those that they have waited for too."""
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            used[int(entry.name)] = sum(map(int, fields[11:15])) / TICKS
+    below = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    return sum(used[pid] for pid in below if pid in used)
+
+
+def measure(rows: int, act: Callable[[], Any], found: Any) -> dict[str, float]:
+    """The best of some warm runs; every run must find what it should."""
+    best: dict[str, float] = {}
+    for number in range(RUNS + 1):
+        cpu, began = cpu_seconds(), time.perf_counter()
+        answer = act()
+        seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+        if found is not None and answer != found:
+            raise RuntimeError(f"{answer} is not {found}")
+        rate = rows / seconds
+        if number and rate > best.get("rows_per_s", 0):
+            best = {"rows_per_s": rate, "cpu_s_per_m": cpu / rows * 1e6, "seconds": seconds}
+    return best
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.driver.memory", "2g")
+    if spec["jars"]:
+        builder = builder.config("spark.jars", spec["jars"])
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+    def load(topic: str, schema: str | None = None) -> DataFrame:
+        reader = spark.read.format(spec["format"])
+        if schema is not None:
+            reader = reader.schema(schema)
+        reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
+        return reader.option("subscribe", topic).load()
+
+    runs: dict[str, Any] = {}
+    plain = spec["topics"]["none"]
+    rows = load(plain).count()
+    runs["count"] = measure(rows, lambda: load(plain).count(), rows)
+    if spec["format"] == "kept":
+        runs["count, one column"] = measure(
+            rows, lambda: load(plain, "partition int").count(), rows
+        )
+    columns = "value binary, offset bigint, timestamp timestamp"
+    wanted = ("sum(length(value))", "max(offset)", "max(timestamp)")
+    for codec, topic in spec["topics"].items():
+        runs[f"values, {codec}"] = measure(
+            rows, lambda topic=topic: load(topic).selectExpr(*wanted).collect()[0][0], rows * 100
+        )
+        if spec["format"] == "kept" and codec == "none":
+            runs["values, three columns"] = measure(
+                rows,
+                lambda: load(plain, columns).selectExpr(*wanted).collect()[0][0],
+                rows * 100,
+            )
+    count = spec["rows_written"]
+    made = spark.range(count).selectExpr("string(id) key", "repeat('x', 100) value")
+
+    def write() -> None:
+        writer = made.write.format(spec["format"]).mode("append")
+        writer = writer.option("kafka.bootstrap.servers", spec["bootstrap"])
+        writer.option("topic", "bench-written").save()
+
+    runs["write"] = measure(count, write, None)
+    print(json.dumps({"spark": spark.version, "rows": rows, "runs": runs}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from kept.client.records import FetchLimits
 from kept.storage.records import Field, build_batch, read_block
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
-from tests.spark.topics import compact, delete_before, fill, recreate
+from tests.spark.topics import COMPACTED, compact, delete_before, fill, recreate
 
 LIMITS = FetchLimits(max_wait_ms=20, partition_max_bytes=300)
 
@@ -56,8 +56,7 @@ def test_a_range_comes_whole_over_many_fetches(client, tp):
 
 
 def test_gaps_of_compaction_are_no_loss(client, kept_broker):
-    config = {"cleanup.policy": "compact", "segment.bytes": "2000"}
-    topic = kept_broker.create_topic(config=config)
+    topic = kept_broker.create_topic(config=COMPACTED)
     for n in range(60):
         fill(client, topic, range(n % 3, n % 3 + 3))
     compact(kept_broker, topic)

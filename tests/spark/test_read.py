@@ -15,7 +15,7 @@ from kept.client.blocking import Client, OutRecord
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 from kept.testing.ports import free_port
-from tests.spark.topics import compact, delete_before, eventually, fill
+from tests.spark.topics import COMPACTED, compact, delete_before, eventually, fill
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -155,8 +155,7 @@ def test_a_schema_of_fewer_columns(read, client, kept_broker):
 
 
 def test_gaps_empty_partitions_and_what_is_left_after_compaction(read, client, kept_broker):
-    config = {"cleanup.policy": "compact", "segment.bytes": "2000"}
-    topic = kept_broker.create_topic(partitions=2, config=config)
+    topic = kept_broker.create_topic(partitions=2, config=COMPACTED)
     for n in range(60):
         fill(client, topic, range(n % 3, n % 3 + 3), partition=0)
     compact(kept_broker, topic)

@@ -15,6 +15,10 @@ from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 
 DELETE_RECORDS = 21
+COMPACTED = {
+    "cleanup.policy": "compact", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "1",
+}  # fmt: skip
+"""Compacted when it is asked for, not in between."""
 DEADLINE_S = 150
 
 

@@ -7,10 +7,10 @@ PYTEST  = $(BIN)/python -m pytest
 KERNELS := $(shell find storage compaction node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo test test-slow sim check bench dist setup clean help
+.PHONY: demo test test-slow sim chaos check bench dist setup clean help
 
 help:
-	@echo "make demo | test | test-slow | sim | check | bench | dist | clean"
+	@echo "make demo | test | test-slow | sim | chaos | check | bench | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,6 +42,10 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 300
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 200
 endif
+
+# Containers from the image under faults at random; MINUTES= so long, SEED= repeats the faults' order.
+chaos: setup
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
 
 check: setup
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -81,7 +82,7 @@ class Compose:
 
     def compose(self, *arguments: str, timeout: float = 180) -> str:
         """A docker-compose command's output."""
-        files = [f"--file={ROOT}/deploy/{name}" for name in self._files]
+        files = [f"--file={ROOT / 'deploy' / name}" for name in self._files]
         done = subprocess.run(
             ["docker-compose", *files, *arguments], env=self.environ, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout,
@@ -139,6 +140,13 @@ class Compose:
         """What a node printed."""
         return docker("logs", self.name(node), check=False)
 
+    def get(self, node: int, path: str) -> str:
+        """What a node answers over HTTP."""
+        with urllib.request.urlopen(
+            f"http://localhost:{self.port(node)}{path}", timeout=10
+        ) as told:
+            return str(told.read().decode())
+
     def ask(self, node: int, path: str) -> dict[str, object]:
         """What a node's API answers. Raises HttpFailed."""
         found = JsonApi(Endpoint("localhost", self.port(node)), 5.0).get(path)
@@ -192,9 +200,17 @@ class Compose:
         """``docker kill``."""
         docker("kill", self.name(node))
 
+    def stop(self, node: int) -> None:
+        """``docker stop``, with the grace period of compose.yaml."""
+        docker("stop", "-t", "45", self.name(node))
+
+    def launch(self, node: int) -> None:
+        """Start a stopped or killed node."""
+        docker("start", self.name(node))
+
     def start(self, node: int) -> None:
         """Start a stopped or killed node and wait until all are ready."""
-        docker("start", self.name(node))
+        self.launch(node)
         self.await_ready()
 
     def pause(self, node: int) -> None:

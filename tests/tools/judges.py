@@ -83,7 +83,11 @@ def promtool() -> Path:
     def make(place: Path) -> None:
         with tempfile.TemporaryDirectory() as work:
             os.chmod(work, 0o755)  # apt's own user looks at it
-            _run("apt-get", "download", "prometheus", cwd=Path(work))
+            try:
+                _run("apt-get", "download", "prometheus", cwd=Path(work))
+            except OSError:  # its index is old, or not there
+                _run("apt-get", "-qq", "update")
+                _run("apt-get", "download", "prometheus", cwd=Path(work))
             (package,) = Path(work).glob("prometheus_*.deb")
             _run("dpkg", "-x", str(package), f"{work}/unpacked")
             shutil.copy2(f"{work}/unpacked/usr/bin/promtool", place)

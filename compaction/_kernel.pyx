@@ -7,28 +7,19 @@ from array import array
 
 from cpython.bytes cimport PyBytes_AsString, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from storage.records._wire cimport (
-    be32, be64, kept_crc32c, read_varint32, read_varint64,
+from compaction._chunk cimport (
+    HEADER, SPECIAL, Words, as_array, frame, kept_prefetch, kept_scale, kept_siphash128,
+    kept_table_free, kept_table_new, push,
 )
+from storage.records._wire cimport be32, be64, read_varint32, read_varint64
 
 KERNEL = "cython"
 
-cdef extern from "siphash.h" nogil:
-    void kept_siphash128(uint64_t k0, uint64_t k1, const uint8_t *p, size_t length,
-                         uint64_t *low, uint64_t *high)
-
-cdef extern from "table.h" nogil:
-    uint64_t kept_scale(uint64_t hash, uint64_t slots)
-    void kept_prefetch(const void *p)
-    void *kept_table_new(size_t size)
-    void kept_table_free(void *p, size_t size)
-
 cdef enum:
     BLOCK = 256  # keys hashed, and their slots prefetched, before the first of them is looked at
-    HEADER = 61
     FACTS_ = 0
     MAP_ = 1
     LOOKUP_ = 2
@@ -41,29 +32,6 @@ cdef uint64_t TAG_BITS = 0xFFFFFF
 cdef struct Slot:
     uint64_t tag
     uint64_t rest  # 24 more bits of the tag, 40 of the offset
-
-cdef struct Words:
-    uint32_t *at
-    size_t size
-    size_t room
-
-cdef inline int push(Words *words, uint32_t value) noexcept nogil:
-    cdef uint32_t *grown
-    if words.size == words.room:
-        words.room = words.room * 2 if words.room else 256
-        grown = <uint32_t *>realloc(words.at, words.room * sizeof(uint32_t))
-        if grown == NULL:
-            return -1
-        words.at = grown
-    words.at[words.size] = value
-    words.size += 1
-    return 0
-
-cdef object as_array(Words *words):
-    found = array("I")
-    if words.size:
-        found.frombytes((<const uint8_t *>words.at)[: words.size * sizeof(uint32_t)])
-    return found
 
 
 cdef class OffsetMap:
@@ -324,28 +292,16 @@ cdef class SegmentScan:
 
     cdef int64_t walk(self, const uint8_t *data, int64_t size) noexcept nogil:
         cdef int64_t at = 0, length
-        cdef const uint8_t *p
-        while size - at >= HEADER:
-            p = data + at
-            length = <int64_t><int32_t>be32(p + 8) + 12
-            if p[16] != 2:
-                self.why = b"magic is not 2"
+        while True:
+            length = frame(data + at, size - at, &self.why)
+            if not length:
                 return at
-            if length < HEADER:
-                self.why = b"batch length is less than a header's"
-                return at
-            if length > size - at:
-                return at
-            if kept_crc32c(0, p + 21, <size_t>(length - 21)) != be32(p + 17):
-                self.why = b"CRC does not match"
-                return at
-            if p[22] & 0x37:
+            if data[at + 22] & SPECIAL:
                 self.special = True
                 return at
-            if self.batch(p, p + HEADER, p + length, False) < 0:
+            if self.batch(data + at, data + at + HEADER, data + at + length, False) < 0:
                 return at
             at += length
-        return at
 
     cdef inline int run(self, uint32_t start, uint32_t end) noexcept nogil:
         if self.in_run and start == self.run_end + 1:

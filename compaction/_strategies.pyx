@@ -8,31 +8,21 @@ from array import array
 
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
-from storage.records._wire cimport (
-    RecordSpan, be32, be64, kept_crc32c, read_record, read_varint32,
+from compaction._chunk cimport (
+    HEADER, SPECIAL, Words, as_array, frame, kept_prefetch, kept_scale, kept_siphash128,
+    kept_table_free, kept_table_new, push,
 )
+from storage.records._wire cimport RecordSpan, be32, be64, read_record, read_varint32
 
 from kept.storage.records import Record
 
 KERNEL = "cython"
 
-cdef extern from "siphash.h" nogil:
-    void kept_siphash128(uint64_t k0, uint64_t k1, const uint8_t *p, size_t length,
-                         uint64_t *low, uint64_t *high)
-
-cdef extern from "table.h" nogil:
-    uint64_t kept_scale(uint64_t hash, uint64_t slots)
-    void kept_prefetch(const void *p)
-    void *kept_table_new(size_t size)
-    void kept_table_free(void *p, size_t size)
-
 cdef enum:
     BLOCK = 128  # keys hashed, and their slots prefetched, before the first of them is looked at
-    HEADER = 61
-    SPECIAL = 0x37  # attribute bits of a batch that the caller handles
     # kept.compaction.strategy.Kind
     LATEST = 0
     LATEST_N = 1
@@ -286,26 +276,6 @@ cdef void find_version(const RecordSpan *span, const Rule *rule, uint64_t *out) 
     read_version(value, found, out)
 
 
-cdef inline int64_t frame(const uint8_t *p, int64_t size, const char **why) noexcept nogil:
-    """Length of the whole batch at p; 0 when it is cut off, or ``why`` is set."""
-    cdef int64_t length
-    if size < HEADER:
-        return 0
-    length = <int64_t><int32_t>be32(p + 8) + 12
-    if p[16] != 2:
-        why[0] = b"magic is not 2"
-        return 0
-    if length < HEADER:
-        why[0] = b"batch length is less than a header's"
-        return 0
-    if length > size:
-        return 0
-    if kept_crc32c(0, p + 21, <size_t>(length - 21)) != be32(p + 17):
-        why[0] = b"CRC does not match"
-        return 0
-    return length
-
-
 cdef class RuleScan:
     cdef readonly int64_t base_offset
     cdef readonly bint special
@@ -314,8 +284,7 @@ cdef class RuleScan:
     cdef bint keep
     cdef int64_t first
     cdef const char *why
-    cdef uint32_t *kept_
-    cdef size_t kept_size, kept_room
+    cdef Words kept_
     cdef Item items[BLOCK]
     cdef int block
 
@@ -327,7 +296,7 @@ cdef class RuleScan:
         self.keep = keep
 
     def __dealloc__(self):
-        free(self.kept_)
+        free(self.kept_.at)
 
     def feed(self, data):
         """Read whole batches from the start of ``data``; returns how many bytes."""
@@ -420,30 +389,15 @@ cdef class RuleScan:
         for i in range(self.block):
             if self.keep:
                 if self.map.keeps(self.items + i):
-                    failed |= self.push(<uint32_t>(self.items[i].offset - self.base_offset))
+                    failed |= push(&self.kept_, <uint32_t>(self.items[i].offset - self.base_offset))
             elif self.map.takes(self.items[i].high):
                 self.map.add(self.items + i)
         self.block = 0
         return failed
 
-    cdef int push(self, uint32_t relative) noexcept nogil:
-        cdef uint32_t *grown
-        if self.kept_size == self.kept_room:
-            grown = <uint32_t *>realloc(self.kept_, (self.kept_room * 2 + 256) * 4)
-            if grown == NULL:
-                return -1
-            self.kept_ = grown
-            self.kept_room = self.kept_room * 2 + 256
-        self.kept_[self.kept_size] = relative
-        self.kept_size += 1
-        return 0
-
     def kept(self):
         """Records that stay, relative to the base, ascending."""
-        found = array("I")
-        if self.kept_size:
-            found.frombytes((<const uint8_t *>self.kept_)[: self.kept_size * 4])
-        return found
+        return as_array(&self.kept_)
 
 
 cdef object new_tuple = tuple.__new__

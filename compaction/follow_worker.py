@@ -14,14 +14,14 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from kept.compaction import held
 from kept.compaction.follow import FollowJob, LogsDiffer, Piece, follow
 from kept.compaction.job import Source, config_fields, config_from
 from kept.compaction.manifest import Identity, Manifest, OutputSegment
-from kept.compaction.pass_ import read_manifest
+from kept.compaction.pass_ import Result, read_manifest
 from kept.compaction.worker import Throttle, begin, give_way, say
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation, KeptError
@@ -58,10 +58,8 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     """The job in a line of JSON."""
     directory = fields["directory"]
     found = held.decode("the job", base64.b64decode(fields["manifest"]))
-    previous = None
-    if fields["previous"] is not None:
-        with suppress(FileNotFoundError, DamagedData):
-            previous = read_manifest(directory, Identity(*fields["previous"]), disk)
+    identity = fields["previous"]
+    previous = _previous(directory, None if identity is None else Identity(*identity), disk)
     pieces = []
     for piece in fields["pieces"]:
         base = piece["base_offset"]
@@ -71,6 +69,19 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
         directory, found, tuple(pieces), config_from(fields["config"]), previous,
         tuple(AbortedTxn(*entry) for entry in fields["aborted"]), fields["chunk_bytes"],
     )  # fmt: skip
+
+
+def _previous(directory: str, identity: Identity | None, disk: Disk) -> Manifest | None:
+    """The manifest applied before; without it more is read."""
+    if identity is not None:
+        with suppress(FileNotFoundError, DamagedData):
+            return read_manifest(directory, identity, disk)
+    return None
+
+
+def run_here(job: FollowJob, previous: Identity | None, disk: Disk) -> Result:
+    """The job in this process. Raises as :func:`.follow.follow`."""
+    return follow(replace(job, previous=_previous(job.directory, previous, disk)), disk)
 
 
 def _output(found: Manifest, base_offset: int) -> OutputSegment:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kept.compaction import follow, follow_worker, held, manifest
 from kept.compaction import job as jobs
@@ -25,6 +25,11 @@ from kept.node.manifests.workers import Work
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import KafkaStorageError
+
+SMALL_BYTES: Final = 2 << 20
+"""Logs up to this are built from in a thread: to start a process for each of a thousand small ones
+would keep a replica that comes back out of the ISR for minutes.
+"""
 
 if TYPE_CHECKING:
     from kept.compaction.apply import CompactionState
@@ -156,7 +161,7 @@ class Files:
             return await placing.conclude(self._node, self._hosted, published)
 
     async def _build(self, work: Work, ref: ManifestRef) -> Result:
-        """Have a worker build the outputs from the manifest."""
+        """Build the outputs from the manifest: a worker does, or for a small log a thread."""
         node, log_ = self._node, self._hosted.partition.log
         await self.no_pass()
         await node.in_pool(discard, log_.directory, node.disk)
@@ -164,10 +169,13 @@ class Files:
             found = await node.in_pool(self.body, ref)
         self.check(work)
         job = follow.job_for(log_, found, None, node.now_ms())
-        limit = node.config.log_cleaner_io_max_bytes_per_second
-        threads = max(node.config.log_cleaner_threads, 1)
         state = self._hosted.compaction
         previous = None if state is None else state.applied
+        if follow_worker.source_bytes(job) <= SMALL_BYTES:
+            result: Result = await node.in_pool(follow_worker.run_here, job, previous, node.disk)
+            return result
+        limit = node.config.log_cleaner_io_max_bytes_per_second
+        threads = max(node.config.log_cleaner_threads, 1)
         question = follow_worker.encode(job, previous, limit / threads)
         return await work.run(follow_worker.COMMAND, question)
 

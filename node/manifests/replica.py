@@ -98,6 +98,11 @@ class ReplicaManifests:
     def __repr__(self) -> str:
         return f"ReplicaManifests({self._partition.topic_partition}, {self.core})"
 
+    @property
+    def busy(self) -> bool:
+        """Files are being built or put into place: what is on disk is at no generation."""
+        return bool(self._works)
+
     # What happens to it.
 
     def tell(self, event: ev.Event) -> None:
@@ -337,7 +342,7 @@ class ReplicaManifests:
         try:
             state = await self._slow.bring(work, ref, self._made)
         except (KeptError, OSError) as error:
-            missing = error.offset if isinstance(error, PassFailed) else None
+            missing = _missing(error)
             self._stopped(work, "manifest not applied", ref, error)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
@@ -542,6 +547,13 @@ class ReplicaManifests:
         while self._tasks:
             await asyncio.wait(self._tasks)
             await asyncio.sleep(0)
+
+
+def _missing(error: BaseException) -> int | None:
+    """The record that is missing, where that is why a build failed (here, or in a worker)."""
+    from kept.compaction.follow import LogsDiffer
+
+    return error.offset if isinstance(error, PassFailed | LogsDiffer) else None
 
 
 def named(ref: ManifestRef | None) -> str:

@@ -63,13 +63,15 @@ def build(
     chunk_bytes: int,
     progress: Progress = quiet,
     cached: frozenset[int] = frozenset(),
+    check_crc: bool = False,
 ) -> Built:
-    """See the module. The sources in ``cached`` stay in the page cache.
+    """See the module. The sources in ``cached`` stay in the page cache. ``check_crc``: nobody has
+    read them just now.
 
     Raises DamagedData, NoSpace and MachineError; the files are then to be discarded.
     """
     builder = _Builder(directory, config, disk, chunk_bytes, progress)
-    builder.cached = cached
+    builder.cached, builder.check_crc = cached, check_crc
     segments: list[OutputSegment] = []
     swaps: list[SwapGroup] = []
     for group in groups:
@@ -90,6 +92,16 @@ def build(
     return Built(manifest.with_segments(segments), SwapPlan(tuple(swaps)), builder.bytes_written)
 
 
+def digest_of(
+    group: Group, directory: str, config: LogConfig, disk: Disk, *, chunk_bytes: int
+) -> OutputSegment:
+    """A group's output with the digest that its files come to; nothing is written.
+
+    Raises DamagedData where a survivor is missing, or a batch cannot be read.
+    """
+    return _Builder(directory, config, disk, chunk_bytes, quiet).digest_of(group)
+
+
 class _Builder:
     def __init__(
         self, directory: str, config: LogConfig, disk: Disk, chunk_bytes: int, progress: Progress
@@ -98,6 +110,7 @@ class _Builder:
         self.chunk_bytes, self.progress = chunk_bytes, progress
         self.bytes_written = 0
         self.cached: frozenset[int] = frozenset()
+        self.check_crc = False
 
     def write(self, group: Group) -> list[OutputSegment]:
         """Write a group's outputs."""
@@ -105,6 +118,7 @@ class _Builder:
             interval_bytes=self.config.index_interval_bytes,
             limit_bytes=self.config.segment_bytes,
             index_limit_bytes=self.config.segment_index_bytes,
+            check_crc=self.check_crc,
         )
         run = _Run(self, group, filter_, write=True)
         return run.outputs()
@@ -112,8 +126,9 @@ class _Builder:
     def digest_of(self, group: Group) -> OutputSegment:
         """Digest of a segment that stays as it is."""
         filter_ = records_filter.SegmentFilter(
-            interval_bytes=_NO_LIMIT, limit_bytes=_NO_LIMIT, index_limit_bytes=_NO_LIMIT
-        )
+            interval_bytes=_NO_LIMIT, limit_bytes=_NO_LIMIT, index_limit_bytes=_NO_LIMIT,
+            check_crc=True,
+        )  # fmt: skip
         return _Run(self, group, filter_, write=False).outputs()[0]
 
 

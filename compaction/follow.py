@@ -34,7 +34,8 @@ from kept.compaction.survey import Group
 from kept.storage import layout, txn_index
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
-from kept.storage.records import BatchHeader, headers, records
+from kept.storage.records import BatchHeader, crc32c, headers, records
+from kept.storage.records.header import CRC_START
 from kept.storage.swap import SwapGroup, SwapPlan
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
@@ -259,7 +260,7 @@ class _Follower:
         config = replace(job.config, segment_bytes=_NO_LIMIT, segment_index_bytes=_NO_LIMIT)
         built = build(
             job.manifest, groups, job.directory, config, self.disk,
-            chunk_bytes=job.chunk_bytes, progress=self.progress,
+            chunk_bytes=job.chunk_bytes, progress=self.progress, check_crc=True,
         )  # fmt: skip
         self.bytes_written += built.bytes_written
         return built.manifest.segments
@@ -288,12 +289,17 @@ class _Follower:
             )  # fmt: skip
 
     def _look_for_missing(self, piece: Piece) -> None:
-        """Raises LogsDiffer for the first survivor that is not there. Slow; for the report."""
+        """Raises LogsDiffer for the first survivor that is not there, or is in a damaged batch.
+
+        Slow; for the report.
+        """
         output = piece.output
         assert output is not None
         present, bases = BitMap(), BitMap()
 
         def note(batch: memoryview, header: BatchHeader) -> None:
+            if crc32c(batch[CRC_START:]) != header.crc:
+                return
             first = header.base_offset - output.base_offset
             bases.add(first)
             if header.record_count == header.last_offset_delta + 1:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import kept
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.records import PartitionRecord, ResourceType
-from kept.node import compaction_ops
+from kept.node import compaction_ops, verifying
 from kept.node.compaction_ops import CompactionStatus
 from kept.node.slices import breathe
+from kept.node.verifying import Wanted
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -323,12 +324,31 @@ class Admin:
 
         Raises UnknownTopicOrPartition, DryRunFailed.
         """
+        tp = self._known(topic, partition)
+        answer = await compaction_ops.why_missing(self._node, self._hosted(tp), offset, key)
+        return {**_named(tp), "offset": offset, **answer}
+
+    def replica(self, topic: str, partition: int) -> dict[str, Any]:
+        """How far this node's replica is. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""
+        hosted = self._hosted(self._known(topic, partition))
+        return {
+            **_named(hosted.partition.topic_partition),
+            **asdict(verifying.state(self._node, hosted)),
+        }
+
+    async def digests(self, topic: str, partition: int, wanted: Wanted) -> dict[str, Any]:
+        """What this node's replica has on disk, as :func:`kept.node.verifying.digests` says it.
+
+        Raises UnknownTopicOrPartition, InvalidRequest, MovedMeanwhile, DryRunFailed.
+        """
+        hosted = self._hosted(self._known(topic, partition))
+        return await verifying.digests(self._node, hosted, wanted)
+
+    def _known(self, topic: str, partition: int) -> TopicPartition:
         known = len(self._topic(topic).partitions)
         if partition >= known:
             raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
-        tp = TopicPartition(topic, partition)
-        answer = await compaction_ops.why_missing(self._node, self._hosted(tp), offset, key)
-        return {**_named(tp), "offset": offset, **answer}
+        return TopicPartition(topic, partition)
 
     async def retry(self, topic: str, partition: int) -> dict[str, Any]:
         """Try an uncleanable partition again at once.

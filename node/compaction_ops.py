@@ -187,7 +187,8 @@ async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dic
         "needs_bytes": found.needs_bytes,
         "horizons_only": found.horizons_only,
     }
-    said = await dry_run.run(node, _job(node, hosted, found), key, _above(hosted, found.end_offset))
+    above = sources_from(hosted, found.end_offset)
+    said = await dry_run.run(node, _job(node, hosted, found), key, above)
     return {**answer, "tombstones": said["dry_run"].pop("tombstones"), **said}
 
 
@@ -214,7 +215,7 @@ def _job(node: Node, hosted: HostedPartition, found: Plan) -> jobs.Job:
     )
 
 
-def _above(hosted: HostedPartition, end_offset: int) -> list[jobs.Source]:
+def sources_from(hosted: HostedPartition, end_offset: int) -> list[jobs.Source]:
     """The segments from ``end_offset`` on, as far as they are written."""
     seen = view(hosted.partition.log, CompactionState(), hosted.partition.last_stable_offset)
     return [
@@ -228,7 +229,7 @@ async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[M
     """Every record of a key that is in the log."""
     log, known = hosted.partition.log, node.cleaner.state(hosted)
     return await dry_run.find_key(
-        node, log.directory, log.config, key=key, sources=_above(hosted, 0),
+        node, log.directory, log.config, key=key, sources=sources_from(hosted, 0),
         clean_to=known.clean_to, applied=known.applied,
     )  # fmt: skip
 

@@ -93,6 +93,11 @@ async def find_key(
     return found
 
 
+async def verify(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What :func:`kept.compaction.verify.answer` says. Raises DryRunFailed."""
+    return await _ask(node, {"verify": question})
+
+
 async def _ask(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
     waiting = _WAITING.get(node, 0)
     if waiting > MAX_WAITING:
@@ -137,6 +142,10 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     from kept.storage.disk import Disk
 
     disk = Disk()
+    if "verify" in question:
+        from kept.compaction import verify as verifying
+
+        return verifying.answer(question["verify"], disk)
     key = None if question["key"] is None else base64.b64decode(question["key"])
     above = [Source(**source) for source in question["above"]]
     if "job" not in question:

@@ -13,6 +13,8 @@ GET     /api/v1/topics/NAME                           settings, partitions, segm
 GET     /api/v1/compaction[?topic=T]                  where each compacted partition stands
 GET     /api/v1/compaction/explain?topic=T            what a pass would do now [&partition=P&key=K]
 GET     /api/v1/compaction/why-missing?topic=T&…      where &partition=P&offset=O is [&key=K]
+GET     /api/v1/compaction/replica?topic=T&…          how far this node's replica is: &partition=P
+GET     /api/v1/compaction/digests?topic=T&…          what it has: &partition=P&start=O&end=O[&…]
 POST    /api/v1/compaction/now                        {"topic": T, "partition": P, "wait": true}
 POST    /api/v1/compaction/retry                      {"topic": T, "partition": P}
 POST    /api/v1/voters/add                            {"node_id": N, "address": "HOST:PORT"}
@@ -179,6 +181,27 @@ async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
     return HttpResponse(await Admin(node).why_missing(topic, partition, offset, _key(query)))
 
 
+async def _replica(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition")
+    return HttpResponse(Admin(node).replica(_text(query, "topic"), _needed(query, "partition")))
+
+
+async def _digests(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition", "generation", "start", "end", "parts")
+    from kept.node.verifying import Wanted
+
+    wanted = Wanted(
+        query.get("generation"),
+        _needed(query, "start"),
+        _needed(query, "end"),
+        _number(query, "parts", optional=True),
+    )
+    topic, partition = _text(query, "topic"), _needed(query, "partition")
+    return _large(await Admin(node).digests(topic, partition, wanted))
+
+
 async def _now(node: Node, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition", "wait")
@@ -218,6 +241,8 @@ _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     "/api/v1/compaction": {"GET": _compaction},
     "/api/v1/compaction/explain": {"GET": _explain},
     "/api/v1/compaction/why-missing": {"GET": _why_missing},
+    "/api/v1/compaction/replica": {"GET": _replica},
+    "/api/v1/compaction/digests": {"GET": _digests},
     "/api/v1/compaction/now": {"POST": _now},
     "/api/v1/compaction/retry": {"POST": _retry},
     "/api/v1/voters/add": {"POST": _add_voter},

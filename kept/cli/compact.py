@@ -11,6 +11,7 @@ from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_opti
 
 if TYPE_CHECKING:
     from kept.client.http import JsonApi
+    from kept.client.verify import Verdict
 
 _T = TypeVar("_T")
 
@@ -180,6 +181,87 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
         show_json(answer)
     else:
         click.echo(f"trying {topic}-{partition} again")
+
+
+@compact.command(epilog=examples("kept compact verify users", "kept compact verify users:0"))
+@click.argument("target", metavar="TOPIC[:P]")
+@click.option(
+    "--patience",
+    type=click.IntRange(0),
+    default=60,
+    show_default=True,
+    metavar="S",
+    help="Wait so long for replicas that are being compacted.",
+)
+@json_option
+@bootstrap_option
+def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None:
+    """Compare what the replicas have on disk, by digests made from their files."""
+    from dataclasses import asdict
+
+    from kept.cli.output import show_json
+
+    topic, partition = _target(target)
+    verdicts = _verdicts(bootstrap, topic, partition, patience)
+    if as_json:
+        show_json({"partitions": [asdict(one) for one in verdicts]})
+    else:
+        _show_verdicts(verdicts)
+    unequal = sum(one.equal is False for one in verdicts)
+    open_ = sum(one.equal is None for one in verdicts)
+    if unequal or open_:
+        raise Failure(f"{unequal} partitions differ, {open_} could not be compared")
+
+
+def _verdicts(
+    bootstrap: str, topic: str, partition: int | None, patience_s: float
+) -> list[Verdict]:
+    from kept.client.http import each_node
+    from kept.client.verify import verify
+
+    nodes = each_node(bootstrap, WAIT_S)
+    known = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]
+    wanted = [p for p in known if partition in (None, p["partition"])]
+    if not wanted:
+        raise Failure(f"{topic} has no partition {partition}; it has {len(known)}")
+    return [
+        verify(
+            topic,
+            one["partition"],
+            {n: nodes[n] for n in one["replicas"] if n in nodes},
+            tuple(n for n in one["replicas"] if n not in nodes),
+            patience_s,
+        )
+        for one in wanted
+    ]
+
+
+def _show_verdicts(verdicts: list[Verdict]) -> None:
+    from kept.cli.output import show_table
+
+    said = {True: "equal", False: "DIFFERENT", None: "not compared"}
+    rows = [
+        (
+            one.topic,
+            one.partition,
+            said[one.equal],
+            one.generation,
+            f"{one.start_offset}..{one.covered_end}" if one.equal is not None else None,
+            f"{one.covered_end}..{one.end_offset}" if one.equal is not None else None,
+            ",".join(map(str, one.replicas)),
+            one.why or (f"away: {','.join(map(str, one.absent))}" if one.absent else None),
+        )
+        for one in verdicts
+    ]
+    columns = ("topic", "partition", "replicas are", "generation", "compacted", "tail", "nodes")
+    show_table((*columns, "note"), rows)
+    for one in verdicts:
+        for found in one.differences:
+            where = f"{found.base_offset}..{found.end_offset}"
+            first = "" if found.offset is None else f", first at offset {found.offset}"
+            click.echo(f"\n{one.topic}-{one.partition} {where}{first}")
+            for node, has in sorted(found.replicas.items()):
+                click.echo(f"  node {node}: {has}")
 
 
 def _show_passes(partitions: list[dict[str, Any]]) -> None:

@@ -54,8 +54,11 @@ cdef class SegmentFilter:
     cdef const int64_t[::1] horizon_values
     cdef size_t survivor_count, empty_count, horizon_count
     cdef size_t at_survivor, at_empty, at_horizon
+    cdef bint check_crc
 
-    def __cinit__(self, *, int64_t interval_bytes, int64_t limit_bytes, int64_t index_limit_bytes):
+    def __cinit__(self, *, int64_t interval_bytes, int64_t limit_bytes, int64_t index_limit_bytes,
+                  bint check_crc=False):
+        self.check_crc = check_crc
         self.interval = interval_bytes
         self.limit = limit_bytes
         self.index_limit = index_limit_bytes
@@ -214,6 +217,10 @@ cdef class SegmentFilter:
                         return at
                 at += length
                 continue
+            if self.check_crc and kept_crc32c(0, p + 21, length - 21) != be32(p + 17):
+                self.why = b"wrong CRC"
+                self.stop = DAMAGED_
+                return at
             if p[22] & 7:
                 self.stop = COMPRESSED_
                 return at

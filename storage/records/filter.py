@@ -58,9 +58,16 @@ _MAX_RELATIVE: Final = 0x7FFFFFFF
 
 
 class PythonSegmentFilter:
-    """See the module. ``limit_bytes`` and ``index_limit_bytes`` bound one output."""
+    """See the module. ``limit_bytes`` and ``index_limit_bytes`` bound one output.
 
-    def __init__(self, *, interval_bytes: int, limit_bytes: int, index_limit_bytes: int) -> None:
+    ``check_crc``: batches with survivors are checked; a digest takes their CRC as it stands.
+    """
+
+    def __init__(
+        self, *, interval_bytes: int, limit_bytes: int, index_limit_bytes: int,
+        check_crc: bool = False,
+    ) -> None:  # fmt: skip
+        self._check_crc = check_crc
         self._interval = interval_bytes
         self._limit = limit_bytes
         self._index_limit = index_limit_bytes
@@ -135,6 +142,9 @@ class PythonSegmentFilter:
             if e < len(self._empties) and self._empties[e] == first:
                 return self._append(_sealed(_emptied(header), b""), header)
             return DONE
+        if self._check_crc and crc32c(batch[CRC_START:]) != header.crc:
+            self.fault = "wrong CRC"
+            return DAMAGED
         if header.attributes & CODEC_MASK:
             return COMPRESSED
         mark = self._at

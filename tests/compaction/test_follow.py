@@ -11,6 +11,7 @@ import pytest
 from kept.compaction import apply as applying
 from kept.compaction import follow, journal
 from kept.compaction.pass_ import discard, read_manifest
+from kept.storage import layout
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, Codec
 from kept.testing.simulated_disk import SimulatedCrash
@@ -171,6 +172,23 @@ def test_a_survivor_that_is_missing_is_named(pair) -> None:
         other.build()
     assert error.value.offset == 11
     assert other.follower.log.log_end_offset == 30
+
+
+def test_a_survivor_in_a_damaged_batch_is_named(pair) -> None:
+    """One bit of a value: the header, of which digests are made, is as it was."""
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    log = both.follower.log
+    segment = log.segments[0]
+    position, size = segment.locate(11)[:2]
+    disk, path = both.follower.disk, segment.path(layout.LOG)
+    at = position + size - 5
+    disk.writev(disk.open_append(path), [bytes([disk.read(path)[at] ^ 1])], at)
+    with pytest.raises(follow.LogsDiffer, match="survives") as error:
+        both.build()
+    assert error.value.offset == 11
 
 
 def test_another_record_at_the_same_offset_is_noticed(pair) -> None:

@@ -11,7 +11,12 @@ from kept.compaction import kernel, offset_map
 from kept.compaction.offset_map import FACTS, LOOKUP, MAP
 from kept.storage.records import build_batch, headers, read_header, records
 from kept.storage.records import filter as records_filter
-from kept.storage.records.filter import PythonSegmentFilter, canonical_header, compressed_batch
+from kept.storage.records.filter import (
+    DAMAGED,
+    PythonSegmentFilter,
+    canonical_header,
+    compressed_batch,
+)
 from kept.storage.types import Codec, TimestampType
 
 KEY = bytes(range(16))
@@ -356,6 +361,28 @@ def test_both_filters_write_alike_and_right(fast, seed):
             assert new.codec == old.codec
     if limit == 1500:
         assert all(len(part[1]) <= 1500 or len(list(headers(part[1]))) == 1 for part in results[0])
+
+
+@pytest.mark.parametrize("at", [61, 100, -1])
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_damaged_batch_is_noticed_where_nobody_has_read_it(fast, at, checks):
+    """Only if it has survivors: what goes is not looked at."""
+    _, fast_filter = fast
+    data = bytearray(build_batch([(5, b"k", b"v" * 100, ())], base_offset=0))
+    data[at] ^= 1
+    for make in (fast_filter, PythonSegmentFilter):
+        for survivors in ([0], []):
+            filter_ = make(
+                interval_bytes=1, limit_bytes=1 << 20, index_limit_bytes=1 << 20, check_crc=checks
+            )
+            filter_.open_output(0)
+            none = array("I")
+            filter_.open_source(0, array("I", survivors), none, none, array("q"))
+            filter_.feed(bytes(data))
+            if checks and survivors:
+                assert (filter_.stop, filter_.fault) == (DAMAGED, "wrong CRC")
+            elif not survivors:
+                assert filter_.fault is None
 
 
 def test_digest_headers_do_not_depend_on_the_codec():

@@ -12,6 +12,7 @@ import kept
 from kept.node.connection import raise_file_limit
 from kept.node.logging import bridge, log
 from kept.node.server import Node
+from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.config import NodeConfig
@@ -22,8 +23,8 @@ GC_THRESHOLDS: Final = (5_000, 20, 1_000)
 """Rare collections: the hot path makes no cycles, and a full one costs milliseconds."""
 
 
-async def serve(config: NodeConfig) -> int:
-    """Run a node until TERM or INT; returns the exit code."""
+async def serve(config: NodeConfig) -> str:
+    """Run a node until TERM or INT, or until it fails; returns why it failed, else nothing."""
     loop = asyncio.get_running_loop()
     node = Node(config)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -35,7 +36,7 @@ async def serve(config: NodeConfig) -> int:
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        return node.exit_code
+        return node.failure
     await starting
     print(ready_line(node), flush=True)
     await node.settled()
@@ -44,7 +45,7 @@ async def serve(config: NodeConfig) -> int:
     await stopping
     log.info("stopping")
     await node.stop()
-    return node.exit_code
+    return node.failure
 
 
 def ready_line(node: Node) -> str:
@@ -65,13 +66,12 @@ def ready_line(node: Node) -> str:
 
 
 def run(config: NodeConfig) -> None:
-    """The whole of ``kept serve``. Raises KeptError when the node can't start; exits otherwise."""
+    """The whole of ``kept serve``. Raises KeptError when the node can't start, or go on."""
     import uvloop
 
     log.configure(as_json=config.log_format == "json", level=config.log_level)
     bridge()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    code = uvloop.run(serve(config))
-    if code:
-        raise SystemExit(code)
+    if failure := uvloop.run(serve(config)):
+        raise KeptError(failure)

@@ -102,7 +102,7 @@ class Node:
         self.readiness = Readiness(self.node_id)
         self.reads_in_memory = True
         """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
-        self.exit_code = 0
+        self.failure = ""
         self.stopped = asyncio.Event()
         self._pool = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
         self._proposals = asyncio.Lock()
@@ -357,9 +357,9 @@ class Node:
         self.groups.partition_gone(tp)
 
     def fatal(self, why: str) -> None:
-        """Nothing can be served any more: end with exit code 1."""
+        """Nothing can be served any more: end with exit code 1, and say why once more."""
         log.error("node stops", reason=why)
-        self.exit_code = 1
+        self.failure = self.failure or why
         self.stopped.set()
 
     # Life.
@@ -532,7 +532,7 @@ class Node:
     async def stop(self) -> None:
         """Stop cleanly; what is acknowledged is durable when this returns."""
         self.ready = False
-        if self.membership is not None and not self.exit_code:
+        if self.membership is not None and not self.failure:
             await self.membership.leave()
         self._timers.stop()
         for listener in self._all_listeners():

@@ -104,3 +104,64 @@ def test_monitoring_is_added_by_the_second_file():
     paths = [re.search(rf"{ROOT}/[^:']+", one) for one in mounted]
     assert sum(path is not None for path in paths) == 5
     assert all(path is None or Path(path[0]).is_file() for path in paths)
+
+
+SETTINGS = {
+    "KEPT_CONTROLLER_QUORUM_VOTERS": "0@kept-0:10092,1@kept-1:10092,2@kept-2:10092",
+    "KEPT_LISTENERS": "INTERNAL://:9092,NODE://:10092",
+    "KEPT_LISTENER_SECURITY_PROTOCOL_MAP": "INTERNAL:PLAINTEXT,NODE:PLAINTEXT",
+    "KEPT_ADVERTISED_LISTENERS": "INTERNAL://stranger:9092,NODE://stranger:10092",
+    "KEPT_PROCESS_ROLES": "broker",
+}
+
+
+@pytest.fixture
+def stranger(compose):
+    """Start one more container on the nodes' network; it is removed when the test ends."""
+    names = []
+
+    def start(**settings):
+        name = f"{compose.project}-stranger-{len(names)}"
+        names.append(name)
+        given = [f"-e{key}={text}" for key, text in (SETTINGS | settings).items()]
+        network = f"--network={compose.project}_default"
+        docker("run", "-d", "--name", name, network, "--network-alias=stranger", *given, image())
+        return name
+
+    yield start
+    for name in names:
+        docker("rm", "-f", "-v", name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {
+                "KEPT_NODE_ID": "1",
+                "KEPT_PROCESS_ROLES": "broker,controller",
+                "KEPT_CONTROLLER_QUORUM_VOTERS": "0@kept-0:10092,1@stranger:10092,2@kept-2:10092",
+            },
+            "node id 1 belongs to another process that is alive: give this one another node.id",
+        ),
+        (
+            {"KEPT_NODE_ID": "9", "KEPT_CONTROLLER_QUORUM_VOTERS": "7@kept-0:10092,8@kept-1:10092"},
+            "this is node 0, not node 7: correct its address in controller.quorum.voters",
+        ),
+    ],
+    ids=["a node id that is taken", "other voters"],
+)
+def test_a_node_that_contradicts_the_cluster_is_refused(compose, stranger, settings, said):
+    name = stranger(**settings)
+    until(lambda: docker("inspect", "-f", "{{.State.Status}}", name).strip() == "exited", "it ends")
+    assert docker("inspect", "-f", "{{.State.ExitCode}}", name).strip() == "1"
+    last = docker("logs", name).splitlines()[-1]
+    assert last.startswith("kept: ") and said in last, last
+    compose.await_ready()
+
+
+def test_a_broker_joins_and_leaves(compose, stranger):
+    name = stranger(KEPT_NODE_ID="9")
+    until(lambda: " ready on " in docker("logs", name), "it is ready")
+    docker("stop", "-t", "30", name)
+    assert docker("inspect", "-f", "{{.State.ExitCode}}", name).strip() == "0"

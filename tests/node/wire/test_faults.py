@@ -123,10 +123,10 @@ def test_one_of_two_directories_fails(tools, tmp_path):
         reasons = [directory.offline for directory in node.log_directories]
         writer.close()
         await node.stop()
-        return codes, fetched, metadata, reasons, node.exit_code
+        return codes, fetched, metadata, reasons, node.failure
 
-    codes, fetched, metadata, reasons, exit_code = asyncio.run(main())
-    assert (codes, exit_code) == ([56, 56, 0], 0)
+    codes, fetched, metadata, reasons, failure = asyncio.run(main())
+    assert (codes, failure) == ([56, 56, 0], "")
     assert int(fetched.responses[0].partitions[0].error_code) == 56
     topics = {topic.name: topic.partitions[0] for topic in metadata.topics}
     assert (topics["first"].leader_id, topics["first"].offline_replicas) == (-1, (0,))

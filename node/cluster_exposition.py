@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from kept.cluster.records import NO_LEADER
 from kept.node.families import counter, gauge, histogram
-from kept.node.slices import ITEMS_PER_SLICE
 from kept.replication.events import UNKNOWN_OFFSET
 
 if TYPE_CHECKING:
@@ -99,10 +98,9 @@ def families(node: Node) -> Iterator[Metric | None]:
         counted.unclean_elections,
     )
     offline = 0
-    for number, topic in enumerate(node.image.topics.values() if leads else ()):
+    for topic in node.image.topics.values() if leads else ():
         offline += sum(record.leader == NO_LEADER for record in topic.partitions)
-        if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
-            yield None
+        yield None
     yield gauge(
         "controller_offline_partitions", "Partitions of the cluster without a leader.", offline
     )

@@ -8,10 +8,9 @@ unless ``kept.metrics.partitions=all``. prometheus-client is imported at the fir
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import kept
@@ -20,8 +19,8 @@ from kept.node import cluster_exposition
 from kept.node.admin import Admin
 from kept.node.cluster_exposition import LedPartitions, is_under_replicated
 from kept.node.compaction_ops import CompactionStatus
-from kept.node.families import counter, gauge, histogram, series
-from kept.node.slices import ITEMS_PER_SLICE
+from kept.node.families import PartitionSeries, counter, gauge, histogram, series
+from kept.node.slices import Pace
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -31,35 +30,42 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CHUNK_BYTES: Final = 64 * 1024
+FDS_AT_ONCE: Final = 500
 
 
 async def render(node: Node) -> AsyncIterator[bytes]:
     """The text, in pieces."""
     out: list[str] = []
     size = 0
+    pace = Pace()
     for family in families(node):
-        if family is not None:
-            for number, line in enumerate(_lines(family)):
-                out.append(line)
-                size += len(line)
-                if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
-                    await asyncio.sleep(0)
+        for line in () if family is None else _lines(family):
+            out.append(line)
+            size += len(line)
             if size >= CHUNK_BYTES:
                 yield "".join(out).encode()
                 out.clear()
                 size = 0
-        await asyncio.sleep(0)
+            await pace.breathe()
+        await pace.breathe()
     if out:
         yield "".join(out).encode()
 
 
-def _lines(family: Metric) -> Iterator[str]:
+def _lines(family: Metric | PartitionSeries) -> Iterator[str]:
     name = family.name + ("_total" if family.type == "counter" else "")
     yield f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n"
+    if isinstance(family, PartitionSeries):
+        for labels, value in family.rows():
+            yield _line(name, labels, value)
+        return
     for sample in family.samples:
-        labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in sample.labels.items())
-        shown = f"{{{labels}}}" if labels else ""
-        yield f"{sample.name}{shown} {_number(sample.value)}\n"
+        yield _line(sample.name, sample.labels, sample.value)
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    listed = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{f'{{{listed}}}' if listed else ''} {_number(value)}\n"
 
 
 def _number(value: float) -> str:
@@ -79,10 +85,12 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Every family, whole."""
-        return (family for family in families(self._node) if family is not None)
+        for family in families(self._node):
+            if family is not None:
+                yield family.family() if isinstance(family, PartitionSeries) else family
 
 
-def families(node: Node) -> Iterator[Metric | None]:
+def families(node: Node) -> Iterator[Metric | PartitionSeries | None]:
     """Every metric of the node; None is a good moment to let others run."""
     yield from _process(node)
     yield from _traffic(node)
@@ -99,7 +107,13 @@ def _process(node: Node) -> Iterator[Metric | None]:
     build.add_metric([kept.__version__, _kernel()], 1)
     yield build
     yield gauge("resident_memory_bytes", "Resident memory of the node.", _resident_bytes())
-    yield gauge("open_fds", "Open file descriptors.", len(os.listdir("/proc/self/fd")) - 1)
+    open_fds = -1  # without the one that lists them
+    with os.scandir("/proc/self/fd") as listed:
+        for _ in listed:
+            open_fds += 1
+            if open_fds % FDS_AT_ONCE == 0:
+                yield None
+    yield gauge("open_fds", "Open file descriptors.", open_fds)
     yield gauge("max_fds", "File descriptors that may be open.", _max_fds())
     yield gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
     yield gauge("connections", "Open connections.", node.connection_count)
@@ -187,7 +201,7 @@ def _compaction(node: Node) -> Iterator[Metric | None]:
     yield histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
 
 
-def _partitions(node: Node) -> Iterator[Metric | None]:
+def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
     """Totals over all partitions, and series for those that need attention."""
     dirty = series("log_cleaner_dirty_ratio", "Dirty share of the cleanable bytes.")
     uncleanable = series(
@@ -204,9 +218,8 @@ def _partitions(node: Node) -> Iterator[Metric | None]:
     all_of_them = node.config.metrics_partitions == "all"
     admin = Admin(node)
     totals: Counter[str] = Counter()
-    for number, (tp, record) in enumerate(_records(node)):
-        if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
-            yield None
+    for tp, record in _records(node):
+        yield None
         name = [tp.topic, str(tp.partition)]
         totals["count"] += 1
         under = is_under_replicated(record)
@@ -298,9 +311,8 @@ def _groups(node: Node) -> Iterator[Metric | None]:
         labels=["group", "topic"],
     )  # fmt: skip
     sums: dict[tuple[str, str], int] = {}
-    for number, (group, topic, index, offset) in enumerate(list(node.groups.committed())):
-        if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
-            yield None
+    for group, topic, index, offset in list(node.groups.committed()):
+        yield None
         partition = node.partitions.get(TopicPartition(topic, index))
         if partition is not None:
             behind = max(0, partition.high_watermark - offset)

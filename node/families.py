@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily, Metric
@@ -33,8 +34,43 @@ def histogram(name: str, doc: str, counts: Histogram) -> Metric:
     )
 
 
-def series(name: str, doc: str, *labels: str) -> GaugeMetricFamily:
+def series(name: str, doc: str, *labels: str) -> PartitionSeries:
     """A family of gauges for partitions: topic, partition, and further labels."""
-    from prometheus_client.core import GaugeMetricFamily
+    return PartitionSeries(f"kept_{name}", doc, ("topic", "partition", *labels))
 
-    return GaugeMetricFamily(f"kept_{name}", doc, labels=["topic", "partition", *labels])
+
+class PartitionSeries:
+    """A family of gauges of which there may be tens of thousands.
+
+    Labels and values lie in one flat list: an object for each sample would bring the garbage
+    collector in, which stops everybody for longer than a whole slice of the work may take.
+    """
+
+    type = "gauge"
+
+    def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
+        self.name = name
+        self.documentation = documentation
+        self._labels = labels
+        self._flat: list[Any] = []
+
+    def add_metric(self, labels: Sequence[str], value: float) -> None:
+        """One more sample, with a text for each label."""
+        self._flat += labels
+        self._flat.append(value)
+
+    def rows(self) -> Iterator[tuple[dict[str, str], float]]:
+        """The samples: (labels, value)."""
+        width = len(self._labels)
+        for at in range(0, len(self._flat), width + 1):
+            texts = self._flat[at : at + width]
+            yield dict(zip(self._labels, texts, strict=True)), self._flat[at + width]
+
+    def family(self) -> GaugeMetricFamily:
+        """As prometheus-client has it."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        found = GaugeMetricFamily(self.name, self.documentation, labels=self._labels)
+        for labels, value in self.rows():
+            found.add_metric(list(labels.values()), value)
+        return found

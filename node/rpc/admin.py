@@ -76,9 +76,7 @@ class Admin:
         return await self._operations.explain(topic, partition, _given(asked, "key"))
 
     async def _whymissing(self, asked: Any) -> Mapping[str, Any]:
-        partition, offset = _number(asked, "partition"), _number(asked, "offset")
-        assert partition is not None
-        assert offset is not None
+        partition, offset = _needed(asked, "partition"), _needed(asked, "offset")
         return await self._operations.why_missing(
             _named(asked.topic), partition, offset, _given(asked, "key")
         )
@@ -88,9 +86,22 @@ class Admin:
         return await self._operations.compact_now(topic, partition, asked.wait)
 
     async def _retry(self, asked: Any) -> Mapping[str, Any]:
-        partition = _number(asked, "partition")
-        assert partition is not None
-        return await self._operations.retry(_named(asked.topic), partition)
+        return await self._operations.retry(_named(asked.topic), _needed(asked, "partition"))
+
+    async def _replica(self, asked: Any) -> Mapping[str, Any]:
+        return self._operations.replica(_named(asked.topic), _needed(asked, "partition"))
+
+    async def _digests(self, asked: Any) -> Mapping[str, Any]:
+        from kept.node.verifying import Wanted
+
+        wanted = Wanted(
+            _given(asked, "generation"),
+            _needed(asked, "start"),
+            _needed(asked, "end"),
+            _number(asked, "parts"),
+        )
+        partition = _needed(asked, "partition")
+        return await self._operations.digests(_named(asked.topic), partition, wanted)
 
     async def _addvoter(self, asked: Any) -> Mapping[str, Any]:
         return await self._operations.add_voter(asked.node_id, _given(asked, "address"))
@@ -116,6 +127,13 @@ def _number(asked: Any, field: str) -> int | None:
     value: int = getattr(asked, field)
     if value < 0:
         raise InvalidRequest(f"{field} must be a number, 0 or more")
+    return value
+
+
+def _needed(asked: Any, field: str) -> int:
+    """A number that is not optional, 0 or more. Raises InvalidRequest."""
+    value = _number(asked, field)
+    assert value is not None
     return value
 
 

@@ -107,3 +107,30 @@ def test_after_an_unclean_election_a_base_generation_makes_both_equal(compacted)
         three.until_applied(first, late)
         assert three.live()[b"new"] == b"value"
         three.until_equal()
+
+
+def test_a_log_whose_start_has_moved_meanwhile():
+    """One that was away finds its log to lie below the leader's: it starts anew, and applies."""
+    config = {"cleanup.policy": "compact,delete", "retention.bytes": "9000"}
+    settings = {"log_retention_check_interval_ms": "300"}
+    with trio(config, **settings) as three:
+        three.fill(30, keys=1000)
+        three.clean()
+        three.until_applied(0, 1, 2)
+        away = (three.leader + 1) % 3
+        end = three.client.bounds(three.topic)[0][1]
+        three.cluster.stop(away)
+        three.fill(150, keys=1000, start=30)
+        three.until(lambda: three.client.bounds(three.topic)[0][0] > end, "the log start moved")
+        three.put((b"k100", None))
+        three.clean()
+        three.fill(5, keys=1000, start=180)
+        three.clean()
+        three.cluster.start(away)
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        three.fill(60, keys=1000, start=200)
+        three.clean()
+        three.until_applied(0, 1, 2)
+        assert b"k100" not in three.live()
+        three.until_equal()

@@ -6,6 +6,7 @@ plans on the driver (``partitions``), is pickled, and reads in the workers (``re
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -129,12 +130,16 @@ def read_partition(
     schema: StructType,
     min_timestamp: int = MIN_INT64,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Spark runs one without a range where there is nothing to read."""
+    """The rows of one task. Spark runs one without a range where there is nothing to read.
+
+    Spark 4.1 always means UTC by an Arrow timestamp, later versions want to be told.
+    """
     if not isinstance(partition.value, Range):
         return iter(())
     from pyspark.sql.pandas.types import to_arrow_schema
 
     from kept.pipeline.reading import read_range
 
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    known = inspect.signature(to_arrow_schema).parameters
+    arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in known else {}))
     return read_range(partition.value, options, arrow, min_timestamp)

@@ -117,9 +117,14 @@ class Cleaner:
 
     def start(self) -> None:
         """Begin to look for work, unless ``log.cleaner.enable`` is false."""
-        self._node.hosting.compaction_moved = self._wake.set
+        self._node.hosting.compaction_moved = self._moved
         if self._node.config.log_cleaner_enable:
             self._loop_task = self._node.loop.create_task(self._run())
+
+    def _moved(self, tp: TopicPartition) -> None:
+        """A generation was applied, whoever computed it."""
+        self.failures.succeeded(tp)
+        self._wake.set()
 
     async def stop(self) -> None:
         """End the workers; what they made is thrown away by the next pass. What is being put into

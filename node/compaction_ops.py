@@ -96,6 +96,9 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
     if said.failure is not None:
         state, reason = UNCLEANABLE, said.failure.reason
+    trouble = hosted.manifests.trouble
+    if trouble.count:
+        state, reason = UNCLEANABLE, trouble.reason
     if said.running is not None:
         computed = hosted.manifests.why_not if said.running.computed else None
         state, reason = RUNNING, computed or said.running.plan.why
@@ -113,7 +116,7 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         generation=None if known.applied is None else str(known.applied),
         last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
         retry_at_ms=None if said.failure is None else said.failure.retry_at_ms,
-        failures=0 if said.failure is None else said.failure.count,
+        failures=trouble.count if said.failure is None else said.failure.count,
         progress=progress,
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
         next_horizon_ms=min(known.horizons.values(), default=None),

@@ -156,7 +156,7 @@ class Hosting:
         self.roles = Roles(node)
         self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
         """Generations that are built and put into place at a time."""
-        self.compaction_moved: Callable[[], None] = lambda: None
+        self.compaction_moved: Callable[[TopicPartition], None] = lambda _: None
         """Called when a generation was applied."""
 
     # Settings.

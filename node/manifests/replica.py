@@ -358,7 +358,7 @@ class ReplicaManifests:
         if made is not None and not made.outcome.done():
             made.outcome.set_result(None)
         self.ask()
-        self._node.hosting.compaction_moved()
+        self._node.hosting.compaction_moved(self._partition.topic_partition)
         try:
             await self._slow.checkpoint_cleaned()
         except KeptError as error:
@@ -395,7 +395,7 @@ class ReplicaManifests:
             self._in_place(state)
             if still_wanted():
                 self.tell(ev.BaseMade(ManifestRef((epoch, 0), epoch, state.end_offset)))
-            self._node.hosting.compaction_moved()
+            self._node.hosting.compaction_moved(self._partition.topic_partition)
 
     # Passes of this leader.
 
@@ -405,12 +405,12 @@ class ReplicaManifests:
         core = self.core
         if core.may_compute:
             return None
+        if self.trouble.reason:
+            return self.trouble.reason
         if core.role is not Role.LEADER:
             return "this node does not lead the partition"
         if core.lost:
             return "what this replica held is damaged: another one is to lead"
-        if self.trouble.reason:
-            return self.trouble.reason
         if core.making_base:
             return "the base generation after an unclean election is being made"
         if core.applying is not None:

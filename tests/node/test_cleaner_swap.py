@@ -128,3 +128,45 @@ def test_a_stop_waits_for_what_is_being_put_into_place(filled, point):
     assert not [name for name in names if name.endswith((".swap", ".cleaned", ".tmp"))]
     after = read(hosted)
     assert len(after) == 3 if point == "swap.done" else after == before
+
+
+def test_what_could_not_be_put_into_place_is_built_again_from_the_manifest(filled, monkeypatch):
+    from kept.compaction import apply as applying
+    from kept.node.manifests import replica
+    from kept.storage.errors import InvariantViolation
+
+    lone, hosted = filled
+    monkeypatch.setattr(replica, "RETRY_S", 1000.0)
+    begin, refused = applying.begin, []
+
+    def refuse(log, published):
+        if not refused:
+            refused.append(published)
+            raise InvariantViolation("an input is gone")
+        return begin(log, published)
+
+    monkeypatch.setattr(applying, "begin", refuse)
+
+    async def go():
+        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+
+    with pytest.raises(InvariantViolation, match="an input is gone"):
+        lone.run(go())
+    (status,) = lone.get("/api/v1/compaction?topic=t")["partitions"]
+    assert (status["state"], status["reason"]) == ("uncleanable", "an input is gone")
+    assert (status["held"], status["generation"]) == ("0.1", None)
+    assert sorted(read(hosted)) == list(range(40)) and hosted.manifests.core.applied is None
+    lone.post("/api/v1/compaction/retry", topic="t", partition=0)
+
+    async def applied():
+        async with asyncio.timeout(WAIT_S):
+            while hosted.manifests.core.applied is None:
+                await asyncio.sleep(0.01)
+
+    lone.run(applied())
+    assert sorted(read(hosted)) == [37, 38, 39] and hosted.compaction.clean_to == 40
+    (status,) = lone.get("/api/v1/compaction?topic=t")["partitions"]
+    assert (status["state"], status["generation"]) == ("idle", "0.1")
+    names = os.listdir(hosted.partition.log.directory)
+    assert "held-manifest" not in names
+    assert not [name for name in names if name.endswith((".swap", ".cleaned", ".tmp"))]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kept
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.records import PartitionRecord, ResourceType
-from kept.node import compaction_ops, verifying
+from kept.node import compaction_ops, lost, verifying
 from kept.node.compaction_ops import CompactionStatus
 from kept.node.slices import breathe
 from kept.node.verifying import Wanted
@@ -327,6 +327,31 @@ class Admin:
         tp = self._known(topic, partition)
         answer = await compaction_ops.why_missing(self._node, self._hosted(tp), offset, key)
         return {**_named(tp), "offset": offset, **answer}
+
+    async def lost(
+        self, topic: str | None = None, partition: int | None = None, offset: int | None = None
+    ) -> dict[str, Any]:
+        """Committed records that were cut away on this node: ``{"reports": [...]}``.
+
+        Raises UnknownTopicOrPartition.
+        """
+        if topic is not None:
+            self._known(topic, partition or 0)
+        wanted = [
+            hosted.partition.log.directory
+            for tp, hosted in sorted(self._node.hosting.hosted.items())
+            if topic in (None, tp.topic) and partition in (None, tp.partition)
+        ]
+
+        def read() -> list[dict[str, Any]]:
+            return [one for path in wanted for one in lost.reports(path, self._node.disk)]
+
+        found = await self._node.in_pool(read)
+        if offset is not None:
+            found = [
+                r for r in found if r.get("first_offset", 0) <= offset < r.get("end_offset", 0)
+            ]
+        return {"reports": found}
 
     def replica(self, topic: str, partition: int) -> dict[str, Any]:
         """How far this node's replica is. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""

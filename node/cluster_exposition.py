@@ -97,6 +97,11 @@ def families(node: Node) -> Iterator[Metric | None]:
         "Leaders elected from outside the ISR: acknowledged records may be lost.",
         counted.unclean_elections,
     )
+    yield counter(
+        "committed_records_lost",
+        "Offsets cut away here that were committed, or may have been.",
+        counted.lost_records,
+    )
     offline = 0
     for topic in node.image.topics.values() if leads else ():
         offline += sum(record.leader == NO_LEADER for record in topic.partitions)

@@ -28,6 +28,7 @@ class ClusterMetrics:
         self.isr_expands = 0
         self.elections = 0
         self.unclean_elections = 0
+        self.lost_records = 0
         self.election_seconds = Histogram(ELECTION_BUCKETS)
         self.failover_seconds = Histogram(ELECTION_BUCKETS)
         self._controller: int | None = None

@@ -3,7 +3,8 @@
 ======  ============================================  ==============================================
 method  path                                          answers
 ======  ============================================  ==============================================
-GET     /                                             this list, as text
+GET     /                                             this list, as text; a browser gets the console
+GET     /console/FILE                                 what the console is made of
 GET     /healthz                                      200 while the process runs
 GET     /readyz                                       200 when clients are served, else 503 and why
 GET     /metrics                                      Prometheus text
@@ -13,6 +14,7 @@ GET     /api/v1/topics/NAME                           settings, partitions, segm
 GET     /api/v1/compaction[?topic=T]                  where each compacted partition stands
 GET     /api/v1/compaction/explain?topic=T            what a pass would do now [&partition=P&key=K]
 GET     /api/v1/compaction/why-missing?topic=T&…      where &partition=P&offset=O is [&key=K]
+GET     /api/v1/compaction/lost[?topic=T&…]           committed records cut away here, &partition=P
 GET     /api/v1/compaction/replica?topic=T&…          how far this node's replica is: &partition=P
 GET     /api/v1/compaction/digests?topic=T&…          what it has: &partition=P&start=O&end=O[&…]
 POST    /api/v1/compaction/now                        {"topic": T, "partition": P, "wait": true}
@@ -119,7 +121,25 @@ def _key(given: Mapping[str, str]) -> bytes | None:
 # Routes.
 
 
-async def _index(_node: Node, _request: HttpRequest) -> HttpResponse:
+def _console(name: str) -> HttpResponse:
+    from kept.node import console
+
+    return HttpResponse(
+        text=console.text(name), content_type=console.TYPES[name], policy=console.POLICY
+    )
+
+
+async def _script(_node: Node, _request: HttpRequest) -> HttpResponse:
+    return _console("page.js")
+
+
+async def _style(_node: Node, _request: HttpRequest) -> HttpResponse:
+    return _console("page.css")
+
+
+async def _index(_node: Node, request: HttpRequest) -> HttpResponse:
+    if "text/html" in request.accept:
+        return _console("page.html")
     table = (__doc__ or "").split("======\n", 1)[1].rsplit("======  ====", 1)[0]
     lines = [line for line in table.splitlines() if not line.startswith("=")]
     return HttpResponse(text="\n".join(["kept", "", *lines, ""]))
@@ -181,6 +201,14 @@ async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
     return HttpResponse(await Admin(node).why_missing(topic, partition, offset, _key(query)))
 
 
+async def _lost(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition", "offset")
+    partition = _number(query, "partition", optional=True)
+    offset = _number(query, "offset", optional=True)
+    return _large(await Admin(node).lost(query.get("topic"), partition, offset))
+
+
 async def _replica(node: Node, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
@@ -233,6 +261,8 @@ _TOPICS: Final = "/api/v1/topics"
 
 _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     "/": {"GET": _index},
+    "/console/page.js": {"GET": _script},
+    "/console/page.css": {"GET": _style},
     "/healthz": {"GET": _healthz},
     "/readyz": {"GET": _readyz},
     "/metrics": {"GET": _metrics},
@@ -241,6 +271,7 @@ _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     "/api/v1/compaction": {"GET": _compaction},
     "/api/v1/compaction/explain": {"GET": _explain},
     "/api/v1/compaction/why-missing": {"GET": _why_missing},
+    "/api/v1/compaction/lost": {"GET": _lost},
     "/api/v1/compaction/replica": {"GET": _replica},
     "/api/v1/compaction/digests": {"GET": _digests},
     "/api/v1/compaction/now": {"POST": _now},

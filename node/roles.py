@@ -14,7 +14,7 @@ from kept.node.clock import monotonic_ms
 from kept.node.logging import log
 from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
 from kept.replication.manifests_events import Cut
-from kept.replication.reports import CommittedLost, Truncated
+from kept.replication.reports import CommittedLost, Losing, Truncated
 from kept.storage.errors import MachineError
 from kept.storage.types import TopicPartition
 
@@ -83,6 +83,7 @@ class Roles:
 
     def _follow(self, hosted: HostedPartition, record: PartitionRecord) -> None:
         partition = hosted.partition
+        partition.leader_unclean = record.unclean
         news = partition.become_follower(
             record.leader,
             record.leader_epoch,
@@ -178,6 +179,10 @@ class Roles:
             hosted.manifests.published(effect.identity)
         elif isinstance(effect, Truncated):
             self._truncated(hosted, effect)
+        elif isinstance(effect, Losing):
+            from kept.node import lost
+
+            lost.report(self._node, hosted, effect)
         elif isinstance(effect, CommittedLost):
             tp = hosted.partition.topic_partition
             log.error(

@@ -19,6 +19,7 @@ from kept.replication import follower
 from kept.replication.fetcher import FetcherCore, Work
 from kept.replication.fetching import Buffer
 from kept.replication.follower import NO_LEADER
+from kept.replication.losing import about_to_lose
 from kept.replication.reports import CommittedLost, Truncated
 from kept.replication.upkeep import KeptReplica
 from kept.storage.errors import (
@@ -171,6 +172,7 @@ class FollowingReplica(KeptReplica):
         """
         self._check_not_leading()
         before = self.log.log_start_offset, self.log.log_end_offset
+        self._before_loss(offset)
         try:
             self.log.truncate_to(offset)
         except MachineError as error:
@@ -181,11 +183,20 @@ class FollowingReplica(KeptReplica):
         """Drop everything; the log starts at ``offset``. Blocks. Raises as :meth:`truncate_to`."""
         self._check_not_leading()
         before = self.log.log_start_offset, self.log.log_end_offset
+        self._before_loss(offset)
         try:
             self.log.truncate_fully_and_start_at(offset)
         except MachineError as error:
             self._failed(error)
         self._was_cut(*before)
+
+    def _before_loss(self, offset: int) -> None:
+        """Say which committed records a cut takes away, while they are there."""
+        losing = about_to_lose(
+            self.log, offset, self.core.high_watermark, unclean=self.leader_unclean
+        )
+        if losing is not None:
+            self._tell(losing)
 
     def _check_not_leading(self) -> None:
         if self.offline is not None:

@@ -94,6 +94,8 @@ class Replica:
         self.core.high_watermark = min(restored, log.log_end_offset)
         self.applied_end = applied_end
         self.leader_id = NO_LEADER
+        self.leader_unclean = False
+        """The image marks the leader as elected from outside the ISR (rule 19)."""
         self.suspended = False
         self._leading = False
         self._appendable = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +34,28 @@ class CommittedLost:
     leader_epoch: int
 
 
-Report = Truncated | CommittedLost
+class LostRecord(NamedTuple):
+    """One record that goes. ``tombstone``: it deleted its key."""
+
+    offset: int
+    key: bytes | None
+    tombstone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Losing:
+    """A cut is about to take away ``start..end``; it comes before the cut.
+
+    Those below ``committed_to`` were committed; the others may have been: the leader was elected
+    uncleanly, and a replica that crashed knows an older high watermark than there was.
+    ``incomplete`` says why not all ``records`` are named; None: all are.
+    """
+
+    start: int
+    end: int
+    committed_to: int
+    records: tuple[LostRecord, ...]
+    incomplete: str | None
+
+
+Report = Truncated | CommittedLost | Losing

@@ -32,6 +32,7 @@ CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 MANIFEST_PREFIX: Final = "manifest-"
+LOST_PREFIX: Final = "lost-"
 HELD_MANIFEST: Final = "held-manifest"
 
 LOG: Final = ".log"
@@ -114,6 +115,11 @@ def parse_directory_name(name: str) -> LogDirectoryName | None:
 def manifest_file(directory: str, epoch: int, generation: int) -> str:
     """Path of a manifest in a log's directory."""
     return f"{directory}/{MANIFEST_PREFIX}{epoch}-{generation}"
+
+
+def lost_file(directory: str, leader_epoch: int, first_offset: int) -> str:
+    """Path of a report of lost records in a log's directory."""
+    return f"{directory}/{LOST_PREFIX}{leader_epoch}-{first_offset}.json"
 
 
 def encode_uuid(value: uuid.UUID) -> str:

@@ -18,6 +18,7 @@ _T = TypeVar("_T")
 TIMEOUT_S: Final = 30.0
 AT_A_TIME: Final = 8
 """Partitions of several nodes that are asked about side by side."""
+SHOWN_KEYS: Final = 5
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for an answer."""
 
@@ -156,10 +157,71 @@ def why_missing(
             "compaction/why-missing", topic=topic, partition=number, offset=offset, key=key
         ),
     )
+    reports = _lost(bootstrap, topic=topic, partition=partition, offset=offset)
+    lost_here = [
+        {
+            "node": one["node"],
+            "leader_epoch": one["leader_epoch"],
+            "keys": [r for r in one["records"] if r["offset"] == offset],
+        }
+        for one in reports
+    ]
+    if lost_here:
+        answer["lost_in_another_epoch"] = lost_here
     if as_json:
         show_json(answer)
     else:
         show_tree(answer)
+
+
+@compact.command(epilog=examples("kept compact lost", "kept compact lost users --json"))
+@click.argument("topic", required=False)
+@json_option
+@bootstrap_option
+def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
+    """Show records that replicas had to cut away though acknowledged.
+
+    After an unclean election, or when a whole ISR lost power. What is above
+    the replica's high watermark may not have been acknowledged.
+    """
+    from kept.cli.output import moment, show_json, show_table
+
+    reports = _lost(bootstrap, topic=topic)
+    if as_json:
+        show_json({"reports": reports})
+        return
+    rows = [
+        (
+            moment(one.get("at_ms")),
+            one.get("topic"),
+            one.get("partition"),
+            one.get("node"),
+            one.get("leader_epoch"),
+            f"{one['first_offset']}..{one['end_offset']}" if "first_offset" in one else None,
+            _keys(one["records"]),
+            one["incomplete"],
+        )
+        for one in reports
+    ]
+    columns = ("cut at", "topic", "partition", "node", "leader epoch", "offsets", "keys", "note")
+    show_table(columns, rows)
+
+
+def _keys(records: list[dict[str, Any]]) -> str:
+    """The first few distinct keys."""
+    keys = list(dict.fromkeys(str(r.get("key", r.get("key_base64"))) for r in records))
+    more = f" and {len(keys) - SHOWN_KEYS} more" if len(keys) > SHOWN_KEYS else ""
+    return ", ".join(keys[:SHOWN_KEYS]) + more
+
+
+def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
+    """The reports of all nodes that take part; a node without the topic's replica has none."""
+    from kept.client.http import each_node
+
+    found: list[dict[str, Any]] = []
+    for api in each_node(bootstrap, TIMEOUT_S).values():
+        found += api.get("compaction/lost", **asked)["reports"]
+    return sorted(found, key=lambda one: one.get("at_ms", 0))
 
 
 @compact.command(epilog=examples("kept compact retry users:0"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.replication.reports import CommittedLost, Truncated
+from kept.replication.reports import CommittedLost, Losing, LostRecord, Truncated
 from kept.storage.checkpoints import read_epochs
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.replication.trio import Node
@@ -173,7 +173,9 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes, tools) -> None
     a.follow(B, 2, r, (B,), 1)
     a.fetch(b, rounds=2)
     assert a.batches() == [(0, 4, 1)]
-    assert a.effects == [Truncated(0, 4, 4, mark_cleared=True), CommittedLost(4, 7, B, 2)]
+    losing, *rest = a.effects
+    assert losing == Losing(4, 7, 7, tuple(LostRecord(o, b"k", False) for o in (4, 5, 6)), None)
+    assert rest == [Truncated(0, 4, 4, mark_cleared=True), CommittedLost(4, 7, B, 2)]
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 

@@ -1,0 +1,91 @@
+"""Reports of committed records that are cut away here (``kept compact lost``).
+
+An unclean election, or a whole ISR that lost power, leaves a replica with records that the new
+leader does not have, and which were committed, or may have been: a replica that crashed knows an
+older high watermark than there was. Before it cuts them off, their offsets and keys are written to
+``lost-<leader epoch>-<first offset>.json`` in the partition's directory, durably. The files stay
+until the partition goes, or somebody removes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.logging import log
+from kept.storage import layout
+from kept.storage.errors import MachineError
+
+if TYPE_CHECKING:
+    from kept.node.hosting import HostedPartition
+    from kept.node.server import Node
+    from kept.replication.reports import Losing, LostRecord
+    from kept.storage.disk import Disk
+
+WHY: Final = "an unclean election, or a whole ISR that lost power: the leader does not have them"
+
+
+def report(node: Node, hosted: HostedPartition, losing: Losing) -> None:
+    """Write the report; blocks. A disk that refuses it is told: the cut goes ahead."""
+    partition = hosted.partition
+    tp = partition.topic_partition
+    node.metrics.cluster.lost_records += losing.end - losing.start
+    content = {
+        "topic": tp.topic,
+        "topic_id": str(partition.topic_id),
+        "partition": tp.partition,
+        "node": node.node_id,
+        "leader": partition.leader_id,
+        "leader_epoch": partition.leader_epoch,
+        "first_offset": losing.start,
+        "end_offset": losing.end,
+        "committed_to": losing.committed_to,
+        "at_ms": node.now_ms(),
+        "why": WHY,
+        "incomplete": losing.incomplete,
+        "records": [_plain(record) for record in losing.records],
+    }
+    path = layout.lost_file(partition.log.directory, partition.leader_epoch, losing.start)
+    try:
+        node.disk.write_atomic(path, json.dumps(content, indent=1).encode())
+    except MachineError as error:
+        log.error("lost records not reported", path=path, error=str(error))
+    else:
+        log.error(
+            "records cut away that were or may have been committed",
+            topic=tp.topic,
+            partition=tp.partition,
+            first=losing.start,
+            end=losing.end,
+            report=path,
+        )
+
+
+def _plain(record: LostRecord) -> dict[str, Any]:
+    said: dict[str, Any] = {"offset": record.offset}
+    if record.key is not None:
+        try:
+            said["key"] = record.key.decode()
+        except UnicodeDecodeError:
+            said["key_base64"] = base64.b64encode(record.key).decode()
+    if record.tombstone:
+        said["tombstone"] = True
+    return said
+
+
+def reports(directory: str, disk: Disk) -> Iterator[dict[str, Any]]:
+    """The reports in a partition's directory, by name; blocks. Raises MachineError.
+
+    One that cannot be read is told with what is wrong, in ``incomplete``.
+    """
+    for name in sorted(disk.listdir(directory)):
+        if not name.startswith(layout.LOST_PREFIX) or not name.endswith(".json"):
+            continue
+        path = f"{directory}/{name}"
+        try:
+            found: dict[str, Any] = json.loads(disk.read(path))
+        except ValueError as error:
+            found = {"incomplete": f"{path} cannot be read: {error}", "records": []}
+        yield found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kept.client import cluster as operations
 from tests.node.manifests.trio import trio
 
 pytestmark = pytest.mark.slow
@@ -134,3 +135,28 @@ def test_a_log_whose_start_has_moved_meanwhile():
         three.until_applied(0, 1, 2)
         assert b"k100" not in three.live()
         three.until_equal()
+
+
+def test_replicas_that_are_added_begin_with_the_newest_generation():
+    with trio(replicas=1) as three:
+        first = three.leader
+        three.fill(30)
+        three.put((b"k0", None))
+        three.clean()
+        three.fill(3, start=100)
+        three.clean()
+        assert b"k0" not in three.table() or three.table()[b"k0"] is not None
+        order = [first, *(node for node in range(3) if node != first)]
+        three.client.run(operations.reassign({three.tp: order}, timeout_ms=10_000))
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        assert three.status(order[1])["generation"] == three.status(first)["generation"]
+        three.fill(10, start=200)
+        three.clean()
+        three.until_applied(0, 1, 2)
+        three.until_equal()
+        three.client.run(operations.reassign({three.tp: [order[1]]}, timeout_ms=10_000))
+        three.until(lambda: three.partition().replicas == (order[1],), "one replica is left")
+        three.until_leader(order[1])
+        three.fill(10, start=300)
+        assert three.clean()["done"]

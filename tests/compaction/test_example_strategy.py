@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "strategies"
 
 USE = """
@@ -37,6 +39,7 @@ def copy(tmp_path):
     return target
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE)],

@@ -52,6 +52,12 @@ class RealDisk(Disk):
     now_ms = 0
 
 
+kernels = pytest.mark.parametrize(
+    "each_kernel", ["cython", pytest.param("python", marks=pytest.mark.slow)], indirect=True
+)
+"""Java starts for each; that both kernels leave the same files is test_kernels'."""
+
+
 def real_world(kit, monkeypatch, directory, **changes):
     for method in ("open", "clean"):
         monkeypatch.setitem(getattr(kit.World, method).__globals__, "DIRECTORY", str(directory))
@@ -59,6 +65,7 @@ def real_world(kit, monkeypatch, directory, **changes):
     return kit.World(disk=RealDisk(), **changes)
 
 
+@kernels
 @pytest.mark.usefixtures("each_kernel")
 def test_dump_log_segments_accepts_cleaned_files(kit, kafka_dist, tmp_path, monkeypatch):
     directory = tmp_path / "t-0"
@@ -227,6 +234,7 @@ def comparable(batch):
     )  # fmt: skip
 
 
+@kernels
 @pytest.mark.usefixtures("each_kernel")
 def test_kafkas_cleaner_keeps_the_same(kit, kafka_dist, cleaned_by_kafka, tmp_path, monkeypatch):
     before, after, clean_to = cleaned_by_kafka

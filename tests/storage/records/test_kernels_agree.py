@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -26,7 +29,11 @@ compiled = pytest.importorskip("kept.storage.records._kernel")
 
 NOW = 1_700_000_000_000
 LIMIT = 100_000
-many = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(
+    max_examples=int(os.environ.get("KERNEL_EXAMPLES", "120")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 timestamps = st.one_of(
     st.integers(NOW - 100, NOW + 100),
@@ -202,3 +209,11 @@ def test_crc_of_known_data() -> None:
         assert function(b"123456789") == 0xE3069283
         assert function(bytes(32)) == 0x8A9136AA
         assert function(b"") == 0
+
+
+@pytest.mark.slow
+def test_at_length() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    environ = {**os.environ, "KERNEL_EXAMPLES": "2000"}
+    done = subprocess.run([*command, __file__], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kept.storage.dump import Entry, damage, entries
 from kept.storage.errors import DamagedData
 
-_MANIFEST: Final = re.compile(r"manifest-\d+-\d+")
+_MANIFEST: Final = re.compile(r"manifest-\d+-\d+|held-manifest|told-manifest")
 _APPLIED: Final = "manifest-applied"
 _REMOVALS: Final = re.compile(r"removals(?:-\d+){2,3}")
 

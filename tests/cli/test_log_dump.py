@@ -113,6 +113,8 @@ def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     ]  # fmt: skip
     assert (found[0]["end_offset"], found[1]["survivors"]) == (30, 2)
     assert found[-1]["records"] == 28
+    held = manifest.rename(directory / "held-manifest")
+    assert any("survivors: 2 " in line for line in offline("log", "dump", held).lines)
 
     meta = Path(cluster.data_dir()) / "meta"
     for file in (meta / "metadata.wal", meta / "hard-state", meta / "log-directories"):

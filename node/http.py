@@ -2,7 +2,8 @@
 
 :func:`take_over` receives a connection whose first four bytes are an HTTP method, with the bytes
 read so far. h11 holds the protocol's state; routes are in ``kept.node.http_routes``. Every answer
-is JSON or plain text with ``nosniff``, so nothing is escaped for HTML. Errors are ``{"error":
+with a value in it is JSON or plain text with ``nosniff``, so nothing is escaped for HTML; the page
+for browsers (``kept.node.console``) is three files that never change. Errors are ``{"error":
 {"status": 404, "message": "…"}}``.
 
 What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. A POST changes
@@ -61,6 +62,7 @@ class HttpRequest:
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
+    accept: str = ""
 
 
 @dataclass(slots=True)
@@ -71,8 +73,11 @@ class HttpResponse:
     status: int = 200
     text: str | None = None
     chunks: AsyncIterator[bytes] | None = None
-    content_type: str = JSON
+    content_type: str = ""
+    """JSON or plain text, unless it is said."""
     allow: str = ""
+    policy: str = ""
+    """Content-Security-Policy of a page."""
 
 
 def failure(status: int, message: str, allow: str = "") -> HttpResponse:
@@ -263,6 +268,7 @@ class HttpConnection(asyncio.Protocol):
             "same-site",
         ):
             raise InvalidRequest("requests of other sites' pages are refused")
+        parsed.accept = headers.get("accept", "")
         if method == "POST":
             self._check_post(headers)
             parsed.body = self._json()
@@ -313,10 +319,13 @@ class HttpConnection(asyncio.Protocol):
     def _head(self, response: HttpResponse, length: int | None, last: bool = False) -> h11.Response:
         headers = [
             ("Server", f"kept/{kept.__version__}"),
-            ("Content-Type", response.content_type if response.text is None else TEXT),
+            ("Content-Type", response.content_type or (JSON if response.text is None else TEXT)),
             ("X-Content-Type-Options", "nosniff"),
             ("Cache-Control", "no-store"),
         ]
+        if response.policy:
+            headers.append(("Content-Security-Policy", response.policy))
+            headers.append(("Referrer-Policy", "no-referrer"))
         if response.allow:
             headers.append(("Allow", response.allow))
         if last:

@@ -60,6 +60,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "netns": _netns,
     "go": lambda: _on_path("go"),
+    "chromium": lambda: _on_path("chromium"),
     "helm": lambda: _judges("helm", "schemas"),
     "promtool": lambda: _judges("promtool"),
 }

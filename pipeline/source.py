@@ -125,7 +125,7 @@ class KeptReader(DataSourceReader):
 
 
 def read_partition(
-    partition: InputPartition,
+    partition: InputPartition | None,
     options: ReadOptions,
     schema: StructType,
     min_timestamp: int = MIN_INT64,
@@ -134,7 +134,8 @@ def read_partition(
 
     Spark 4.1 always means UTC by an Arrow timestamp, later versions want to be told.
     """
-    if not isinstance(partition.value, Range):
+    one = partition.value if partition is not None else None
+    if not isinstance(one, Range):
         return iter(())
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -142,4 +143,4 @@ def read_partition(
 
     known = inspect.signature(to_arrow_schema).parameters
     arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in known else {}))
-    return read_range(partition.value, options, arrow, min_timestamp)
+    return read_range(one, options, arrow, min_timestamp)

@@ -33,6 +33,8 @@ def report(node: Node, hosted: HostedPartition, losing: Losing) -> None:
     tp = partition.topic_partition
     node.metrics.cluster.lost_records += losing.end - losing.start
     content = {
+        "format": "kept lost records",
+        "version": 1,
         "topic": tp.topic,
         "topic_id": str(partition.topic_id),
         "partition": tp.partition,

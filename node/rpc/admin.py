@@ -103,6 +103,12 @@ class Admin:
         partition = _needed(asked, "partition")
         return await self._operations.digests(_named(asked.topic), partition, wanted)
 
+    async def _lost(self, asked: Any) -> Mapping[str, Any]:
+        topic = _given(asked, "topic")
+        return await self._operations.lost(
+            topic, _number(asked, "partition"), _number(asked, "offset")
+        )
+
     async def _addvoter(self, asked: Any) -> Mapping[str, Any]:
         return await self._operations.add_voter(asked.node_id, _given(asked, "address"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from kept.client.blocking import OutRecord
+from kept.storage.layout import lost_file
 
 Code = grpc.StatusCode
 
@@ -102,6 +104,26 @@ def test_compacting_now(kept_broker, rpc, compacted):
     assert found.generation and found.reason == "superseded"
     started = rpc.call("kept.Admin/CompactNow", topic=compacted).started
     assert [(one.topic, one.partition) for one in started] == [(compacted, 0)]
+
+
+def test_lost_records_are_told(kept_cluster, dial):
+    cluster = kept_cluster()
+    topic = cluster.create_topic()
+    rpc = dial(cluster.port())
+    assert not rpc.call("kept.Admin/Lost").reports
+    report = {
+        "topic": topic, "topic_id": "x", "partition": 0, "node": 0, "leader": 1, "leader_epoch": 3,
+        "first_offset": 5, "end_offset": 7, "committed_to": 6, "at_ms": 1, "why": "a test",
+        "incomplete": None,
+        "records": [
+            {"offset": 5, "key": "k"}, {"offset": 6, "key_base64": "/w==", "tombstone": True},
+        ],
+    }  # fmt: skip
+    Path(lost_file(f"{cluster.log_dir()}/{topic}-0", 3, 5)).write_text(json.dumps(report))
+    (told,) = rpc.call("kept.Admin/Lost", topic=topic).reports
+    assert told == filled(told, report)
+    assert told.records[1].key_base64 == b"\xff"
+    assert not rpc.call("kept.Admin/Lost", topic=topic, offset=7).reports
 
 
 def test_what_is_refused(kept_broker, rpc, compacted):

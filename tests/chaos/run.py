@@ -15,7 +15,7 @@ from tests.chaos.keyed import CONFIG, KeyedLoad
 from tests.chaos.keyed import PARTITIONS as KEYED_PARTITIONS
 from tests.chaos.probe import PARTITIONS as PROBED
 from tests.chaos.probe import Probe
-from tests.deploy.containers import Compose
+from tests.deploy.containers import Compose, docker, image
 from tests.deploy.files import ROOT
 from tests.failover.load import PARTITIONS, Load, under_load
 
@@ -49,7 +49,16 @@ class Run:
         finally:
             keyed.stop()
         keyed.check()
+        self.verify(keyed_topic)
         return compactions(self.cluster)
+
+    def verify(self, topic: str) -> None:
+        """All replicas of a topic are equal on disk: ``kept compact verify``, in a container."""
+        said = docker(
+            "run", "--rm", f"--network={self.cluster.project}_default", image(),
+            "compact", "verify", topic, "--bootstrap=kept-0:9092",
+        )  # fmt: skip
+        print(said, flush=True)
 
     def one_by_one(self, faults: Iterable[Fault]) -> Callable[[Load], None]:
         """Each fault once, to a leader."""

@@ -18,6 +18,8 @@ GOALS: dict[tuple[str, str], float | str] = {
     ("latency p50, 500/s", "ms"): 0.15,
     ("cleaner, all dirty", "CPU-s/GB"): 1.3,
     ("p99 during / without", "ratio"): 1.5,
+    ("applying a generation, CPU of its pass", "ratio"): 0.34,
+    ("the same, segments end elsewhere", "ratio"): 0.34,
     ("three nodes ready", "s"): 1.5,
     ("acks=all 16 KiB, 1 conn.", "CPU-s/GB"): 3.5,
     ("acks=all 16 KiB, 4 conn.", "CPU-s/GB"): 3.5,

@@ -73,6 +73,7 @@ SECTIONS: dict[str, Section] = {
     "cluster": each(THREE_TIDY, replicated.cluster),
     "failover": each(THREE, failover.failover),
     "partitions": each({"kept": trios.kept}, size.partitions),
+    "following": ours(size.following),
     "controller": ours(size.image),
     "stalls": ours(stalls.stalls),
 }

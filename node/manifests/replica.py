@@ -74,7 +74,24 @@ class Trouble:
 
 
 class ReplicaManifests:
-    """See the module. ``trouble`` says what fails; ``applying`` what is being applied."""
+    """See the module. ``trouble`` says what fails."""
+
+    __slots__ = (
+        "_awaited_end",
+        "_closed",
+        "_files",
+        "_hosted",
+        "_made",
+        "_node",
+        "_partition",
+        "_pass_began_ms",
+        "_pass_ms",
+        "_published_ms",
+        "_tasks",
+        "_works",
+        "core",
+        "trouble",
+    )
 
     def __init__(self, node: Node, hosted: HostedPartition, known: Known) -> None:
         self._node = node

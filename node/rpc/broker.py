@@ -113,6 +113,7 @@ class Broker:
         timestamp = request.timestamp if request.HasField("timestamp") else self._node.now_ms()
         if not 0 <= timestamp < MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp {timestamp} is not in milliseconds since 1970")
+        await self._gateway.await_topic(name)
         partition = self._partition(request, name, key)
         record = NewRecord(timestamp, key, value, _headers(request.headers))
         tp = TopicPartition(name, partition)
@@ -144,6 +145,7 @@ class Broker:
                 await reader.close()
 
     async def _read(self, reader: Reader, request: Any, context: Any) -> None:
+        await self._gateway.await_topic(request.topic)
         await reader.seek(request.offset if request.HasField("offset") else EARLIEST)
         end = None if request.follow else await reader.end()
         first = True

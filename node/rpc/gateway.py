@@ -39,6 +39,8 @@ CLIENT_ID: Final = "kept-grpc"
 KEPT_CONNECTIONS: Final = 8
 """To each node, between requests."""
 CONNECT_S: Final = 2.0
+UNKNOWN_TOPIC_GRACE_S: Final = 0.5
+"""A topic that was just created may be unknown to a node for so long."""
 BACKOFF_S: Final = 0.01
 BACKOFF_MAX_S: Final = 0.25
 ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -89,6 +91,13 @@ class Gateway:
                 f"there is no topic {topic!r}; broker.Broker/CreateTopic makes one"
             )
         return len(found.partitions)
+
+    async def await_topic(self, topic: str) -> None:
+        """Wait a moment for a topic that another node may just have made; then go on as it is."""
+        loop, node = self._node.loop, self._node
+        end = loop.time() + (0.0 if node.membership is None else UNKNOWN_TOPIC_GRACE_S)
+        while topic not in node.image.topics and loop.time() < end:
+            await asyncio.sleep(BACKOFF_S)
 
     def leader(self, tp: TopicPartition) -> int:
         """The node that leads a partition. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""

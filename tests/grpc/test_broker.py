@@ -12,6 +12,7 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.calls import ToLeader
 from kept.client.partitioner import partition_for_key
+from kept.node.rpc.gateway import Gateway
 from kept.node.rpc.records import Reader
 from kept.storage.errors import PolicyViolation
 from kept.storage.types import TopicPartition
@@ -187,11 +188,24 @@ def test_a_followed_topic_that_is_deleted(kept_broker, rpc, client):
     assert caught.value.code() is Code.NOT_FOUND
 
 
+def test_a_topic_of_another_node_is_waited_for():
+    async def wait(membership):
+        loop, topics = asyncio.get_running_loop(), {}
+        image = SimpleNamespace(topics=topics)
+        node = SimpleNamespace(loop=loop, membership=membership, image=image)
+        loop.call_later(0.05, topics.update, {"t": 1})
+        await Gateway(node).await_topic("t")
+        return "t" in topics
+
+    assert asyncio.run(wait(membership=object()))
+    assert not asyncio.run(wait(membership=None)), "a lone node knows all there is"
+
+
 def test_a_topic_made_anew_is_another_one():
     topics = {"t": SimpleNamespace(topic_id=1)}
     node = SimpleNamespace(image=SimpleNamespace(topics=topics))
 
-    class Gateway:
+    class Led:
         def leader(self, tp):
             return 0
 
@@ -199,7 +213,7 @@ def test_a_topic_made_anew_is_another_one():
             return await ask(0)
 
     async def read():
-        reader = Reader(node, Gateway(), TopicPartition("t", 0))
+        reader = Reader(node, Led(), TopicPartition("t", 0))
         await reader.seek(5)
         topics["t"] = SimpleNamespace(topic_id=2)
         await reader.fetch(wait=False)

@@ -25,11 +25,19 @@ def leader_of(rpc, topic, partition=0):
     return rpc.call("kept.Admin/Topic", name=topic).partitions[partition].leader
 
 
-def test_any_node_takes_any_request(trio, wait_until):
+def test_a_topic_of_a_moment_ago_is_known_everywhere(trio):
+    _, rpcs = trio
+    for n in range(30):
+        rpcs[n % 3].call("broker.Broker/CreateTopic", topic=f"t{n}", partitions=1)
+        assert rpcs[(n + 1) % 3].produce(f"t{n}", payload=b"v").offset == 0
+        assert len(list(rpcs[(n + 2) % 3].consume(f"t{n}"))) == 1
+    assert rpcs[0].refusal("broker.Broker/Consume", topic="none")[0] is Code.NOT_FOUND
+
+
+def test_any_node_takes_any_request(trio):
     cluster, rpcs = trio
     made = rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=6)
     assert (made.partitions, made.replication_factor) == (6, 3)
-    wait_until(lambda: len(rpcs[2].call("kept.Admin/Topics").topics) == 1, "the topic's spread")
     leaders = {p.leader for p in rpcs[0].call("kept.Admin/Topic", name="t").partitions}
     assert leaders == {0, 1, 2}
     for partition in range(6):

@@ -8,7 +8,8 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kept.replication.events import IsrDecided, ManifestHeld
+from kept.node.manifests import replica
+from kept.replication.events import BrokersChanged, IsrDecided, ManifestApplied, ManifestHeld
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -110,7 +111,7 @@ def test_a_log_without_tombstones_has_none(lone, bare):
 # Logs with several replicas.
 
 
-def test_a_generation_waits_for_the_replicas_in_sync(lone):
+def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     lone.create("t", cleanup_policy="compact")
     hosted = append(lone, (b"a", b"1"), (b"a", b"2"))
     core = hosted.partition.core
@@ -140,6 +141,15 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone):
     found = status(lone)
     assert (found["held"], found["published"], found["generation"]) == ("0.1", "0.1", "0.1")
     assert found["awaits"] == [] and found["replicas"][0]["behind"] is True
+    hosted.partition.step(BrokersChanged(frozenset({0, 1})))
+    assert hosted.manifests.gives_time(), "the next one would come too early for replica 1"
+    monkeypatch.setattr(replica, "APPLY_MS", 0)
+    monkeypatch.setattr(replica, "APPLY_PASSES", 0)
+    assert not hosted.manifests.gives_time(), "it does not wait for ever"
+    monkeypatch.undo()
+    hosted.partition.step(ManifestApplied(1, core.published))
+    assert not hosted.manifests.gives_time()
+    assert status(lone)["replicas"][0]["behind"] is False
     assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 0
 
 

@@ -15,7 +15,7 @@ from tests.deploy.containers import Compose, docker, image, until
 from tests.deploy.files import ROOT
 from tests.failover.load import PARTITIONS, under_load
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ KEYS = 40
 def write(three: Trio, rng: random.Random, model: dict[bytes, set[bytes | None]]) -> None:
     """Values and tombstones for some seconds. What was not acknowledged may be there or not."""
     until = time.monotonic() + 2
+    producer = None
     while time.monotonic() < until:
         rows = []
         for _ in range(rng.randrange(1, 8)):
@@ -28,8 +29,11 @@ def write(three: Trio, rng: random.Random, model: dict[bytes, set[bytes | None]]
             value = None if rng.random() < 0.3 else b"%x" % rng.getrandbits(200)
             rows.append((key, value))
         try:
-            three.put(*rows)
+            if producer is None:
+                producer = three.client.init_producer()
+            three.put(*rows, producer=rng.choice([None, producer]))
         except (KeptError, OSError):
+            producer = None  # what became of its last batch is not known
             for key, value in rows:
                 model.setdefault(key, {None}).add(value)
         else:

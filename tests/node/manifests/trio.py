@@ -71,8 +71,12 @@ class Trio:
 
     # Records.
 
-    def put(self, *rows: tuple[bytes, bytes | None]) -> None:
-        self.client.produce(self.topic, [OutRecord(key=key, value=value) for key, value in rows])
+    def put(self, *rows: tuple[bytes, bytes | None], producer: Any = None) -> None:
+        self.client.produce(
+            self.topic,
+            [OutRecord(key=key, value=value) for key, value in rows],
+            producer=producer,
+        )
 
     def fill(self, count: int, keys: int = 7, start: int = 0) -> None:
         """Batches of one record."""

@@ -226,6 +226,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._h11.start_next_cycle()
+        self._request = None
         self._watch()
         self._transport.resume_reading()
         try:
@@ -354,7 +355,8 @@ class HttpConnection(asyncio.Protocol):
             response = failure(status, message)
             body = json.dumps(response.value).encode() + b"\n"
             self._send(self._head(response, len(body), last=True))
-            self._send(h11.Data(data=body))
+            if self._request is None or self._request.method != b"HEAD":
+                self._send(h11.Data(data=body))
             self._send(h11.EndOfMessage())
         self._transport.close()
 

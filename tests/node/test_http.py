@@ -251,6 +251,27 @@ def test_what_is_not_http(lone, data):
     assert lone.http(GET.format("/healthz"))[0] == 200
 
 
+@pytest.mark.parametrize("first", [b"", b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("method", [b"HEAD", b"POST"])
+def test_a_request_that_goes_wrong_after_its_head(lone, capfd, method, first):
+    """Found by random requests: a refused HEAD was answered with a body, which h11 forbids."""
+    wrong = method + b" / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"
+
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(first + wrong)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    answer = lone.run(ask())
+    assert answer.startswith(b"HTTP/1.1 200 " if first else b"HTTP/1.1 400 ")
+    assert answer.count(b" 400 Bad Request") == 1
+    assert answer.endswith(b"\r\n\r\n" if method == b"HEAD" else b"}\n")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_large_headers_and_bodies_are_refused(lone_node):
     lone = lone_node(kept_http_request_max_bytes="2000")
     status, _ = failure(lone.http("GET / HTTP/1.1\r\nHost: a\r\nX: " + "x" * 5000 + "\r\n\r\n"))

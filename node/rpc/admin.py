@@ -56,7 +56,7 @@ class Admin:
             return filled(reply, found)
 
         return grpc.unary_unary_rpc_method_handler(
-            answering(handle), request.FromString, reply.SerializeToString
+            answering(handle, request), None, reply.SerializeToString
         )
 
     async def _cluster(self, _: Any) -> Mapping[str, Any]:

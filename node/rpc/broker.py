@@ -15,8 +15,8 @@ from kept.client.partitioner import partition_for
 from kept.client.records import EARLIEST
 from kept.node.proto import broker_pb2
 from kept.node.rpc.records import NewRecord, Reader, append
-from kept.node.rpc.status import answering, end_with
-from kept.storage.errors import InvalidRequest, KeptError
+from kept.node.rpc.status import answering
+from kept.storage.errors import InvalidRequest
 from kept.storage.types import TopicPartition
 
 # isort: split
@@ -57,18 +57,18 @@ class Broker:
             NAME,
             {
                 "CreateTopic": unary(
-                    answering(self._create_topic),
-                    pb.CreateTopicRequest.FromString,
+                    answering(self._create_topic, pb.CreateTopicRequest),
+                    None,
                     pb.CreateTopicResponse.SerializeToString,
                 ),
                 "Produce": unary(
-                    answering(self._produce),
-                    pb.ProduceRequest.FromString,
+                    answering(self._produce, pb.ProduceRequest),
+                    None,
                     pb.ProduceResponse.SerializeToString,
                 ),
                 "Consume": stream(
-                    self._consume,
-                    pb.ConsumeRequest.FromString,
+                    answering(self._consume, pb.ConsumeRequest),
+                    None,
                     pb.ConsumeResponse.SerializeToString,
                 ),
             },
@@ -128,21 +128,12 @@ class Broker:
         return partition_for(key, self._gateway.partitions(name), next(self._sticky))
 
     async def _consume(self, request: Any, context: Any) -> None:
-        reader = None
+        tp = TopicPartition(_named(request.topic), request.partition)
+        reader = Reader(self._node, self._gateway, tp)
         try:
-            tp = TopicPartition(_named(request.topic), request.partition)
-            reader = Reader(self._node, self._gateway, tp)
             await self._read(reader, request, context)
-        except grpc.aio.AbortError:
-            raise
-        except KeptError as error:
-            await end_with(context, error)
-        # The one place that reports our own bugs.
-        except Exception as error:  # noqa: BLE001
-            await end_with(context, error)
         finally:
-            if reader is not None:
-                await reader.close()
+            await reader.close()
 
     async def _read(self, reader: Reader, request: Any, context: Any) -> None:
         await self._gateway.await_topic(request.topic)

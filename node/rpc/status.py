@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn
 
+from google.protobuf.message import DecodeError
+
 from kept.client import failures
 from kept.node.logging import log
 from kept.node.peers import grpc_options  # noqa: F401 - before grpc
 from kept.storage import errors
+from kept.storage.errors import InvalidRequest
 
 # isort: split
 import grpc
@@ -52,12 +55,20 @@ async def end_with(context: Any, error: Exception) -> NoReturn:
     raise errors.InvariantViolation("abort came back")
 
 
-def answering(handler: Handler) -> Handler:
-    """A unary handler whose errors become statuses."""
+def parsed(kind: Any, data: bytes) -> Any:
+    """A request from its bytes. Raises InvalidRequest."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"this is no {kind.DESCRIPTOR.full_name}: {error}") from error
 
-    async def handle(request: Any, context: Any) -> Any:
+
+def answering(handler: Handler, kind: Any) -> Handler:
+    """A handler of requests of a kind, as gRPC calls it with bytes: errors become statuses."""
+
+    async def handle(data: bytes, context: Any) -> Any:
         try:
-            return await handler(request, context)
+            return await handler(parsed(kind, data), context)
         except grpc.aio.AbortError:
             raise
         # The one place that reports our own bugs.

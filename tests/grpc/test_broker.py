@@ -142,6 +142,14 @@ def test_what_is_refused_says_what_would_be_right(kept_broker, rpc):
         assert (code, said in why) == (status, True), (fields, code, why)
 
 
+def test_garbage_is_no_request(kept_broker, rpc):
+    for path in ("broker.Broker/Produce", "broker.Broker/Consume", "kept.Admin/Topic"):
+        with pytest.raises(grpc.RpcError) as caught:
+            rpc.channel.unary_unary(f"/{path}")(b"\xff\xff", timeout=20)
+        assert caught.value.code() is Code.INVALID_ARGUMENT
+        assert "this is no " in caught.value.details()
+
+
 def test_a_record_too_large_for_the_topic_is_refused(kept_broker, rpc):
     topic = kept_broker.create_topic(config={"max.message.bytes": "2000"})
     code, why = rpc.refusal(PRODUCE, topic=topic, payload=b"x" * 3000)

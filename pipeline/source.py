@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kept.pipeline.columns import check_schema, schema_text
-from kept.pipeline.options import ReadOptions, parse_read, parse_write
+from kept.pipeline.options import BadOption, ReadOptions, parse_read, parse_write
 from kept.pipeline.planning import MIN_INT64, Bounds, Range
 
 if TYPE_CHECKING:
@@ -44,11 +44,17 @@ class KeptSource(DataSource):
         return KeptReader(schema, options)
 
     def streamReader(self, schema: StructType) -> KeptStreamReader:  # noqa: N802
-        """A streaming read."""
-        from kept.pipeline.streaming import KeptStreamReader
+        """A streaming read. What is wrong with it is said by the reader's first method: PySpark
+        loses an error that is raised here behind one of its own.
+        """
+        from kept.pipeline.streaming import KeptStreamReader, check_admission
 
-        options = parse_read(self.options, streaming=True)
-        check_columns(schema, options)
+        try:
+            options = parse_read(self.options, streaming=True)
+            check_columns(schema, options)
+            check_admission(options)
+        except BadOption as error:
+            return KeptStreamReader(schema, error)
         return KeptStreamReader(schema, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> KeptWriter:

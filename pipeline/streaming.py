@@ -38,24 +38,34 @@ else:
 Checkpoint = dict[str, dict[str, int]]
 
 
+def check_admission(options: ReadOptions) -> None:
+    """Refuse limits where Spark has no admission control for Python sources. Raises BadOption."""
+    if not ADMISSION and (options.max_per_trigger, options.min_per_trigger) != (None, None):
+        import pyspark
+
+        raise BadOption(
+            "maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer, this is "
+            f"{pyspark.__version__}: its Python sources have no admission control"
+        )
+
+
 class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read, micro-batch by micro-batch."""
 
-    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+    def __init__(self, schema: StructType, options: ReadOptions | BadOption) -> None:
         self.schema = schema
-        self.options = options
-        limits = options.max_per_trigger, options.min_per_trigger
-        if not ADMISSION and limits != (None, None):
-            import pyspark
-
-            raise BadOption(
-                "maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer, this is "
-                f"{pyspark.__version__}: its Python sources have no admission control"
-            )
+        self._given = options
         self._following: Following | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_following": None}  # sockets stay on the driver
+
+    @property
+    def options(self) -> ReadOptions:
+        """What was asked for. Raises BadOption when it cannot be done."""
+        if isinstance(self._given, BadOption):
+            raise self._given
+        return self._given
 
     def _followed(self) -> Following:
         if self._following is None:

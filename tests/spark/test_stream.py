@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,18 @@ def test_what_is_lost_stops_the_query_unless_told_not_to(query, client, kept_bro
     failed = one.start()
     with pytest.raises(Exception, match="the log ends at 3, it was cut back or created again"):
         failed.awaitTermination(120)
+
+
+def test_refusals_are_the_first_thing_said(query, kept_broker):
+    topic = kept_broker.create_topic()
+    for options, why in (
+        ({"subscribe": topic, "endingOffsets": "latest"}, "is an option of a batch read"),
+        ({"subscribe": topic + "x"}, f"has no topic {topic}x; did you mean {topic}?"),
+    ):
+        failed = query(**options).start()
+        with pytest.raises(Exception, match=re.escape(why)) as caught:
+            failed.awaitTermination(120)
+        assert "UnboundLocalError" not in str(caught.value)
 
 
 def test_a_leader_that_dies_in_the_middle(spark, kept_cluster, tmp_path):

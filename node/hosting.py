@@ -22,7 +22,7 @@ from kept.node.manifests import opening as manifests_found
 from kept.node.manifests.replica import Known, ReplicaManifests
 from kept.node.pool import Callback, FlushPool
 from kept.node.roles import Roles
-from kept.node.slices import breathe
+from kept.node.slices import Pace
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
 from kept.storage.directory import Birth, Checkpoint
@@ -298,15 +298,16 @@ class Hosting:
             for at in range(0, len(mine), LOGS_A_JOB):
                 several = mine[at : at + LOGS_A_JOB]
                 jobs.append((several, directory.pool.run(self._open_several, several)))
+        pace = Pace()
         for several, job in jobs:
-            for position, (opening, outcome) in enumerate(zip(several, await job, strict=True)):
+            for opening, outcome in zip(several, await job, strict=True):
                 if isinstance(outcome, BaseException):
                     self._failed_to_open(opening, outcome)
                 elif opening.directory.offline is not None:
                     self._unavailable(opening, opening.directory.offline)
                 else:
                     self._host(opening, *outcome)
-                await breathe(position)
+                await pace.breathe()
         await self.roles.elected()
 
     def _open_several(self, several: list[_Opening]) -> list[_Opened | Exception]:
@@ -368,6 +369,8 @@ class Hosting:
 
     def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
         self._unavailable(opening, str(error))
+        if opening.directory.offline is not None:
+            return  # which has been told
         if isinstance(error, KeptError):
             log.error(
                 "partition offline",
@@ -420,8 +423,9 @@ class Hosting:
         configs: dict[str, LogConfig] = {}
         for created in delta.topics_created:
             self._register(created)
-        for position, change in enumerate(delta.partitions):
-            await breathe(position)
+        pace = Pace()
+        for change in delta.partitions:
+            await pace.breathe()
             tp, record = change.topic_partition, change.after
             hosted = self.hosted.get(tp)
             topic = self.by_name[tp.topic.encode()]
@@ -459,13 +463,14 @@ class Hosting:
 
     async def _remove(self, several: list[tuple[TopicPartition, HostedPartition]]) -> None:
         """Replicas are not to be here any more."""
-        for position, (tp, hosted) in enumerate(several):
+        pace = Pace()
+        for tp, hosted in several:
             self.partitions.pop(tp, None)
             self.hosted.pop(tp, None)
             hosted.directory.count -= 1
             self._node.partition_gone(tp)
             self.roles.leave(hosted)
-            await breathe(position)
+            await pace.breathe()
         for directory in self.directories:
             mine = [hosted for _, hosted in several if hosted.directory is directory]
             for at in range(0, len(mine), LOGS_A_JOB):

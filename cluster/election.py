@@ -281,7 +281,7 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
     FencedLeaderEpoch, NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
     """
     state = _checked_state(image, request)
-    if request.broker_id != state.leader:
+    if _leaves_alone(state, request):
         rest = tuple(broker_id for broker_id in state.isr if broker_id != request.broker_id)
         return [advanced(image, state, replace(state, isr=rest))]
     members = [broker_id for broker_id, _ in request.isr]
@@ -403,7 +403,7 @@ def _leaves_alone(state: PartitionRecord, request: AlterIsr) -> bool:
     asked = {broker_id for broker_id, _ in request.isr}
     return (
         bool(asked)
-        and state.leader != NO_LEADER
+        and state.leader not in (NO_LEADER, request.broker_id)
         and request.broker_id in state.isr
         and asked == set(state.isr) - {request.broker_id}
     )

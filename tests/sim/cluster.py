@@ -33,6 +33,9 @@ CORE_KINDS = (
     "slow_disk",
 )  # fmt: skip
 PATIENCE_US = 60 * SECOND
+LIMP_US = 20 * SECOND
+LAST_NAP_US = 2 * SECOND
+"""In some histories leaders sleep through the return of those that are started at the end."""
 TOPIC = "t"
 
 
@@ -70,6 +73,12 @@ class ClusterHistory(RaftHistory):
         self.consumers: list[Consumer] = []
         self.created = False
         self.producer_ids = 0
+        extra = world.extra
+        self.network.holds = extra.choice((0.0, 0.0, 0.7))
+        self.lag_ms = extra.choice((3000, 3000, 1500))
+        self.sleepy = extra.random() < 0.2
+        self.awake_from_us = 0
+        self.limps = extra.random() < 0.15
         for machine in self.machines:
             machine.on_death.append(self._died)
             machine.on_wake = self.epochs
@@ -134,6 +143,7 @@ class ClusterHistory(RaftHistory):
         world.run(world.now_us + 1 * SECOND)
         self.nemesis.start()
         self.operator.start()
+        self.awake_from_us = world.now_us + self.fault_us + LAST_NAP_US
         world.run(world.now_us + self.fault_us)
         self.nemesis.heal()
         self._live()
@@ -198,6 +208,8 @@ class ClusterHistory(RaftHistory):
             if world.now_us >= limit:
                 raise Violation("liveness", f"healed, and not well: {self._state()}")
             world.run(world.now_us + 250 * MS)
+        if self.limps:
+            self._limp()
         for producer in self.producers:
             producer.stopped = True
         while not self.settled():
@@ -205,6 +217,46 @@ class ClusterHistory(RaftHistory):
                 raise Violation("liveness", f"healed, and not settled: {self._state()}")
             world.run(world.now_us + 250 * MS)
         self.checks.finish()
+
+    def _limp(self) -> None:
+        """A follower lives and does not reach its leader: it leaves the ISR, and holds up nobody.
+
+        Where both are in touch with the controller, which neither of them is.
+        """
+        world, controller = self.world, self.leader()
+        state = self.checks.register(self.partitions[0]).state
+        if controller is None or state is None or state.leader in (NO_LEADER, controller.node_id):
+            return
+        others = [b for b in state.isr if b not in (state.leader, controller.node_id)]
+        if not others:
+            return
+        leader, slow = state.leader, others[0]
+        world.counts["followers that limp"] += 1
+        world.note("network", f"cuts n{leader} from n{slow}, nothing else")
+        self.network.isolate({leader}, {slow})
+        since, limit = world.now_us, world.now_us + LIMP_US
+        while not all(producer.acknowledged_us > since for producer in self.producers):
+            if world.now_us >= limit:
+                raise Violation("liveness", f"n{slow} limps, and others wait: {self._state()}")
+            world.run(world.now_us + 250 * MS)
+        self.network.heal()
+        while not self._led(since):
+            if world.now_us >= limit + PATIENCE_US:
+                raise Violation("liveness", f"it limps no more, and not well: {self._state()}")
+            world.run(world.now_us + 250 * MS)
+
+    def registered(self, node: int) -> None:
+        """A broker came back: in some histories who leads sleeps through its return."""
+        world = self.world
+        if not self.sleepy or world.now_us > self.awake_from_us or world.extra.random() < 0.3:
+            return
+        leaders = {r.state.leader for r in self.checks.registers.values() if r.state is not None}
+        for leader in sorted(leaders - {NO_LEADER, node}):
+            machine = self.machines[leader]
+            delay = world.extra.randint(10, 400) * MS
+            world.counts["leaders that slept"] += 1
+            world.after(delay, machine.stall)
+            world.after(delay + world.extra.randint(900, 2700) * MS, machine.resume)
 
     def _led(self, since_us: int) -> bool:
         """All partitions are led with full ISRs, and every producer was heard since then."""

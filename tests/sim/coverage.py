@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-ENOUGH: Final = {"raft": 60, "cores": 40, "storage": 40}
+ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60}
 """Histories after which nothing may be missing."""
 
 _EVERYWHERE: Final = (
@@ -47,10 +47,16 @@ _OPERATOR: Final = (
 )
 
 REQUIRED: Final = {
-    "raft": (*_EVERYWHERE, *_DISKS, "voters changed", "leaderships handed over"),
-    "cores": (*_EVERYWHERE, *_OPERATOR),
+    "raft": (
+        *_EVERYWHERE, *_DISKS, "voters changed", "leaderships handed over",
+        "leaderships handed to two", "voters that died",
+    ),
+    "cores": (
+        *_EVERYWHERE, *_OPERATOR, "followers that limp", "requests that came late",
+        "leaders that slept",
+    ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
-}
+}  # fmt: skip
 
 
 def missing(stage: str, counts: Mapping[str, int]) -> list[str]:

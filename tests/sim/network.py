@@ -28,6 +28,11 @@ class _Refused:
         return "refused"
 
 
+HELD_US: Final = 8_000_000
+LOOK_US: Final = 50 * MS
+HELD_METHODS: Final = frozenset({"register", "heartbeat", "alter_isrs"})
+"""What brokers ask of controllers: TCP sends it again once the link is whole, however late."""
+
 NO_ANSWER: Final = _NoAnswer()
 """What a caller hears after its timeout."""
 REFUSED: Final = _Refused()
@@ -55,6 +60,8 @@ class Network:
     cuts: set[tuple[int, int]] = field(default_factory=set)
     sent: int = 0
     arrivals: dict[tuple[int, int], int] = field(default_factory=dict)
+    holds: float = 0.0
+    """How often a request that is cut off is held and carried out late, long given up."""
 
     def heal(self) -> None:
         """Every link is whole and quick again; what is under way arrives as it was drawn."""
@@ -132,6 +139,22 @@ class Network:
         if (source, target) not in self.cuts:
             action(*args)
 
+    def _hold(self, source: int, target: int, arrive: Callable[[], None], until_us: int) -> None:
+        """Carry it once both ways are open, to the process that is there now."""
+        machine = self.machines.get(target)
+        process = None if machine is None else machine.generation
+
+        def look() -> None:
+            if machine is None or machine.generation != process or self.world.now_us > until_us:
+                return  # the connection is gone with its process, or given up
+            if self.passes(source, target):
+                self.world.counts["requests that came late"] += 1
+                self.world.after(self.world.extra.randint(1, 2000) * MS, arrive)
+            else:
+                self.world.after(LOOK_US, look)
+
+        self.world.after(LOOK_US, look)
+
     def send(self, source: int, target: int, message: object) -> None:
         """A message to the process on ``target``; it gets ``receive(source, message)``."""
         self._carry(source, target, self._deliver, source, target, message)
@@ -185,4 +208,6 @@ class Network:
         self.sent += 1
         if self._leaves(source, target):
             self.world.after(self._in_order(source, target), arrive)
+        elif method in HELD_METHODS and self.world.extra.random() < self.holds:
+            self._hold(source, target, arrive, self.world.now_us + HELD_US)
         self.world.after(timeout_ms * MS, hear, NO_ANSWER)

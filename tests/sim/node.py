@@ -298,6 +298,8 @@ class SimNode(RaftApp):
 
         def then(error: KeptError | None) -> None:
             reply(error or self.image.brokers[request.broker_id].broker_epoch)
+            if error is None:
+                self.history.registered(request.broker_id)
 
         self.decide(change, then)
 

@@ -52,6 +52,14 @@ def plant(
     PLANTED[name] = Bug(name, stage, seed, tuple(checks.split()), rule, patches, options)
 
 
-from tests.sim import planted_cluster, planted_raft, planted_storage  # noqa: E402
+from tests.sim import (  # noqa: E402
+    planted_checks,
+    planted_cluster,
+    planted_raft,
+    planted_storage,
+)
 
-__all__ = ["PLANTED", "Bug", "plant", "planted_cluster", "planted_raft", "planted_storage"]
+__all__ = [
+    "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster", "planted_raft",
+    "planted_storage",
+]  # fmt: skip

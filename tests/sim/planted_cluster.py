@@ -153,7 +153,7 @@ plant(
 plant(
     "pending-isr-forgotten",
     "cores",
-    5,
+    10,
     "isr-holds committed-lost",
     "a pending ISR counts (30)",
     (f"{LEADER}._holds_back", pending_forgotten),

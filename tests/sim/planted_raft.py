@@ -219,7 +219,7 @@ plant(
 plant(
     "own-disk-uncounted",
     "raft",
-    0,
+    781,
     "leader-completeness committed-differs committed-lost",
     "a leader counts its own entries when they are durable",
     (f"{LEADING}.maybe_commit", uncounted_disk),
@@ -318,7 +318,7 @@ def reads_at_once(_: Any) -> Any:
 plant(
     "vote-forgotten",
     "raft",
-    0,
+    20,
     "double-vote election-safety",
     "votes are on disk (34)",
     (f"{FILES}.read_hard_state", forget_vote),
@@ -326,7 +326,7 @@ plant(
 plant(
     "reads-at-once",
     "raft",
-    126,
+    94,
     "stale-read",
     "a read waits until a majority still follows (read barrier)",
     (f"{LEADING}._confirm_reads", reads_at_once),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kept.cluster.raft.ready import Role
 from kept.cluster.records import NO_LEADER
 from kept.replication.replica import Replica
-from kept.storage.errors import StaleBrokerEpoch
 from tests.sim.planted import plant
-from tests.sim.planted_cluster import FOLLOWER, LEADER, MEMBER, PARTITION, returns
+from tests.sim.planted_cluster import FOLLOWER, LEADER, LIFECYCLE, MEMBER, PARTITION, returns
 
 ELECTION = "kept.cluster.election"
 FOLLOWING = "kept.replication.following.FollowingReplica"
-SESSIONS = "kept.cluster.sessions.Sessions"
 
 
 def cut_at_recovery_point(original: Any) -> Any:
@@ -61,15 +60,13 @@ def reads_to_the_end(original: Any) -> Any:
     return fetch
 
 
-def newest_is_stale(original: Any) -> Any:
-    """A broker epoch that is not here yet is taken for an old one."""
+def everyone_is_a_stranger(original: Any) -> Any:
+    """Whoever is registered in its place is taken for a process elsewhere."""
 
-    def heartbeat(self: Any, broker_id: int, broker_epoch: int, *args: Any, **more: Any) -> Any:
-        if self.active and broker_epoch > self.image.index:
-            raise StaleBrokerEpoch("never heard of")
-        return original(self, broker_id, broker_epoch, *args, **more)
+    def displaced(self: Any, other: Any, now_ms: int, effects: Any) -> None:
+        original(self, None if other is None else replace(other, directories=()), now_ms, effects)
 
-    return heartbeat
+    return displaced
 
 
 def shortest(original: Any) -> Any:
@@ -125,7 +122,6 @@ def waits_for_all(_: Any) -> Any:
 
 def everyone_clean(original: Any) -> Any:
     """A broker that lost power stays in the ISR: the clean mark is not compared."""
-    from dataclasses import replace
 
     def register(image: Any, registration: Any, **kwargs: Any) -> Any:
         old = image.brokers.get(registration.broker_id)
@@ -136,17 +132,17 @@ def everyone_clean(original: Any) -> Any:
 
 
 plant(
-    "cut-at-recovery-point", "cores", 2, "kill-lost committed-lost isr-holds prefix",
+    "cut-at-recovery-point", "cores", 5, "kill-lost committed-lost isr-holds prefix",
     "what a killed process had written is there (33)",
     ("kept.storage.directory.LogDirectory.open_log", cut_at_recovery_point),
 )  # fmt: skip
 plant(
-    "flush-without-fsync", "storage", 4, "acknowledged-lost",
+    "flush-without-fsync", "storage", 19, "acknowledged-lost",
     "with flush.messages=1 an acknowledgement waits for the fsync (33)",
     ("kept.storage.flush.FlushTicket.run", nothing_synced),
 )  # fmt: skip
 plant(
-    "follower-does-not-flush", "storage", 62, "acknowledged-lost isr-holds committed-lost",
+    "follower-does-not-flush", "storage", 0, "acknowledged-lost isr-holds committed-lost",
     "with flush.messages=1 a follower counts when it is durable (33)",
     (f"{FOLLOWING}.awaits_flush", never_awaits),
 )  # fmt: skip
@@ -166,12 +162,12 @@ plant(
     (f"{PARTITION}.fetch", reads_to_the_end),
 )  # fmt: skip
 plant(
-    "newest-is-stale", "cores", 1, "exit",
-    "a broker that is ahead of the controller is no other broker (35)",
-    (f"{SESSIONS}.heartbeat", newest_is_stale),
+    "late-register-ends", "cores", 0, "exit",
+    "the registration of a dead process of this directory ends nobody (35)",
+    (f"{LIFECYCLE}._displaced", everyone_is_a_stranger),
 )  # fmt: skip
 plant(
-    "shortest-leads", "storage", 10, "acknowledged-lost committed-lost kill-lost isr-holds prefix",
+    "shortest-leads", "storage", 24, "acknowledged-lost committed-lost kill-lost isr-holds prefix",
     "of an ISR that lost power the longest log leads (33)",
     ("kept.cluster.recovery.longest", shortest),
 )  # fmt: skip
@@ -197,12 +193,12 @@ plant(
     (f"{FOLLOWER}._parting", cut_to_own_end),
 )  # fmt: skip
 plant(
-    "sequences-unchecked", "cores", 1, "sequence",
+    "sequences-unchecked", "cores", 3, "sequence",
     "a batch that comes again is there once (idempotence)",
     ("kept.storage.producers.ProducerStates.check", returns(None)),
 )  # fmt: skip
 plant(
-    "slow-stay-in-isr", "cores", 0, "liveness",
+    "slow-stay-in-isr", "cores", 93, "liveness",
     "a member that lags leaves the ISR (30)",
     (f"{LEADER}._lags", waits_for_all),
 )  # fmt: skip

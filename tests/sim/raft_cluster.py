@@ -270,6 +270,7 @@ class RaftHistory:
         self.reads_done = 0
         self.lies = world.chance(0.3)
         self.operated = world.chance(0.4)
+        self.duels = self.stage == "raft" and world.extra.random() < 0.2
         for machine in self.machines:
             machine.on_death.append(self._died)
 
@@ -295,6 +296,8 @@ class RaftHistory:
             world.after(world.between(0, 300) * MS, machine.start)
         world.after(world.between(100, 3000) * MS, self.nemesis.start)
         world.after(500 * MS, self._client)
+        if self.duels:
+            world.after(1000 * MS, self._duel)
         world.run(self.fault_us)
         self.nemesis.heal()
         self._live()
@@ -398,6 +401,36 @@ class RaftHistory:
         if len(left) >= 2:
             leader.deliver("change_voters_safely", left)
 
+    def _duel(self) -> None:
+        """Leadership is handed to two, one of whom the other two don't hear: both stand for the
+        same term, and whoever votes for one may die before the other asks (:meth:`said`).
+        """
+        world, leader = self.world, self.leader()
+        if self.nemesis.healed:
+            return
+        world.after(world.extra.randint(200, 900) * MS, self._duel)
+        if leader is None or not isinstance(leader.app, RaftApp):
+            return
+        others = [v.node_id for v in leader.app.member.voters if v.node_id != leader.node_id]
+        if len(others) < 2:
+            return
+        one, two = world.extra.sample(others, 2)
+        unheard = {(one, leader.node_id), (one, two)} - self.network.cuts
+        self.network.cuts |= unheard
+        world.after(60 * MS, self.network.cuts.difference_update, unheard)
+        world.counts["leaderships handed to two"] += 1
+        leader.deliver("transfer_safely", one)
+        delay = world.extra.randint(3, 20) * MS
+        world.after(delay, leader.deliver, "transfer_safely", two)
+
+    def _voted(self, machine: Machine) -> None:
+        """A voter dies with its vote on the way, and is soon back."""
+        extra = self.world.extra
+        if extra.random() < 0.5:
+            self.world.counts["voters that died"] += 1
+            self.world.after(extra.randint(0, 1000), machine.kill)
+            self.world.after(extra.randint(2, 8) * MS, machine.start)
+
     def counts(self) -> dict[str, int]:
         """What happened, for the totals."""
         return dict(self.world.counts) | {
@@ -430,6 +463,8 @@ class RaftHistory:
         if not isinstance(message, PreVote | PreVoteReply):
             self.raft.promised(app.node_id, message.term)
         self._vote(app.node_id, message)
+        if self.duels and isinstance(message, VoteReply) and message.granted:
+            self._voted(app.machine)
 
     def outcome(self, app: RaftApp, outcome: Outcome) -> None:
         """What a member says and what it applied."""

@@ -70,6 +70,7 @@ class Register:
     leaders: dict[int, tuple[int, int]] = field(default_factory=dict)
     acked: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     rebase: bool = False
+    by_election: bool = False
 
 
 class ReplicaChecks:
@@ -191,7 +192,7 @@ class ReplicaChecks:
         self.world.note("checks", f"{tp}: an unclean election, losses are allowed")
         register.given_up_us = self.world.now_us
         register.give_ups += 1
-        register.rebase = True
+        register.rebase = register.by_election = True
         register.certain = {state.leader}
 
     # Replicas.
@@ -329,7 +330,8 @@ class ReplicaChecks:
                 break
             same += 1
         lost = register.batches[same:]
-        if lost and self.durable:
+        by_election, register.by_election = register.by_election, False
+        if lost and self.durable and not by_election:
             gone = [b for b in lost if (b.producer_id, b.sequence) in register.acked]
             if gone:
                 raise Violation(
@@ -341,6 +343,8 @@ class ReplicaChecks:
             register.end = register.batches[-1].last + 1 if same > first else low
             register.end = min(register.end, copy.end)
             register.start = min(register.start, register.end)
+            while register.batches and register.batches[-1].last >= register.end:
+                register.batches.pop()  # retention had taken it, and the new leader never had it
             register.sequences.clear()
             for batch in register.batches:
                 register.sequences[batch.producer_id, batch.producer_epoch] = (
@@ -352,6 +356,11 @@ class ReplicaChecks:
                 if owner == tp and other is not copy:
                     other.checked = min(other.checked, register.end)
                     other.exempt = True
+        if copy.start > register.end:  # its log begins behind all that was left
+            register.batches = []
+            register.start = register.end = copy.start
+            register.sequences.clear()
+            register.acked.clear()
 
     def _prefix(
         self, tp: TopicPartition, node: int, copy: Copy, register: Register, up_to: int

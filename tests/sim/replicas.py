@@ -49,7 +49,6 @@ from tests.sim.streams import Streams
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
 
-LAG_MS = 3000
 CHECKPOINT_MS = 2000
 UPKEEP_MS = 500
 RULES = CheckRules(timestamp_after_max_ms=MAX_INT64)
@@ -131,7 +130,7 @@ class Replicas:
             log,
             self.node.node_id,
             high_watermark=self.directory.high_watermarks.get(tp, log.log_start_offset),
-            lag_time_max_ms=LAG_MS,
+            lag_time_max_ms=self.node.history.lag_ms,
             on_machine_error=self.disk_error,
             on_effect=lambda effect: self.heard(tp, effect),
         )
@@ -188,7 +187,7 @@ class Replicas:
             self.lead(partition, record)
         else:
             self.follow(partition, record)
-        self.look(partition.topic_partition)
+        self.settle(partition.topic_partition)
 
     def lead(self, partition: Partition, record: PartitionRecord) -> None:
         tp = partition.topic_partition

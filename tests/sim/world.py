@@ -33,6 +33,8 @@ class World:
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         self.seed = seed
         self.random = Random(seed)
+        self.extra = Random(f"extra {seed}")
+        """For faults that only some histories have: the draws of all others stay as they are."""
         self.now_us = 0
         self.events = 0
         self.tracing = tracing

@@ -417,7 +417,7 @@ _NETWORK: Final = (
     _at_start(
         "kept.http.hosts", _LIST, "",
         "Host names, beyond localhost and the listeners' own, that may appear in the Host header "
-        "of a POST.",
+        "of what is asked of /api/.",
     ),
     _at_start(
         "kept.grpc.max.connections", _INT, "256",

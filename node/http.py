@@ -6,10 +6,10 @@ with a value in it is JSON or plain text with ``nosniff``, so nothing is escaped
 for browsers (``kept.node.console``) is three files that never change. Errors are ``{"error":
 {"status": 404, "message": "…"}}``.
 
-What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. A POST changes
-something, so it must carry the header ``X-Kept`` (which a web page cannot send
-across sites without being asked first) and a Host that is this node's (:func:`host_is_known`),
-against DNS rebinding. Nothing is authenticated yet.
+What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused, and so is a Host that
+is not this node's (:func:`host_is_known`), against DNS rebinding. A POST changes something, so it
+must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
+first. Nothing is authenticated yet.
 
 Limits: ``kept.http.request.max.bytes`` for headers and for the body, ``kept.http.idle.ms`` for a
 whole request to come and for its answer to be taken, ``kept.http.max.connections``. One request at
@@ -264,20 +264,18 @@ class HttpConnection(asyncio.Protocol):
             raise InvalidRequest(f"the address is not right: {error}") from error
         parsed = HttpRequest(method, path, query)
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
-        if path.startswith("/api/") and headers.get("sec-fetch-site") in (
-            "cross-site",
-            "same-site",
-        ):
-            raise InvalidRequest("requests of other sites' pages are refused")
         parsed.accept = headers.get("accept", "")
+        if path.startswith("/api/"):
+            self._check_origin(headers)
         if method == "POST":
-            self._check_post(headers)
+            if "x-kept" not in headers:
+                raise InvalidRequest("a POST needs the header X-Kept, as in: curl -H 'X-Kept: 1' …")
             parsed.body = self._json()
         return parsed
 
-    def _check_post(self, headers: Mapping[str, str]) -> None:
-        if "x-kept" not in headers:
-            raise InvalidRequest("a POST needs the header X-Kept, as in: curl -H 'X-Kept: 1' …")
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            raise InvalidRequest("requests of other sites' pages are refused")
         host = headers.get("host", "")
         if not host_is_known(self._node, host):
             raise InvalidRequest(

@@ -135,10 +135,16 @@ def test_a_post_needs_the_header(lone):
     assert "X-Kept" in message
 
 
-def test_a_post_needs_a_known_host(lone):
-    status, message = failure(post(lone, Host="evil.example.org"))
-    assert status == 400
-    assert "evil.example.org" in message
+def test_the_api_needs_a_known_host(lone):
+    """A name that its owner points at this node makes a web page of that name same-origin."""
+    ask = "GET {} HTTP/1.1\r\nHost: evil.example.org\r\n\r\n"
+    for answer in (post(lone, Host="evil.example.org"), lone.http(ask.format("/api/v1/cluster"))):
+        status, message = failure(answer)
+        assert status == 400
+        assert "evil.example.org" in message
+        assert "kept.http.hosts" in message
+    for path in ("/healthz", "/readyz", "/metrics", "/"):
+        assert lone.http(ask.format(path))[0] == 200
 
 
 def test_pages_of_other_sites_are_refused(lone):

@@ -19,6 +19,7 @@ from kept.compaction.pass_ import Result, read_manifest
 from kept.compaction.planner import NotNow, Plan, cleanable_range, next_identity, sizes
 from kept.compaction.view import job_for, view
 from kept.node import dry_run
+from kept.node.undisturbed import again
 from kept.storage.errors import KeptError, OffsetOutOfRange
 from kept.storage.records import headers, records
 
@@ -173,7 +174,14 @@ def outcome(finished: asyncio.Future[Result | NotNow]) -> dict[str, Any]:
 
 
 async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dict[str, Any]:
-    """What a pass would do now, due or not, and the life of a key. Raises DryRunFailed."""
+    """What a pass would do now, due or not, and the life of a key.
+
+    Raises DryRunFailed, MovedMeanwhile (it is compacted again and again).
+    """
+    return await again(hosted, lambda: _explained(node, hosted, key))
+
+
+async def _explained(node: Node, hosted: HostedPartition, key: bytes | None) -> dict[str, Any]:
     cleaner = node.cleaner
     due = cleaner.plan_for(hosted)
     found = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
@@ -245,8 +253,15 @@ async def why_missing(
 ) -> dict[str, Any]:
     """``fate``, ``explanation``, and the generation and reason that removed it, where known.
 
-    With ``key``: also ``winner``, the newest record of the key that is there.
+    With ``key``: also ``winner``, the newest record of the key that is there. Raises as
+    :func:`explain`.
     """
+    return await again(hosted, lambda: _why_missing(node, hosted, offset, key))
+
+
+async def _why_missing(
+    node: Node, hosted: HostedPartition, offset: int, key: bytes | None
+) -> dict[str, Any]:
     from kept.compaction import journal
 
     log, partition = hosted.partition.log, hosted.partition

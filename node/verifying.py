@@ -1,8 +1,8 @@
 """What this node's replica of a partition has on disk, for ``kept compact verify``.
 
 The reading is a dry run's (``kept.node.dry_run``): in a process of its own, one at a time. Answers
-count only if nothing was put into place or cut meanwhile; else :class:`MovedMeanwhile` says so, and
-whoever asks begins again.
+count only if nothing was put into place or cut meanwhile (``kept.node.undisturbed``); else whoever
+asks begins again.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import dry_run
 from kept.node.compaction_ops import sources_from
-from kept.storage.errors import InvalidRequest, RetriableError
+from kept.node.undisturbed import MovedMeanwhile, generation, undisturbed
+from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kept.node.hosting import HostedPartition
     from kept.node.server import Node
 
 MAX_PARTS: Final = 4096
-
-
-class MovedMeanwhile(RetriableError):
-    """The log was compacted or cut while it was read, or has another generation than was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +39,10 @@ def state(node: Node, hosted: HostedPartition) -> ReplicaState:
     return ReplicaState(
         node.node_id,
         partition.is_leader,
-        _generation(hosted),
+        generation(hosted),
         partition.log_start_offset,
         partition.high_watermark,
     )
-
-
-def _generation(hosted: HostedPartition) -> str | None:
-    known = hosted.compaction
-    return None if known is None or known.applied is None else str(known.applied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +68,11 @@ async def digests(node: Node, hosted: HostedPartition, wanted: Wanted) -> dict[s
         )
     if wanted.parts is not None and not 0 < wanted.parts <= MAX_PARTS:
         raise InvalidRequest(f"parts must be 1 to {MAX_PARTS}, not {wanted.parts}")
-    before = _generation(hosted), partition.log.truncations
     known = hosted.compaction
-    if before[0] != wanted.generation or hosted.manifests.busy:
-        raise MovedMeanwhile(f"{partition.topic_partition}: generation {before[0]} is here now")
+    if generation(hosted) != wanted.generation:
+        raise MovedMeanwhile(
+            f"{partition.topic_partition}: generation {generation(hosted)} is here now"
+        )
     question = {
         "directory": partition.log.directory,
         "sources": [asdict(source) for source in sources_from(hosted, 0)],
@@ -88,12 +81,4 @@ async def digests(node: Node, hosted: HostedPartition, wanted: Wanted) -> dict[s
         "end": end,
         "parts": wanted.parts,
     }
-    try:
-        found = dict(await dry_run.verify(node, question))
-    except dry_run.DryRunFailed as error:
-        if (_generation(hosted), partition.log.truncations) == before and not hosted.manifests.busy:
-            raise
-        raise MovedMeanwhile(f"{partition.topic_partition}: it was compacted meanwhile") from error
-    if (_generation(hosted), partition.log.truncations) != before or hosted.manifests.busy:
-        raise MovedMeanwhile(f"{partition.topic_partition}: it was compacted meanwhile")
-    return found
+    return dict(await undisturbed(hosted, lambda: dry_run.verify(node, question)))

@@ -72,6 +72,8 @@ class Files:
         self._node = node
         self._hosted = hosted
         self.computing: Computing | None = None
+        self.placing = False
+        """Segments are being swapped, until the mark says which generation they are."""
         self.bodies: dict[ManifestRef, Manifest] = {}
         """Manifests that came or were made, and are not stored yet."""
         self._lock = asyncio.Lock()
@@ -156,9 +158,13 @@ class Files:
 
     async def _place(self, result: Result, check: Callable[[], None]) -> CompactionState:
         check()
-        published = await placing.place(self._node, self._hosted, result, check)
-        async with self._lock:
-            return await placing.conclude(self._node, self._hosted, published)
+        self.placing = True
+        try:
+            published = await placing.place(self._node, self._hosted, result, check)
+            async with self._lock:
+                return await placing.conclude(self._node, self._hosted, published)
+        finally:
+            self.placing = False
 
     async def _build(self, work: Work, ref: ManifestRef) -> Result:
         """Build the outputs from the manifest: a worker does, or for a small log a thread."""

@@ -117,8 +117,8 @@ class ReplicaManifests:
 
     @property
     def busy(self) -> bool:
-        """Files are being built or put into place: what is on disk is at no generation."""
-        return bool(self._works)
+        """Files are being put into place: what is on disk is at no generation."""
+        return self._files is not None and self._files.placing
 
     # What happens to it.
 

@@ -308,16 +308,20 @@ class LogDirectory:
 
     def remove_unborn(self, tp: TopicPartition) -> bool:
         """Remove what a crash left of a creation: no ``partition.metadata``, and no record, since
-        its name is durable before the first append. False: it is not that, and is left alone.
+        its name is durable before the first append. False: it is not that, or somebody else's
+        file is in it, and it is left alone.
         """
         path = self.log_path(tp)
-        names = self.disk.listdir(path)
-        if layout.PARTITION_METADATA in names or any(
-            self.disk.stat(f"{path}/{name}").size_bytes
-            for name in names
-            if (parsed := layout.parse_segment_file(name)) and parsed.kind == layout.LOG
-        ):
-            return False
+        for name in self.disk.listdir(path):
+            parsed = layout.parse_segment_file(name)
+            if parsed is None:
+                if (
+                    name.removesuffix(".tmp") != layout.LEADER_EPOCHS
+                    and name != layout.PARTITION_METADATA + ".tmp"
+                ):
+                    return False
+            elif parsed.kind == layout.LOG and self.disk.stat(f"{path}/{name}").size_bytes:
+                return False
         self.disk.remove_tree(path)
         return True
 

@@ -57,7 +57,8 @@ class Call:
 
     ``values`` are the message's fields for all versions, or a function of the version. ``check``
     turns a response that is an error into one of ours; a RetriableError is tried again until
-    ``timeout_ms``.
+    ``timeout_ms``. Not ``patient``: it ends when its node is not there, and whoever asked finds
+    another way.
     """
 
     api_key: int
@@ -67,6 +68,7 @@ class Call:
     timeout_ms: int = 30_000
     check: Callable[[Any], KeptError | None] | None = None
     repeatable: bool = True
+    patient: bool = True
     answered: bool = True
     max_version: int = 32767
     needed_for: tuple[object, ...] | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kept.client import groups
 from kept.client.calls import Call
 from kept.client.committed import aborted_batches
-from kept.client.failures import RetriableBrokerError, failure
+from kept.client.failures import ConnectionFailed, RetriableBrokerError, failure
 from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits
 from kept.storage.errors import KeptError, OffsetOutOfRange, RetriableError
 from kept.storage.records import headers, records
@@ -76,7 +76,13 @@ class Consumer:
             )
         out: list[ConsumedRecord] = []
         trouble: KeptError | None = None
-        fetched = self.client.fetch(self.positions, limits)
+        fetched: list[Fetched] = []
+        try:
+            fetched = self.client.fetch(self.positions, limits)
+        except ConnectionFailed as error:
+            trouble = error
+            for tp in self.positions:
+                self.client.view.topics.pop(tp.topic, None)
         for one in fetched:
             if one.error is None:
                 out.extend(self._take(one))

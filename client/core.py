@@ -485,7 +485,7 @@ class ClientCore:
     def _cut_off(self, call: Call, error: KeptError, now_ms: int, effects: list[Effect]) -> None:
         """A connection broke under a call."""
         self._forget_route(call)
-        if isinstance(error, RetriableError) and call.repeatable:
+        if isinstance(error, RetriableError) and call.repeatable and call.patient:
             self._back_off(call, error, now_ms)
             self._waiting.append(call)
         else:
@@ -504,11 +504,12 @@ class ClientCore:
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             error = kind(f"{endpoint}: {call.name}: {why}")
-            if hopeless or kind is NotKafka:
+            concerned = isinstance(call.route, Anywhere) or self._goes_to(call, endpoint)
+            if hopeless or kind is NotKafka or (concerned and not call.patient):
                 self._finish(call, error, effects)
                 continue
             self._waiting.append(call)
-            if isinstance(call.route, Anywhere) or self._goes_to(call, endpoint):
+            if concerned:
                 self._forget_route(call)
                 self._back_off(call, error, now_ms)
 

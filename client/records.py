@@ -208,7 +208,7 @@ def fetch(
     """Fetch from these partitions at these offsets: one request to each leader.
 
     The leaders must be known (:func:`kept.client.topics.metadata`); partitions without one are left
-    out. Errors come with their partition.
+    out. Errors come with their partition. Raises ConnectionFailed when a leader is not there.
     """
     by_node: dict[int, list[TopicPartition]] = {}
     for tp in positions:
@@ -219,6 +219,8 @@ def fetch(
     calls = [
         _fetch_call(view, ToNode(node), tps, positions, limits) for node, tps in by_node.items()
     ]
+    for call in calls:
+        call.patient = False
     responses = yield calls
     return [one for response in responses for one in _fetched(view, response)]
 

@@ -45,6 +45,7 @@ def test_topics(broker):
     assert name not in tool(topics, *at(broker), "--list").splitlines()
 
 
+@pytest.mark.slow
 def test_configs(broker):
     name = broker.name("configs")
     tool("org.apache.kafka.tools.TopicCommand", *at(broker), "--create", "--topic", name)
@@ -70,6 +71,7 @@ def test_configs(broker):
     assert "log.segment.bytes=" in brokers
 
 
+@pytest.mark.slow
 def test_console_producer_and_consumer(broker):
     name = broker.name("console")
     tool("org.apache.kafka.tools.TopicCommand", *at(broker), "--create", "--topic", name)
@@ -98,6 +100,7 @@ def test_console_producer_and_consumer(broker):
     assert name not in tool(groups, *at(broker), "--list")
 
 
+@pytest.mark.slow
 def test_offsets_delete_records_and_log_dirs(broker, tmp_path):
     name = broker.name("offsets")
     perf = "org.apache.kafka.tools.ProducerPerformance"

@@ -26,6 +26,7 @@ def lead(cluster: Cluster, wanted: int) -> None:
 
 @pytest.mark.parametrize("fault", ["enospc", "eio"])
 @pytest.mark.parametrize("leads", [False, True], ids=["voter", "controller"])
+@pytest.mark.slow
 def test_a_node_whose_metadata_disk_fails_ends_and_the_others_go_on(fault, leads):
     with Cluster(nodes=3) as cluster:
         topic = cluster.create_topic(partitions=3)

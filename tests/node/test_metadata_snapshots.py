@@ -6,6 +6,8 @@ import json
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from kept.client.blocking import OutRecord
 from kept.testing import Cluster
 
@@ -21,6 +23,7 @@ def hosted(cluster: Cluster, node: int) -> set[str]:
     return {path.name for path in Path(cluster.log_dir(node)).glob("*-0")}
 
 
+@pytest.mark.slow
 def test_a_node_that_was_away_for_long_gets_a_snapshot():
     with Cluster(nodes=3, **{LIMIT: 3000}) as cluster:
         first = cluster.create_topic("first")

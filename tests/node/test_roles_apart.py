@@ -130,6 +130,7 @@ def produce(site: Site, topic: str, value: bytes) -> None:
         client.produce(topic, [OutRecord(key=b"k", value=value)])
 
 
+@pytest.mark.slow
 def test_controllers_and_brokers_apart(site):
     site.start(2, 100)  # neither can do anything alone
     site.start(1, 102, 101)

@@ -270,6 +270,7 @@ class Numbers:
         assert self._producer.flush(DEADLINE_S) == 0
 
 
+@pytest.mark.slow
 def test_members_go_on_without_a_rebalance_when_the_coordinator_dies(kept_cluster):
     cluster = kept_cluster(nodes=3)
     topic = cluster.create_topic(partitions=PARTITIONS)

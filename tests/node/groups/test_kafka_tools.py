@@ -66,6 +66,7 @@ def test_kafkas_decoder_reads_our_records() -> None:
     assert "isvalid: false" not in dumped
 
 
+@pytest.mark.slow
 def test_kafka_consumer_groups_command(kept_broker: Cluster) -> None:
     topic, bootstrap = kept_broker.create_topic(partitions=2), kept_broker.bootstrap
     producer = Producer({"bootstrap.servers": bootstrap})

@@ -194,10 +194,13 @@ def test_a_coordinator_that_stood_still_tells_nothing_old(kept_cluster):
     with committing(cluster, topic) as committers:
         go_on(cluster, committers)
         coordinator = described(cluster, committers[0].group).coordinator.id
+        group = committers[0]
         old = Connection(f"localhost:{cluster.port(coordinator)}")
+        # Who has not said a word by the time it wakes is hung up on.
+        old.send(FETCH, 7, group_id=group.group, topics=None, require_stable=False)
+        assert old.receive().error_code is ErrorCode.none
         interrupt(committers, partial(cluster.pause, coordinator))
         go_on(cluster, committers)
-        group = committers[0]
         group.pause()
         old.send(FETCH, 7, group_id=group.group, topics=None, require_stable=False)
         cluster.resume(coordinator)

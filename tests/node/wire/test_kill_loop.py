@@ -2,11 +2,12 @@
 
 An idempotent producer writes while a node compacts, rolls and checkpoints; it retries whatever was
 not acknowledged, as clients do. Everything acknowledged is in the log once, in order; the compacted
-topic reads as the model says.
+topic reads as the model says. ``SEEDS`` in the environment runs more of the long ones.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -17,6 +18,7 @@ from kept.storage.records import build_batch, headers, records
 KEYS = 30
 ROUNDS = 4
 LONG_ROUNDS = 40
+SEEDS = int(os.environ.get("SEEDS", "1"))
 
 
 class Producer:
@@ -144,7 +146,7 @@ def test_kill_9_round_after_round(kept_cluster, connect, tools):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 def test_kill_9_many_rounds(kept_cluster, connect, tools, seed):
     cluster, left, written = run(kept_cluster, connect, tools, LONG_ROUNDS, seed, 1.5)
     assert 'event="log cleaned"' in cluster.log() and left < written

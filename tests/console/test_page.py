@@ -51,7 +51,8 @@ def test_nothing_but_this_nodes_own_may_run(kept_broker):
 def shown_by_chromium(tmp_path, url):
     """The document after its script has run."""
     command = [
-        "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000",
+        "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+        "--no-first-run", "--disable-background-networking", "--virtual-time-budget=4000",
         f"--user-data-dir={tmp_path}", "--dump-dom", url,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)

@@ -61,6 +61,10 @@ def report(node: Node, hosted: HostedPartition, losing: Losing) -> None:
             partition=tp.partition,
             first=losing.start,
             end=losing.end,
+            committed_to=losing.committed_to,
+            leader=partition.leader_id,
+            epoch=partition.leader_epoch,
+            why=WHY,
             report=path,
         )
 

@@ -14,7 +14,7 @@ from kept.node.clock import monotonic_ms
 from kept.node.logging import log
 from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
 from kept.replication.manifests_events import Cut
-from kept.replication.reports import CommittedLost, Losing, Truncated
+from kept.replication.reports import Losing, Truncated
 from kept.storage.errors import MachineError
 from kept.storage.types import TopicPartition
 
@@ -183,18 +183,6 @@ class Roles:
             from kept.node import lost
 
             lost.report(self._node, hosted, effect)
-        elif isinstance(effect, CommittedLost):
-            tp = hosted.partition.topic_partition
-            log.error(
-                "committed records lost",
-                topic=tp.topic,
-                partition=tp.partition,
-                first=effect.start,
-                end=effect.end,
-                leader=effect.leader_id,
-                epoch=effect.leader_epoch,
-                why="an unclean election, or a whole ISR that lost power",
-            )
 
     def _truncated(self, hosted: HostedPartition, effect: Truncated) -> None:
         """Recovery points are durable before a truncated log takes appends."""

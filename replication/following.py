@@ -20,7 +20,7 @@ from kept.replication.fetcher import FetcherCore, Work
 from kept.replication.fetching import Buffer
 from kept.replication.follower import NO_LEADER
 from kept.replication.losing import about_to_lose
-from kept.replication.reports import CommittedLost, Truncated
+from kept.replication.reports import Truncated
 from kept.replication.upkeep import KeptReplica
 from kept.storage.errors import (
     InvariantViolation,
@@ -213,13 +213,10 @@ class FollowingReplica(KeptReplica):
             return
         committed = core.high_watermark
         core.high_watermark = max(min(committed, end), start)
-        first_lost = max(end, start_before)
         cleared = end < self.applied_end
         if cleared:
             self.applied_end = 0
         self._tell(Truncated(start, end, log.recovery_point, cleared))
-        if first_lost < committed:
-            self._tell(CommittedLost(first_lost, committed, self.leader_id, core.leader_epoch))
         self._wake()
 
 

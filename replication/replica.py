@@ -66,7 +66,7 @@ class Replica:
     ``high_watermark``: what the checkpoint says; ``applied_end``: b of the manifest applied or
     being applied (rule 12). ``on_machine_error`` hears once of an error that takes the partition
     offline, so that the node takes the whole directory offline; ``on_effect`` gets what goes to
-    others: the core's effects (ProposeIsr, ManifestPublished), Truncated and CommittedLost.
+    others: the core's effects (ProposeIsr, ManifestPublished), Losing and Truncated.
 
     ``core`` keeps epochs, ISR and the high watermark in either role; ``suspended``: the node may
     have slept through a change of leadership, so nothing is served.

@@ -21,19 +21,6 @@ class Truncated:
     mark_cleared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedLost:
-    """Records of ``start..end`` were below the high watermark and are cut away.
-
-    With unclean election off, and no power cut of a whole ISR, that is a bug.
-    """
-
-    start: int
-    end: int
-    leader_id: int
-    leader_epoch: int
-
-
 class LostRecord(NamedTuple):
     """One record that goes. ``tombstone``: it deleted its key."""
 
@@ -45,6 +32,8 @@ class LostRecord(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Losing:
     """A cut is about to take away ``start..end``; it comes before the cut.
+
+    With unclean election off, and no power cut of a whole ISR, that is a bug.
 
     Those below ``committed_to`` were committed; the others may have been: the leader was elected
     uncleanly, and a replica that crashed knows an older high watermark than there was.
@@ -58,4 +47,4 @@ class Losing:
     incomplete: str | None
 
 
-Report = Truncated | CommittedLost | Losing
+Report = Truncated | Losing

@@ -12,9 +12,12 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
+
+from kept.testing.ports import free_port
 
 SAID = "did not run: "
 
@@ -72,19 +75,40 @@ def missing(marker: str) -> str | None:
     return TOOLS[marker]()
 
 
+def need(marker: str) -> None:
+    """Skip the test, or fail it, where the tool of that marker is not here."""
+    why = missing(marker)
+    if why is None:
+        return
+    excepted = marker in os.environ.get("CANNOT_RUN", "").split(",")
+    if os.environ.get("REQUIRE_ALL") == "1" and not excepted:
+        pytest.fail(f"{marker}: {why}, and REQUIRE_ALL=1 wants every test to run", pytrace=False)
+    pytest.skip(f"{SAID}{marker}: {why}")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in TOOLS:
-        if item.get_closest_marker(marker) is None:
-            continue
-        why = missing(marker)
-        if why is None:
-            continue
-        excepted = marker in os.environ.get("CANNOT_RUN", "").split(",")
-        if os.environ.get("REQUIRE_ALL") == "1" and not excepted:
-            pytest.fail(
-                f"{marker}: {why}, and REQUIRE_ALL=1 wants every test to run", pytrace=False
-            )
-        pytest.skip(f"{SAID}{marker}: {why}")
+        if item.get_closest_marker(marker) is not None:
+            need(marker)
+
+
+@pytest.fixture(scope="session")
+def kafka_dist() -> ModuleType:
+    """Apache Kafka's tools."""
+    need("java")
+    from tests.tools import kafka_dist as tools
+
+    tools.install()
+    return tools
+
+
+@pytest.fixture(scope="module")
+def apache_kafka(kafka_dist: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A node of Apache Kafka; where it is."""
+    broker = kafka_dist.Broker(tmp_path_factory.mktemp("kafka"), free_port())
+    broker.start()
+    yield broker.bootstrap
+    broker.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,20 +21,6 @@ from kept.storage.types import Codec, TopicPartition
 from kept.testing.ports import free_port
 
 FAST = FetchLimits(max_wait_ms=100)
-
-
-@pytest.fixture(scope="module")
-def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
-    spec = importlib.util.spec_from_file_location("kafka_dist", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    broker = module.Broker(tmp_path_factory.mktemp("kafka"), free_port())
-    broker.start()
-    yield broker.bootstrap
-    broker.stop()
 
 
 @pytest.fixture(params=["kept", pytest.param("kafka", marks=pytest.mark.java)])

@@ -3,14 +3,11 @@ same files (idempotent and transactional producers, aborts, tombstones, all code
 batches and records.
 """
 
-import importlib.util
-import os
 import random
 import re
 import shutil
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -25,22 +22,6 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
 
 FAULTS = re.compile(r"mismatch|exception|error|corrupt|invalid|out of order|monoton|Found", re.I)
 TOPIC = "mixed"
-
-
-@pytest.fixture(scope="session")
-def kafka_dist():
-    """Apache Kafka's tools. Without Java and Maven skipped, or failed by REQUIRE_ALL=1."""
-    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
-    spec = importlib.util.spec_from_file_location("kafka_dist", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    why = module.missing()
-    if why is None:
-        module.install()
-        return module
-    if os.environ.get("REQUIRE_ALL") == "1":
-        pytest.fail(f"Apache Kafka's tools can not run: {why}")
-    pytest.skip(f"APACHE KAFKA'S TOOLS CAN NOT RUN: {why}; this judge did not speak")
 
 
 def faults(output):

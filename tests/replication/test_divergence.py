@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.replication.reports import CommittedLost, Losing, LostRecord, Truncated
+from kept.replication.reports import Losing, LostRecord, Truncated
 from kept.storage.checkpoints import read_epochs
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.replication.trio import Node
@@ -114,7 +114,7 @@ def test_kip_279_fast_leader_changes_without_common_epochs(nodes, tools) -> None
         node.fetch(c, rounds=4)
         assert node.batches() == c.batches() == [(0, 5, 0), (5, 9, 3), (9, 13, 3)]
         assert epochs(node) == epochs(c) == [(0, 0), (3, 5)]
-        assert not [e for e in node.effects if isinstance(e, CommittedLost)]
+        assert not [e for e in node.effects if isinstance(e, Losing)]
 
 
 def test_kip_279_the_leader_names_an_epoch_that_the_follower_never_had(nodes, tools) -> None:
@@ -175,7 +175,7 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes, tools) -> None
     assert a.batches() == [(0, 4, 1)]
     losing, *rest = a.effects
     assert losing == Losing(4, 7, 7, tuple(LostRecord(o, b"k", False) for o in (4, 5, 6)), None)
-    assert rest == [Truncated(0, 4, 4, mark_cleared=True), CommittedLost(4, 7, B, 2)]
+    assert rest == [Truncated(0, 4, 4, mark_cleared=True)]
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 
@@ -239,7 +239,7 @@ def test_power_may_fail_at_every_step_of_a_cut(tools, seed) -> None:
             a.fetch(b, rounds=4)
             assert a.batches() == b.batches()
             assert epochs(a) == epochs(b) == [(1, 0), (3, 30)]
-            assert not [e for e in a.effects if isinstance(e, CommittedLost)]
+            assert not [e for e in a.effects if isinstance(e, Losing)]
             continue
         assert call > 4, "there is something to interrupt"
         return

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.replication.events import BrokersChanged
-from kept.replication.reports import CommittedLost, Truncated
+from kept.replication.reports import Losing, Truncated
 from kept.storage.errors import IneligibleReplica, InvalidUpdateVersion, KeptError
 from tests.replication.trio import Node
 
@@ -229,7 +229,7 @@ class World:
             if node.fetcher is not None:
                 node.fetcher.check_invariants()
             for effect in node.effects:
-                assert not isinstance(effect, CommittedLost), f"{node.node_id}: {effect}"
+                assert not isinstance(effect, Losing), f"{node.node_id}: {effect}"
                 if isinstance(effect, Truncated):
                     if effect.log_start_offset == effect.log_end_offset:
                         self.terms[i] = effect.log_end_offset

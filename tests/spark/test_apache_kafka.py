@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from kept.client.blocking import Client
-from kept.testing.ports import free_port
 from tests.spark.topics import fill
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
-    spec = importlib.util.spec_from_file_location("kafka_dist", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    broker = module.Broker(tmp_path_factory.mktemp("kafka"), free_port())
-    broker.start()
-    yield broker.bootstrap
-    broker.stop()
 
 
 def transact(bootstrap: str, topic: str, values: list[str], *, commit: bool) -> None:
@@ -50,14 +32,14 @@ def values(df: Any) -> list[str]:
     return [row.value.decode() for row in df.orderBy("offset").collect()]
 
 
-def test_apache_kafka_is_read_followed_and_written(spark, kafka, tmp_path):
-    with Client(kafka) as client:
+def test_apache_kafka_is_read_followed_and_written(spark, apache_kafka, tmp_path):
+    with Client(apache_kafka) as client:
         client.create_topic("source", partitions=1)
         client.create_topic("target", partitions=2)
-        transact(kafka, "source", ["a", "b"], commit=True)
-        transact(kafka, "source", ["lost", "too"], commit=False)
+        transact(apache_kafka, "source", ["a", "b"], commit=True)
+        transact(apache_kafka, "source", ["lost", "too"], commit=False)
         fill(client, "source", range(3))
-    source = spark.read.format("kept").option("kafka.bootstrap.servers", kafka)
+    source = spark.read.format("kept").option("kafka.bootstrap.servers", apache_kafka)
     df = source.option("subscribe", "source").load()
     assert values(df) == ["a", "b", "lost", "too", "v0", "v1", "v2"]
     committed = (
@@ -66,13 +48,13 @@ def test_apache_kafka_is_read_followed_and_written(spark, kafka, tmp_path):
     assert values(committed.load()) == ["a", "b", "v0", "v1", "v2"]
     assert values(committed.option("minPartitions", 4).load()) == ["a", "b", "v0", "v1", "v2"]
     query = (
-        spark.readStream.format("kept").option("kafka.bootstrap.servers", kafka)
+        spark.readStream.format("kept").option("kafka.bootstrap.servers", apache_kafka)
         .option("subscribe", "source").option("startingOffsets", "earliest")
         .option("kafka.isolation.level", "read_committed").load()
-        .writeStream.format("kept").option("kafka.bootstrap.servers", kafka)
+        .writeStream.format("kept").option("kafka.bootstrap.servers", apache_kafka)
         .option("topic", "target").option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True).start()
     )  # fmt: skip
     assert query.awaitTermination(180)
-    with Client(kafka) as client:
+    with Client(apache_kafka) as client:
         assert sorted(r.value for r in client.read("target")) == [b"a", b"b", b"v0", b"v1", b"v2"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import uuid
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,20 +93,3 @@ def kit() -> SimpleNamespace:
         NOW=NOW, TP=TP, TOPIC_ID=TOPIC_ID, RULES=RULES, batch=batch, append=append,
         contents=contents, values=values, open_log=open_log,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def kafka_dist() -> ModuleType:
-    """Apache Kafka's tools. Without Java and Maven skipped, or failed by REQUIRE_ALL=1."""
-    path = Path(__file__).parent.parent / "tools" / "kafka_dist.py"
-    spec = importlib.util.spec_from_file_location("kafka_dist", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    why = module.missing()
-    if why is None:
-        module.install()
-        return module
-    if os.environ.get("REQUIRE_ALL") == "1":
-        pytest.fail(f"Apache Kafka's tools can not run: {why}")
-    pytest.skip(f"APACHE KAFKA'S TOOLS CAN NOT RUN: {why}; this judge did not speak")

@@ -5,13 +5,45 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import Final
+from typing import Any, Final
 
 from kept.storage.errors import MachineError
 
 MAX_PATH_BYTES: Final = 107
 """Of a unix socket's name, on Linux."""
 PREFIX: Final = "kept-peers-"
+
+
+class PrivateServer:
+    """A gRPC server on a unix socket that only this user can reach."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._directory = ""
+        self._server: Any = None
+
+    @property
+    def path(self) -> str:
+        """Of the unix socket."""
+        return f"{self._directory}/{self._socket}"
+
+    async def start(self, server: Any) -> None:
+        """Serve with a ``grpc.aio`` server. Raises MachineError."""
+        self._directory = private_directory()
+        try:
+            server.add_insecure_port(f"unix:{self.path}")
+        except RuntimeError as error:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise MachineError(self.path, "bind", OSError(str(error))) from error
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Serve no more; calls under way are cancelled."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def private_directory() -> str:

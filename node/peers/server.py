@@ -8,7 +8,6 @@ the Snapshot stream pieces of a large one, the Control stream a broker's heartbe
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -19,10 +18,10 @@ from kept.node.peers.calls import HeartbeatRequest
 from kept.node.peers.failures import failure_of
 from kept.node.peers.greeting import HELLO
 from kept.node.peers.identity import Hello, refusal
-from kept.node.peers.private import private_directory
+from kept.node.peers.private import PrivateServer
 from kept.node.peers.snapshots import Assembly, Piece
 from kept.node.proto import peers_pb2
-from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, MachineError
+from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError
 
 # isort: split
 import grpc
@@ -41,8 +40,7 @@ class Server:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._server: grpc.aio.Server | None = None
-        self._directory = ""
+        self._private = PrivateServer(SOCKET)
         self._controls: dict[int, object] = {}
         """The newest Control stream of each broker."""
         self._judged = lru_cache(maxsize=64)(self._judge)
@@ -50,27 +48,17 @@ class Server:
     @property
     def path(self) -> str:
         """Of the unix socket."""
-        return f"{self._directory}/{SOCKET}"
+        return self._private.path
 
     async def start(self) -> None:
         """Answer. Raises MachineError."""
-        self._directory = private_directory()
         server = grpc.aio.server(options=grpc_options.SERVER)
         server.add_generic_rpc_handlers((self._streams(), *self._calls()))
-        try:
-            server.add_insecure_port(f"unix:{self.path}")
-        except RuntimeError as error:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise MachineError(self.path, "bind", OSError(str(error))) from error
-        await server.start()
-        self._server = server
+        await self._private.start(server)
 
     async def stop(self) -> None:
         """Answer no more; streams break."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-            shutil.rmtree(self._directory, ignore_errors=True)
+        await self._private.stop()
 
     def _streams(self) -> Any:
         def stream(handler: Any, frame: Any) -> Any:

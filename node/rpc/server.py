@@ -8,14 +8,12 @@ answers no ping is gone.
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.peers import grpc_options
-from kept.node.peers.private import private_directory
+from kept.node.peers.private import PrivateServer
 from kept.node.rpc import admin, broker, health
 from kept.node.rpc.gateway import Gateway
-from kept.storage.errors import MachineError
 
 # isort: split
 import grpc
@@ -41,13 +39,12 @@ class Server:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._gateway = Gateway(node)
-        self._server: grpc.aio.Server | None = None
-        self._directory = ""
+        self._private = PrivateServer(SOCKET)
 
     @property
     def path(self) -> str:
         """Of the unix socket."""
-        return f"{self._directory}/{SOCKET}"
+        return self._private.path
 
     async def start(self) -> None:
         """Answer. Raises MachineError."""
@@ -62,22 +59,12 @@ class Server:
         )
         server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
         reflection.enable_server_reflection((*names, health.NAME, reflection.SERVICE_NAME), server)
-        self._directory = private_directory()
-        try:
-            server.add_insecure_port(f"unix:{self.path}")
-        except RuntimeError as error:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise MachineError(self.path, "bind", OSError(str(error))) from error
-        await server.start()
-        self._server = server
+        await self._private.start(server)
 
     async def stop(self) -> None:
         """Answer no more; calls under way are cancelled."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-            self._gateway.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+        await self._private.stop()
+        self._gateway.close()
 
 
 def options(config: NodeConfig) -> tuple[tuple[str, Any], ...]:

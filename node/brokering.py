@@ -27,6 +27,8 @@ NEVER: Final = float("inf")
 """Partitions refuse by themselves while serving is suspended."""
 TICKS_PER_STALL: Final = 8
 CALL_S: Final = 2.0
+DOUBT_HEARTBEATS: Final = 2
+"""Unanswered for so many intervals, a leader doubts whether it leads."""
 
 
 class Brokering:
@@ -54,8 +56,18 @@ class Brokering:
     @property
     def out_of_touch(self) -> bool:
         """No controller answered for as long as one waits before it fences: others may lead."""
-        silent_s = self._node.loop.time() - self._answered_at
-        return silent_s * 1000 > self._node.config.broker_session_timeout_ms
+        return self._silent_ms > self._node.config.broker_session_timeout_ms
+
+    @property
+    def in_doubt(self) -> bool:
+        """No controller answered when it should have: leadership may have moved without fencing
+        (a node that stops, a reassignment), and nothing final is said of what others may hold.
+        """
+        return self._silent_ms > DOUBT_HEARTBEATS * self._node.config.broker_heartbeat_interval_ms
+
+    @property
+    def _silent_ms(self) -> float:
+        return (self._node.loop.time() - self._answered_at) * 1000
 
     @property
     def broker_epoch(self) -> int:

@@ -64,7 +64,7 @@ def handle(
                 checked = check(_batch(frame, data), hosted.rules, now_ms)
                 _append(connection, produced, hosted, data.partition, checked, now_ms)
             except KeptError as error:
-                results.append(refusal(data.partition, error, hosted))
+                results.append(refusal(connection, data.partition, error, hosted))
     connection.unwritten.append(produced)
 
 
@@ -84,7 +84,7 @@ def handle_one(connection: Connection, one: codec.One, buffer: memoryview, now_m
         info = partition.append(checked, now_ms, acks)
     except KeptError as error:
         failed = Produced(connection, version, one[1], acks, timeout_ms)
-        failed.topic(name).append(refusal(index, error, hosted))
+        failed.topic(name).append(refusal(connection, index, error, hosted))
         node.metrics.refused()
         connection.unwritten.append(failed)
         return True
@@ -201,7 +201,7 @@ def _check_in_thread(
                         raise outcome
                     _append(connection, produced, hosted, data.partition, outcome, now_ms)
                 except KeptError as error:
-                    results.append(refusal(data.partition, error, hosted))
+                    results.append(refusal(connection, data.partition, error, hosted))
         connection.unwritten.append(produced)
         write(connection)
         connection.unblock()

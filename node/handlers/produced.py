@@ -25,6 +25,7 @@ from kept.node.logging import log
 from kept.node.reply import Reply
 from kept.storage.errors import (
     CorruptMessage,
+    InvalidProducerEpoch,
     InvalidRecord,
     InvalidTxnState,
     KafkaStorageError,
@@ -32,11 +33,14 @@ from kept.storage.errors import (
     MessageTooLarge,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
+    UnknownProducerId,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
 
 if TYPE_CHECKING:
+    from kept.node.brokering import Brokering
     from kept.node.connection import Connection
     from kept.node.hosting import HostedPartition
     from kept.replication.partition import Partition
@@ -58,8 +62,22 @@ _NOT_JUDGED: Final = (
 """Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""
 
 
-def refusal(index: int, error: KeptError, hosted: HostedPartition | None) -> codec.PartitionResult:
-    """The result of a batch that ``hosted`` did not take; it says where the log starts."""
+_OF_SEQUENCES: Final = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
+"""Final to a producer; true only of the log of whoever leads now."""
+
+
+def refusal(
+    connection: Connection, index: int, error: KeptError, hosted: HostedPartition | None
+) -> codec.PartitionResult:
+    """The result of a batch that ``hosted`` did not take; it says where the log starts.
+
+    A leader that may have been replaced sends the producer to look for the next one, which may hold
+    the batches that are missing here.
+    """
+    if hosted is not None and isinstance(error, _OF_SEQUENCES) and hosted.partition.replicated:
+        brokering = _brokering(connection)
+        if brokering is not None and brokering.in_doubt:
+            error = NotLeaderOrFollower(f"{hosted.partition}: no controller answers; {error}")
     result = failure(index, error)
     if hosted is None or isinstance(error, _NOT_JUDGED):
         return result
@@ -77,14 +95,19 @@ def failure(index: int, error: BaseException) -> codec.PartitionResult:
     )
 
 
+def _brokering(connection: Connection) -> Brokering | None:
+    members = connection.node.membership
+    return None if members is None else members.brokering
+
+
 def _late(connection: Connection) -> int:
     """What a producer hears whose records were not committed in time.
 
     A leader that has not heard of a controller for a session may not lead any more. Producers ask
     for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
     """
-    members = connection.node.membership
-    lost = members is not None and members.brokering is not None and members.brokering.out_of_touch
+    brokering = _brokering(connection)
+    lost = brokering is not None and brokering.out_of_touch
     return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
 
 

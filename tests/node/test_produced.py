@@ -12,9 +12,12 @@ from kept.client import protocol
 from kept.node.handlers import produce, produced
 from kept.node.reply import Reply
 from kept.storage.errors import (
+    InvalidProducerEpoch,
     KafkaStorageError,
+    NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
 )
 from kept.storage.log import AppendInfo
 
@@ -244,3 +247,22 @@ def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
     run.written({})
     run._expire()
     assert [error for _, error, _ in answers(run)] == [code]
+
+
+@pytest.mark.parametrize(
+    ("doubts", "replicated", "error", "code"),
+    [
+        (True, True, OutOfOrderSequenceNumber, 6),
+        (True, True, InvalidProducerEpoch, 6),
+        (False, True, OutOfOrderSequenceNumber, 45),
+        (True, False, OutOfOrderSequenceNumber, 45),
+        (True, True, NotEnoughReplicas, 19),
+    ],
+)
+def test_a_leader_in_doubt_says_nothing_final_of_sequences(asker, doubts, replicated, error, code):
+    brokering = types.SimpleNamespace(in_doubt=doubts)
+    asker.node.membership = types.SimpleNamespace(brokering=brokering)
+    partition = types.SimpleNamespace(replicated=replicated, log_start_offset=3)
+    hosted = types.SimpleNamespace(partition=partition)
+    result = produced.refusal(asker, 0, error("t-0: 5 came after 3"), hosted)
+    assert result.error_code == code

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -78,7 +79,8 @@ class SimNode(RaftApp):
         self.controller: int | None = None
         self.elected_at = 0
         self.acting = False
-        self.awake_ms = self.now_ms()
+        self.awake_ms = self.answered_ms = self.now_ms()
+        self.heard = (0, self.answered_ms)
         self.barrier: object | None = None
         self.deposed = False
         """Since a gap, as long as the sessions have not heard of it."""
@@ -147,6 +149,18 @@ class SimNode(RaftApp):
     def may_serve(self) -> bool:
         return self.lifecycle.may_serve(self.now_ms())
 
+    def hear(self) -> None:
+        """What an answer says counts once the image is as new (``node/brokering``)."""
+        index, asked_ms = self.heard
+        if self.image.index >= index:
+            self.answered_ms = asked_ms
+
+    @property
+    def in_doubt(self) -> bool:
+        """No controller answers: others may lead by now."""
+        silent_ms = self.now_ms() - self.answered_ms
+        return silent_ms > 2 * LIFECYCLE.heartbeat_interval_ms
+
     def die_of(self, error: Exception) -> None:
         raise Exited(str(error))
 
@@ -174,6 +188,7 @@ class SimNode(RaftApp):
         self.history.checks.metadata(image.index, image, delta)
         self.replicas.apply(image, delta)
         self.live(lifecycle.ImageApplied(image, self.now_ms()))
+        self.hear()
 
     def moved(self) -> None:
         """Role or image changed."""
@@ -389,9 +404,7 @@ class SimNode(RaftApp):
                     logs = self.logs(effect.report)
                     self.ask_controller(
                         "heartbeat", (effect, logs),
-                        lambda answer, number=effect.number: self.heartbeat_answered(
-                            number, answer
-                        ),
+                        partial(self.heartbeat_answered, effect.number, self.now_ms()),
                     )  # fmt: skip
                 case lifecycle.StopServing():
                     self.machine.world.note(self.machine.name, f"serves nobody: {effect.reason}")
@@ -410,8 +423,10 @@ class SimNode(RaftApp):
         else:
             self.live(lifecycle.Registered(answer, self.now_ms()))
 
-    def heartbeat_answered(self, number: int, answer: Any) -> None:
+    def heartbeat_answered(self, number: int, asked_ms: int, answer: Any) -> None:
         if isinstance(answer, HeartbeatAnswer):
+            self.heard = (answer.index, asked_ms)
+            self.hear()
             self.live(lifecycle.HeartbeatAnswered(number, answer, self.now_ms()))
         else:
             self.live(lifecycle.HeartbeatFailed(number, answer, self.now_ms()))

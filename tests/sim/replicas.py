@@ -32,12 +32,15 @@ from kept.replication.reports import Truncated
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.errors import (
     FencedLeaderEpoch,
+    InvalidProducerEpoch,
     KafkaStorageError,
     KeptError,
     MachineError,
     NotLeaderOrFollower,
     OffsetOutOfRange,
+    OutOfOrderSequenceNumber,
     UnknownLeaderEpoch,
+    UnknownProducerId,
 )
 from kept.storage.records import CheckRules, check
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
@@ -53,6 +56,8 @@ CHECKPOINT_MS = 2000
 UPKEEP_MS = 500
 RULES = CheckRules(timestamp_after_max_ms=MAX_INT64)
 """Clocks jump here by hours."""
+OF_SEQUENCES = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
+"""Final to a producer: a leader in doubt does not say so (``node/handlers/produced``)."""
 Reply = Callable[[Any], None]
 OffsetOf = Callable[[Partition], int | None]
 
@@ -365,6 +370,8 @@ class Replicas:
             info = partition.append(checked, self.machine.wall_ms, request.acks)
             partition.write()
         except KeptError as error:
+            if isinstance(error, OF_SEQUENCES) and self.node.in_doubt:
+                error = NotLeaderOrFollower("no controller answers")
             reply(ProduceAnswer(type(error).__name__))
             self.settle(tp)
             return

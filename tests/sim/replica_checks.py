@@ -321,7 +321,7 @@ class ReplicaChecks:
 
     def _rebase(self, tp: TopicPartition, copy: Copy, register: Register) -> None:
         """Rule 33 gave something up: what the new leader holds counts from here on."""
-        low = max(copy.start, register.start)
+        low, deleted_to = max(copy.start, register.start), register.start
         first = bisect_left(register.batches, low, key=lambda batch: batch.last)
         same = first
         held = copy.batches[copy.index_of(low) :]
@@ -351,7 +351,9 @@ class ReplicaChecks:
                     batch.sequence + batch.count
                 )
             gone = {(b.producer_id, b.sequence) for b in lost}
-            register.acked = {k: v for k, v in register.acked.items() if k not in gone}
+            register.acked = {  # what was deleted is not asked for, though offsets begin lower now
+                k: v for k, v in register.acked.items() if k not in gone and v[0] >= deleted_to
+            }
             for (_, owner), other in self.copies.items():
                 if owner == tp and other is not copy:
                     other.checked = min(other.checked, register.end)

@@ -15,11 +15,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
+import hypothesis
 import pytest
 
 from kept.testing.ports import free_port
 
 SAID = "did not run: "
+
+# How long an example takes says nothing on a machine that has other work.
+hypothesis.settings.register_profile(
+    "kept", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kept")
 
 
 def _on_path(*names: str) -> str | None:
@@ -105,10 +112,8 @@ def kafka_dist() -> ModuleType:
 @pytest.fixture(scope="module")
 def apache_kafka(kafka_dist: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A node of Apache Kafka; where it is."""
-    broker = kafka_dist.Broker(tmp_path_factory.mktemp("kafka"), free_port())
-    broker.start()
-    yield broker.bootstrap
-    broker.stop()
+    with kafka_dist.Broker(tmp_path_factory.mktemp("kafka"), free_port(above=[1])) as broker:
+        yield broker.bootstrap
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

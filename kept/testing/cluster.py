@@ -25,9 +25,9 @@ from kept.testing.ports import free_port, is_free
 if TYPE_CHECKING:
     from kept.client.blocking import Client
 
-START_DEADLINE_S: Final = 30.0
+START_DEADLINE_S: Final = 60.0
 """How long a node may take to be ready. A loaded machine needs seconds, a free one 0.3."""
-STOP_DEADLINE_S: Final = 30.0
+STOP_DEADLINE_S: Final = 60.0
 CLOSE_DEADLINE_S: Final = 5.0
 """How long nodes of a cluster that is closed may take to stop cleanly, before they are killed."""
 PORT_ATTEMPTS: Final = 5
@@ -329,9 +329,9 @@ class Cluster:
     def _choose_ports(self) -> None:
         taken: set[int] = set()
         for node in self._nodes:
-            port = free_port()
-            while {port, port + NODE_PORT_OFFSET} & taken or not is_free(port + NODE_PORT_OFFSET):
-                port = free_port()
+            port = free_port(above=[NODE_PORT_OFFSET])
+            while {port, port + NODE_PORT_OFFSET} & taken:
+                port = free_port(above=[NODE_PORT_OFFSET])
             node.port, node.node_port = port, port + NODE_PORT_OFFSET
             taken |= {node.port, node.node_port}
         self._shared = cluster_settings([node.node_port for node in self._nodes])

@@ -1,14 +1,20 @@
-"""Free ports below the kernel's ephemeral range, so that no outgoing connection takes one."""
+"""Free ports below the kernel's ephemeral range, so that no outgoing connection takes one.
+
+That holds for the ports that a node opens above its own, too (``NODE_PORT_OFFSET``).
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
+from collections.abc import Sequence
 from typing import Final
 
+from kept.node.local_settings import NODE_PORT_OFFSET
+
 LOWEST: Final = 10_000
-HIGHEST: Final = 32_767
+HIGHEST: Final = 32_767 - NODE_PORT_OFFSET
 
 
 def is_free(port: int) -> bool:
@@ -30,12 +36,15 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_port() -> int:
-    """A port that was free a moment ago. Another process may take it: the caller tries again."""
+def free_port(above: Sequence[int] = ()) -> int:
+    """A port that was free a moment ago, as were those so far ``above`` it.
+
+    Another process may take one: the caller tries again.
+    """
     draw = random.Random(os.urandom(8))
     for _ in range(1000):
         port = draw.randint(LOWEST, HIGHEST)
-        if is_free(port):
+        if all(is_free(port + distance) for distance in (0, *above)):
             return port
     raise OSError(f"no free port from {LOWEST} to {HIGHEST}")
 

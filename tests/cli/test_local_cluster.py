@@ -5,15 +5,12 @@ from __future__ import annotations
 import socket
 
 from kept.node.local_settings import NODE_PORT_OFFSET
-from kept.testing.ports import free_port, is_free
+from kept.testing.ports import free_port
 
 
 def ports() -> int:
     """The first of three ports in a row, with those of the nodes above them."""
-    while True:
-        port = free_port()
-        if all(is_free(port + n + more) for n in range(3) for more in (0, NODE_PORT_OFFSET)):
-            return port
+    return free_port(above=[n + more for n in range(3) for more in (0, NODE_PORT_OFFSET)])
 
 
 def test_three_nodes_from_up_to_down(offline, local_dir):

@@ -185,7 +185,7 @@ def wait_for_cleaning(data):
 def cleaned_by_kafka(tmp_path_factory, kafka_dist):
     """(directory before, directory after Kafka's cleaner, its clean offset)."""
     root = tmp_path_factory.mktemp("kafka")
-    port = free_port()
+    port = free_port(above=[1])
     with kafka_dist.Broker(root, port, log_cleaner_backoff_ms=200) as broker:
         create(broker.bootstrap)
         produce(broker.bootstrap)

@@ -123,7 +123,9 @@ def run(world, history, strategy, append_time, segment_bytes):
 
 
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 ARGS = (steps, st.booleans(), st.sampled_from([300, 1 << 30]))
 

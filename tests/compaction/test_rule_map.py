@@ -60,7 +60,9 @@ rows = st.lists(
 )
 batches = st.lists(st.tuples(rows, st.sampled_from(list(Codec))), min_size=1, max_size=10)
 quick = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -134,7 +133,7 @@ async def _exchange(port: int, data: bytes, answers: int) -> list[Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        return [await asyncio.wait_for(_answer(reader), 10) for _ in range(answers)]
+        return [await asyncio.wait_for(_answer(reader), 60) for _ in range(answers)]
     finally:
         writer.close()
         await writer.wait_closed()
@@ -178,16 +177,3 @@ def lone_node(tmp_path) -> Iterator[Any]:
 def lone(lone_node) -> Lone:
     """One node with default settings."""
     return lone_node()
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port below the range that the system hands out."""
-    for port in range(20000, 32768):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")

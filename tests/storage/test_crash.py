@@ -150,7 +150,7 @@ def test_a_crash_during_recovery_itself(kit) -> None:
 
 @settings(
     max_examples=100, deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(
     operations=st.lists(
@@ -175,7 +175,7 @@ def test_an_error_of_the_disk_loses_nothing_written(
 
 @settings(
     max_examples=60, deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(before=st.integers(1, 25), to=st.integers(0, 60), after=st.integers(0, 5), data=st.data())
 def test_a_crash_during_truncation(kit, before, to, after, data) -> None:

@@ -91,7 +91,10 @@ def written(tmp_path_factory, kafka_dist) -> dict[bool, Path]:
     """Data directories by whether the stop was clean."""
     root = tmp_path_factory.mktemp("kafka")
     broker = kafka_dist.Broker(
-        root, free_port(), log_cleaner_backoff_ms=200, log_cleaner_dedupe_buffer_size=2_000_000
+        root,
+        free_port(above=[1]),
+        log_cleaner_backoff_ms=200,
+        log_cleaner_dedupe_buffer_size=2_000_000,
     )
     with broker:
         create(broker.bootstrap)

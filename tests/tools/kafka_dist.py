@@ -40,8 +40,8 @@ LOGGING = """Configuration:
 HEAP = "-Xmx512m"
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For tests: a tool starts sooner with the simple compiler, and is slower once it runs."""
-STOP_SECONDS = 30
-START_SECONDS = 60
+STOP_SECONDS = 60
+START_SECONDS = 120
 
 
 def missing() -> str | None:
@@ -104,10 +104,21 @@ def dump(files: list[Path], *args: str) -> str:
     return run("org.apache.kafka.tools.DumpLogSegments", "--files", names, *args)
 
 
-class Broker:
-    """One Apache Kafka node (broker and controller) on 127.0.0.1, files in ``directory/data``."""
+def new_id() -> str:
+    """A random id of a cluster."""
+    text = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return "A" + text[1:] if text.startswith("-") else text
 
-    def __init__(self, directory: Path, port: int, **properties: object) -> None:
+
+class Broker:
+    """One Apache Kafka node (broker and controller) on 127.0.0.1, files in ``directory/data``.
+
+    The controller listens on the port above that of the broker.
+    """
+
+    def __init__(
+        self, directory: Path, port: int, cluster_id: str | None = None, **properties: object
+    ) -> None:
         self.directory = directory
         self.data = directory / "data"
         self.bootstrap = f"127.0.0.1:{port}"
@@ -132,11 +143,9 @@ class Broker:
         settings |= {name.replace("_", "."): value for name, value in properties.items()}
         directory.mkdir(parents=True, exist_ok=True)
         self._config.write_text("".join(f"{n}={v}\n" for n, v in settings.items()))
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if cluster_id.startswith("-"):
-            cluster_id = "A" + cluster_id[1:]
         run(
-            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._config),
+            "kafka.tools.StorageTool", "format", "-t", cluster_id or new_id(), "-c",
+            str(self._config),
             "--ignore-formatted",
         )  # fmt: skip
 
@@ -148,11 +157,14 @@ class Broker:
                 stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
-        while "Kafka Server started" not in self._log.read_text():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise RuntimeError(f"Apache Kafka did not start:\n{self._log.read_text()[-4000:]}")
-            time.sleep(0.1)
+        try:
+            while "Kafka Server started" not in (said := self._log.read_text()):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"Apache Kafka did not start:\n{said[-4000:]}")
+                time.sleep(0.1)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop it cleanly."""

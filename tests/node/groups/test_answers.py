@@ -62,7 +62,7 @@ def test_kept_answers_as_apache_kafka_does() -> None:
 def test_the_recorded_answers_are_apache_kafkas(tmp_path: Path) -> None:
     from tests.tools import kafka_dist
 
-    with kafka_dist.Broker(tmp_path, free_port()) as broker:
+    with kafka_dist.Broker(tmp_path, free_port(above=[1])) as broker:
         compare(answers(broker.bootstrap))
 
 

@@ -310,12 +310,19 @@ class Client:
         return self.run(record_operations.fetch(self.view, positions, limits or FetchLimits()))
 
     def fetch_partition(
-        self, tp: TopicPartition, offset: int, limits: FetchLimits, timeout_ms: int
+        self,
+        tp: TopicPartition,
+        offset: int,
+        limits: FetchLimits,
+        timeout_ms: int,
+        node: int | None = None,
     ) -> Fetched:
-        """Batches of one partition from an offset on; waits for its leader so long."""
+        """Batches of one partition from an offset on, from its leader or the replica on ``node``;
+        waits for it so long.
+        """
         self.topic(tp.topic)
         return self.run(
-            record_operations.fetch_partition(self.view, tp, offset, limits, timeout_ms)
+            record_operations.fetch_partition(self.view, tp, offset, limits, timeout_ms, node)
         )
 
     def read(

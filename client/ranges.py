@@ -40,7 +40,8 @@ class RangeReader:
     """The batches from ``start`` to ``end`` of a partition.
 
     ``timeout_ms`` is for each step, a new leader's election included. ``topic_id`` None takes
-    whichever topic has the name at the first fetch.
+    whichever topic has the name at the first fetch. ``node`` reads from the replica there (KIP-392)
+    instead of from the leader.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RangeReader:
         timeout_ms: int,
         fail_on_data_loss: bool = True,
         topic_id: uuid.UUID | None = None,
+        node: int | None = None,
     ) -> None:
         self.client, self.tp = client, tp
         self.position, self.end = start, end
@@ -61,6 +63,7 @@ class RangeReader:
         self.lost: list[str] = []
         self._limits, self._timeout_ms = limits, timeout_ms
         self._fail = fail_on_data_loss
+        self._node = node
 
     def chunks(self) -> Iterator[Chunk]:
         """What the leader sends. Whoever takes a chunk moves ``position`` past what it has read."""
@@ -88,7 +91,7 @@ class RangeReader:
         try:
             self._same_topic()
             found = self.client.fetch_partition(
-                self.tp, self.position, self._limits, self._timeout_ms
+                self.tp, self.position, self._limits, self._timeout_ms, self._node
             )
             self._same_topic()
         except OffsetOutOfRange:

@@ -226,14 +226,21 @@ def fetch(
 
 
 def fetch_partition(
-    view: ClusterView, tp: TopicPartition, offset: int, limits: FetchLimits, timeout_ms: int
+    view: ClusterView,
+    tp: TopicPartition,
+    offset: int,
+    limits: FetchLimits,
+    timeout_ms: int,
+    node: int | None = None,
 ) -> Operation[Fetched]:
-    """Fetch one partition from whoever leads it, in the epoch that is known.
+    """Fetch one partition from whoever leads it, in the epoch that is known, or from the replica on
+    ``node`` (KIP-392).
 
     A new leader, a fenced epoch and a broken connection are tried again until ``timeout_ms``; other
     errors are raised. The topic must be known.
     """
-    call = _fetch_call(view, ToLeader(*tp), [tp], {tp: offset}, limits)
+    route = ToLeader(*tp) if node is None else ToNode(node)
+    call = _fetch_call(view, route, [tp], {tp: offset}, limits)
 
     def check(response: Any) -> KeptError | None:
         error = failure(int(getattr(response, "error_code", 0)), call.what)

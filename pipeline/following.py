@@ -13,8 +13,9 @@ from kept.client.ranges import OffsetsLost
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
 from kept.pipeline.admission import available, limited
+from kept.pipeline.batch import divide
 from kept.pipeline.options import ReadOptions
-from kept.pipeline.planning import Bounds, Range, plan, split
+from kept.pipeline.planning import Bounds, Range, plan
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Following:
                 since[tp] = gone
         ids = self._same_topics(list(there))
         ranges = plan(since, {tp: end[tp] for tp in there}, ids, Bounds())
-        return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
+        return divide(self.client, ranges, self.options)
 
     def _at(self, tps: list[TopicPartition], when: int) -> Offsets:
         return offsets.all_at(self.client, tps, when, self.options.isolation)

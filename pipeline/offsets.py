@@ -82,6 +82,15 @@ def _known(client: Client, name: str) -> None:
         raise error
 
 
+def check_replica(client: Client, tps: Iterable[TopicPartition], node: int) -> None:
+    """Refuse partitions that have no replica in sync on a node. Raises BadOption."""
+    for tp in tps:
+        isr = client.topic(tp.topic).partitions[tp.partition].isr
+        if node not in isr:
+            there = ", ".join(map(str, sorted(isr))) or "none"
+            raise BadOption(f"replica: {tp} is not in sync on node {node}; in sync are {there}")
+
+
 def topic_ids(client: Client, tps: Iterable[TopicPartition]) -> dict[str, str | None]:
     """Topic -> its id in hexadecimal, None where the broker has none."""
     found = {}

@@ -128,6 +128,8 @@ class ReadOptions:
     include_headers: bool = False
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    max_bytes_per_partition: int | None = None
+    replica: int | None = None
     poll_timeout_ms: int = 60_000
     max_wait_ms: int = 500
     fetch_bytes: int = 8 << 20
@@ -153,10 +155,11 @@ _READ: Final = (
     "kafka.security.protocol", "subscribe", "subscribePattern", "assign", "startingOffsets",
     "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "failOnDataLoss", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
+    "maxBytesPerPartition",
     "kafka.isolation.level", "kafkaConsumer.pollTimeoutMs", "kafka.fetch.max.wait.ms",
     "kafka.max.partition.fetch.bytes", "kafka.fetch.max.bytes",
 )  # fmt: skip
-_BATCH_READ: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_BATCH_READ: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "replica")
 _STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
@@ -252,6 +255,8 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         include_headers=o.take("includeHeaders", _boolean, False),
         min_partitions=o.take("minPartitions", _positive, None),
         max_records_per_partition=o.take("maxRecordsPerPartition", _positive, None),
+        max_bytes_per_partition=o.take("maxBytesPerPartition", _positive, None),
+        replica=None if streaming else o.take("replica", _node, None),
         poll_timeout_ms=o.take("kafkaConsumer.pollTimeoutMs", _positive, 60_000),
         max_wait_ms=o.take("kafka.fetch.max.wait.ms", _positive, 500),
         fetch_bytes=o.take("kafka.max.partition.fetch.bytes", _positive, 8 << 20),
@@ -363,6 +368,12 @@ def _boolean(name: str, text: str) -> bool:
 def _positive(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) == 0:
         raise _bad(name, text, "a whole number above 0")
+    return int(text)
+
+
+def _node(name: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise _bad(name, text, "the id of a node")
     return int(text)
 
 

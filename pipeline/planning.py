@@ -7,6 +7,7 @@ bound of the records, since compaction leaves gaps.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
@@ -117,6 +118,19 @@ def split(
             missing -= 1
             heapq.heappush(largest, (-one.size / parts[one], one))
     return [piece for one in ranges for piece in cut(one, parts[one])]
+
+
+def split_by_bytes(
+    ranges: Sequence[Range], bytes_each: Mapping[TopicPartition, float], most: int
+) -> list[Range]:
+    """Cut ranges so that none has more than about ``most`` bytes, at so many an offset."""
+    return [
+        piece
+        for one in ranges
+        for piece in cut(
+            one, min(one.size, max(1, math.ceil(one.size * bytes_each[one.topic_partition] / most)))
+        )
+    ]
 
 
 def cut(one: Range, count: int) -> list[Range]:

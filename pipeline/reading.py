@@ -74,6 +74,7 @@ def read_range(
         timeout_ms=options.poll_timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
         topic_id=None if one.topic_id is None else uuid.UUID(one.topic_id),
+        node=options.replica,
     )
     batches = ArrowBatches(schema, one.topic, one.partition)
     wanted = wanted_fields(schema.names)

@@ -24,7 +24,7 @@ EVERY_VALUE = {
     "kafka.bootstrap.servers": "h:1", "kafka.client.id": "me", "kafka.request.timeout.ms": "1000",
     "kafka.security.protocol": "PLAINTEXT", "subscribe": "a, b", "startingOffsets": "earliest",
     "startingOffsetsByTimestampStrategy": "latest", "failOnDataLoss": "FALSE",
-    "includeHeaders": "true", "minPartitions": "7", "maxRecordsPerPartition": "100",
+    "includeHeaders": "true", "minPartitions": "7", "maxRecordsPerPartition": "100", "maxBytesPerPartition": "1000", "replica": "2",
     "kafka.isolation.level": "read_committed", "kafkaConsumer.pollTimeoutMs": "5000",
     "kafka.fetch.max.wait.ms": "10", "kafka.max.partition.fetch.bytes": "4096",
     "kafka.fetch.max.bytes": "1", "endingOffsets": "latest", "maxOffsetsPerTrigger": "10",

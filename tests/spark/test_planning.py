@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kept.pipeline.admission import available, from_json, limited, to_json
-from kept.pipeline.planning import MIN_INT64, Bounds, Range, cut, plan, split
+from kept.pipeline.planning import MIN_INT64, Bounds, Range, cut, plan, split, split_by_bytes
 from kept.pipeline.pushdown import milliseconds, push
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -157,6 +157,16 @@ def test_a_time_narrows_and_spark_still_looks() -> None:
 )
 def test_the_rest_is_left_to_spark(one: Any) -> None:
     assert push(Bounds(), [one]) == (Bounds(), [one])
+
+
+def test_splitting_by_bytes_makes_no_task_much_larger_than_asked_for() -> None:
+    small, large = Range("a", 0, 0, 10), Range("a", 1, 100, 200)
+    pieces = split_by_bytes([small, large], {A0: 1.0, A1: 50.0}, 1000)
+    assert pieces == [small, *(Range("a", 1, n, n + 20) for n in range(100, 200, 20))]
+    assert split_by_bytes([large], {A1: 1e9}, 1) == [
+        Range("a", 1, n, n + 1) for n in range(100, 200)
+    ]
+    assert split_by_bytes([large], {A1: 0.0}, 1) == [large]
 
 
 def test_bounds_narrow_ranges() -> None:

@@ -48,6 +48,10 @@ class Broker:
         """CPU of the process, of the children that it has waited for, and of those it has now."""
         return meters.cpu_seconds(self.pid)
 
+    def kernel_seconds(self) -> float:
+        """The part of the process's own CPU that was spent in the kernel."""
+        return meters.kernel_seconds(self.pid)
+
     def resident_bytes(self) -> int:
         return meters.resident_bytes(self.pid)
 

@@ -1,4 +1,4 @@
-"""One run of the benchmark: the load program, how much to move, and the figures so far."""
+"""One run of the benchmark: the C programs, how much to move, and the figures so far."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ Row = dict[str, object]
 
 
 class Bench:
-    """The load program, how much to move (``scale``), and the rows so far."""
+    """The C programs, how much to move (``scale``), and the rows so far."""
 
     def __init__(self, folder: Path, scale: float) -> None:
         self.folder = folder
         self.scale = scale
         self.rows: list[Row] = []
         self.failed: list[str] = []
-        self.load = folder / "load"
-        subprocess.run(["gcc", "-O2", "-o", self.load, HERE / "load.c"], check=True)
+        self.load, self.floor = (self._built(name) for name in ("load", "floor"))
+
+    def _built(self, name: str) -> Path:
+        """Compile one of the programs beside this file."""
+        program = self.folder / name
+        subprocess.run(["gcc", "-O2", "-o", program, HERE / f"{name}.c"], check=True)
+        return program
 
     def run_load(self, mode: str, port: int, frame: bytes, *args: object) -> dict[str, float]:
         """Run ``load.c`` with a frame against a port here and return what it measured."""

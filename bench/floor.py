@@ -1,0 +1,64 @@
+"""What the machine itself takes for the work of a broker, measured in the same run (``floor.c``).
+
+The floor is a C program in a broker's place: it receives the same frames from the same load, writes
+them to files on the same filesystem and answers, looking at nothing. Beside it plain ``write(2)``
+of frames of that size. What a broker needs more is its own; what the floor needs is the machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+
+from brokers import free_port
+from rig import GB, Bench
+
+FLOOR = "floor"
+"""Whose figures these are, where others say kept or kafka."""
+PIECE_BYTES = 1_048_000
+TOUCHED_BYTES = 8e9
+"""What one broker and the floor write in the section ``produce``, and more."""
+
+
+def touch(bench: Bench) -> None:
+    """Have the page cache use so much memory as the sections will, before they are measured.
+
+    On a virtual machine the first touch of memory is paid by the host, in the time of whoever comes
+    first: here that is nobody. What it costs is among the figures.
+    """
+    for what in ("the first time", "again"):
+        spent = _written(bench, PIECE_BYTES, int(TOUCHED_BYTES * bench.scale / PIECE_BYTES))
+        bench.add("machine", f"write(2) of 1 MB, {what}", FLOOR, "CPU-s/GB", spent)
+
+
+def produce(bench: Bench, name: str, frame: bytes, count: int) -> None:
+    """The floor of a produce figure, and of its writing alone."""
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        port = free_port()
+        command = [str(bench.floor), "sink", str(port), folder, str(len(frame))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sink:
+            try:
+                assert sink.stdout is not None
+                sink.stdout.readline()
+                bench.run_load("send", port, frame, 1, 8, count)
+                spent = json.loads(sink.stdout.read())
+            finally:
+                sink.kill()
+    total = spent["user"] + spent["system"]
+    bench.add("produce", name, FLOOR, "CPU-s/GB", total / (spent["bytes"] / GB))
+    bench.add(
+        "produce", f"{name}, in the kernel", FLOOR, "CPU-s/GB",
+        spent["system"] / (spent["bytes"] / GB),
+    )  # fmt: skip
+    bench.add("produce", name, FLOOR, "us/request", total / count * 1e6)
+    alone = _written(bench, len(frame), count)
+    bench.add("produce", f"{name}, write(2) alone", FLOOR, "CPU-s/GB", alone)
+
+
+def _written(bench: Bench, size: int, count: int) -> float:
+    """CPU seconds per GB of so many writes of that size into new files."""
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        command = [str(bench.floor), "write", folder, str(size), str(count)]
+        spent = json.loads(subprocess.check_output(command))
+    return float((spent["user"] + spent["system"]) / (spent["bytes"] / GB))

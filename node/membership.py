@@ -63,7 +63,7 @@ class Membership:
             node.metadata.member.cluster_id or "",
             self.incarnation,
             node.loop,
-            node.peer_address,
+            node.peer_addresses,
             voters=config.controller_quorum_voters,
             has_log=node.metadata.member.last_index > 0,
             directory_id=node.metadata.member.directory_id,

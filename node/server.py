@@ -286,21 +286,22 @@ class Node:
             return None
         return advertised.host, advertised.port or listener.port
 
-    def peer_address(self, node_id: int) -> tuple[str, int] | None:
-        """Where another node's listener for nodes is: as it registered, else as a voter."""
+    def peer_addresses(self, node_id: int) -> tuple[tuple[str, int], ...]:
+        """Where another node's listener for nodes may be: as it registered, as a voter, as the
+        settings say. Metadata may be old: whole clusters move between two starts.
+        """
         if self.config.node_listener is None:
-            return None
+            return ()
         broker = self.image.brokers.get(node_id)
         endpoint = None if broker is None else broker.endpoint(self.config.node_listener.name)
-        if endpoint is not None:
-            return endpoint.host, endpoint.port
-        for known in self.metadata.member.voters:
-            if known.node_id == node_id and known.host:
-                return known.host, known.port
-        for listed in self.config.controller_quorum_voters:
-            if listed.node_id == node_id:
-                return listed.host, listed.port
-        return None
+        places = [] if endpoint is None else [(endpoint.host, endpoint.port)]
+        for voters in (self.metadata.member.voters, self.config.controller_quorum_voters):
+            places += [(v.host, v.port) for v in voters if v.node_id == node_id and v.host]
+        return tuple(places)
+
+    def peer_address(self, node_id: int) -> tuple[str, int] | None:
+        """The likeliest of :meth:`peer_addresses`; None: none is known."""
+        return next(iter(self.peer_addresses(node_id)), None)
 
     def broker_endpoint(self, broker_id: int, listener_name: str) -> tuple[str, int] | None:
         """Where clients of a listener reach any broker; None when it is not known there."""

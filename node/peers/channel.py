@@ -113,13 +113,24 @@ class Channel:
                 pause = min(2 * pause, BACKOFF_MAX_S)
 
     async def _greet(self) -> str:
-        """Who is there? The target for gRPC. Raises NetworkException, PolicyViolation."""
+        """Who is there? The target for gRPC, at the first of the peer's addresses where it is.
+
+        Raises what the likeliest address says: NetworkException, PolicyViolation.
+        """
+        failed: list[NetworkException | PolicyViolation] = []
+        for address in self._peers.addresses(self.node_id):
+            try:
+                return await self._greet_at(*address)
+            except (NetworkException, PolicyViolation) as error:
+                failed.append(error)
+        if not failed:
+            raise NetworkException(f"node {self.node_id}: its address is not known")
+        raise failed[0]
+
+    async def _greet_at(self, host: str, port: int) -> str:
         peers, node_id = self._peers, self.node_id
-        address = peers.address(node_id)
-        if address is None:
-            raise NetworkException(f"node {node_id}: its address is not known")
         own = peers.hello(wanted=node_id)
-        found, target = await greeting.ask(*address, own, CONNECT_S)
+        found, target = await greeting.ask(host, port, own, CONNECT_S)
         why = found.refusal or refusal(own, found)
         if not why and found.node_id != node_id:
             why = f"node {found.node_id} is at the address of node {node_id}"

@@ -58,7 +58,7 @@ class Peers:
         cluster_id: str,
         incarnation: UUID,
         loop: asyncio.AbstractEventLoop,
-        addresses: Callable[[int], Address | None],
+        addresses: Callable[[int], tuple[Address, ...]],
         *,
         voters: tuple[Voter, ...] = (),
         has_log: bool = False,
@@ -149,9 +149,13 @@ class Peers:
             port=self.own_address[1],
         )
 
-    def address(self, node_id: int) -> Address | None:
-        """Where a node is: as it said itself when it came last, else as the node knows."""
-        return self._told.get(node_id) or self._addresses(node_id)
+    def addresses(self, node_id: int) -> tuple[Address, ...]:
+        """Where a node may be, the likeliest first: as it said itself when it came last, then as
+        this node knows. Each once.
+        """
+        told = self._told.get(node_id)
+        known = self._addresses(node_id)
+        return tuple(dict.fromkeys(known if told is None else (told, *known)))
 
     # What the node does with its peers.
 
@@ -197,11 +201,11 @@ class Peers:
         None: the connection is refused, so the process that was there is gone. ``"timeout"``:
         nobody knows (no answer in time, no way there, no address, or another node is there).
         """
-        address = self.address(node_id)
-        if address is None:
+        addresses = self.addresses(node_id)
+        if not addresses:
             return TIMEOUT
         try:
-            hello, _ = await greeting.ask(*address, self.hello(), timeout_s)
+            hello, _ = await greeting.ask(*addresses[0], self.hello(), timeout_s)
         except greeting.ConnectionRefused:
             return None
         except NetworkException:

@@ -10,6 +10,7 @@ import pytest
 
 from kept.testing import Cluster
 from kept.testing.cluster import NodeFailed
+from kept.testing.ports import free_port
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def put(cluster: Cluster, node: int, source: Path) -> None:
     shutil.copytree(source, cluster.data_dir(node))
 
 
+@pytest.mark.slow
 def test_the_metadata_of_another_cluster_is_not_let_in(three, tmp_path):
     with Cluster(nodes=3) as other:
         for number in range(30):  # its log is longer, and of a later term
@@ -46,7 +48,7 @@ def test_the_metadata_of_another_cluster_is_not_let_in(three, tmp_path):
     three.start(2)
     with three.client() as client:
         assert set(client.metadata().topics) == {topic}
-    assert three.wait(1) == 1, "everybody refuses it"
+    assert three.wait(1, deadline_s=90) == 1, "everybody refuses it"
     assert "all other nodes of controller.quorum.voters refuse this one: node 0" in three.log(1)
     assert "Traceback" not in three.log(1) + three.log(0) + three.log(2)
 
@@ -67,3 +69,18 @@ def test_a_voter_with_a_new_disk_says_that_it_only_observes(three):
     three.start(1)
     assert "this node only observes the metadata" in three.log(1)
     assert "kept cluster voter add 1" in three.log(1)
+
+
+@pytest.mark.slow
+def test_nodes_that_all_moved_find_each_other_as_their_settings_say(three):
+    topic = three.create_topic()
+    for node in range(3):
+        three.kill(node)
+    ports = [free_port() for _ in range(3)]
+    voters = ",".join(f"{node}@localhost:{port}" for node, port in enumerate(ports))
+    for node, port in enumerate(ports):
+        listeners = f"PLAINTEXT://localhost:{three.port(node)},NODE://localhost:{port}"
+        three.start(node, wait=False, listeners=listeners, controller_quorum_voters=voters)
+    three.await_ready()
+    with three.client() as client:
+        assert set(client.metadata().topics) == {topic}

@@ -47,7 +47,7 @@ class One:
         cluster = more.pop("cluster_id", "c1")
         self.port = port
         self.peers = Peers(
-            node_id, cluster, uuid.uuid4(), asyncio.get_running_loop(), net.ports.get, **more
+            node_id, cluster, uuid.uuid4(), asyncio.get_running_loop(), net.addresses, **more
         )
         self.peers.on_message = self.messages.put_nowait
         self.peers.on_peer_down = self.down.put_nowait
@@ -70,11 +70,15 @@ class One:
 
 
 class Net:
-    """Nodes on one loop; ``ports`` says where each is."""
+    """Nodes on one loop; ``ports`` says where each is, ``before`` where nodes think that it is."""
 
     def __init__(self):
         self.ports: dict[int, tuple[str, int]] = {}
+        self.before: dict[int, tuple[str, int]] = {}
         self.nodes: list[One] = []
+
+    def addresses(self, node_id):
+        return tuple(known[node_id] for known in (self.before, self.ports) if node_id in known)
 
     async def node(self, node_id: int, *, at: int | None = None, known: bool = True, **more) -> One:
         port = at or free_port()

@@ -380,6 +380,20 @@ def test_another_node_at_the_address(play, capsys):
     play(scene)
 
 
+@pytest.mark.parametrize("occupied", [False, True])
+def test_a_peer_that_moved_is_found_at_its_other_address(play, occupied):
+    async def scene(net):
+        one, two, three = [await net.node(number) for number in (1, 2, 3)]
+        net.before[2] = net.ports[3] if occupied else ("127.0.0.1", free_port())
+        one.peers.send(append(1, 2, 7))
+        assert (await two.messages.get()).prev_index == 7
+        assert one.down.empty(), "nobody died, there or here"
+        assert three.messages.empty()
+        assert one.peers.refusals == {}
+
+    play(scene)
+
+
 def test_ones_own_id_at_another_node(play, capsys):
     async def scene(net):
         one = await net.node(1)

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-DEADLINE_S = 20.0
+from kept.testing import Cluster
+
+DEADLINE_S = 60.0
 
 
 def opened(port, data=b""):
@@ -25,13 +27,13 @@ def resident_kib(cluster):
 
 @pytest.mark.parametrize("said", [b"", b"PR", b"\0\0\0"])
 def test_who_does_not_say_four_bytes_is_closed(kept_cluster, connect, said):
-    cluster = kept_cluster(kept_silent_ms=400)
+    cluster = kept_cluster(kept_silent_ms=1000)
     spoken = connect(cluster.port())
     assert spoken.ask(18, 0).error_code == 0
+    began = time.monotonic()
     with opened(cluster.port(), said) as silent:
-        began = time.monotonic()
         assert silent.recv(1) == b"", "closed by the node"
-        assert time.monotonic() - began > 0.3
+        assert time.monotonic() - began > 0.9
     # Whoever spoke may be idle for longer than that.
     assert spoken.ask(18, 0).error_code == 0
 
@@ -50,14 +52,19 @@ def test_the_oldest_silent_connection_makes_room(kept_cluster, connect):
 @pytest.mark.parametrize(
     ("said", "limit_kib"), [(b"", 8), (b"\0\0\0\x40", 32), (b"\0\x0f\0\0\0\0\0\0", 32)]
 )
-def test_half_open_connections_cost_little(kept_cluster, connect, said, limit_kib):
-    """Silent, in the middle of a small request, in the middle of one of a megabyte."""
-    cluster = kept_cluster(socket_listen_backlog_size=1000)
-    assert connect(cluster.port()).ask(18, 0).error_code == 0
-    before = resident_kib(cluster)
-    count = 500
-    with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            stack.enter_context(opened(cluster.port(), said))
-        assert connect(cluster.port()).ask(18, 0).error_code == 0
-        assert (resident_kib(cluster) - before) / count < limit_kib
+def test_half_open_connections_cost_little(connect, said, limit_kib):
+    """Silent, in the middle of a small request, in the middle of one of a megabyte.
+
+    In a node of its own, and beyond the first: what those load is not the price of a connection.
+    """
+    with (
+        Cluster(socket_listen_backlog_size=1000) as cluster,
+        contextlib.ExitStack() as stack,
+    ):
+        resident = []
+        for count in (200, 500):
+            for _ in range(count):
+                stack.enter_context(opened(cluster.port(), said))
+            assert connect(cluster.port()).ask(18, 0).error_code == 0
+            resident.append(resident_kib(cluster))
+        assert (resident[1] - resident[0]) / 500 < limit_kib

@@ -37,7 +37,7 @@ def _on_path(*names: str) -> str | None:
 def _docker() -> str | None:
     if why := _on_path("docker"):
         return why
-    asked = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30)
+    asked = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=60)
     if asked.returncode:
         return "the Docker engine does not answer"
     from tests.deploy import containers
@@ -91,6 +91,17 @@ def need(marker: str) -> None:
     if os.environ.get("REQUIRE_ALL") == "1" and not excepted:
         pytest.fail(f"{marker}: {why}, and REQUIRE_ALL=1 wants every test to run", pytrace=False)
     pytest.skip(f"{SAID}{marker}: {why}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``--dist loadgroup`` the tests of a file run one after the other, and so do those of a
+    tool that many files share: the one Docker engine, a Spark session.
+    """
+    shared = [tool for tool in TOOLS if tool != "java"]
+    for item in items:
+        tool = next((tool for tool in shared if item.get_closest_marker(tool)), None)
+        item.add_marker(pytest.mark.xdist_group(tool or item.nodeid.partition("::")[0]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -46,7 +46,7 @@ def rows(count: int, start: int = 0) -> list[OutRecord]:
 
 def eventually(read: Callable[[], object], wanted: object) -> None:
     """Apache Kafka's brokers follow its controller a moment later."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (found := read()) != wanted:
         assert time.monotonic() < deadline, (found, wanted)
 
@@ -115,7 +115,7 @@ def test_records_without_a_key_share_a_partition_of_their_own(client):
 def test_acks_0_is_written_too(client, topic):
     client.produce(topic, rows(3))  # all leaders are there then; nobody would say so with acks=0
     client.produce(topic, rows(3), acks=0)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while sum(hi for _, hi in client.bounds(topic).values()) < 6:
         assert time.monotonic() < end
 
@@ -155,7 +155,7 @@ def test_a_consumer_follows_and_stops_at_the_end(client, topic):
     assert follower.poll() == []
     client.produce(topic, rows(30))
     seen = []
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(seen) < 30:
         seen += follower.poll()
         assert time.monotonic() < end
@@ -169,7 +169,7 @@ def test_an_offset_above_the_end_starts_at_the_end(client, topic):
     consumer = Consumer(client, {TopicPartition(topic, 0): 1000}, FAST)
     assert consumer.poll() == []
     client.produce(topic, [OutRecord(b"k", b"w", partition=0)])
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not (found := consumer.poll()):
         assert time.monotonic() < end
     assert [(r.offset, r.value) for r in found] == [(1, b"w")]
@@ -180,7 +180,7 @@ def test_a_member_commits_what_it_returned_and_resumes(client, topic):
     client.produce(topic, rows(30))
     member = GroupConsumer(client, group, [topic], reset=EARLIEST, limits=FAST)
     seen = []
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while len(seen) < 30:
         seen += member.poll(100)
         assert time.monotonic() < end
@@ -194,7 +194,7 @@ def test_a_member_commits_what_it_returned_and_resumes(client, topic):
     member.close()
     assert sum(client.committed(group).values()) == 29
     again = GroupConsumer(client, group, [topic], limits=FAST)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not (more := again.poll(100)):
         assert time.monotonic() < end
     assert more == seen[-1:]
@@ -273,7 +273,7 @@ def test_reading_goes_on_after_a_kill(kept_cluster):
         cluster.kill(0)
         restart = threading.Thread(target=cluster.start, args=(0,))
         restart.start()
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         client.produce(topic, rows(5, 5))
         while len(seen) < 10:
             seen += consumer.poll()

@@ -157,7 +157,7 @@ def create(bootstrap):
     }  # fmt: skip
     topic = NewTopic(TOPIC, 1, 1, config=config)
     client = admin(bootstrap)
-    client.create_topics([topic])[TOPIC].result(30)
+    client.create_topics([topic])[TOPIC].result(60)
 
 
 def allow_cleaning(bootstrap):
@@ -168,7 +168,7 @@ def allow_cleaning(bootstrap):
     resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
     client = admin(bootstrap)
     for future in client.incremental_alter_configs([resource]).values():
-        future.result(30)
+        future.result(60)
 
 
 def wait_for_cleaning(data):

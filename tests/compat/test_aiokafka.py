@@ -8,7 +8,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-DEADLINE_S = 40
+DEADLINE_S = 60
 
 
 async def collect(consumer: AIOKafkaConsumer, count: int) -> list:

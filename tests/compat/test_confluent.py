@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
 from kept.testing import Cluster
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-DEADLINE_S = 40
+DEADLINE_S = 60
 
 
 def create(bootstrap: str, topic: str, partitions: int = 1, **config: str) -> None:
@@ -34,7 +34,7 @@ def create(bootstrap: str, topic: str, partitions: int = 1, **config: str) -> No
     future = admin.create_topics(
         [NewTopic(topic, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})]
     )[topic]
-    future.result(timeout=20)
+    future.result(timeout=60)
 
 
 def produce_all(bootstrap: str, topic: str, records: list[tuple[bytes, bytes]], **settings) -> None:
@@ -120,14 +120,14 @@ def test_admin_calls(broker):
     topic = broker.name("admin")
     create(broker.bootstrap, topic, 2, cleanup_policy="compact")
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    assert len(admin.list_topics(timeout=10).topics[topic].partitions) == 2
+    assert len(admin.list_topics(timeout=60).topics[topic].partitions) == 2
     with pytest.raises(KafkaException) as again:
         create(broker.bootstrap, topic)
     assert again.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(timeout=10)
-    assert len(admin.list_topics(timeout=10).topics[topic].partitions) == 4
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(timeout=60)
+    assert len(admin.list_topics(timeout=60).topics[topic].partitions) == 4
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    before = admin.describe_configs([resource])[resource].result(timeout=10)
+    before = admin.describe_configs([resource])[resource].result(timeout=60)
     assert before["cleanup.policy"].value == "compact"
     change = ConfigResource(
         ConfigResource.Type.TOPIC,
@@ -136,21 +136,21 @@ def test_admin_calls(broker):
             ConfigEntry("segment.ms", "12345", incremental_operation=AlterConfigOpType.SET)
         ],
     )
-    admin.incremental_alter_configs([change])[change].result(timeout=10)
-    after = admin.describe_configs([resource])[resource].result(timeout=10)
+    admin.incremental_alter_configs([change])[change].result(timeout=60)
+    after = admin.describe_configs([resource])[resource].result(timeout=60)
     assert after["segment.ms"].value == "12345"
     produce_all(broker.bootstrap, topic, [(b"k%d" % i, b"v") for i in range(400)])
     partitions = [TopicPartition(topic, p) for p in range(4)]
     latest = {
-        tp: f.result(timeout=10).offset
+        tp: f.result(timeout=60).offset
         for tp, f in admin.list_offsets({tp: OffsetSpec.latest() for tp in partitions}).items()
     }
     assert sum(latest.values()) == 400
-    cluster = admin.describe_cluster().result(timeout=10)
+    cluster = admin.describe_cluster().result(timeout=60)
     assert cluster.cluster_id and len(cluster.nodes) >= 1
-    admin.delete_topics([topic])[topic].result(timeout=10)
-    deadline = time.monotonic() + 10
-    while topic in admin.list_topics(timeout=10).topics:
+    admin.delete_topics([topic])[topic].result(timeout=60)
+    deadline = time.monotonic() + 60
+    while topic in admin.list_topics(timeout=60).topics:
         assert time.monotonic() < deadline
 
 
@@ -160,7 +160,7 @@ def test_delete_records_moves_the_log_start(broker):
     produce_all(broker.bootstrap, topic, [(b"k", b"%d" % i) for i in range(100)])
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     target = TopicPartition(topic, 0, 60)
-    assert admin.delete_records([target])[target].result(timeout=10).low_watermark == 60
+    assert admin.delete_records([target])[target].result(timeout=60).low_watermark == 60
     assert [v for _, v in read_all(broker.bootstrap, topic, 40)] == [
         b"%d" % i for i in range(60, 100)
     ]

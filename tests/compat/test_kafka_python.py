@@ -8,7 +8,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
-DEADLINE_S = 40
+DEADLINE_S = 60
 
 
 def consumer_for(broker, *topics: str, **settings) -> KafkaConsumer:

@@ -35,7 +35,7 @@ class Librdkafka:
 
     def create(self, bootstrap: str, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(topic, PARTITIONS, 3)])[topic].result(timeout=20)
+        admin.create_topics([NewTopic(topic, PARTITIONS, 3)])[topic].result(timeout=60)
 
     def sender(self, bootstrap: str, topic: str, codec: str) -> Any:
         return _RdSender(bootstrap, topic, codec)

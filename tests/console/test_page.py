@@ -17,7 +17,7 @@ HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</scrip
 
 def get(broker, path, accept="text/html,*/*"):
     request = urllib.request.Request(broker.url() + path, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers, answer.read().decode()
 
 

@@ -56,7 +56,7 @@ def missing() -> str | None:
 
 def run(*command: str) -> str:
     """What a command prints. Raises RuntimeError with it."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{(done.stdout + done.stderr).strip()}")
     return done.stdout

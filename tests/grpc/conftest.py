@@ -13,7 +13,7 @@ from kept.node.proto import admin_pb2, broker_pb2
 # isort: split
 import grpc
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Grpc:

@@ -16,6 +16,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from kept.client.blocking import OutRecord
+from kept.client.consumer import GroupConsumer
+from kept.client.records import EARLIEST
 from kept.storage.layout import lost_file
 
 Code = grpc.StatusCode
@@ -39,7 +41,7 @@ def compacted(kept_broker):
 def over_http(broker, path):
     url = f"http://127.0.0.1:{broker.port()}{path}"
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         pytest.fail(f"{path}: {error.read().decode()}")
@@ -64,6 +66,11 @@ def timeless(message):
 def test_it_answers_what_http_answers(kept_cluster, dial):
     cluster = kept_cluster(log_cleaner_enable="false")  # nothing moves by itself
     rpc, topic = dial(cluster.port()), to_clean(cluster)
+    with cluster.client() as client:
+        reader = GroupConsumer(client, "readers", [topic], reset=EARLIEST)
+        while not reader.poll():
+            pass
+        reader.close()
     for method, fields, path in (
         ("Topics", {}, "/api/v1/topics"),
         ("Topic", {"name": topic}, f"/api/v1/topics/{topic}"),
@@ -73,6 +80,16 @@ def test_it_answers_what_http_answers(kept_cluster, dial):
          f"/api/v1/compaction/explain?topic={topic}&key=k1"),
         ("WhyMissing", {"topic": topic, "offset": 1, "key": b"gone"},
          f"/api/v1/compaction/why-missing?topic={topic}&partition=0&offset=1&key=gone"),
+        ("Topic", {"name": topic, "leaders": True, "partition": 0, "segments": 2},
+         f"/api/v1/topics/{topic}?leaders=true&partition=0&segments=2"),
+        ("Records", {"topic": topic, "offset": 5, "limit": 3},
+         f"/api/v1/records?topic={topic}&partition=0&offset=5&limit=3"),
+        ("Key", {"topic": topic, "key": b"gone"}, f"/api/v1/records/key?topic={topic}&key=gone"),
+        ("Passes", {"topic": topic}, f"/api/v1/compaction/passes?topic={topic}&partition=0"),
+        ("History", {"topic": topic}, f"/api/v1/compaction/history?topic={topic}&partition=0"),
+        ("Groups", {"name": "read"}, "/api/v1/groups?name=read"),
+        ("Group", {"name": "readers"}, "/api/v1/groups/readers"),
+        ("Quorum", {}, "/api/v1/quorum"),
         ("Replica", {"topic": topic}, f"/api/v1/compaction/replica?topic={topic}&partition=0"),
         ("Digests", {"topic": topic, "end": 80},
          f"/api/v1/compaction/digests?topic={topic}&partition=0&start=0&end=80"),
@@ -81,7 +98,7 @@ def test_it_answers_what_http_answers(kept_cluster, dial):
     ):  # fmt: skip
         reply = rpc.call(f"kept.Admin/{method}", **fields)
         assert timeless(reply) == timeless(filled(reply, over_http(cluster, path))), method
-        assert topic in str(reply) or method == "Digests", method
+        assert topic in str(reply) or method in ("Digests", "Quorum"), method
         assert method != "Explain" or reply.partitions[0].dry_run.segments
     reply = rpc.call("kept.Admin/Cluster")
     value = over_http(cluster, "/api/v1/cluster")
@@ -158,11 +175,11 @@ def test_health(rpc):
     serving = health_pb2.HealthCheckResponse.SERVING
     for service in ("", "broker.Broker", "kept.Admin"):
         request = health_pb2.HealthCheckRequest(service=service)
-        assert stub.Check(request, timeout=20).status == serving
-    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        assert stub.Check(request, timeout=60).status == serving
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
     assert next(watch).status == serving
     watch.cancel()
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Check(health_pb2.HealthCheckRequest(service="none"), timeout=20)
+        stub.Check(health_pb2.HealthCheckRequest(service="none"), timeout=60)
     assert caught.value.code() is Code.NOT_FOUND
     assert "broker.Broker" in caught.value.details()

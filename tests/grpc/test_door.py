@@ -41,7 +41,7 @@ def socket_directories(pid):
 def test_one_port_and_grpc_only_for_those_who_speak_it(kept_cluster, dial):
     cluster = kept_cluster()
     topic = cluster.create_topic()
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.port()}/healthz", timeout=20) as got:
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.port()}/healthz", timeout=60) as got:
         assert got.read() == b"ok\n"
     assert not mapped(cluster)
     rpc = dial(cluster.port())

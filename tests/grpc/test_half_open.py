@@ -41,7 +41,7 @@ def latencies(client, topic):
 
 def open_half(port, data, stack):
     """One connection, whatever becomes of it."""
-    found = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+    found = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         found.sendall(data)
     return found

@@ -15,7 +15,7 @@ from kept.storage.types import TopicPartition
 
 TP = TopicPartition("t", 0)
 DAY_MS = 86_400_000
-WAIT_S = 10
+WAIT_S = 60
 
 
 def append(lone, *rows):

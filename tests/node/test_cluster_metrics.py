@@ -19,7 +19,7 @@ from kept.testing import Cluster
 
 def scrape(cluster: Cluster, node: int) -> dict[str, float]:
     """Metrics of a node; those with labels as ``name{value,…}``."""
-    with urllib.request.urlopen(f"{cluster.url(node)}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{cluster.url(node)}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     found = {}
     for family in text_string_to_metric_families(text):

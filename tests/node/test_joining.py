@@ -46,7 +46,7 @@ def test_an_event_ends_the_wait():
         await asyncio.sleep(0)
         assert not waiting.done()
         event.set()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
 
     asyncio.run(scene())
 

@@ -59,7 +59,7 @@ def play(scene, election_ticks: int) -> None:
     async def whole() -> None:
         three = Three(election_ticks)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await scene(three)
         finally:
             for node in three.nodes:

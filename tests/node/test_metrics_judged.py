@@ -48,7 +48,7 @@ def test_promtool_finds_nothing_to_say(kept_cluster):
     subprocess.run(
         [*command, "--bootstrap", cluster.bootstrap], check=True, capture_output=True, timeout=60
     )
-    with urllib.request.urlopen(f"{cluster.url()}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"{cluster.url()}/metrics", timeout=60) as answer:
         text = answer.read()
     names = {line.split(b"{")[0].split(b" ")[0].decode() for line in text.splitlines()}
     assert names >= SCRAPED, SCRAPED - names

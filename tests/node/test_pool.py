@@ -36,7 +36,7 @@ class Ticket:
         log.running += 1
         log.runs += 1
         log.most = max(log.most, log.running)
-        assert log.may_end.wait(10)
+        assert log.may_end.wait(60)
         log.running -= 1
         if log.error is not None:
             raise log.error
@@ -55,7 +55,7 @@ def on_pool():
             loop = asyncio.get_running_loop()
             pool = FlushPool(loop, threads, "t", failures.append, seconds.append)
             try:
-                return await asyncio.wait_for(job(pool, failures), 10)
+                return await asyncio.wait_for(job(pool, failures), 60)
             finally:
                 pool.close()
 

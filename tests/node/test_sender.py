@@ -70,7 +70,7 @@ class Bench:
     async def receive(self, size):
         found = bytearray()
         while len(found) < size:
-            more = await asyncio.wait_for(self.loop.sock_recv(self.theirs, 1 << 20), 10)
+            more = await asyncio.wait_for(self.loop.sock_recv(self.theirs, 1 << 20), 60)
             if not more:
                 break
             found += more

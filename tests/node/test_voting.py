@@ -54,7 +54,7 @@ def play(scene) -> None:
             loop=asyncio.get_running_loop(),
             peer_address={3: ("node-3", 10092)}.get,
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await scene(Voting(node), metadata)
 
     asyncio.run(whole())

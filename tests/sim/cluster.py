@@ -45,6 +45,7 @@ class ClusterHistory(RaftHistory):
     stage = "cluster"
     kinds: tuple[str, ...] = KINDS
     durable_share = 0.0
+    replication = 3
 
     def __init__(
         self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] | None = None,
@@ -141,12 +142,17 @@ class ClusterHistory(RaftHistory):
             raise Violation("liveness", f"no topic 30 s after the start: {self._state()}")
         self._clients()
         world.run(world.now_us + 1 * SECOND)
+        self.suffer()
+        self.nemesis.heal()
+        self._live()
+
+    def suffer(self) -> None:
+        """What happens before everything is healed."""
+        world = self.world
         self.nemesis.start()
         self.operator.start()
         self.awake_from_us = world.now_us + self.fault_us + LAST_NAP_US
         world.run(world.now_us + self.fault_us)
-        self.nemesis.heal()
-        self._live()
 
     def _is_up(self) -> bool:
         return all(self.checks.register(tp).state is not None for tp in self.partitions)
@@ -159,7 +165,7 @@ class ClusterHistory(RaftHistory):
         if leader is None or not isinstance(leader.app, SimNode):
             return
         configs = self.topic_configs()
-        request = CreateTopic(TOPIC, UUID(int=77), len(self.partitions), 3, configs=configs)
+        request = CreateTopic(TOPIC, UUID(int=77), len(self.partitions), self.replication, configs=configs)
         active = [b for b in leader.app.image.brokers.values() if b.active]
         if len(active) < len(self.machines):
             return

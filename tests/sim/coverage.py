@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60}
+ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60, "scripted": 4}
 """Histories after which nothing may be missing."""
 
 _EVERYWHERE: Final = (
@@ -54,6 +54,10 @@ REQUIRED: Final = {
     "cores": (
         *_EVERYWHERE, *_OPERATOR, "followers that limp", "requests that came late",
         "leaders that slept",
+    ),
+    "scripted": (
+        "an_isr_change_comes_late", "a_proposal_is_lost_in_a_stall",
+        "a_follower_acknowledges_what_is_durable", "a_register_of_the_dead_comes_late",
     ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
 }  # fmt: skip

@@ -62,6 +62,9 @@ class Network:
     arrivals: dict[tuple[int, int], int] = field(default_factory=dict)
     holds: float = 0.0
     """How often a request that is cut off is held and carried out late, long given up."""
+    late_ms: tuple[int, int] = (1, 2000)
+    late_next: tuple[int, str] | None = None
+    """(source, method) of a request that is to take ``late_ms``, for scripts."""
 
     def heal(self) -> None:
         """Every link is whole and quick again; what is under way arrives as it was drawn."""
@@ -149,7 +152,7 @@ class Network:
                 return  # the connection is gone with its process, or given up
             if self.passes(source, target):
                 self.world.counts["requests that came late"] += 1
-                self.world.after(self.world.extra.randint(1, 2000) * MS, arrive)
+                self.world.after(self.world.extra.randint(*self.late_ms) * MS, arrive)
             else:
                 self.world.after(LOOK_US, look)
 
@@ -206,7 +209,11 @@ class Network:
             machine.deliver(f"serve_{method}", source, request, reply)
 
         self.sent += 1
-        if self._leaves(source, target):
+        if self.late_next == (source, method):
+            self.late_next = None
+            self.world.counts["requests that came late"] += 1
+            self.world.after(self.late_ms[1] * MS, arrive)
+        elif self._leaves(source, target):
             self.world.after(self._in_order(source, target), arrive)
         elif method in HELD_METHODS and self.world.extra.random() < self.holds:
             self._hold(source, target, arrive, self.world.now_us + HELD_US)

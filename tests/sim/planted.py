@@ -20,7 +20,7 @@ Patch = tuple[str, Callable[[Any], Any]]
 
 @dataclass(frozen=True)
 class Bug:
-    """One planted bug. ``rule``: what it breaks, in words; ``seed`` 0: none is pinned yet."""
+    """One planted bug. ``rule``: what it breaks, in words; ``seed`` shows it."""
 
     name: str
     stage: str

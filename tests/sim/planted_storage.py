@@ -142,7 +142,7 @@ plant(
     ("kept.storage.flush.FlushTicket.run", nothing_synced),
 )  # fmt: skip
 plant(
-    "follower-does-not-flush", "storage", 0, "acknowledged-lost isr-holds committed-lost",
+    "follower-does-not-flush", "scripted", 3, "acknowledged-lost isr-holds committed-lost",
     "with flush.messages=1 a follower counts when it is durable (33)",
     (f"{FOLLOWING}.awaits_flush", never_awaits),
 )  # fmt: skip
@@ -162,7 +162,7 @@ plant(
     (f"{PARTITION}.fetch", reads_to_the_end),
 )  # fmt: skip
 plant(
-    "late-register-ends", "cores", 0, "exit",
+    "late-register-ends", "scripted", 4, "exit",
     "the registration of a dead process of this directory ends nobody (35)",
     (f"{LIFECYCLE}._displaced", everyone_is_a_stranger),
 )  # fmt: skip
@@ -172,12 +172,12 @@ plant(
     ("kept.cluster.recovery.longest", shortest),
 )  # fmt: skip
 plant(
-    "isr-without-cas", "cores", 0, "isr-holds committed-lost one-leader invariants prefix",
+    "isr-without-cas", "scripted", 1, "isr-holds committed-lost one-leader invariants prefix",
     "an ISR change is compare-and-set on the partition epoch (35)",
     (f"{ELECTION}._checked_state", unchecked),
 )  # fmt: skip
 plant(
-    "proposal-forgotten", "cores", 0, "liveness",
+    "proposal-forgotten", "scripted", 2, "liveness",
     "an ISR proposed while suspended is asked for afterwards (30)",
     ("kept.replication.isr.IsrReplica.resume", just_resumed),
 )  # fmt: skip

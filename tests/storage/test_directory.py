@@ -290,7 +290,7 @@ def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> No
 
     delay_ms = logs[0].config.file_delete_delay_ms
     assert directory.purge(Late(delay_ms)) == 1
-    deleting.join(10)
+    deleting.join(60)
     assert directory.purge(delay_ms) == 1
     assert directory.scan() == []
 

@@ -72,7 +72,7 @@ def create(bootstrap: str) -> None:
         NewTopic("compacted", 1, 1, config=SEGMENTED | compact),
     ]
     for future in admin.create_topics(topics).values():
-        future.result(30)
+        future.result(60)
 
 
 def wait_for_cleaning(data: Path) -> None:

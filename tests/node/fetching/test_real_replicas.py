@@ -153,7 +153,7 @@ def test_a_follower_that_is_below_the_log_start_begins_there(kept_cluster) -> No
     assert produced(cluster, topic, 10) == 10
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     start = TopicPartition(topic, 0, 15)
-    assert admin.delete_records([start])[start].result(20).low_watermark == 15
+    assert admin.delete_records([start])[start].result(60).low_watermark == 15
     cluster.start(away)
     cluster.wait_until(lambda: isr(cluster, topic) == {0, 1, 2}, "back in the ISR")
     assert produced(cluster, topic, 1) == 1

@@ -21,7 +21,7 @@ from kafka import KafkaConsumer
 
 from kept.testing import Cluster
 
-DEADLINE_S = 40
+DEADLINE_S = 60
 QUICK = {
     "session.timeout.ms": 10_000,
     "heartbeat.interval.ms": 200,

@@ -23,7 +23,7 @@ from tests.node.groups.wire import FETCH, Connection
 
 GROUPS = 8
 PARTITIONS = 4
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 RETRIABLE = {
     "UNKNOWN_TOPIC_OR_PART",  # it was created through another node, a moment ago
     "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS",

@@ -145,14 +145,14 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Run an async test on a loop of its own."""
 
     def sync() -> None:
-        asyncio.run(asyncio.wait_for(test(), 20))
+        asyncio.run(asyncio.wait_for(test(), 60))
 
     sync.__name__ = test.__name__
     return sync
 
 
 async def result(future: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(future, 10)
+    return await asyncio.wait_for(future, 60)
 
 
 def offsets(fetched: ev.FetchResult) -> list[int]:

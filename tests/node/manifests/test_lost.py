@@ -13,7 +13,7 @@ from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
 TP = TopicPartition("t", 0)
-WAIT_S = 10
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ class Pair:
 
     async def go(self) -> None:
         self.pulls.ask(hosted(self.follower, False))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self.follower.done.wait()
         await self.pulls.stop()
 
@@ -197,7 +197,7 @@ def test_a_call_that_fails_is_made_again(monkeypatch):
         pair = Pair(leader)
         pair.fails = 2
         pair.pulls.ask(hosted(pair.follower, False))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not pair.follower.bodies:
                 await asyncio.sleep(0.001)
         await pair.pulls.stop()
@@ -248,7 +248,7 @@ class Told:
         self.sent.append(broker)
 
     async def over(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.news._task is not None:
                 await asyncio.sleep(0.005)
 
@@ -262,13 +262,13 @@ def test_a_follower_is_told_until_it_has_applied_what_is_published(monkeypatch):
         await asyncio.sleep(0.05)
         assert told.sent == [], "what it says would not count before it has fetched"
         core.step(Fetched(2, 10, 0, 5))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(told.sent) < 3:
                 await asyncio.sleep(0.005)
         core.step(ManifestHeld(2, (3, 1), 5))
         assert core.published == (3, 1)
         before = len(told.sent)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(told.sent) == before:
                 await asyncio.sleep(0.005)
         core.step(ManifestApplied(2, (3, 1), 5))
@@ -294,7 +294,7 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
         told.news.announce(told.hosted)
         await asyncio.sleep(0.03)
         core.step(Fetched(2, 0, 0, 6))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not told.sent:
                 await asyncio.sleep(0.005)
         await told.news.stop()

@@ -25,7 +25,7 @@ CONFIG = {
     "min.cleanable.dirty.ratio": "0.99",
     "min.insync.replicas": "1",
 }
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Served:
 
     def __exit__(self, *_):
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         self.process.stdout.close()
 
 
@@ -181,7 +181,7 @@ def test_a_clean_stop_keeps_all_and_says_so(kept_cluster, connect, tools):
     wire = connect(cluster.port())
     for _ in range(5):
         wire.produce(topic, tools.batch(3))
-    wire.send(1, 11, **tools.fetch_values(topic, 15, max_wait=20_000))
+    wire.send(1, 11, **tools.fetch_values(topic, 15, max_wait=200_000))
     assert cluster.stop() == 0
     with open(cluster.log_dir() + "/.kafka_cleanshutdown", encoding="utf-8") as mark:
         assert json.load(mark)["version"] == 0
@@ -197,7 +197,7 @@ def refused(tmp_path, **settings):
     given = {"log_dirs": f"{tmp_path}/log", "metadata_log_dir": f"{tmp_path}/meta", **settings}
     given.setdefault("listeners", f"PLAINTEXT://127.0.0.1:{free_port()}")
     with Served(**given) as served:
-        assert served.process.wait(20) == 1
+        assert served.process.wait(60) == 1
     assert served.output.count("\n") == 1
     return served.output
 

@@ -65,7 +65,7 @@ def fill(wire, tools, topic, count=400):
 
 def status_of(cluster, path):
     try:
-        with urllib.request.urlopen(cluster.url() + path, timeout=10) as answer:
+        with urllib.request.urlopen(cluster.url() + path, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

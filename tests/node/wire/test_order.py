@@ -21,7 +21,7 @@ def roomy():
 
 def test_a_parked_fetch_holds_back_what_comes_after(wire, kept_broker, tools, connect):
     topic = kept_broker.create_topic()
-    fetch = wire.send(1, 11, **tools.fetch_values(topic, 0, max_wait=20_000))
+    fetch = wire.send(1, 11, **tools.fetch_values(topic, 0, max_wait=200_000))
     versions = wire.send(18, 0)
     produce = wire.send(0, 9, **tools.produce_values(topic, tools.batch(1)))
     metadata = wire.send(3, 9, topics=[{"name": topic}])

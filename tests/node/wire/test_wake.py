@@ -7,7 +7,7 @@ PARTITIONS = 5
 
 def test_what_one_request_wrote_comes_in_one_response(wire, kept_broker, tools, connect):
     topic = kept_broker.create_topic(partitions=PARTITIONS)
-    values = tools.fetch_values(topic, 0, max_wait=20_000)
+    values = tools.fetch_values(topic, 0, max_wait=200_000)
     one = values["topics"][0]["partitions"][0]
     values["topics"][0]["partitions"] = [{**one, "partition": i} for i in range(PARTITIONS)]
     sent = wire.send(1, 11, **values)

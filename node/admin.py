@@ -1,8 +1,9 @@
 """Operations beyond Kafka: where partitions stand, compaction on demand, and what it does and why.
 
-One typed module behind every face (HTTP now). It answers for the partitions that this node leads;
-in a cluster of one these are all. Numbers come from the partitions and the cleaner as they are now;
-long lists are made in slices, so that thousands of partitions delay nobody.
+One typed module behind every face (HTTP, gRPC). Where nothing else is said it answers for the
+partitions that this node holds; in a cluster of one these are all. Numbers come from the partitions
+and the cleaner as they are now; long lists are made in slices, so that thousands of partitions
+delay nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kept
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.records import PartitionRecord, ResourceType
-from kept.node import compaction_ops, lost, verifying
+from kept.node import cluster_views, compaction_ops, lost, verifying
 from kept.node.compaction_ops import CompactionStatus
 from kept.node.slices import breathe
 from kept.node.verifying import Wanted
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 MAX_SEGMENTS: Final = 1000
 """Segments listed of one partition; the oldest are left out beyond, and that is said."""
+
+DEFAULT_RECORDS: Final = 50
+"""Records that are shown where nobody says how many."""
 
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
@@ -90,6 +94,7 @@ class Admin:
             "metadata_index": image.index,
             "ready": self.unready() is None,
             "reason": self.unready(),
+            "actions": node.config.console_actions,
             "brokers": [
                 {
                     "node_id": broker_id,
@@ -178,23 +183,42 @@ class Admin:
             ),
         }
 
-    async def topic(self, name: str) -> dict[str, Any]:
-        """One topic: settings in force, and each partition with its segments.
+    async def topic(
+        self,
+        name: str,
+        *,
+        leaders: bool = False,
+        partition: int | None = None,
+        segments: int = MAX_SEGMENTS,
+    ) -> dict[str, Any]:
+        """One topic: settings in force, and each partition (or one) with its newest segments.
 
-        Raises UnknownTopicOrPartition.
+        With ``leaders`` partitions that other nodes lead are described by them; one that does not
+        answer says so in ``unanswered``, and what is here stands for it. Raises
+        UnknownTopicOrPartition.
         """
         topic = self._topic(name)
+        wanted: Iterable[PartitionRecord] = topic.partitions
+        if partition is not None:
+            wanted = [topic.partitions[self._known(name, partition).partition]]
         partitions = []
-        for number, record in enumerate(topic.partitions):
-            partitions.append(self._partition(name, record))
+        for number, record in enumerate(wanted):
+            partitions.append(self._partition(name, record, segments))
             await breathe(number)
         given = self._node.image.config(ResourceType.TOPIC, name)
-        return {
+        found = {
             **self._summary(topic),
             "config": dict(given),
             "broker_defaults": self._node.config.topic_defaults(),
             "partitions": partitions,
         }
+        if not leaders:
+            return found
+        query = {"segments": str(segments)}
+        if partition is not None:
+            query["partition"] = str(partition)
+        path = f"/api/v1/topics/{name}"
+        return await cluster_views.from_leaders(self._node, found, path, query)
 
     def _topic(self, name: str) -> TopicImage:
         topic = self._node.image.topics.get(name)
@@ -213,7 +237,7 @@ class Admin:
             return str(error)
         return None
 
-    def _partition(self, topic: str, record: PartitionRecord) -> dict[str, Any]:
+    def _partition(self, topic: str, record: PartitionRecord, segments: int) -> dict[str, Any]:
         tp = TopicPartition(topic, record.partition)
         described: dict[str, Any] = {
             "partition": record.partition,
@@ -235,13 +259,95 @@ class Admin:
             "log_end_offset": log.log_end_offset,
             "size_bytes": log.size_bytes,
             "directory": log.directory,
-            "segments": _segments(log, None if status is None else status.first_dirty_offset),
-            "segments_left_out": max(0, len(log.segments) - MAX_SEGMENTS),
+            "followers": cluster_views.followers(partition),
+            "segments": _segments(
+                log, None if status is None else status.first_dirty_offset, segments
+            ),
+            "segments_left_out": max(0, len(log.segments) - segments),
             "compaction": None if status is None else asdict(status),
         }
         return described
 
+    async def quorum(self, local: bool = False) -> dict[str, Any]:
+        """The metadata log: its leader, and how far each copy is, as the controller knows."""
+        return await cluster_views.quorum(self._node, local)
+
+    async def elect(self, topic: str, partition: int) -> dict[str, Any]:
+        """Have the preferred replica of a partition lead it.
+
+        Raises UnknownTopicOrPartition, ElectionNotNeeded, PreferredLeaderNotAvailable.
+        """
+        tp = self._known(topic, partition)
+        await cluster_views.elect_preferred(self._node, tp)
+        return {**_named(tp), "elected": True}
+
+    # Records and their readers.
+
+    async def groups(self, wanted: str = "") -> dict[str, Any]:
+        """Consumer groups of the cluster with their lag, those whose name contains ``wanted``."""
+        from kept.node import group_lags
+
+        return await group_lags.overview(self._node, wanted)
+
+    async def group(self, name: str) -> dict[str, Any]:
+        """One group, by partition. Raises GroupIdNotFound."""
+        from kept.node import group_lags
+
+        return await group_lags.detail(self._node, name)
+
+    async def records(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        limit: int = DEFAULT_RECORDS,
+    ) -> dict[str, Any]:
+        """Records of any partition: see :func:`kept.node.record_browser.browse`."""
+        from kept.node import record_browser
+
+        tp = self._known(topic, partition)
+        return await record_browser.browse(
+            self._node, tp, offset=offset, timestamp=timestamp, limit=limit
+        )
+
+    async def key(self, topic: str, partition: int | None, key: bytes) -> dict[str, Any]:
+        """The life of a key: its records in the log, and how far back removals are known.
+
+        Without a partition the one that clients choose for the key. This node must hold it. Raises
+        UnknownTopicOrPartition, DryRunFailed.
+        """
+        from kept.client.partitioner import partition_for_key
+
+        if partition is None:
+            partition = partition_for_key(key, len(self._topic(topic).partitions))
+        tp = self._known(topic, partition)
+        hosted = self._hosted(tp)
+        found = await compaction_ops.life_of_key(self._node, hosted, key)
+        told = await compaction_ops.passes(self._node, hosted)
+        return {**_named(tp), "records": list(found), "passes": told["passes"]}
+
     # Compaction.
+
+    async def passes(self, topic: str, partition: int) -> dict[str, Any]:
+        """What the last passes did here: ``last``, ``passes``. Raises UnknownTopicOrPartition,
+        PolicyViolation.
+        """
+        (tp,) = self._compacted(topic, partition)
+        return {**_named(tp), **await compaction_ops.passes(self._node, self._hosted(tp))}
+
+    def history(self, topic: str, partition: int) -> dict[str, Any]:
+        """Dirty ratios of a partition led here over the last hour: ``samples``.
+
+        Raises UnknownTopicOrPartition.
+        """
+        tp = self._known(topic, partition)
+        samples = [
+            {"at_ms": at_ms, "dirty_ratio": ratio}
+            for at_ms, ratio in self._node.dirty_history.of(tp)
+        ]
+        return {**_named(tp), "samples": samples}
 
     def compaction_status(self, tp: TopicPartition) -> CompactionStatus | None:
         """Where a partition stands; None when it is not here or not compacted."""
@@ -400,9 +506,11 @@ def _look_at(finished: asyncio.Future[Any]) -> None:
         finished.exception()
 
 
-def _segments(log: Log, first_dirty: int | None) -> list[dict[str, Any]]:
-    """Segments, oldest first: clean, dirty or active; ``closed`` in a log that is not compacted."""
-    segments: Iterable[Any] = list(log.segments)[-MAX_SEGMENTS:]
+def _segments(log: Log, first_dirty: int | None, most: int) -> list[dict[str, Any]]:
+    """The newest segments, oldest first: clean, dirty or active; ``closed`` in a log that is not
+    compacted.
+    """
+    segments: Iterable[Any] = list(log.segments)[-most:]
     active = log.active_segment
     described = []
     for segment in segments:

@@ -420,6 +420,16 @@ _NETWORK: Final = (
         "of what is asked of /api/.",
     ),
     _at_start(
+        "kept.console.actions", _BOOLEAN, "false",
+        "Whether the console's buttons work (compact now, elect the preferred leader). Without it "
+        "a POST that a browser sends is refused; commands and curl are not concerned.",
+    ),
+    _at_start(
+        "kept.console.max.streams", _INT, "16",
+        "Pages of the console that are told at once what moves; the others ask from time to time.",
+        low=0,
+    ),
+    _at_start(
         "kept.grpc.max.connections", _INT, "256",
         "gRPC connections at a time; more are closed.", low=1,
     ),

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", "uncleanable"
 
+MAX_PASSES: Final = 20
+"""Of the removal journal, to be told at once."""
 PEEK_BYTES: Final = 1
 """To look at one offset the one batch that holds it is read."""
 
@@ -54,6 +56,9 @@ class CompactionStatus:
     ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``. ``tombstones_pending`` are
     in the clean part and wait for their delete horizon, the first of which is ``next_horizon_ms``.
 
+    While a pass runs, ``cleaning_to`` is the end of what it cleans, and ``progress`` is how much of
+    its work is done: 0 to 1.
+
     ``held`` is the newest generation here, ``generation`` the one applied, ``published`` the one
     that all replicas in sync hold (as this leader knows). ``awaits`` are those it waits for, and
     ``replicas`` says of each other replica what it holds and has applied, as it last told.
@@ -74,6 +79,7 @@ class CompactionStatus:
     progress: float | None = None
     tombstones_pending: int = 0
     next_horizon_ms: int | None = None
+    cleaning_to: int | None = None
     node: int = -1
     leads: bool = False
     held: str | None = None
@@ -121,6 +127,7 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         progress=progress,
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
         next_horizon_ms=min(known.horizons.values(), default=None),
+        cleaning_to=None if said.running is None else said.running.plan.end_offset,
         node=node.node_id,
         leads=hosted.partition.is_leader,
         **_generations(hosted),
@@ -243,6 +250,48 @@ async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[M
         node, log.directory, log.config, key=key, sources=sources_from(hosted, 0),
         clean_to=known.clean_to, applied=known.applied,
     )  # fmt: skip
+
+
+# What passes did.
+
+
+async def passes(node: Node, hosted: HostedPartition) -> dict[str, Any]:
+    """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
+    removal journal knows of the last ones, newest first. Raises DamagedData, MachineError.
+    """
+    from kept.compaction import journal
+
+    directory, disk = hosted.partition.log.directory, node.disk
+
+    def read() -> list[dict[str, Any]]:
+        found = []
+        for identity, path in reversed(journal.files(directory, disk)[-MAX_PASSES:]):
+            removed = journal.decode(path, disk.read(path))
+            found.append(
+                {
+                    "generation": str(identity),
+                    "at_ms": removed.now_ms,
+                    "removed": removed.counts(),
+                }
+            )
+        return found
+
+    last = node.cleaner.status(hosted.partition.topic_partition).last
+    return {
+        "last": None if last is None else {**asdict(last), "identity": str(last.identity)},
+        "passes": await node.in_pool(read),
+    }
+
+
+async def life_of_key(node: Node, hosted: HostedPartition, key: bytes) -> list[Mapping[str, Any]]:
+    """Every record of a key in the log, with what a pass would do to it. Raises as
+    :func:`explain`.
+    """
+    if hosted.partition.log.config.compact:
+        answer = await explain(node, hosted, key)
+        found: list[Mapping[str, Any]] = answer["key"]
+        return found
+    return await again(hosted, lambda: _records_of(node, hosted, key))
 
 
 # Why an offset is missing.

@@ -162,6 +162,8 @@ class NodeConfig:
     http_idle_ms: int
     http_max_connections: int
     http_hosts: tuple[str, ...]
+    console_actions: bool
+    console_max_streams: int
     grpc_max_connections: int
     grpc_max_requests: int
     grpc_request_max_bytes: int

@@ -270,6 +270,7 @@ class HttpConnection(asyncio.Protocol):
         if method == "POST":
             if "x-kept" not in headers:
                 raise InvalidRequest("a POST needs the header X-Kept, as in: curl -H 'X-Kept: 1' …")
+            self._check_browser(headers)
             parsed.body = self._json()
         return parsed
 
@@ -280,6 +281,18 @@ class HttpConnection(asyncio.Protocol):
         if not host_is_known(self._node, host):
             raise InvalidRequest(
                 f"the Host {host} is not this node's; kept.http.hosts lists further ones"
+            )
+
+    def _check_browser(self, headers: Mapping[str, str]) -> None:
+        """A page may change something only if it is this node's own, and the setting allows it."""
+        origin = headers.get("origin")
+        if origin is None and "sec-fetch-site" not in headers:
+            return
+        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            raise InvalidRequest(f"requests of {origin}'s pages are refused")
+        if not self._node.config.console_actions:
+            raise InvalidRequest(
+                "the console only reads: kept.console.actions=true lets it compact and elect"
             )
 
     def _json(self) -> Mapping[str, Any]:

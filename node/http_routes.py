@@ -10,20 +10,33 @@ GET     /readyz                                       200 when clients are serve
 GET     /metrics                                      Prometheus text
 GET     /api/v1/cluster                               brokers, log directories, totals
 GET     /api/v1/topics                                every topic in a line
-GET     /api/v1/topics/NAME                           settings, partitions, segments
+GET     /api/v1/quorum                                copies of the metadata log
+GET     /api/v1/topics/NAME                           settings, partitions, segments [&leaders=true
+                                                      &partition=P&segments=N]
+GET     /api/v1/groups[?name=TEXT]                    consumer groups of the cluster with their lag
+GET     /api/v1/groups/NAME                           one group, by partition
+GET     /api/v1/records?topic=T&partition=P           the last records [&offset=O or &timestamp=MS]
+                                                      [&limit=N]
+GET     /api/v1/records/key?topic=T&key=K             the life of a key [&partition=P]
 GET     /api/v1/compaction[?topic=T]                  where each compacted partition stands
 GET     /api/v1/compaction/explain?topic=T            what a pass would do now [&partition=P&key=K]
 GET     /api/v1/compaction/why-missing?topic=T&…      where &partition=P&offset=O is [&key=K]
 GET     /api/v1/compaction/lost[?topic=T&…]           committed records cut away here, &partition=P
 GET     /api/v1/compaction/replica?topic=T&…          how far this node's replica is: &partition=P
 GET     /api/v1/compaction/digests?topic=T&…          what it has: &partition=P&start=O&end=O[&…]
+GET     /api/v1/compaction/passes?topic=T&…           what the last passes did: &partition=P
+GET     /api/v1/compaction/history?topic=T&…          dirty ratios of the last hour: &partition=P
+GET     /api/v1/events[?topic=T&partition=P]          server-sent events: what moves
+GET     /api/v1/pulse?topic=T&partition=P             the same of a partition, once
+POST    /api/v1/partitions/elect                      {"topic": T, "partition": P}
 POST    /api/v1/compaction/now                        {"topic": T, "partition": P, "wait": true}
 POST    /api/v1/compaction/retry                      {"topic": T, "partition": P}
 POST    /api/v1/voters/add                            {"node_id": N, "address": "HOST:PORT"}
 POST    /api/v1/voters/remove                         {"node_id": N}
 ======  ============================================  ==============================================
 
-A key is text (``key=``) or base64 (``key_base64=``).
+A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
+answers (``kept.node.asking``); only streams do not travel.
 """
 
 from __future__ import annotations
@@ -34,10 +47,11 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin import Admin
-from kept.node.http import TEXT, HttpRequest, HttpResponse, failure
+from kept.node.admin import DEFAULT_RECORDS, MAX_SEGMENTS, Admin
+from kept.node.http import JSON, TEXT, HttpRequest, HttpResponse, failure
 from kept.node.slices import breathe
 from kept.storage.errors import InvalidRequest
+from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.server import Node
@@ -51,16 +65,41 @@ CHUNK_BYTES: Final = 64 * 1024
 async def route(node: Node, request: HttpRequest) -> HttpResponse:
     """Answer a request. Raises KeptError for what the operation refuses."""
     path = request.path.rstrip("/") or "/"
+    wanted = _wanted_node(request, path)
+    if wanted is not None and wanted != node.node_id:
+        return await _asked(node, wanted, request)
     methods = _ROUTES.get(path)
-    if methods is None and path.startswith(_TOPICS + "/"):
-        methods = {"GET": _topic}
+    for prefix, handler in _NAMED.items():
+        if methods is None and path.startswith(prefix + "/"):
+            methods = {"GET": handler}
     if methods is None:
         return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
-    handler = methods.get("GET" if request.method == "HEAD" else request.method)
-    if handler is None:
+    found = methods.get("GET" if request.method == "HEAD" else request.method)
+    if found is None:
         allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
         return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
-    return await handler(node, request)
+    return await found(node, request)
+
+
+def _wanted_node(request: HttpRequest, path: str) -> int | None:
+    """Takes ``node`` out of the query: who is to answer. Raises InvalidRequest."""
+    if "node" not in request.query or not path.startswith(_API) or path == _EVENTS:
+        return None
+    query = dict(request.query)
+    wanted = _needed(query, "node")
+    del query["node"]
+    request.query = query
+    return wanted
+
+
+async def _asked(node: Node, wanted: int, request: HttpRequest) -> HttpResponse:
+    """What another node answers."""
+    from kept.node.asking import ask
+
+    if node.membership is None:
+        raise InvalidRequest(f"there is no node {wanted}: node {node.node_id} is alone")
+    reply = await ask(node, wanted, request)
+    return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
 
 
 # Parameters.
@@ -129,12 +168,13 @@ def _console(name: str) -> HttpResponse:
     )
 
 
-async def _script(_node: Node, _request: HttpRequest) -> HttpResponse:
-    return _console("page.js")
+async def _part_of_the_page(_node: Node, request: HttpRequest) -> HttpResponse:
+    from kept.node import console
 
-
-async def _style(_node: Node, _request: HttpRequest) -> HttpResponse:
-    return _console("page.css")
+    name = request.path.removeprefix(_CONSOLE + "/")
+    if name not in console.TYPES:
+        return failure(404, f"there is nothing at {request.path}")
+    return _console(name)
 
 
 async def _index(_node: Node, request: HttpRequest) -> HttpResponse:
@@ -173,9 +213,96 @@ async def _all_topics(node: Node, request: HttpRequest) -> HttpResponse:
 
 
 async def _topic(node: Node, request: HttpRequest) -> HttpResponse:
-    _only(request.query)
+    query = request.query
+    _only(query, "leaders", "partition", "segments")
     name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
-    return _large(await Admin(node).topic(name))
+    segments = _number(query, "segments", optional=True)
+    found = await Admin(node).topic(
+        name,
+        leaders=_flag(query, "leaders"),
+        partition=_number(query, "partition", optional=True),
+        segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
+    )
+    return _large(found)
+
+
+async def _quorum(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query, "local")
+    return HttpResponse(await Admin(node).quorum(_flag(request.query, "local")))
+
+
+async def _groups(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query, "name")
+    return _large(await Admin(node).groups(request.query.get("name", "")))
+
+
+async def _group(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query)
+    name = request.path.removeprefix(_GROUPS + "/")
+    return _large(await Admin(node).group(name))
+
+
+async def _records(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition", "offset", "timestamp", "limit")
+    limit = _number(query, "limit", optional=True)
+    found = await Admin(node).records(
+        _text(query, "topic"),
+        _needed(query, "partition"),
+        offset=_number(query, "offset", optional=True),
+        timestamp=_number(query, "timestamp", optional=True),
+        limit=DEFAULT_RECORDS if limit is None else limit,
+    )
+    return _large(found)
+
+
+async def _life(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition", "key", "key_base64")
+    key = _key(query)
+    if key is None:
+        raise InvalidRequest("key is missing")
+    partition = _number(query, "partition", optional=True)
+    return _large(await Admin(node).key(_text(query, "topic"), partition, key))
+
+
+async def _passes(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition")
+    return _large(await Admin(node).passes(_text(query, "topic"), _needed(query, "partition")))
+
+
+async def _history(node: Node, request: HttpRequest) -> HttpResponse:
+    query = request.query
+    _only(query, "topic", "partition")
+    return _large(Admin(node).history(_text(query, "topic"), _needed(query, "partition")))
+
+
+async def _events(node: Node, request: HttpRequest) -> HttpResponse:
+    from kept.node.console import events
+
+    query = request.query
+    _only(query, "topic", "partition")
+    events.admit(node)
+    tp = None
+    if "topic" in query:
+        tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
+    return HttpResponse(chunks=events.stream(node, tp), content_type=events.CONTENT_TYPE)
+
+
+async def _pulse(node: Node, request: HttpRequest) -> HttpResponse:
+    from kept.node.console import events
+
+    query = request.query
+    _only(query, "topic", "partition")
+    tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
+    return HttpResponse(events.partition_pulse(node, tp))
+
+
+async def _elect(node: Node, request: HttpRequest) -> HttpResponse:
+    body = request.body
+    _only(body, "topic", "partition")
+    return HttpResponse(await Admin(node).elect(_text(body, "topic"), _needed(body, "partition")))
 
 
 async def _compaction(node: Node, request: HttpRequest) -> HttpResponse:
@@ -257,17 +384,28 @@ async def _remove_voter(node: Node, request: HttpRequest) -> HttpResponse:
     return HttpResponse(await Admin(node).remove_voter(_needed(request.body, "node_id")))
 
 
+_API: Final = "/api/v1/"
+_CONSOLE: Final = "/console"
+_EVENTS: Final = "/api/v1/events"
+_GROUPS: Final = "/api/v1/groups"
 _TOPICS: Final = "/api/v1/topics"
 
 _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     "/": {"GET": _index},
-    "/console/page.js": {"GET": _script},
-    "/console/page.css": {"GET": _style},
     "/healthz": {"GET": _healthz},
     "/readyz": {"GET": _readyz},
     "/metrics": {"GET": _metrics},
     "/api/v1/cluster": {"GET": _cluster},
+    "/api/v1/quorum": {"GET": _quorum},
     _TOPICS: {"GET": _all_topics},
+    _GROUPS: {"GET": _groups},
+    "/api/v1/records": {"GET": _records},
+    "/api/v1/records/key": {"GET": _life},
+    _EVENTS: {"GET": _events},
+    "/api/v1/pulse": {"GET": _pulse},
+    "/api/v1/partitions/elect": {"POST": _elect},
+    "/api/v1/compaction/passes": {"GET": _passes},
+    "/api/v1/compaction/history": {"GET": _history},
     "/api/v1/compaction": {"GET": _compaction},
     "/api/v1/compaction/explain": {"GET": _explain},
     "/api/v1/compaction/why-missing": {"GET": _why_missing},
@@ -279,6 +417,9 @@ _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     "/api/v1/voters/add": {"POST": _add_voter},
     "/api/v1/voters/remove": {"POST": _remove_voter},
 }
+
+_NAMED: Final[Mapping[str, Route]] = {_TOPICS: _topic, _GROUPS: _group, _CONSOLE: _part_of_the_page}
+"""Paths that end in the name of something."""
 
 
 # Large answers.

@@ -11,12 +11,13 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client import protocol
 from kept.client.failures import failure
 from kept.cluster.brokers import Registration
-from kept.node import api, config_listeners, known_directories
+from kept.node import api, asking, config_listeners, known_directories
 from kept.node.brokering import Brokering
 from kept.node.controlling import Controlling
 from kept.node.departures import Departures
@@ -97,6 +98,7 @@ class Membership:
         peers.serve("PullManifests", answers.pull)
         peers.serve("ManifestChunk", answers.chunk)
         peers.serve("ManifestNews", self.manifests.news)
+        peers.serve("Ask", partial(asking.answer, node))
         self.controlling.start()
         metadata.start_ticking()
         metadata.pump()

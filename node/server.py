@@ -26,6 +26,7 @@ from kept.cluster.wal import NO_DIRECTORY
 from kept.node import api, internal_topics, known_directories, timers, unclean
 from kept.node.budget import Budget
 from kept.node.cluster_settings import raft_settings
+from kept.node.console.history import History
 from kept.node.fetch_sessions import FetchSessions
 from kept.node.groups.coordinator import Coordinator
 from kept.node.handlers.producer_ids import ProducerIds
@@ -92,6 +93,7 @@ class Node:
         self.producer_ids = ProducerIds(self)
         self.groups = Coordinator(self)
         self._cleaner: Cleaner | None = None
+        self.dirty_history = History(self)
         self._warming: asyncio.Task[None] | None = None
         self.metrics = Metrics(self)
         self.grpc_front = Front(self)
@@ -423,6 +425,7 @@ class Node:
         await self.in_pool(api.preload)
         if not self.stopped.is_set():
             self.cleaner  # noqa: B018 - starts it
+            self.dirty_history.start()
 
     async def settled(self) -> None:
         """Wait until nothing is left to import."""
@@ -541,6 +544,7 @@ class Node:
         if self._warming is not None:
             await self._warming
         await self.grpc_front.stop()
+        await self.dirty_history.stop()
         if self._cleaner is not None:
             await self._cleaner.stop()
         await self.hosting.close_manifests()

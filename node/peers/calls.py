@@ -180,6 +180,26 @@ class ChangeVotersReply:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class AskRequest:
+    """What somebody asked of a node's ``/api/v1/``, for another node to answer. ``query`` and
+    ``body`` are JSON objects.
+    """
+
+    method: str
+    path: str
+    query: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskReply:
+    """The answer: an HTTP status, and the JSON that goes with it."""
+
+    status: int
+    body: bytes
+
+
 CALLS: Final[dict[str, tuple[type, type]]] = {
     "Register": (RegisterRequest, RegisterReply),
     "Heartbeat": (HeartbeatRequest, HeartbeatReply),
@@ -187,5 +207,6 @@ CALLS: Final[dict[str, tuple[type, type]]] = {
     "AllocateProducerIds": (AllocateProducerIdsRequest, AllocateProducerIdsReply),
     "Forward": (ForwardRequest, ForwardReply),
     "ChangeVoters": (ChangeVotersRequest, ChangeVotersReply),
+    "Ask": (AskRequest, AskReply),
 }
 """Methods of the service ``kept.node.v1.Controller``."""

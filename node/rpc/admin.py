@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import json_format
 
+from kept.node.admin import DEFAULT_RECORDS, MAX_SEGMENTS
 from kept.node.admin import Admin as Operations
 from kept.node.proto import admin_pb2
 from kept.node.rpc.status import answering
@@ -66,7 +67,45 @@ class Admin:
         return await self._operations.topics()
 
     async def _topic(self, asked: Any) -> Mapping[str, Any]:
-        return await self._operations.topic(_named(asked.name, "name"))
+        segments = _number(asked, "segments")
+        return await self._operations.topic(
+            _named(asked.name, "name"),
+            leaders=asked.leaders,
+            partition=_number(asked, "partition"),
+            segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
+        )
+
+    async def _quorum(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.quorum(asked.local)
+
+    async def _groups(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.groups(asked.name)
+
+    async def _group(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.group(_named(asked.name, "name"))
+
+    async def _records(self, asked: Any) -> Mapping[str, Any]:
+        limit = _number(asked, "limit")
+        return await self._operations.records(
+            _named(asked.topic),
+            _needed(asked, "partition"),
+            offset=_number(asked, "offset"),
+            timestamp=_number(asked, "timestamp"),
+            limit=DEFAULT_RECORDS if limit is None else limit,
+        )
+
+    async def _key(self, asked: Any) -> Mapping[str, Any]:
+        partition = _number(asked, "partition")
+        return await self._operations.key(_named(asked.topic), partition, asked.key)
+
+    async def _passes(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.passes(_named(asked.topic), _needed(asked, "partition"))
+
+    async def _history(self, asked: Any) -> Mapping[str, Any]:
+        return self._operations.history(_named(asked.topic), _needed(asked, "partition"))
+
+    async def _elect(self, asked: Any) -> Mapping[str, Any]:
+        return await self._operations.elect(_named(asked.topic), _needed(asked, "partition"))
 
     async def _compaction(self, asked: Any) -> Mapping[str, Any]:
         return await self._operations.compaction(_given(asked, "topic"))

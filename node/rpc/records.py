@@ -139,7 +139,7 @@ class Reader:
         if offset >= 0:
             self.position = offset
         elif offset in (EARLIEST, LATEST):
-            self.position = await self._offset_at(offset)
+            self.position = await self.offset_at(offset)
         else:
             raise InvalidRequest(
                 f"offset {offset} is none: 0 or more, {EARLIEST} for the first record there is, "
@@ -148,9 +148,13 @@ class Reader:
 
     async def end(self) -> int:
         """The high watermark. Raises as :meth:`fetch`."""
-        return await self._offset_at(LATEST)
+        return await self.offset_at(LATEST)
 
-    async def _offset_at(self, which: int) -> int:
+    async def offset_at(self, which: int) -> int:
+        """The first offset of a time (milliseconds) or later, -1 without one; EARLIEST, LATEST.
+
+        Raises as :meth:`fetch`.
+        """
         tp = self._tp
         partition = {"partition_index": tp.partition, "timestamp": which}
         values = {
@@ -185,7 +189,7 @@ class Reader:
         try:
             one = await self._gateway.at_leader(self._tp, ask, PATIENCE_S)
         except OffsetOutOfRange as error:
-            start, end = await self._offset_at(EARLIEST), await self._offset_at(LATEST)
+            start, end = await self.offset_at(EARLIEST), await self.offset_at(LATEST)
             raise OffsetOutOfRange(
                 f"{self._tp} has no offset {self.position} now: it begins at {start} and its next "
                 f"one is {end}; {EARLIEST} begins with the first record there is"

@@ -1,0 +1,219 @@
+"""What the console asks of the node: records, keys, groups, streams, other nodes, its buttons."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from kept.client.blocking import OutRecord
+from kept.client.consumer import GroupConsumer
+from kept.client.records import EARLIEST
+
+COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096"}
+
+
+def ask(cluster, path, i=0, body=None, headers=None, **query):
+    """(status, value); a body makes it a POST."""
+    url = cluster.url(i) + "/api/v1/" + path + "?" + urllib.parse.urlencode(query)
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"X-Kept": "1", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["message"]
+
+
+def given(cluster, path, i=0, **query):
+    status, value = ask(cluster, path, i, **query)
+    assert status == 200, value
+    return value
+
+
+def fill(cluster, topic, records=40, partition=0):
+    with cluster.client() as client:
+        for n in range(records):
+            record = OutRecord(b"k%d" % (n % 3), b"v%d" % n + bytes(500), partition=partition)
+            client.produce(topic, [record])
+
+
+def test_records_by_offset_time_and_from_the_end(kept_broker):
+    topic = kept_broker.create_topic(partitions=2)
+    with kept_broker.client() as client:
+        for n in range(10):
+            record = OutRecord(
+                b"\xff%d" % n, None if n == 4 else bytes(5000), timestamp=1000 * (n + 1),
+                headers=(("h", b"\0"),), partition=1,
+            )  # fmt: skip
+            client.produce(topic, [record])
+    there = {"topic": topic, "partition": 1}
+    found = given(kept_broker, "records", **there, limit=3)
+    assert [one["offset"] for one in found["records"]] == [7, 8, 9]
+    assert (found["log_start_offset"], found["high_watermark"]) == (0, 10)
+    assert (found["first_offset"], found["next_offset"]) == (7, 10)
+    found = given(kept_broker, "records", **there, offset=4, limit=2)
+    dead, alive = found["records"]
+    assert (dead["offset"], dead["is_tombstone"], dead["value_base64"]) == (4, True, None)
+    assert base64.b64decode(dead["key_base64"]) == b"\xff4" and not alive["is_tombstone"]
+    assert alive["value_bytes"] == 5000 and len(base64.b64decode(alive["value_base64"])) == 4096
+    assert alive["headers"] == [{"name": "h", "value_base64": "AA=="}]
+    assert found["next_offset"] == 6
+    (whole,) = given(kept_broker, "records", **there, offset=5, limit=1)["records"]
+    assert base64.b64decode(whole["value_base64"]) == bytes(5000)
+    found = given(kept_broker, "records", **there, timestamp=2500, limit=1)
+    assert found["records"][0]["offset"] == 2
+    found = given(kept_broker, "records", **there, timestamp=10**12)
+    assert (found["records"], found["first_offset"]) == ([], 10)
+    assert given(kept_broker, "records", **there, offset=99)["records"] == []
+    assert given(kept_broker, "records", topic=topic, partition=0)["records"] == []
+    for wrong, why in (
+        ({"limit": 0}, "limit must be 1 to 200"),
+        ({"offset": 1, "timestamp": 1}, "use one of them"),
+        ({"partition": 2}, "has no partition 2"),
+    ):
+        status, said = ask(kept_broker, "records", **{**there, **wrong})
+        assert status in (400, 404) and why in said
+
+
+def test_the_life_of_a_key_and_what_passes_removed(kept_cluster):
+    cluster = kept_cluster(log_cleaner_enable="false")
+    topic = cluster.create_topic(partitions=3, config=COMPACTED)
+    plain = cluster.create_topic()
+    with cluster.client() as client:
+        (at,) = {one.partition for one in client.produce(topic, [OutRecord(b"k1", b"first")])}
+    fill(cluster, topic, partition=at)
+    fill(cluster, plain, 6)
+    life = given(cluster, "records/key", topic=topic, key="k1")
+    assert life["partition"] == at and life["passes"] == []
+    fates = [one["fate"] for one in life["records"]]
+    assert fates[0] == "superseded" and fates[-1] == "not cleanable yet" and len(fates) == 14
+    status, _ = ask(cluster, "compaction/now", body={"topic": topic, "partition": at, "wait": True})
+    assert status == 200
+    life = given(cluster, "records/key", topic=topic, key_base64="azE=", partition=at)
+    assert len(life["records"]) == 1
+    (told,) = life["passes"]
+    assert told["generation"] == "0.1" and told["removed"] == {"superseded": 38}
+    passes = given(cluster, "compaction/passes", topic=topic, partition=at)
+    assert passes["passes"] == [told] and passes["last"]["records_removed"] == 38
+    assert passes["last"]["bytes_after"] < passes["last"]["bytes_before"]
+    found = given(cluster, "records/key", topic=plain, key="k2")
+    assert [one["offset"] for one in found["records"]] == [2, 5]
+
+
+def test_groups_and_their_lag(kept_broker):
+    topic = kept_broker.create_topic(partitions=2)
+    name = f"readers of {topic}/?&"
+    with kept_broker.client() as client:
+        client.produce(topic, [OutRecord(b"k", b"v", partition=1)] * 3)
+        reader = GroupConsumer(client, name, [topic], reset=EARLIEST)
+        while not reader.poll():
+            pass
+        reader.commit()
+        client.produce(topic, [OutRecord(b"k", b"v", partition=1)] * 4)
+        (one,) = given(kept_broker, "groups", name=name)["groups"]
+        assert (one["group"], one["state"], one["members"], one["lag"]) == (name, "Stable", 1, 4)
+        found = given(kept_broker, "groups/" + urllib.parse.quote(name, safe=""))
+        (row,) = [row for row in found["partitions"] if row["partition"] == 1]
+        assert (row["committed_offset"], row["high_watermark"], row["lag"]) == (3, 7, 4)
+        assert row["member_id"] == found["members"][0]["member_id"]
+        reader.close()
+    status, said = ask(kept_broker, "groups/nobody")
+    assert status >= 400 and "no group nobody" in said
+
+
+def test_the_page_may_only_do_what_the_setting_allows(kept_cluster):
+    body = {"topic": "t", "partition": 0}
+    for allowed in (False, True):
+        cluster = kept_cluster(kept_console_actions=str(allowed).lower())
+        assert given(cluster, "cluster")["actions"] is allowed
+        own = {"Origin": cluster.url(), "Sec-Fetch-Site": "same-origin"}
+        for path in ("compaction/now", "partitions/elect"):
+            status, said = ask(cluster, path, body=body, headers=own)
+            if allowed:
+                assert status == 404 and "no topic t" in said
+            else:
+                assert status == 400 and "kept.console.actions" in said
+            foreign = {"Origin": "http://elsewhere.example"}
+            status, said = ask(cluster, path, body=body, headers=foreign)
+            assert status == 400 and "elsewhere" in said
+            assert ask(cluster, path, body=body)[0] == 404  # a command, no browser
+            status, said = ask(cluster, path)
+            assert status == 405
+
+
+def open_stream(cluster, query=""):
+    connection = http.client.HTTPConnection("127.0.0.1", cluster.port(), timeout=60)
+    connection.request("GET", f"/api/v1/events{query}")
+    return connection, connection.getresponse()
+
+
+def event(answer):
+    while not (line := answer.readline()).startswith(b"data: "):
+        assert line, "the stream ended"
+    return json.loads(line.removeprefix(b"data: "))
+
+
+def test_a_stream_tells_what_moves_and_there_are_few(kept_cluster):
+    cluster = kept_cluster(kept_console_max_streams="2")
+    topic = cluster.create_topic(config=COMPACTED)
+    first, answer = open_stream(cluster, f"?topic={topic}&partition=0")
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert event(answer)["partition"]["high_watermark"] == 0
+    second, other = open_stream(cluster)
+    assert event(other)["records_in"] == 0
+    third, refused = open_stream(cluster)
+    assert refused.status == 503 and b"kept.console.max.streams" in refused.read()
+    fill(cluster, topic, 12)
+    while (seen := event(answer))["partition"]["high_watermark"] < 12:
+        pass
+    assert seen["partition"]["segments"] > 1 and seen["records_in"] == 12
+    for one in (first, second, third, answer, other):
+        one.close()
+
+    def admitted():
+        connection, answer = open_stream(cluster)
+        connection.close()
+        answer.close()
+        return answer.status == 200
+
+    cluster.wait_until(admitted, "streams that were left make room")
+    assert cluster.stop() == 0
+
+
+@pytest.mark.slow
+def test_any_node_answers_for_all(kept_cluster):
+    cluster = kept_cluster(3, log_cleaner_enable="false")
+    topic = cluster.create_topic(partitions=3, config=COMPACTED)
+    for partition in range(3):
+        fill(cluster, topic, 9, partition)
+    views = [given(cluster, f"topics/{topic}", i, leaders="true", segments=2) for i in range(3)]
+    for view in views:
+        for one in view["partitions"]:
+            assert one["compaction"]["leads"] and one["compaction"]["node"] == one["leader"]
+            assert [other["lag"] for other in one["followers"]] == [0, 0]
+            assert one["high_watermark"] == 9 and len(one["segments"]) <= 2
+    leader = views[0]["partitions"][0]["leader"]
+    other = (leader + 1) % 3
+    said = given(cluster, "compaction", other, topic=topic, node=leader)["partitions"]
+    assert {one["node"] for one in said} == {leader}
+    assert ask(cluster, "compaction", other, topic="none", node=leader)[0] == 404
+    status, why = ask(cluster, "cluster", other, node=7)
+    assert status == 400 and "there are 0, 1, 2" in why
+    members = [given(cluster, "quorum", i) for i in range(3)]
+    assert len({one["leader_id"] for one in members}) == 1
+    for one in members:
+        assert [m["node_id"] for m in one["members"]] == [0, 1, 2]
+    body = {"topic": topic, "partition": 0, "wait": True}
+    status, done = ask(cluster, "compaction/now", other, body=body, node=leader)
+    assert status == 200 and done["partitions"][0]["done"]
+    records = given(cluster, "records", other, topic=topic, partition=0)["records"]
+    assert [one["offset"] for one in records] == [6, 7, 8]
+    cluster.kill(leader)
+    view = given(cluster, f"topics/{topic}", other, leaders="true")
+    assert len(view["partitions"]) == 3

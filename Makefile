@@ -29,7 +29,7 @@ test: setup
 # PySpark (400 MB) is for the slow tests only; without Java they say that they did not run.
 test-slow: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark]'
-	$(PYTEST) -q -m slow
+	$(PYTEST) -q -m slow -n 2 --dist loadscope
 
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.
 sim: setup
@@ -38,6 +38,7 @@ ifdef MINUTES
 else ifdef SEEDS
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --seeds $(SEEDS)
 else
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage scripted --seeds 20
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1500
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 300
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 200

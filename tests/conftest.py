@@ -17,6 +17,8 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from kept.testing.ports import free_port
 
@@ -76,6 +78,17 @@ TOOLS: dict[str, Callable[[], str | None]] = {
 }
 
 
+TOGETHER = {
+    "tests/chaos/": "docker",
+    "tests/deploy/": "docker",
+    "tests/testing/test_container.py": "docker",
+    "tests/spark/": "spark",
+}
+"""What is never tested in two processes at once: there is one Docker engine, and a Spark session
+takes both cores.
+"""
+
+
 @functools.cache
 def missing(marker: str) -> str | None:
     """Why tests with this marker cannot run, None when they can."""
@@ -93,15 +106,17 @@ def need(marker: str) -> None:
     pytest.skip(f"{SAID}{marker}: {why}")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``--dist loadgroup`` the tests of a file run one after the other, and so do those of a
-    tool that many files share: the one Docker engine, a Spark session.
-    """
-    shared = [tool for tool in TOOLS if tool != "java"]
-    for item in items:
-        tool = next((tool for tool in shared if item.get_closest_marker(tool)), None)
-        item.add_marker(pytest.mark.xdist_group(tool or item.nodeid.partition("::")[0]))
+class ByFileAndTool(LoadScopeScheduling):
+    """The tests of a file run one after the other, and so do those that share a tool."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((tool for path, tool in TOGETHER.items() if file.startswith(path)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """How tests are dealt out to processes."""
+    return ByFileAndTool(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -165,7 +165,9 @@ class ClusterHistory(RaftHistory):
         if leader is None or not isinstance(leader.app, SimNode):
             return
         configs = self.topic_configs()
-        request = CreateTopic(TOPIC, UUID(int=77), len(self.partitions), self.replication, configs=configs)
+        request = CreateTopic(
+            TOPIC, UUID(int=77), len(self.partitions), self.replication, configs=configs
+        )
         active = [b for b in leader.app.image.brokers.values() if b.active]
         if len(active) < len(self.machines):
             return

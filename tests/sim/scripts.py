@@ -106,9 +106,7 @@ class ScriptedHistory(CoresHistory):
     def proposes(self, tp: TopicPartition, leader: Machine) -> bool:
         """It waits for another ISR."""
         app = leader.app
-        return (
-            isinstance(app, SimNode) and app.replicas.partitions[tp].core.pending_isr is not None
-        )
+        return isinstance(app, SimNode) and app.replicas.partitions[tp].core.pending_isr is not None
 
     def wait(self, milliseconds: int) -> None:
         self.world.run(self.world.now_us + milliseconds * MS)

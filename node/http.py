@@ -78,6 +78,8 @@ class HttpResponse:
     allow: str = ""
     policy: str = ""
     """Content-Security-Policy of a page."""
+    endless: bool = False
+    """A stream that ends when the reader leaves."""
 
 
 def failure(status: int, message: str, allow: str = "") -> HttpResponse:
@@ -139,6 +141,7 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._endless = False
 
     def begin(self, first_bytes: bytes, crowded: bool) -> None:
         """Handle what was read before; ``crowded``: there are too many connections already."""
@@ -152,6 +155,9 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
+        if self._endless:  # it can never be answered
+            self._transport.abort()
+            return
         try:
             self._h11.receive_data(data)
             self._advance()
@@ -159,7 +165,9 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
 
     def eof_received(self) -> bool:
-        """The peer will send no more; what it asked is still answered."""
+        """The peer will send no more; what it asked is still answered, unless that has no end."""
+        if self._endless:
+            return False
         self.data_received(b"")
         return self._task is not None
 
@@ -320,6 +328,9 @@ class HttpConnection(asyncio.Protocol):
                 self._send(h11.Data(data=body))
         else:
             self._send(self._head(response, None))
+            if response.endless:
+                self._endless = True
+                self._transport.resume_reading()
             async for chunk in response.chunks:
                 if head_only or self._transport.is_closing():
                     break

@@ -287,7 +287,8 @@ async def _events(node: Node, request: HttpRequest) -> HttpResponse:
     tp = None
     if "topic" in query:
         tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
-    return HttpResponse(chunks=events.stream(node, tp), content_type=events.CONTENT_TYPE)
+    chunks, kind = events.stream(node, tp), events.CONTENT_TYPE
+    return HttpResponse(chunks=chunks, content_type=kind, endless=True)
 
 
 async def _pulse(node: Node, request: HttpRequest) -> HttpResponse:

@@ -81,6 +81,7 @@ def test_records_by_offset_time_and_from_the_end(kept_broker):
         assert status in (400, 404) and why in said
 
 
+@pytest.mark.slow
 def test_the_life_of_a_key_and_what_passes_removed(kept_cluster):
     cluster = kept_cluster(log_cleaner_enable="false")
     topic = cluster.create_topic(partitions=3, config=COMPACTED)
@@ -159,6 +160,7 @@ def event(answer):
     return json.loads(line.removeprefix(b"data: "))
 
 
+@pytest.mark.slow
 def test_a_stream_tells_what_moves_and_there_are_few(kept_cluster):
     cluster = kept_cluster(kept_console_max_streams="2")
     topic = cluster.create_topic(config=COMPACTED)

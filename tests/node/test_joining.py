@@ -93,10 +93,10 @@ def test_a_controller_waits_for_the_others():
 
 @pytest.mark.slow
 def test_a_node_that_nobody_registers_ends():
-    with Cluster(nodes=3, initial_broker_registration_timeout_ms=1500) as cluster:
+    with Cluster(nodes=3) as cluster:
         for node in range(3):
             cluster.stop(node)
-        cluster.start(0, wait=False)
+        cluster.start(0, wait=False, initial_broker_registration_timeout_ms=1500)
         assert cluster.wait(0) == 1
         told = cluster.log(0).splitlines()[-1]
         assert "not registered within initial.broker.registration.timeout.ms (1.5 s)" in told

@@ -71,7 +71,7 @@ class Load:
                 partition=0,
                 on_delivery=lambda error, _: errors.append(error),
             )
-            assert self._producer.flush(20) == 0
+            assert self._producer.flush(60) == 0
         assert set(errors) == {None}
 
 

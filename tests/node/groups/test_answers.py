@@ -105,17 +105,17 @@ def test_a_parked_join_of_a_closed_connection_is_forgotten_by_its_session(
     scenario: Scenario, connect: Callable[[], Connection]
 ) -> None:
     """As in Kafka the member stays until its time is over; the node does not mind."""
-    first = scenario.stable("gone", rebalance_timeout=1_000)
+    first = scenario.stable("gone", rebalance_timeout=4_000)
     leaver = connect()
-    leaver.send(JOIN, 3, **scenario.joining("gone", rebalance_timeout=1_000))
+    leaver.send(JOIN, 3, **scenario.joining("gone", rebalance_timeout=4_000))
     assert not leaver.is_answered(0.1)
     leaver.close()
-    joined = scenario.join(9, "gone", first, rebalance_timeout=1_000)
+    joined = scenario.join(9, "gone", first, rebalance_timeout=4_000)
     assert (joined.generation_id, len(joined.members)) == (2, 2)
     # It never asks for its assignment, and is out.
     assignments = [{"member_id": first, "assignment": b"all"}]
     scenario.sync(5, "gone", first, 2, assignments=assignments)
     while scenario.beat(4, "gone", first, 2).error_code is ErrorCode.none:
         pass
-    alone = scenario.join(9, "gone", first, rebalance_timeout=1_000)
+    alone = scenario.join(9, "gone", first, rebalance_timeout=4_000)
     assert [m.member_id for m in alone.members] == [first]

@@ -23,7 +23,7 @@ from kept.testing import Cluster
 
 DEADLINE_S = 60
 QUICK = {
-    "session.timeout.ms": 10_000,
+    "session.timeout.ms": 60_000,
     "heartbeat.interval.ms": 200,
     "reconnect.backoff.max.ms": 200,
 }
@@ -99,7 +99,7 @@ def test_three_kinds_of_clients_share_a_topic(kept_broker: Cluster) -> None:
     def with_kafka_python() -> None:
         consumer = KafkaConsumer(
             topic, bootstrap_servers=bootstrap, group_id=topic, auto_offset_reset="earliest",
-            heartbeat_interval_ms=200, session_timeout_ms=10_000,
+            heartbeat_interval_ms=200, session_timeout_ms=60_000,
         )  # fmt: skip
         while not stop.is_set():
             for records in consumer.poll(timeout_ms=50).values():
@@ -110,7 +110,7 @@ def test_three_kinds_of_clients_share_a_topic(kept_broker: Cluster) -> None:
     async def with_aiokafka() -> None:
         consumer = AIOKafkaConsumer(
             topic, bootstrap_servers=bootstrap, group_id=topic, auto_offset_reset="earliest",
-            heartbeat_interval_ms=200, session_timeout_ms=10_000,
+            heartbeat_interval_ms=200, session_timeout_ms=60_000,
         )  # fmt: skip
         await consumer.start()
         while not stop.is_set():

@@ -20,7 +20,7 @@ from kept.node.handlers import groups_admin, groups_membership
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.records import CheckRules
 from kept.storage.types import TopicPartition
-from tests.node.groups.test_shard import FakePartition, filled, result, run
+from tests.node.groups.test_shard import FakePartition, filled, result, run, turns
 
 TOPIC = uuid.UUID(int=1)
 PARTITIONS = 4
@@ -41,7 +41,7 @@ class FakeNode:
         )  # fmt: skip
         defaults = ev.GroupSettings()
         settings = {name: getattr(defaults, name) for name in names}
-        self.config = SimpleNamespace(offsets_commit_timeout_ms=5_000, **settings)
+        self.config = SimpleNamespace(offsets_commit_timeout_ms=60_000, **settings)
         self.hosting = SimpleNamespace(hosted={}, by_name={})
         self.groups = Coordinator(self)  # type: ignore[arg-type]
         self.groups.start()
@@ -233,7 +233,7 @@ async def test_offsets_go_with_their_topic_and_groups_with_theirs() -> None:
     node.apply(*node.created(), orders)
     assert (await result(commit(node, group))).error is ErrorCode.none
     node.apply(RemoveTopicRecord(orders.topic_id))
-    await asyncio.sleep(0.01)
+    await turns()
     assert list(node.groups.committed()) == []
     node.apply(RemoveTopicRecord(TOPIC))
     assert node.groups.leader_of(group) is None

@@ -109,7 +109,7 @@ class Fixture:
         self, partition: FakePartition | None = None, leader_epoch: int = 0, **config: Any
     ) -> None:
         self.partition = partition or FakePartition()
-        settings = {"offsets_commit_timeout_ms": 5_000, **config}
+        settings = {"offsets_commit_timeout_ms": 60_000, **config}
         self.hosted = SimpleNamespace(partition=self.partition, rules=CheckRules(), sync=False)
         self.flushes: list[Callable[[Any], None]] = []
         self.hosted.flush = lambda end_offset, callback: self.flushes.append(callback)
@@ -155,6 +155,11 @@ async def result(future: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(future, 60)
 
 
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def offsets(fetched: ev.FetchResult) -> list[int]:
     return [f.offset for _, _, found in fetched.topics for f in found]
 
@@ -177,8 +182,7 @@ async def test_nothing_is_answered_before_it_is_committed() -> None:
     f = Fixture()
     f.partition.hold = True
     waiting, joining = f.commit(), f.join("other")
-    stable = None
-    await asyncio.sleep(0.01)
+    await turns()
     stable = f.fetch(stable=True)
     assert f.partition.writes == 1
     assert not waiting.done() and not stable.done()
@@ -194,7 +198,7 @@ async def test_with_flush_messages_an_answer_waits_for_the_fsync() -> None:
     f = Fixture()
     f.hosted.sync = True
     waiting = f.commit()
-    await asyncio.sleep(0.01)
+    await turns()
     assert f.partition.writes == 1 and len(f.flushes) == 1 and not waiting.done()
     f.flushes.pop()(None)
     assert (await result(waiting)).error is ErrorCode.none
@@ -335,11 +339,6 @@ async def elected(count: int = 6, known: int = 2) -> Fixture:
     partition.epoch_start_offset = partition.log_end_offset
     partition.high_watermark, partition.leader_epoch, partition.hold = known, 1, True
     return Fixture(partition, leader_epoch=1)
-
-
-async def turns(count: int = 50) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @run

@@ -92,7 +92,7 @@ def produce_values(topic: str, data: bytes | None, **more: Any) -> dict[str, Any
     topics = [
         {"name": topic, "topic_id": more.pop("topic_id", None), "partition_data": [partition]}
     ]
-    return {"transactional_id": None, "acks": 1, "timeout": 5000, "topic_data": topics, **more}
+    return {"transactional_id": None, "acks": 1, "timeout": 60_000, "topic_data": topics, **more}
 
 
 def fetch_values(topic: str, offset: int, **more: Any) -> dict[str, Any]:

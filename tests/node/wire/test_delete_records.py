@@ -16,7 +16,7 @@ def described(cluster, topic: str):
         return client.metadata([topic]).topics[topic].partitions[0]
 
 
-def deletion(topic: str, offset: int, timeout_ms: int = 20_000):
+def deletion(topic: str, offset: int, timeout_ms: int = 60_000):
     partition = {"partition_index": 0, "offset": offset}
     return {"topics": [{"name": topic, "partitions": [partition]}], "timeout": timeout_ms}
 

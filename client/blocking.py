@@ -315,6 +315,7 @@ class Client:
         offset: int,
         limits: FetchLimits,
         timeout_ms: int,
+        *,
         node: int | None = None,
     ) -> Fetched:
         """Batches of one partition from an offset on, from its leader or the replica on ``node``;
@@ -322,7 +323,7 @@ class Client:
         """
         self.topic(tp.topic)
         return self.run(
-            record_operations.fetch_partition(self.view, tp, offset, limits, timeout_ms, node)
+            record_operations.fetch_partition(self.view, tp, offset, limits, timeout_ms, node=node)
         )
 
     def read(

@@ -91,7 +91,7 @@ class RangeReader:
         try:
             self._same_topic()
             found = self.client.fetch_partition(
-                self.tp, self.position, self._limits, self._timeout_ms, self._node
+                self.tp, self.position, self._limits, self._timeout_ms, node=self._node
             )
             self._same_topic()
         except OffsetOutOfRange:

@@ -231,6 +231,7 @@ def fetch_partition(
     offset: int,
     limits: FetchLimits,
     timeout_ms: int,
+    *,
     node: int | None = None,
 ) -> Operation[Fetched]:
     """Fetch one partition from whoever leads it, in the epoch that is known, or from the replica on

@@ -1,0 +1,207 @@
+"""An independent audit of compaction: what must survive, against what each replica holds.
+
+Spark reads every replica that is in sync from its own node (KIP-392), and recomputes with its own
+implementation of the topic's strategy (:mod:`kept.pipeline.survivors`), from all records that any
+of them or the reference holds, what must be there. Findings, each with its offset:
+
+missing     a record that must survive is not on a replica
+resurrected a key that is deleted has its old value as newest record on a replica; or, against a
+            reference, a record came back that the reference had no longer
+superseded  a replica still has a record that compaction removed from another one
+divergent   the same offset holds different records
+
+A **reference** is an export taken earlier. Without one some faults leave no trace in the records:
+:data:`BLIND` says which, and every result repeats it.
+
+A log in use moves while it is read: compaction removes on one replica what was read on another.
+So whatever is found is looked for again, with new ends, and only what stays is reported.
+
+Where replicas are cleaned each by itself, as in Apache Kafka, ``superseded`` is no fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kept.pipeline import survivors
+from kept.pipeline.exports import Export, load
+from kept.pipeline.faults import REFERENCE, Expected, find, held, rows_of
+from kept.pipeline.options import BadOption
+from kept.pipeline.session import Bounds, bounds_of, connect, records, register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kept.client.blocking import Client
+
+KINDS: Final = ("missing", "resurrected", "superseded", "divergent")
+MOST: Final = 10_000
+"""Findings that are brought to the driver; more are counted."""
+BLIND: Final = (
+    "a record that every replica lost, without a newer one of its key",
+    "a deleted key that came back on every replica, its tombstone gone everywhere",
+    "whether a key that is on some replicas only, and has no other record anywhere, was lost where "
+    "it is not or came back where it is: it is reported as missing",
+    "a record that was changed in the same way on every replica",
+)
+"""What cannot be seen without a reference."""
+STILL_BLIND: Final = (
+    "what the reference itself had lost when it was taken",
+    "in records that are newer than the reference: what cannot be seen without one",
+)
+"""What cannot be seen with one."""
+NEVER_SEEN: Final = (
+    "a tombstone that was removed before delete.retention.ms was over, where nothing older of its "
+    "key is left",
+    "replicas that are not in sync: they are not read",
+)
+
+
+class Finding(NamedTuple):
+    """One fault. ``replica`` -1 where it is about all of them; ``detail`` says against what."""
+
+    kind: str
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    replica: int
+    detail: str
+
+
+@dataclass(slots=True)
+class Audit:
+    """What an audit found: ``findings`` are the first of ``total``; ``blind`` is what it cannot
+    see. ``absent`` are replicas that are not in sync, by partition.
+    """
+
+    topic: str
+    replicas: Sequence[int]
+    absent: Mapping[int, tuple[int, ...]]
+    records: int
+    findings: list[Finding]
+    total: int
+    looks: int = 1
+    reference: str | None = None
+    blind: tuple[str, ...] = field(default=())
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.total
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> how many findings are listed."""
+        found = dict.fromkeys(KINDS, 0)
+        for one in self.findings:
+            found[one.kind] += 1
+        return found
+
+
+def audit(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    *,
+    reference: str | None = None,
+    patience_s: float = 30.0,
+) -> Audit:
+    """Audit a topic. What is found is looked for again: once at least, then until a look changes
+    nothing or ``patience_s`` is over.
+    """
+    register(spark)
+    given = None if reference is None else load(spark, reference)
+    end = time.monotonic() + patience_s
+    found = _look(spark, bootstrap, topic, given)
+    while found.total:
+        again = _look(spark, bootstrap, topic, given)
+        again.looks = found.looks + 1
+        whole = again.total == len(again.findings) and found.total == len(found.findings)
+        if whole:
+            known = {one[:-1] for one in found.findings}
+            again.findings = [one for one in again.findings if one[:-1] in known]
+            again.total = len(again.findings)
+        same, found = again.total == found.total, again
+        if same or time.monotonic() >= end:
+            break
+    found.reference = reference
+    found.blind = (*(BLIND if reference is None else STILL_BLIND), *NEVER_SEEN)
+    return found
+
+
+def _look(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    reference: tuple[Export, DataFrame] | None,
+) -> Audit:
+    """Read everything once and judge it."""
+    with connect(bootstrap) as client:
+        bounds = bounds_of(client, topic)
+        in_sync, absent = _replicas(client, topic)
+    rules = survivors.rules_of(survivors.strategy_of(bounds.config))
+    nodes = sorted({node for several in in_sync.values() for node in several})
+    parts = []
+    for node in nodes:
+        there = [p for p, several in in_sync.items() if node in several]
+        rows = records(spark, bootstrap, _only(bounds, there), replica=node)
+        parts.append(held(rows, node, rules))
+    covered = None
+    if reference is not None:
+        export, rows = reference
+        covered = _covered(export, bounds)
+        parts.append(held(rows, REFERENCE, rules))
+    every = reduce(lambda a, b: a.unionByName(b), parts).cache()
+    expected = Expected(in_sync, bounds.starts, covered)
+    compacted = "compact" in bounds.config.get("cleanup.policy", "delete")
+    faults = find(every, rules, expected, compacted=compacted).cache()
+    try:
+        total = faults.count()
+        listed = [_finding(row) for row in rows_of(faults, MOST)] if total else []
+        return Audit(topic, nodes, absent, every.count(), listed, total)
+    finally:
+        faults.unpersist()
+        every.unpersist()
+
+
+def _finding(row: Any) -> Finding:
+    key = None if row.key is None else bytes(row.key)
+    return Finding(row.kind, row.topic, row.partition, row.offset, key, row.replica, row.detail)
+
+
+def _replicas(
+    client: Client, topic: str
+) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
+    """Partition -> the replicas in sync, and those that are not."""
+    partitions = client.metadata([topic]).topics[topic].partitions
+    in_sync = {p: tuple(sorted(view.isr)) for p, view in partitions.items()}
+    absent = {
+        p: tuple(sorted(set(view.replicas) - set(view.isr)))
+        for p, view in partitions.items()
+        if set(view.replicas) - set(view.isr)
+    }
+    return in_sync, absent
+
+
+def _only(bounds: Bounds, partitions: Sequence[int]) -> Bounds:
+    return Bounds(
+        bounds.topic, bounds.topic_id, {p: bounds.starts[p] for p in partitions},
+        {p: bounds.ends[p] for p in partitions}, bounds.config,
+    )  # fmt: skip
+
+
+def _covered(export: Export, bounds: Bounds) -> dict[int, tuple[int, int]]:
+    """The offsets that a reference is of. Raises BadOption for one that cannot serve."""
+    if (export.topic, export.topic_id) != (bounds.topic, bounds.topic_id):
+        raise BadOption(
+            f"reference: {export.path} is of {export.topic} with id {export.topic_id}, the topic "
+            f"{bounds.topic} has id {bounds.topic_id}"
+        )
+    if export.compacted_to is not None:
+        raise BadOption(f"reference: {export.path} was compacted: give the export itself")
+    nothing = dict.fromkeys(bounds.ends, (0, 0))
+    return nothing | {p: (first, export.ends[p]) for p, first in export.starts.items()}

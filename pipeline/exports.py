@@ -1,0 +1,201 @@
+"""A topic to Parquet and back, and the compaction of what was exported.
+
+An export is a directory: ``records`` is Parquet, a folder for each partition, with the columns of a
+read (``topic, partition, offset, timestamp, timestampType, key, value, headers``), and
+``_kept.json`` says which topic it was, between which offsets, with which settings, and when.
+
+:func:`restore` writes an export into a topic that is empty: each record into the partition it came
+from, in its order, with its timestamp and headers. Offsets begin anew, without gaps. The table is
+the same.
+
+:func:`compact` reduces an export as the cleaner would have: the same strategies, the same records.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.compaction.strategy import Strategy, rules
+from kept.pipeline import files, survivors
+from kept.pipeline.options import BadOption
+from kept.pipeline.session import Bounds, bounds_of, connect, records, register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS: Final = "records"
+STATE: Final = "_kept.json"
+FORMAT: Final = 1
+COLUMNS: Final = (
+    "topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What an export is of. ``compacted_to`` is where :func:`compact` stopped, by partition."""
+
+    path: str
+    topic: str
+    topic_id: str | None
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    config: Mapping[str, str]
+    taken_ms: int
+    records: int
+    compacted_to: Mapping[int, int] | None = None
+
+
+def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export:
+    """Write all of a topic, as it ends now, to a new directory."""
+    register(spark)
+    store = _new(spark, path)
+    with connect(bootstrap) as client:
+        bounds = bounds_of(client, topic)
+    _write(records(spark, bootstrap, bounds), store)
+    return _finish(spark, store, bounds)
+
+
+def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
+    """An export and its records. Raises BadOption where there is none, or not a whole one."""
+    store = files.Store(spark, path)
+    text = store.read(STATE)
+    if text is None:
+        raise BadOption(f"{path} is no export: {STATE} is not there (an export ends with it)")
+    said = json.loads(text)
+    if said.pop("format", None) != FORMAT:
+        raise BadOption(f"{path}: {STATE} is not of format {FORMAT}")
+    for name in ("starts", "ends", "compacted_to"):
+        if said[name] is not None:
+            said[name] = {int(p): int(o) for p, o in said[name].items()}
+    return Export(**{**said, "path": path}), _rows(spark, store)
+
+
+def restore(
+    spark: SparkSession,
+    bootstrap: str,
+    path: str,
+    topic: str,
+    *,
+    replication_factor: int = -1,
+) -> int:
+    """Write an export into a topic, which is made where it is not there; how many records.
+
+    Raises BadOption for a topic that is not empty or has another number of partitions. When it
+    fails in the middle, delete the topic and begin again.
+    """
+    register(spark)
+    found, rows = load(spark, path)
+    with connect(bootstrap) as client:
+        if topic not in client.metadata(None).topics:
+            client.create_topic(
+                topic, partitions=len(found.ends), replication_factor=replication_factor,
+                config=dict(found.config),
+            )  # fmt: skip
+        bounds = bounds_of(client, topic)
+    if set(bounds.ends) != set(found.ends):
+        raise BadOption(
+            f"{topic} has {len(bounds.ends)} partitions, the export {len(found.ends)}: restore "
+            "into a new topic"
+        )
+    if any(bounds.ends.values()):
+        raise BadOption(f"{topic} is not empty: restore into a new topic")
+    ordered = rows.repartition(len(found.ends), "partition").sortWithinPartitions(
+        "partition", "offset"
+    )
+    (
+        ordered.select("partition", "key", "value", "headers", "timestamp")
+        .write.format("kept").mode("append").option("bootstrap", bootstrap).option("topic", topic)
+        .option("includeTimestamps", "true").save()
+    )  # fmt: skip
+    with connect(bootstrap) as client:
+        written = sum(bounds_of(client, topic).ends.values())
+    if written != found.records:
+        raise BadOption(
+            f"{topic} has {written} records after the restore, the export has {found.records}: a "
+            "task was repeated or somebody else writes; delete the topic and restore again"
+        )
+    return written
+
+
+def compact(
+    spark: SparkSession,
+    path: str,
+    target: str,
+    *,
+    config: Mapping[str, str] | None = None,
+    below: Mapping[int, int] | None = None,
+) -> Export:
+    """Reduce an export to a new one by the topic's strategy, or by the one that ``config`` names.
+
+    ``below`` gives for each partition where the cleaner would stop: records from there on stay as
+    they are. Winning tombstones stay. Raises InvalidConfig for a strategy that is not here.
+    """
+    found, rows = load(spark, path)
+    strategy = survivors.strategy_of({**found.config, **(config or {})})
+    store = _new(spark, target)
+    ends = dict(found.ends if below is None else below)
+    if set(ends) != set(found.ends):
+        raise BadOption(
+            f"below names the partitions {sorted(ends)}, the export has {sorted(found.ends)}"
+        )
+    _write(compacted(rows, strategy, ends), store)
+    bounds = Bounds(found.topic, found.topic_id, found.starts, found.ends, found.config)
+    return _finish(spark, store, bounds, ends)
+
+
+def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> DataFrame:
+    """The rows that are left when each partition is compacted up to that offset."""
+    from pyspark.sql import functions as f
+
+    limit = f.create_map(*(f.lit(n) for pair in sorted(below.items()) for n in pair))
+    rows = rows.withColumn("_clean", f.col("offset") < limit[f.col("partition")])
+    old, new = rows.filter("_clean").drop("_clean"), rows.filter("not _clean").drop("_clean")
+    known = rules(strategy)
+    if known is None:
+        return survivors.by_strategy(old, strategy).unionByName(new)
+    judged = survivors.with_version(old.withColumn("tombstone", f.col("value").isNull()), known)
+    left = survivors.surviving(judged, known).filter("survives")
+    return left.drop("tombstone", "version", "survives").unionByName(new)
+
+
+def _new(spark: SparkSession, path: str) -> files.Store:
+    store = files.Store(spark, path)
+    if store.names():
+        raise BadOption(f"{path} is there and not empty: give a directory that is not there yet")
+    return store
+
+
+def _write(rows: DataFrame, store: files.Store) -> None:
+    ordered = rows.select(*COLUMNS).sortWithinPartitions("partition", "offset")
+    ordered.write.partitionBy("partition").parquet(store.at(RECORDS))
+
+
+def _rows(spark: SparkSession, store: files.Store) -> DataFrame:
+    schema = (
+        "topic string, offset bigint, timestamp timestamp, timestampType int, key binary, "
+        "value binary, headers array<struct<key:string,value:binary>>, partition int"
+    )
+    return spark.read.schema(schema).parquet(store.at(RECORDS)).select(*COLUMNS)
+
+
+def _finish(
+    spark: SparkSession,
+    store: files.Store,
+    bounds: Bounds,
+    compacted_to: Mapping[int, int] | None = None,
+) -> Export:
+    """Count what was written, and say that the export is whole."""
+    made = Export(
+        store.path, bounds.topic, bounds.topic_id, bounds.starts, bounds.ends, bounds.config,
+        time.time_ns() // 1_000_000, 0, compacted_to,
+    )  # fmt: skip
+    made = replace(made, records=_rows(spark, store).count())
+    said: dict[str, Any] = {"format": FORMAT, **asdict(made)}
+    del said["path"]
+    store.replace(STATE, json.dumps(said))
+    return made

@@ -1,0 +1,137 @@
+"""What every job starts with: a session, the records of a topic, offsets that stand still.
+
+A job notes once where each partition begins and ends and reads that, so that its parts agree with
+each other while the topic goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kept.client.records import EARLIEST, LATEST
+from kept.pipeline import offsets
+from kept.pipeline.options import BadOption, Subscribe
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kept.client.blocking import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A topic as it was at one moment: partition -> offset; the ends are exclusive."""
+
+    topic: str
+    topic_id: str | None
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    config: Mapping[str, str]
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets lie between: no fewer than there are records."""
+        return sum(end - self.starts[p] for p, end in self.ends.items())
+
+
+def connect(bootstrap: str) -> Client:
+    """A client for the driver; close it."""
+    from kept.client.blocking import Client
+
+    return Client(bootstrap, "kept-spark")
+
+
+def bounds_of(client: Client, topic: str) -> Bounds:
+    """Where the topic stands now. Raises UnknownTopicOrPartition, with the nearest name."""
+    tps = offsets.find_partitions(client, Subscribe((topic,)))
+    starts = offsets.all_at(client, tps, EARLIEST)
+    ends = offsets.all_at(client, tps, LATEST)
+    config = {
+        entry.name: entry.value
+        for entry in client.topic_configs([topic])[topic]
+        if entry.value is not None and entry.name.startswith(("cleanup.", "delete.", "kept."))
+    }
+    return Bounds(
+        topic,
+        offsets.topic_ids(client, tps)[topic],
+        {tp.partition: starts[tp] for tp in tps},
+        {tp.partition: ends[tp] for tp in tps},
+        config,
+    )
+
+
+def session(master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """The running session, or a new one, with the source ``kept`` known to it.
+
+    ``master`` None leaves it to ``spark-submit`` or ``local[*]``. Spark's own progress bar is shown
+    where standard error is a terminal.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: Any = SparkSession.builder.appName("kept")
+    shown = str(sys.stderr.isatty()).lower()
+    defaults = {"spark.ui.showConsoleProgress": shown, "spark.sql.session.timeZone": "UTC"}
+    for name, value in {**defaults, **(settings or {})}.items():
+        builder = builder.config(name, value)
+    if master is not None:
+        builder = builder.master(master)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("kept")`` known, wherever kept is installed."""
+    from kept.pipeline.source import KeptSource
+
+    spark.dataSource.register(KeptSource)
+
+
+def records(
+    spark: SparkSession,
+    bootstrap: str,
+    bounds: Bounds,
+    *,
+    columns: str | None = None,
+    replica: int | None = None,
+) -> DataFrame:
+    """The records within these bounds, with headers; ``columns`` as a schema leaves some out."""
+    reader = spark.read.format("kept").option("bootstrap", bootstrap)
+    partitions = [p for p, end in bounds.ends.items() if end > bounds.starts[p]]
+    if not partitions:  # nothing to read is read as nothing
+        partitions = list(bounds.ends)[:1]
+    named = {str(p): bounds.starts[p] for p in partitions}
+    reader = (
+        reader.option("assign", json.dumps({bounds.topic: partitions}))
+        .option("startingOffsets", json.dumps({bounds.topic: named}))
+        .option(
+            "endingOffsets",
+            json.dumps({bounds.topic: {str(p): bounds.ends[p] for p in partitions}}),
+        )
+        .option("includeHeaders", "true")
+    )
+    if replica is not None:
+        reader = reader.option("replica", str(replica))
+    if columns is not None:
+        reader = reader.schema(columns)
+    return reader.load()
+
+
+def check_partitions(given: Mapping[int, int], bounds: Bounds, what: str) -> None:
+    """Refuse offsets that name other partitions than there are, or lie outside of the log."""
+    if set(given) != set(bounds.ends):
+        raise BadOption(
+            f"{what} names the partitions {sorted(given)}, {bounds.topic} has {sorted(bounds.ends)}"
+        )
+    for partition, offset in given.items():
+        first, end = bounds.starts[partition], bounds.ends[partition]
+        if not first <= offset <= end:
+            tp = TopicPartition(bounds.topic, partition)
+            raise BadOption(f"{what}: {tp} has offsets {first} to {end}, {offset} is out of range")

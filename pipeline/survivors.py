@@ -1,0 +1,236 @@
+"""What must survive compaction, computed by Spark from the records alone.
+
+The built-in strategies (:class:`kept.compaction.strategy.Rule`) as window functions over the
+records of each key: an implementation of its own, which shares no code with the cleaner's kernel.
+A strategy that is not built in runs as it is, key by key (:func:`by_strategy`).
+
+Frames here have ``topic, partition, offset, key``, ``tombstone`` (boolean) and ``version`` (from
+:func:`with_version`); what else they have is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.compaction.strategy import (
+    MAX_VERSION_DIGITS,
+    From,
+    Kind,
+    Rule,
+    Strategy,
+    Verdict,
+    resolve,
+    rules,
+)
+from kept.pipeline.options import BadOption
+from kept.storage.records import Record
+from kept.storage.types import LogConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+KEY: Final = ("topic", "partition", "key")
+
+
+def strategy_of(config: Mapping[str, str]) -> Strategy:
+    """The strategy that a topic's settings name. Raises InvalidConfig for one that is not here."""
+    name = config.get("kept.compaction.strategy", "latest")
+    return resolve(LogConfig(compaction_strategy=name, raw=dict(config)))
+
+
+def rules_of(strategy: Strategy) -> Sequence[Rule]:
+    """A built-in strategy as rules. Raises BadOption for another one."""
+    found = rules(strategy)
+    if found is None:
+        raise BadOption(
+            f"the strategy {type(strategy).__name__} is not built in: Spark has no implementation "
+            "of its own to compare with"
+        )
+    return found
+
+
+def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
+    """The rows with ``version``: a string that orders the records of a key as their rule does."""
+    from pyspark.sql import functions as f
+
+    column: Column = f.lit(None).cast("string")
+    for rule in reversed(known):
+        here = f.lit("")
+        if rule.kind is Kind.TIMESTAMP:
+            here = _sortable(f.unix_millis("timestamp").cast("decimal(38,0)"))
+        elif rule.kind is Kind.VERSION:
+            here = _header_version(rule.header.decode())
+        column = f.when(_has_prefix(rule.prefix), here).otherwise(column)
+    return rows.withColumn("version", column)
+
+
+def surviving(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
+    """The rows with ``survives``: whether the record is what its rule keeps of its key. Expired
+    tombstones are among them; a record without a key never survives.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.window import Window
+
+    newest = Window.partitionBy(*KEY).orderBy(f.col("offset").desc())
+    newer = newest.rowsBetween(Window.unboundedPreceding, -1)
+    best = Window.partitionBy(*KEY).orderBy(f.col("version").desc(), f.col("offset").desc())
+    kinds = {rule.kind for rule in known}
+    made = rows
+    if kinds & {Kind.LATEST, Kind.LATEST_N}:
+        made = made.withColumn("_rank", f.row_number().over(newest))
+    if Kind.LATEST_N in kinds:
+        counted = f.sum(f.col("tombstone").cast("int")).over(newer)
+        made = made.withColumn("_deleted", f.coalesce(counted, f.lit(0)) > 0)
+    if kinds & {Kind.TIMESTAMP, Kind.VERSION}:
+        made = made.withColumn("_best", f.row_number().over(best) == 1)
+    verdict = f.lit(False)
+    for rule in reversed(known):
+        if rule.kind is Kind.LATEST:
+            kept = f.col("_rank") == 1
+        elif rule.kind is Kind.LATEST_N:
+            kept = (f.col("_rank") <= rule.n) & ~f.col("_deleted")
+        else:
+            kept = f.col("_best")
+        verdict = f.when(_has_prefix(rule.prefix), kept).otherwise(verdict)
+    verdict = f.coalesce(verdict & f.col("key").isNotNull(), f.lit(False))
+    return made.withColumn("survives", verdict).drop("_rank", "_deleted", "_best")
+
+
+def _has_prefix(prefix: bytes) -> Column:
+    from pyspark.sql import functions as f
+
+    if not prefix:
+        return f.lit(True)
+    return f.substring("key", 1, len(prefix)) == f.lit(bytearray(prefix))
+
+
+def _sortable(number: Column) -> Column:
+    """A whole number as a string of the same order, after the empty one: 40 digits and a sign."""
+    from pyspark.sql import functions as f
+
+    lifted = (number + f.lit(2**63).cast("decimal(20,0)")).cast("decimal(38,0)").cast("string")
+    digits = number.cast("decimal(38,0)").cast("string")
+    negative = f.concat(f.lit("0"), f.lpad(lifted, 40, "0"))
+    return f.when(number < 0, negative).otherwise(f.concat(f.lit("1"), f.lpad(digits, 40, "0")))
+
+
+def _header_version(name: str) -> Column:
+    """Decimal digits, or a big-endian integer of 4 or 8 bytes, in the last header of that name."""
+    from pyspark.sql import functions as f
+
+    named = f.filter("headers", lambda header: header.getField("key") == name)
+    value = f.try_element_at(named, f.lit(-1)).getField("value")
+    size = f.length(value)
+    text = f.decode(f.when(f.hex(value).rlike("^(3[0-9])+$"), value), "US-ASCII")
+    digits = f.concat(f.lit("1"), f.lpad(text, MAX_VERSION_DIGITS, "0"))
+    raw = f.conv(f.hex(f.when(size.isin(4, 8), value)), 16, 10).cast("decimal(20,0)")
+    half = f.when(size == 4, f.lit(2**31)).otherwise(f.lit(2**63).cast("decimal(20,0)"))
+    whole = f.when(size == 4, f.lit(2**32)).otherwise(f.lit(2**64).cast("decimal(20,0)"))
+    signed = f.when(raw >= half, raw - whole).otherwise(raw)
+    number = f.when(
+        text.isNotNull(), f.when(size <= MAX_VERSION_DIGITS, digits)
+    ).otherwise(_sortable(signed.cast("decimal(38,0)")))  # fmt: skip
+    return f.coalesce(number, f.lit(""))
+
+
+# Strategies that are not built in.
+
+
+def by_strategy(rows: DataFrame, strategy: Strategy) -> DataFrame:
+    """The rows that any strategy keeps, each key's history given to it by itself.
+
+    ``rows`` have the columns of a read with headers. A key's records are held in memory at once.
+    """
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    subject = StructType([*rows.schema.fields, StructField("_subject", BinaryType())])
+    order = ["topic", "partition", "_subject", "offset"]
+    named = rows.filter("key is not null").mapInArrow(_subjects(strategy), subject)
+    grouped = named.repartition("topic", "partition", "_subject").sortWithinPartitions(*order)
+    return grouped.mapInArrow(_reduced(strategy), subject).drop("_subject")
+
+
+def _subjects(strategy: Strategy) -> Any:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            made = pa.array([strategy.key(r) for r in record_objects(batch)], pa.binary())
+            yield pa.RecordBatch.from_arrays(
+                [*batch.columns, made], names=[*batch.schema.names, "_subject"]
+            )
+
+    return run
+
+
+def _reduced(strategy: Strategy) -> Any:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        open_key: tuple[Any, ...] | None = None
+        history: list[pa.RecordBatch] = []
+        for batch in batches:
+            for key, part in _runs(batch):
+                if key != open_key and history:
+                    yield from _survivors(strategy, history)
+                    history = []
+                open_key = key
+                history.append(part)
+        if history:
+            yield from _survivors(strategy, history)
+        del pa
+
+    return run
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+    """Stretches of rows of one key of one partition."""
+    names = ("topic", "partition", "_subject")
+    keys = list(zip(*(batch.column(n).to_pylist() for n in names), strict=True))
+    start = 0
+    for at in range(1, len(keys) + 1):
+        if at == len(keys) or keys[at] != keys[start]:
+            yield keys[start], batch.slice(start, at - start)
+            start = at
+
+
+def _survivors(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    state = strategy.init(1)
+    found = [record for part in history for record in record_objects(part)]
+    tombstones = {record.offset for record in found if record.value is None}
+    subject = history[0].column("_subject")[0].as_py()
+    for record in found:
+        strategy.reduce(state, subject, record)
+    kept = _kept(strategy.collect(state).get(subject), found, tombstones)
+    for part in history:
+        wanted = [offset in kept for offset in part.column("offset").to_pylist()]
+        if any(wanted):
+            yield part.filter(pa.array(wanted))
+
+
+def _kept(verdict: Verdict | None, found: Sequence[Record], tombstones: set[int]) -> set[int]:
+    """The offsets that stay (rule 4a: a winning tombstone stands alone)."""
+    if verdict is None:
+        return set()
+    offsets = {record.offset for record in found}
+    if isinstance(verdict, From):
+        stay = {offset for offset in offsets if offset >= verdict.offset}
+    else:
+        stay = offsets & verdict.offsets
+    winner = max(stay, default=-1)
+    return {winner} if winner in tombstones else stay
+
+
+def record_objects(batch: pa.RecordBatch) -> Iterator[Record]:
+    """Rows as strategies take them."""
+    import pyarrow as pa
+
+    columns = [batch.column(n).to_pylist() for n in ("offset", "key", "value", "headers")]
+    stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    for offset, key, value, headers, micros in zip(*columns, stamps, strict=True):
+        pairs = tuple((one["key"], one["value"]) for one in headers or ())
+        yield Record(offset, micros // 1000, key, value, pairs)

@@ -1,0 +1,219 @@
+"""The latest value of every key: a topic as a table.
+
+Within a partition the newest record of a key is the one with the highest offset. Where a key is in
+several partitions (their number was raised), the newest timestamp decides, then the higher
+partition. A tombstone removes its key.
+
+**As of** an offset or a moment the table is made of the records before it that are still there: a
+key whose record of then was superseded and compacted away is missing. It is exact as far back as
+nothing was compacted.
+
+:func:`refresh` keeps a table in Parquet and reads only what is new. That is right only as long as
+no tombstone can have come and gone in between, and nothing was cut off by retention; where it can
+have been, the whole topic is read again, and the result says why.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.pipeline import files
+from kept.pipeline.options import BadOption
+from kept.pipeline.session import Bounds, bounds_of, check_partitions, connect, records, register
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kept.client.blocking import Client
+
+COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
+STATE: Final = "_kept.json"
+FORMAT: Final = 1
+KEPT_VERSIONS: Final = 2
+"""Directories of a refreshed table that stay: the newest, and the one that somebody may read."""
+
+
+def latest(rows: DataFrame) -> DataFrame:
+    """The newest row of every key, tombstones among them; rows without a key are left out."""
+    from pyspark.sql import functions as f
+
+    fields = f.struct("value", "timestamp", "headers", "offset")
+    by_partition = (
+        rows.filter("key is not null")
+        .groupBy("key", "partition")
+        .agg(f.max_by(fields, "offset").alias("row"))
+    )
+    newest = by_partition.groupBy("key").agg(
+        f.max_by(f.struct("row", "partition"), f.struct("row.timestamp", "partition")).alias("one")
+    )
+    return newest.selectExpr(
+        "key", "one.row.value", "one.partition", "one.row.offset", "one.row.timestamp",
+        "one.row.headers",
+    )  # fmt: skip
+
+
+def table(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    *,
+    as_of_offset: int | Mapping[int, int] | None = None,
+    as_of_ms: int | None = None,
+) -> DataFrame:
+    """The latest value of every key, with ``key, value, partition, offset, timestamp, headers``.
+
+    ``as_of_offset`` is exclusive: one number for a topic of one partition, or one for each.
+    ``as_of_ms``: everything before the first record that is newer. Raises BadOption and
+    UnknownTopicOrPartition at once for what cannot be.
+    """
+    register(spark)
+    with connect(bootstrap) as client:
+        bounds = _as_of(client, bounds_of(client, topic), as_of_offset, as_of_ms)
+    return latest(records(spark, bootstrap, bounds)).filter("value is not null")
+
+
+def _as_of(
+    client: Client, bounds: Bounds, offset: int | Mapping[int, int] | None, at_ms: int | None
+) -> Bounds:
+    if offset is not None and at_ms is not None:
+        raise BadOption("as of an offset and as of a timestamp contradict each other: give one")
+    if at_ms is not None:
+        tps = [TopicPartition(bounds.topic, p) for p in bounds.ends]
+        found = client.list_offsets(dict.fromkeys(tps, at_ms + 1))
+        after = {tp.partition: at.offset for tp, at in found.items() if at.offset >= 0}
+        return replace(bounds, ends={p: min(after.get(p, e), e) for p, e in bounds.ends.items()})
+    if offset is None:
+        return bounds
+    if isinstance(offset, int):
+        if len(bounds.ends) > 1:
+            raise BadOption(
+                f"as of offset {offset}: {bounds.topic} has {len(bounds.ends)} partitions, give "
+                'one for each, such as {"0": 10, "1": 12}'
+            )
+        offset = {0: offset}
+    check_partitions(offset, bounds, "as of offset")
+    return replace(bounds, ends=dict(offset))
+
+
+# A table in Parquet.
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What a refresh did. ``whole`` says why all of the topic was read; None: only what was new."""
+
+    path: str
+    rows: int
+    offsets_read: int
+    whole: str | None
+
+
+def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refreshed:
+    """Bring the table in directory ``path`` up to now; :func:`saved` reads it.
+
+    Each refresh writes a directory of its own and then replaces the file that names it, so whoever
+    reads has one state or the next. One refresh at a time.
+    """
+    register(spark)
+    store = files.Store(spark, path)
+    before = _state(store, topic)
+    with connect(bootstrap) as client:
+        now = bounds_of(client, topic)
+    began_ms = time.time_ns() // 1_000_000
+    whole = _why_whole(before, now, began_ms)
+    done = _write(spark, bootstrap, store, None if whole else before, now)
+    if whole is None and (late := _why_whole(before, now, time.time_ns() // 1_000_000)):
+        whole, done = late, _write(spark, bootstrap, store, None, now)
+    name = str(done)
+    state = {
+        "format": FORMAT, "topic": topic, "topic_id": now.topic_id, "directory": name,
+        "starts": {str(p): o for p, o in now.starts.items()},
+        "offsets": {str(p): o for p, o in now.ends.items()}, "refreshed_ms": began_ms,
+    }  # fmt: skip
+    store.replace(STATE, json.dumps(state))
+    _remove_older(store, name)
+    from_ = now.starts if whole is not None or before is None else _offsets(before)
+    read = sum(end - from_[p] for p, end in now.ends.items())
+    return Refreshed(store.at(name), spark.read.parquet(store.at(name)).count(), read, whole)
+
+
+def saved(spark: SparkSession, path: str) -> DataFrame:
+    """The table that the last :func:`refresh` left. Raises BadOption where there is none."""
+    store = files.Store(spark, path)
+    text = store.read(STATE)
+    if text is None:
+        raise BadOption(f"{path} has no table: {STATE} is not there; refresh it first")
+    return spark.read.parquet(store.at(json.loads(text)["directory"]))
+
+
+def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
+    text = store.read(STATE)
+    if text is None:
+        return None
+    state: dict[str, Any] = json.loads(text)
+    if state.get("format") != FORMAT:
+        raise BadOption(f"{store.path}: {STATE} has format {state.get('format')}, not {FORMAT}")
+    if state["topic"] != topic:
+        raise BadOption(f"{store.path} is the table of {state['topic']}, not of {topic}")
+    return state
+
+
+def _offsets(state: Mapping[str, Any]) -> dict[int, int]:
+    return {int(p): int(o) for p, o in state["offsets"].items()}
+
+
+def _why_whole(before: Mapping[str, Any] | None, now: Bounds, at_ms: int) -> str | None:
+    """Why what is new since ``before`` is not enough; None when it is."""
+    if before is None:
+        return "there was no table yet"
+    reached = _offsets(before)
+    if before["topic_id"] != now.topic_id:
+        return "the topic was deleted and created again"
+    if any(now.ends.get(p, -1) < offset for p, offset in reached.items()):
+        return "the log ends before what was read: records were cut back"
+    policy = now.config.get("cleanup.policy", "delete")
+    if "delete" in policy:
+        was = {int(p): int(o) for p, o in before["starts"].items()}
+        if any(now.starts[p] > was[p] for p in was):
+            return "retention removed records since"
+    age_ms = at_ms - int(before["refreshed_ms"])
+    keeps_ms = int(now.config.get("delete.retention.ms", 86_400_000))
+    if "compact" in policy and not 0 <= age_ms < keeps_ms:
+        return (
+            f"the last refresh was {age_ms // 1000} s ago, and a tombstone is sure to be there "
+            f"for delete.retention.ms only, which is {keeps_ms // 1000} s"
+        )
+    return None
+
+
+def _write(
+    spark: SparkSession,
+    bootstrap: str,
+    store: files.Store,
+    before: Mapping[str, Any] | None,
+    now: Bounds,
+) -> str:
+    """Write the next directory; its name."""
+    there = [int(n.rpartition("-")[2]) for n in store.names() if n.startswith("table-")]
+    name = f"table-{max(there, default=0) + 1:06}"
+    if before is None:
+        rows = records(spark, bootstrap, now)
+    else:
+        reached = _offsets(before)
+        starts = {p: max(reached.get(p, first), first) for p, first in now.starts.items()}
+        new = records(spark, bootstrap, replace(now, starts=starts))
+        old = spark.read.parquet(store.at(before["directory"]))
+        rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
+    latest(rows).filter("value is not null").write.parquet(store.at(name))
+    return name
+
+
+def _remove_older(store: files.Store, newest: str) -> None:
+    names = sorted(n for n in store.names() if n.startswith("table-") and n <= newest)
+    for name in names[:-KEPT_VERSIONS]:
+        store.remove(name)

@@ -25,11 +25,11 @@ from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
 if TYPE_CHECKING:
     from kept.client.view import Endpoint
 
-READY_DEADLINE_S: Final = 30.0
+READY_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 30.0
 DOWN_DEADLINE_S: Final = 10.0
 """How long nodes that are stopped together may take: the last ones are without a quorum."""
-ROLE_TIMEOUT_S: Final = 2.0
+ROLE_TIMEOUT_S: Final = 5.0
 MAX_NODES: Final = 100
 MAX_PORT: Final = 65535
 _POLL_S: Final = 0.01

@@ -42,7 +42,7 @@ def jumping(tmp_path):
         nodes=3,
         environ={"PYTHONPATH": str(clock)},
         replica_socket_timeout_ms=1000,
-        broker_session_timeout_ms=60_000,
+        broker_session_timeout_ms=200_000,
     ) as cluster:
 
         def jump(node: int, seconds: float) -> None:

@@ -25,7 +25,7 @@ def deletion(topic: str, offset: int, timeout_ms: int = 60_000):
 def cluster():
     from kept.testing import Cluster
 
-    with Cluster(nodes=3, broker_session_timeout_ms=60_000) as made:
+    with Cluster(nodes=3, broker_session_timeout_ms=200_000) as made:
         yield made
 
 

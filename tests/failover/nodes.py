@@ -16,10 +16,10 @@ from kept.client.http import HttpFailed, JsonApi
 from kept.client.view import Endpoint
 from kept.testing import Cluster
 
-ASK_S: Final = 2.0
+ASK_S: Final = 10.0
 CATCH_UP_S: Final = 90.0
 FENCE: Final = re.compile(r"^(\S+) .*event=decided what=fence broker=(\d+) reason=(.*)$")
-SOON_S: Final = 3.0
+SOON_S: Final = 10.0
 """A death may be noticed so long after it is over, on a loaded machine."""
 
 

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.timeout(400)
 
 TAIL = 50
 TAIL_VALUE = 1_000_000
+PATIENT = {"broker_session_timeout_ms": 120_000, "kept_stall_ms": 60_000}
+"""A leader that hears of nobody serves on for as long as it takes to write its tail."""
 RECORD = re.compile(r"^\| offset: (\d+) .*payload: (\d+)$")
 BATCH = re.compile(r"^baseOffset: .*partitionLeaderEpoch: (\d+)")
 
@@ -34,7 +36,7 @@ def produce_to_leader_alone(bootstrap: str, topic: str, count: int) -> list[int]
 
     for number in range(count):
         producer.produce(topic, str(TAIL_VALUE + number), partition=0, on_delivery=delivered)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
     return offsets
 
 
@@ -95,7 +97,7 @@ def check_what_is_left(cluster, nodes, topic, first, second):
     "config", [None, pytest.param({"flush.messages": "1"}, marks=pytest.mark.slow)]
 )
 def test_the_tail_of_a_deposed_leader_is_cut_off(kept_cluster, config):
-    cluster = kept_cluster(nodes=3)
+    cluster = kept_cluster(nodes=3, **PATIENT)
     nodes = Nodes(cluster)
     topic = cluster.create_topic(partitions=1, config=config)
     first, second = deposed_leader(cluster, nodes, topic)
@@ -106,7 +108,7 @@ def test_the_tail_of_a_deposed_leader_is_cut_off(kept_cluster, config):
 @pytest.mark.java
 def test_kafka_sees_the_same_records_in_all_replicas(kept_cluster):
     """Also over several segments and leaders."""
-    cluster = kept_cluster(nodes=3, log_segment_bytes=8192)
+    cluster = kept_cluster(nodes=3, log_segment_bytes=8192, **PATIENT)
     nodes = Nodes(cluster)
     topic = cluster.create_topic(partitions=1)
     loads = [load for _ in range(2) for load in deposed_leader(cluster, nodes, topic)]

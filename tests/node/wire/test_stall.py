@@ -21,9 +21,9 @@ def leader_of(cluster, topic: str, ask: int) -> int:
 def cluster(kept_cluster):
     return kept_cluster(
         nodes=3,
-        broker_session_timeout_ms=2000,
+        broker_session_timeout_ms=4000,
         broker_heartbeat_interval_ms=300,
-        kept_stall_ms=1000,
+        kept_stall_ms=2000,
         group_initial_rebalance_delay_ms=0,
     )
 
@@ -33,9 +33,7 @@ def stalled(cluster, topic: str) -> tuple[int, int]:
     old = leader_of(cluster, topic, 0)
     other = (old + 1) % 3
     cluster.pause(old)
-    cluster.wait_until(
-        lambda: leader_of(cluster, topic, other) not in (old, -1), "another leader", 20
-    )
+    cluster.wait_until(lambda: leader_of(cluster, topic, other) not in (old, -1), "another leader")
     return old, leader_of(cluster, topic, other)
 
 

@@ -26,6 +26,7 @@ from tests.sim.node import LIFECYCLE, SimNode
 from tests.sim.operator import Operator
 from tests.sim.raft_cluster import RaftApp, RaftHistory
 from tests.sim.replica_checks import ReplicaChecks
+from tests.sim.replicas import Replicas
 from tests.sim.world import MS, SECOND, Violation
 
 CORE_KINDS = (
@@ -91,6 +92,10 @@ class ClusterHistory(RaftHistory):
 
     def boot(self, machine: Machine) -> RaftApp:
         return SimNode(machine, self)
+
+    def replicas_of(self, node: SimNode) -> Replicas:
+        """A node's partitions."""
+        return Replicas(node)
 
     def __str__(self) -> str:
         profile = self.profile

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60, "scripted": 4}
+ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 60}
 """Histories after which nothing may be missing."""
 
 _EVERYWHERE: Final = (
@@ -54,6 +54,12 @@ REQUIRED: Final = {
     "cores": (
         *_EVERYWHERE, *_OPERATOR, "followers that limp", "requests that came late",
         "leaders that slept",
+    ),
+    "compaction": (
+        *_EVERYWHERE, *_DISKS, "reassignments", "replicas removed", "unclean elections",
+        "hours that passed", "passes", "passes thrown away", "manifests stored",
+        "manifests built from", "generations applied", "swaps withdrawn", "base generations",
+        "cuts that waited", "manifests damaged",
     ),
     "scripted": (
         "an_isr_change_comes_late", "a_proposal_is_lost_in_a_stall",

@@ -49,6 +49,8 @@ class Machine:
         self.app: App | None = None
         self.generation = 0
         self.powered = True
+        self.retired = False
+        """It is not started any more."""
         self.stalled = False
         self.slept_us = 0
         self.rate = 1.0
@@ -84,7 +86,7 @@ class Machine:
 
     def start(self) -> None:
         """Start the process if there is none; it may fail at once."""
-        if self.app is not None:
+        if self.app is not None or self.retired:
             return
         self.generation += 1
         self.powered = True

@@ -28,7 +28,7 @@ from kept.storage.types import TopicPartition
 from tests.sim.machine import Exited, Machine
 from tests.sim.network import NO_ANSWER, REFUSED
 from tests.sim.raft_cluster import RaftApp
-from tests.sim.replicas import UPKEEP_MS, Replicas, Reply
+from tests.sim.replicas import UPKEEP_MS, Reply
 
 if TYPE_CHECKING:
     from tests.sim.cluster import ClusterHistory
@@ -73,7 +73,7 @@ class SimNode(RaftApp):
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
         self.sessions = Sessions(SESSIONS, unclean_allowed)
-        self.replicas = Replicas(self)
+        self.replicas = history.replicas_of(self)
         self.decisions: deque[Decision] = deque()
         self.deciding: tuple[int, Callable[[KeptError | None], None]] | None = None
         self.controller: int | None = None

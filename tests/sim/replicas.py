@@ -77,7 +77,12 @@ CHECKPOINTS: dict[Checkpoint, OffsetOf] = {
 
 
 class Replicas:
-    """See the module. ``serving`` and ``suspended`` as in ``kept.node.roles``."""
+    """See the module. ``serving`` and ``suspended`` as in ``kept.node.roles``.
+
+    ``settling``: a leader says later which manifest it holds.
+    """
+
+    settling = False
 
     def __init__(self, node: SimNode) -> None:
         self.node = node
@@ -199,8 +204,9 @@ class Replicas:
         self.streams.stop_following(tp)
         before = partition.leader_epoch
         ticket = partition.become_leader(
-            record.leader_epoch, record.partition_epoch, record.isr, record.replicas, self.now_ms()
-        )
+            record.leader_epoch, record.partition_epoch, record.isr, record.replicas,
+            self.now_ms(), settling=self.settling,
+        )  # fmt: skip
         partition.step(self.brokers(self.node.image))
         if record.leader_epoch != before:
             self.world.note(self.machine.name, f"leads {tp}", f"in epoch {record.leader_epoch}")
@@ -235,6 +241,9 @@ class Replicas:
         self.suspended = True
         for partition in self.partitions.values():
             partition.suspend()
+
+    def fetched(self, tp: TopicPartition, leader_epoch: int, agreed: bool) -> None:
+        """An answer to a fetch was acted on."""
 
     # The ISR.
 

@@ -127,6 +127,9 @@ class Streams:
             work = ()
         perform_all(core, work, self.replicas.partitions.get, now, self.machine.wall_ms)
         for tp, _ in work:
+            follower = core.core(tp)
+            if follower is not None:
+                self.replicas.fetched(tp, follower.leader_epoch, follower.agreed)
             self.replicas.look(tp)
         if self.node.history.assertions:
             core.check_invariants()

@@ -1,0 +1,404 @@
+"""Stage compaction: replicas follow the leader's result, under every fault, while hours pass.
+
+The cluster of stage ``storage`` with compacted topics: keyed producers that delete a lot, a cleaner
+on every leader, manifests that travel (:mod:`.manifests`), segments that are swapped step by step,
+and a clock that jumps hours, on all machines at once or on one. :mod:`.compaction_checks` judges.
+
+In the end one replica of half of the histories stays down for ever, as it seems: all others must
+come to rest, go on cleaning, and lose every tombstone. Then it comes back, with the keys that were
+deleted meanwhile, and must end as the others, at their generation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from kept.cluster.image import Image
+from kept.cluster.records import NO_LEADER, PartitionRecord, ResourceType
+from kept.cluster.settings import log_config
+from kept.node.manifests import opening
+from kept.replication.events import ManifestPublished
+from kept.replication.isr import AlterIsrItem
+from kept.replication.manifests_events import Cut, ManifestRef
+from kept.replication.partition import Partition
+from kept.replication.reports import Truncated
+from kept.storage.errors import NotLeaderOrFollower
+from kept.storage.records import build_batch
+from kept.storage.types import TopicPartition
+from tests.sim.clients import Producer, _Sending
+from tests.sim.cluster import PATIENCE_US, ClusterHistory
+from tests.sim.compaction_checks import CompactionChecks
+from tests.sim.machine import Machine
+from tests.sim.manifests import SimManifests
+from tests.sim.node import SimNode
+from tests.sim.raft_cluster import RaftApp
+from tests.sim.replicas import Replicas, Reply
+from tests.sim.world import MS, SECOND, Violation
+
+HOUR_MS = 3_600_000
+KEYS = 6
+
+
+class CompactingReplicas(Replicas):
+    """Partitions whose leaders clean."""
+
+    settling = True
+
+    def __init__(self, node: SimNode) -> None:
+        super().__init__(node)
+        self.manifests: dict[TopicPartition, SimManifests] = {}
+
+    def open(self, image: Image, tp: TopicPartition, topic_id: UUID) -> None:
+        config = log_config(image.config(ResourceType.TOPIC, tp.topic), {})
+        record = image.partition(tp.topic, tp.partition)
+        assert record is not None
+        directory, disk, now_ms = self.directory, self.machine.disk, self.machine.wall_ms
+        state, known = None, opening.Known()
+        if any(e.topic_partition == tp and not e.is_delete for e in directory.scan()):
+            path, alone = directory.log_path(tp), record.replicas == (self.node.node_id,)
+            state, known = opening.before(path, disk, alone)
+            log = directory.open_log(
+                tp, topic_id, config, now_ms=now_ms,
+                unfinished_swap=None if state is None else state.unfinished,
+                compacted_to=None if state is None or state.applied is None else state.end_offset,
+            )  # fmt: skip
+            if state is not None:
+                state, known = opening.after(path, disk, state, alone)
+        else:
+            log = directory.create_log(tp, topic_id, config, now_ms=now_ms)
+        self.partitions[tp] = partition = Partition(
+            log,
+            self.node.node_id,
+            high_watermark=directory.high_watermarks.get(tp, log.log_start_offset),
+            applied_end=0 if state is None else state.end_offset,
+            lag_time_max_ms=self.node.history.lag_ms,
+            on_machine_error=self.disk_error,
+            on_effect=lambda effect: self.heard(tp, effect),
+        )
+        self.manifests[tp] = SimManifests(self, partition, state, known)
+        self.world.counts["manifests lost"] += known.lost
+        self.look(tp)
+
+    def remove(self, tp: TopicPartition) -> None:
+        self.manifests.pop(tp).close()
+        super().remove(tp)
+
+    def close(self) -> None:
+        for manifests in self.manifests.values():
+            manifests.close()
+        super().close()
+
+    # Roles.
+
+    def lead(self, partition: Partition, record: PartitionRecord) -> None:
+        super().lead(partition, record)
+        self.manifests[partition.topic_partition].lead(record)
+
+    def follow(self, partition: Partition, record: PartitionRecord) -> None:
+        partition.leader_unclean = record.unclean
+        super().follow(partition, record)
+        self.manifests[partition.topic_partition].follow(record)
+
+    def resign(self, tp: TopicPartition, record: PartitionRecord) -> None:
+        """Another one is to lead (``node/isr_changes``)."""
+        rest = tuple((member, -1) for member in record.isr if member != self.node.node_id)
+        item = AlterIsrItem(
+            record.topic_id, record.partition, record.leader_epoch, record.partition_epoch, rest,
+            base_published=not record.unclean,
+        )  # fmt: skip
+        self.world.counts["leaders that resign"] += 1
+
+        def answered(answer: Any) -> None:
+            now = self.node.image.partition(tp.topic, tp.partition)
+            if not isinstance(answer, dict) and now == record:
+                self.machine.after_ms(100, self.resign, tp, record)
+
+        request = ((item,), self.node.lifecycle.broker_epoch)
+        self.node.ask_controller("alter_isrs", request, answered)
+
+    def fetched(self, tp: TopicPartition, leader_epoch: int, agreed: bool) -> None:
+        manifests = self.manifests.get(tp)
+        if manifests is not None:
+            manifests.fetched(leader_epoch, agreed)
+
+    def heard(self, tp: TopicPartition, effect: Any) -> None:
+        super().heard(tp, effect)
+        if isinstance(effect, ManifestPublished):
+            self.manifests[tp].published(effect.identity)
+        elif isinstance(effect, Truncated):
+            self.manifests[tp].tell(Cut(effect.log_end_offset))
+
+    def missing(self, tp: TopicPartition, ref: ManifestRef, offset: int) -> None:
+        """A survivor is not here: only what was given up explains it."""
+        self.world.counts["survivors missing"] += 1
+        self.world.note(self.machine.name, f"{tp}: {offset} of {ref} is missing")
+        if not self.checks.register(tp).give_ups:
+            raise Violation(
+                "survivor-missing", f"{self.machine.name} {tp}: {offset} of generation {ref}"
+            )
+
+    # Manifests.
+
+    def serve_pull_manifests(self, asked: Any, reply: Reply) -> None:
+        tp, topic_id, request = asked
+        manifests = self.manifests.get(tp)
+        if (
+            manifests is None
+            or manifests.partition.topic_id != topic_id
+            or not self.node.may_serve()
+        ):
+            reply(NotLeaderOrFollower(f"{tp}: no replica here"))
+            return
+        manifests.serve_pull(request, reply)
+        self.settle(tp)
+
+    def hear_news(self, leader: int, tp: TopicPartition) -> None:
+        """A leader has something."""
+        manifests = self.manifests.get(tp)
+        if manifests is not None and manifests.partition.leader_id == leader:
+            manifests.ask()
+
+    def upkeep(self) -> None:
+        super().upkeep()
+        for manifests in list(self.manifests.values()):
+            if manifests.partition.offline is None:
+                manifests.clean()
+                manifests.announce()
+                self.settle(manifests.tp)
+
+    # What is judged.
+
+    def look(self, tp: TopicPartition) -> None:
+        partition, manifests = self.partitions.get(tp), self.manifests.get(tp)
+        if partition is None or manifests is None or partition.offline is not None:
+            return
+        if self.node.history.assertions:
+            partition.check_invariants()
+        checks = self.checks
+        assert isinstance(checks, CompactionChecks)
+        state = None if manifests.placing else manifests.state
+        checks.look_at(
+            self.node.node_id, self.node.process, tp, partition.topic_id, partition.log,
+            partition.high_watermark,
+            partition.leader_epoch if partition.core.leading else None,
+            None if state is None or state.applied is None else (state.applied, state.end_offset),
+        )  # fmt: skip
+
+
+class CompactingNode(SimNode):
+    """A node with manifests."""
+
+    def serve_pull_manifests(self, source: int, request: Any, reply: Reply) -> None:
+        assert isinstance(self.replicas, CompactingReplicas)
+        self.replicas.serve_pull_manifests(request, reply)
+
+    def serve_manifest_news(self, source: int, tp: TopicPartition, reply: Reply) -> None:
+        assert isinstance(self.replicas, CompactingReplicas)
+        self.replicas.hear_news(source, tp)
+        reply(None)
+
+
+class KeyedProducer(Producer):
+    """Writes a few keys, and deletes them."""
+
+    def _make(self) -> _Sending:
+        world, history = self.world, self.history
+        count, now = world.random.choice((1, 1, 2, 4)), history.client_clock_ms
+        records = []
+        for i in range(count):
+            value = f"{self.producer_id}-{self.sequence + i}".encode()
+            key = b"k%d" % world.random.randrange(KEYS)
+            records.append((now, key, None if world.chance(0.45) else value.ljust(60, b"."), ()))
+        data = build_batch(
+            records, producer_id=self.producer_id, producer_epoch=0, base_sequence=self.sequence
+        )
+        made = _Sending(self.sequence, count, data)
+        self.sequence += count
+        return made
+
+
+class CompactionHistory(ClusterHistory):
+    """See the module."""
+
+    stage = "compaction"
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        super().__init__(seed, **options)
+        world = self.world
+        self.checks = CompactionChecks(world)
+        self.checks.unclean = self.unclean
+        self.retention_bytes = -1
+        self.partitions = self.partitions[:2]
+        self.operator.kinds = [k for k in self.operator.kinds if k in ("reassign", "cancel")]
+        self.limps = False
+        self.fault_us = min(self.fault_us, 8 * SECOND)
+        extra = world.extra
+        self.delete_retention_ms = extra.choice((HOUR_MS, HOUR_MS, 0))
+        self.hours_every_ms = extra.choice((400, 1500, 4000))
+        self.rots = extra.random() < 0.2
+        self.forsakes = extra.random() < 0.5
+        self.jumped_ms = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}, delete.retention.ms {self.delete_retention_ms}, two hours pass "
+            f"every {self.hours_every_ms} ms{', rot' if self.rots else ''}"
+        )
+
+    def boot(self, machine: Machine) -> RaftApp:
+        if self.rots and self.world.extra.random() < 0.3:
+            self._rot(machine)
+        return CompactingNode(machine, self)
+
+    def replicas_of(self, node: SimNode) -> Replicas:
+        return CompactingReplicas(node)
+
+    def _rot(self, machine: Machine) -> None:
+        """A manifest that no swap needs is damaged while no process looks."""
+        names = [
+            path
+            for path, inode in machine.disk.files()
+            if path.endswith("/held-manifest") and len(inode.data) > 20
+        ]
+        for path in names:
+            self.world.counts["manifests damaged"] += 1
+            machine.disk.flip_bit(path, 20)
+
+    @property
+    def client_clock_ms(self) -> int:
+        return super().client_clock_ms + self.jumped_ms
+
+    def topic_configs(self) -> dict[str, str | None]:
+        return super().topic_configs() | {
+            "cleanup.policy": "compact",
+            "delete.retention.ms": str(self.delete_retention_ms),
+            "min.cleanable.dirty.ratio": "0.05",
+            "segment.bytes": "1024",
+            "segment.ms": "1800000",
+        }
+
+    def _clients(self) -> None:
+        world = self.world
+        for tp in self.partitions:
+            for _ in range(2):
+                producer = KeyedProducer(
+                    self, -10 - len(self.producers), tp, -1, world.random.choice((1, 1, 3)),
+                    world.random.choice((20, 60)),
+                )  # fmt: skip
+                self.producers.append(producer)
+                producer.start()
+
+    # Time.
+
+    def suffer(self) -> None:
+        self._hours_pass()
+        super().suffer()
+
+    def _hours_pass(self) -> None:
+        if not self.nemesis.healed:
+            self.jump()
+            pause = self.world.extra.randint(self.hours_every_ms // 2, 2 * self.hours_every_ms)
+            self.world.after(pause * MS, self._hours_pass)
+
+    def jump(self) -> None:
+        """Two hours later."""
+        self.world.counts["hours that passed"] += 2
+        self.jumped_ms += 2 * HOUR_MS
+        for machine in self.machines:
+            machine.wall_offset_ms += 2 * HOUR_MS
+
+    # The end.
+
+    def _live(self) -> None:
+        world, limit = self.world, self.world.now_us + PATIENCE_US
+        healed = world.now_us
+        forsaken = None
+        if self.forsakes:
+            forsaken = world.extra.choice(self.machines)
+            forsaken.retired = True
+            forsaken.kill("is down for ever")
+            self.until("led", lambda: self._led_without(forsaken, healed), limit)
+            self._tombstones_go(forsaken, limit)
+            forsaken.retired = False
+            forsaken.start()
+        self.until("well", lambda: self._led(healed), limit)
+        self._tombstones_go(None, limit)
+        for producer in self.producers:
+            producer.stopped = True
+        self.until("at rest", lambda: self.settled() and self._at_one_generation(), limit)
+        self.checks.finish()
+
+    def until(self, what: str, is_so: Any, limit_us: int) -> None:
+        """Go on until then."""
+        world = self.world
+        while not is_so():
+            if world.now_us >= limit_us:
+                raise Violation("liveness", f"healed, and not {what}: {self._state()}")
+            world.run(world.now_us + 250 * MS)
+
+    def _led_without(self, forsaken: Machine, since_us: int) -> bool:
+        for tp in self.partitions:
+            state = self.checks.register(tp).state
+            assert state is not None
+            others = set(state.replicas) - {forsaken.node_id}
+            if state.leader == NO_LEADER or set(state.isr) != others:
+                return self._only_it(state, forsaken)
+        return all(producer.acknowledged_us > since_us for producer in self.producers)
+
+    def _only_it(self, state: PartitionRecord, forsaken: Machine) -> bool:
+        """It was all there is, or a suspect that must be heard: it may not stay away."""
+        if forsaken.node_id in (*state.isr, *state.suspects) and state.leader == NO_LEADER:
+            forsaken.retired = False
+            forsaken.start()
+        return False
+
+    def _tombstones_go(self, forsaken: Machine | None, limit_us: int) -> None:
+        """Whatever is deleted now is gone from all that live, however long one is away."""
+        until = {tp: self.checks.register(tp).end for tp in self.partitions}
+
+        def gone() -> bool:
+            self.jump()
+            return not any(self._left(tp, end, forsaken) for tp, end in until.items())
+
+        world, first = self.world, True
+        while first or not gone():
+            first = False
+            if world.now_us >= limit_us:
+                left = {str(tp): self._left(tp, end, forsaken) for tp, end in until.items()}
+                raise Violation("tombstones", f"they stay: {left}: {self._state()}")
+            world.run(world.now_us + 1 * SECOND)
+
+    def _left(self, tp: TopicPartition, end: int, forsaken: Machine | None) -> list[Any]:
+        state, checks = self.checks.register(tp).state, self.checks
+        assert state is not None and isinstance(checks, CompactionChecks)
+        away = None if forsaken is None or forsaken.alive else forsaken.node_id
+        nodes = [node for node in state.replicas if node != away]
+        return [(node, rec) for node in nodes for rec in checks.tombstones(tp, node, end)]
+
+    def _manifests(self, node: int, tp: TopicPartition) -> SimManifests | None:
+        app = self.machines[node].app
+        if not isinstance(app, CompactingNode):
+            return None
+        assert isinstance(app.replicas, CompactingReplicas)
+        return app.replicas.manifests.get(tp)
+
+    def _at_one_generation(self) -> bool:
+        for tp in self.partitions:
+            state = self.checks.register(tp).state
+            assert state is not None
+            found = [self._manifests(node, tp) for node in state.replicas]
+            if any(m is None or m.core.held != m.core.applied or m.placing for m in found):
+                return False
+            if len({m.core.applied for m in found if m is not None}) != 1:
+                return False
+        return True
+
+    def _state(self) -> str:
+        parts = [super()._state()]
+        for tp in self.partitions:
+            for machine in self.machines:
+                manifests = self._manifests(machine.node_id, tp)
+                if manifests is not None:
+                    parts.append(f"{tp} n{machine.node_id}: {manifests.core}")
+        return "\n  ".join(parts)

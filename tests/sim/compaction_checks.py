@@ -1,0 +1,310 @@
+"""What compaction must never take away, and never bring back: rules 1, 11-19 and 30 over a history.
+
+The register of what is committed is the one of :mod:`.replica_checks`; here it has records, too, in
+the order in which a leader's high watermark passed them. What a replica must show follows from it:
+
+- ``value-lost``: whoever may serve (a leader below its high watermark, a member of the ISR below
+  what is committed) has the latest value of every key, at its offset, also half way through a swap;
+- ``resurrection``: there no key lives whose latest committed record is a tombstone;
+- ``generation-differs``: replicas that have applied one generation hold the same batches and
+  records below its end;
+- ``older-needed`` (in :mod:`.manifests`): nobody asks for a manifest that is not the newest held or
+  published;
+- ``tombstones`` (in :mod:`.compaction`): they go, with a replica down for ever.
+
+Logs are read as bytes, by no code of ``kept``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kept.storage.log import Log
+from kept.storage.types import TopicPartition
+from tests.sim.batches import Batch, decode
+from tests.sim.replica_checks import Copy, Register, ReplicaChecks
+from tests.sim.world import Violation
+
+HEADER_BYTES = 61
+
+
+class Rec(NamedTuple):
+    """A record; ``value`` None: a tombstone."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    shift = value = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+
+
+def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    size, at = _varint(data, at)
+    if size < 0:
+        return None, at
+    return data[at : at + size], at + size
+
+
+def rows(data: bytes, position: int, batch: Batch) -> list[Rec]:
+    """The records of an uncompressed batch that begins at ``position`` of ``data`` (KIP-98)."""
+    at, found = position + HEADER_BYTES, []
+    for _ in range(batch.count):
+        length, body = _varint(data, at)
+        at = body + length
+        _, body = _varint(data, body + 1)
+        delta, body = _varint(data, body)
+        key, body = _bytes(data, body)
+        value, _ = _bytes(data, body)
+        found.append(Rec(batch.base + delta, key or b"", value))
+    return found
+
+
+@dataclass
+class _Segment:
+    """What was read of a segment so far."""
+
+    segment: Any
+    size: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    records: list[Rec] = field(default_factory=list)
+
+
+@dataclass
+class _View:
+    """A replica's log as it was seen last."""
+
+    process: int
+    segments: dict[int, _Segment] = field(default_factory=dict)
+    seen: tuple[Any, ...] = ()
+    records: list[Rec] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    judged: tuple[Any, ...] = ()
+    compared: tuple[Any, ...] = ()
+
+
+class CompactionChecks(ReplicaChecks):
+    """See the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.views: dict[tuple[int, TopicPartition], _View] = {}
+        self.rows: dict[TopicPartition, list[Rec]] = {}
+        """Every committed record."""
+        self.tables: dict[TopicPartition, dict[bytes, Rec]] = {}
+        self.generations: dict[Any, tuple[Any, int]] = {}
+
+    def _deleted(self, name: str) -> None:
+        super()._deleted(name)
+        for held in (self.rows, self.tables):
+            for tp in [tp for tp in held if tp.topic == name]:
+                del held[tp]
+        for key in [key for key in self.views if key[1].topic == name]:
+            del self.views[key]
+
+    def removed(self, node: int, tp: TopicPartition) -> None:
+        super().removed(node, tp)
+        self.views.pop((node, tp), None)
+
+    # A replica as it is.
+
+    def look_at(  # noqa: PLR0917
+        self, node: int, process: int, tp: TopicPartition, topic_id: UUID, log: Log, hw: int,
+        leads_in: int | None, generation: tuple[Any, int] | None,
+    ) -> None:  # fmt: skip
+        """Judge a replica after something happened to it. ``generation``: (identity, end) of what
+        it has applied; None in the middle of a swap.
+        """
+        if self.topics.get(tp.topic, (None, 0))[0] != topic_id:
+            return
+        view = self.views.get((node, tp))
+        if view is None or view.process != process:
+            view = self.views[node, tp] = _View(process)
+        self._read_log(view, log)
+        register, copy = self.register(tp), self._copy(node, process, tp, view, log)
+        if register.state is None:
+            return
+        if leads_in is not None:
+            self._leading(tp, node, copy, view, register, leads_in, hw)
+        copy.leads_in, copy.high_watermark = leads_in, hw
+        self._judge(tp, node, view, register, leads_in, hw)
+        if generation is not None:
+            self._compare(tp, topic_id, node, view, generation)
+
+    def _copy(self, node: int, process: int, tp: TopicPartition, view: _View, log: Log) -> Copy:
+        copy = self.copies.get((node, tp))
+        end, register = log.written_end_offset, self.register(tp)
+        if copy is None or copy.process != process:
+            old, copy = copy, Copy(process)
+            self.copies[node, tp] = copy
+            if old is not None and end < min(old.end, register.end) and node in register.certain:
+                raise Violation("kill-lost", f"n{node} {tp}: {old.end} before, {end} now")
+        copy.batches, copy.start, copy.end = view.batches, log.log_start_offset, end
+        return copy
+
+    @staticmethod
+    def _read_log(view: _View, log: Log) -> None:
+        seen = tuple((id(segment), segment.size_bytes) for segment in log.segments)
+        if seen == view.seen:
+            return
+        known, view.segments = view.segments, {}
+        view.batches, view.records = [], []
+        for segment in log.segments:
+            found = known.get(id(segment))
+            if found is None or found.segment is not segment or found.size > segment.size_bytes:
+                found = _Segment(segment)
+            if found.size < segment.size_bytes:
+                data = log.disk.pread(segment.file, found.size, segment.size_bytes - found.size)
+                position = 0
+                for batch in decode(data):
+                    found.batches.append(batch)
+                    found.records += rows(data, position, batch)
+                    position += int.from_bytes(data[position + 8 : position + 12], "big") + 12
+                found.size = segment.size_bytes
+            view.segments[id(segment)] = found
+            view.batches += found.batches
+            view.records += found.records
+        view.seen = seen
+
+    # Leaders.
+
+    def _leading(  # noqa: PLR0917
+        self, tp: TopicPartition, node: int, copy: Copy, view: _View, register: Register,
+        epoch: int, hw: int,
+    ) -> None:  # fmt: skip
+        known = register.leaders.setdefault(epoch, (node, copy.process))
+        if known != (node, copy.process):
+            raise Violation("one-leader", f"{tp}: n{node} leads in epoch {epoch}, as {known} did")
+        if copy.leads_in == epoch and hw < copy.high_watermark:
+            raise Violation("high-watermark-back", f"n{node} {tp}: {hw}, {copy.high_watermark}")
+        state = register.state
+        if state is None or state.leader_epoch != epoch:
+            return
+        if register.rebase:
+            self._begin_anew(tp, register, view, hw)
+        elif copy.leads_in != epoch and copy.end < register.end:
+            raise Violation(
+                "committed-lost", f"{tp}: n{node} leads, ends at {copy.end}, not {register.end}"
+            )
+        before = register.end
+        if hw > before:
+            self._commit(tp, node, copy, register, hw)
+            if register.end > before:
+                table = self.tables.setdefault(tp, {})
+                first = bisect_left(view.records, before, key=lambda rec: rec.offset)
+                for rec in view.records[first:]:
+                    if rec.offset < register.end:
+                        self.rows.setdefault(tp, []).append(rec)
+                        table[rec.key] = rec
+
+    def _begin_anew(self, tp: TopicPartition, register: Register, view: _View, hw: int) -> None:
+        """Something was given up: what the new leader has committed counts from here on."""
+        register.rebase = register.by_election = False
+        register.batches = [batch for batch in view.batches if batch.last < hw]
+        register.end = hw
+        register.sequences.clear()
+        for batch in register.batches:
+            key = batch.producer_id, batch.producer_epoch
+            register.sequences[key] = batch.sequence + batch.last - batch.base + 1
+        register.acked.clear()
+        self.rows[tp] = [rec for rec in view.records if rec.offset < hw]
+        self.tables[tp] = {rec.key: rec for rec in self.rows[tp]}
+        for key, other in self.views.items():
+            if key[1] == tp:
+                other.judged = ()
+
+    # What a reader sees.
+
+    def expected(self, tp: TopicPartition, up_to: int) -> dict[bytes, Rec]:
+        """The latest committed record of every key below an offset."""
+        if up_to >= self.register(tp).end:
+            return self.tables.get(tp, {})
+        return {rec.key: rec for rec in self.rows.get(tp, []) if rec.offset < up_to}
+
+    def _judge(  # noqa: PLR0917
+        self, tp: TopicPartition, node: int, view: _View, register: Register, leads_in: int | None,
+        hw: int,
+    ) -> None:  # fmt: skip
+        state = register.state
+        assert state is not None
+        member = node in state.isr and node in register.certain
+        deposed = leads_in is not None and leads_in < state.leader_epoch
+        if register.rebase or (deposed and register.give_ups) or not (member or leads_in):
+            return
+        up_to = register.end if member and not deposed else min(hw, register.end)
+        key = (view.seen, up_to, leads_in)
+        if key == view.judged:
+            return
+        view.judged = key
+        who = f"n{node} {tp} ({'leader' if leads_in is not None else 'member'}), below {up_to}"
+        table = {rec.key: rec for rec in view.records if rec.offset < up_to}
+        want = self.expected(tp, up_to)
+        for name, rec in want.items():
+            found = table.pop(name, None)
+            if rec.value is None:
+                if found is not None and found.value is not None:
+                    raise Violation("resurrection", f"{who}: {found} after {rec}")
+            elif found != rec:
+                raise Violation("value-lost", f"{who}: {found}, committed is {rec}")
+        if table:
+            raise Violation("prefix", f"{who}: {table} is not committed")
+
+    def _compare(
+        self, tp: TopicPartition, topic_id: UUID, node: int, view: _View,
+        generation: tuple[Any, int],
+    ) -> None:  # fmt: skip
+        identity, end = generation
+        key = (view.seen, identity)
+        if key == view.compared:
+            return
+        view.compared = key
+        content = (
+            [batch._replace(crc=0) for batch in view.batches if batch.last < end],
+            [rec for rec in view.records if rec.offset < end],
+        )
+        known, who = self.generations.setdefault(
+            (topic_id, tp.partition, identity), (content, node)
+        )
+        if known != content:
+            odd = [
+                (mine, theirs)
+                for ours, others in zip(content, known, strict=True)
+                for mine, theirs in zip(ours, others, strict=False)
+                if mine != theirs
+            ]
+            raise Violation(
+                "generation-differs",
+                f"{tp} at {identity}, below {end}: n{node} has {len(content[0])} batches, n{who} "
+                f"had {len(known[0])}; {odd[:1]}",
+            )
+
+    def tombstones(self, tp: TopicPartition, node: int, below: int) -> list[Rec]:
+        """Those that a replica still has."""
+        view = self.views.get((node, tp))
+        records = [] if view is None else view.records
+        return [rec for rec in records if rec.value is None and rec.offset < below]
+
+    def finish(self) -> None:
+        """At the end: all replicas show the same table, the committed one."""
+        for tp, register in self.registers.items():
+            state = register.state
+            if state is None:
+                continue
+            for node in state.replicas:
+                view = self.views.get((node, tp))
+                if view is None:
+                    raise Violation("liveness", f"{tp}: n{node} has no replica, state {state}")
+                view.judged = ()
+                register.certain.add(node)
+                self._judge(tp, node, view, register, None, register.end)

@@ -1,0 +1,587 @@
+"""One replica's manifests in a simulated node: the twin of ``node/manifests``.
+
+The real :class:`kept.replication.manifests.ManifestCore`, real passes, files and swaps on the
+simulated disk. What takes long is a generator that yields where other things may happen, each step
+some virtual time after the last: a process may die, the role may change, or the log may be cut
+between any two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.compaction import apply as applying
+from kept.compaction import follow, follow_worker, held, manifest
+from kept.compaction.apply import CompactionState
+from kept.compaction.follow import LogsDiffer
+from kept.compaction.manifest import Identity, Manifest
+from kept.compaction.pass_ import Result, discard, run_pass
+from kept.compaction.planner import Limits, NotNow, next_identity, plan
+from kept.compaction.view import base_job, job_for, view
+from kept.node.manifests.replica import Known
+from kept.replication import manifests_events as ev
+from kept.replication.events import CommitKnown, ManifestOffered
+from kept.replication.leader import Follower, LeaderCore
+from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition import Partition
+from kept.storage import layout
+from kept.storage.directory import Checkpoint
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+    ReplicaNotAvailable,
+)
+from kept.storage.types import MAX_INT64
+from tests.sim.replicas import CHECKPOINTS, Reply
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.compaction import CompactingReplicas
+
+NEVER = MAX_INT64
+RETRY_MS, RETRY_MAX_MS = 100, 2000
+REFUSED_MS, BACKOFF_MS = 200, 100
+CALL_MS = 1500
+GIVE_MS = 3000
+Steps = Generator[None, None, Any]
+
+
+class Withdrawn(KeptError):
+    """It is not wanted any more."""
+
+
+@dataclass
+class Work:
+    """An apply, or a base, that is under way."""
+
+    steps: Steps
+    cancelled: bool = False
+
+
+@dataclass
+class Pass:
+    """One that computes."""
+
+    leader_epoch: int
+    truncations: int
+    cancelled: bool = False
+
+
+@dataclass
+class Made:
+    """What a pass has left in the directory."""
+
+    ref: ManifestRef
+    result: Result
+    truncations: int
+
+
+def ref_of(found: Manifest) -> ManifestRef:
+    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
+
+
+def lacks(core: LeaderCore, replica: int, follower: Follower) -> bool:
+    """As ``node/manifests/news``."""
+    known = core.broker_epochs.get(replica, -1)
+    about = (follower.held, follower.applied, follower.broker_epoch)
+    return about != (core.offered, core.published, known)
+
+
+class SimManifests:
+    """See the module."""
+
+    def __init__(
+        self, replicas: CompactingReplicas, partition: Partition, state: CompactionState | None,
+        known: Known,
+    ) -> None:  # fmt: skip
+        self.replicas = replicas
+        self.node = replicas.node
+        self.machine = replicas.machine
+        self.world = replicas.world
+        self.disk = replicas.machine.disk
+        self.partition = partition
+        self.tp = partition.topic_partition
+        self.state = state
+        self.core = ManifestCore(self.node.node_id, known.held, known.applied, known.lost)
+        self.bodies: dict[ManifestRef, Manifest] = {}
+        self.made: Made | None = None
+        self.work: Work | None = None
+        self.computing: Pass | None = None
+        self.placing = False
+        """Some segments are swapped, others not: it is at no generation."""
+        self.pulling = self.again = self.closed = False
+        self.awaited_end = NEVER
+        self.published_ms = 0
+        self.failures = 0
+        partition.before_cut = self.before_cut
+
+    @property
+    def directory(self) -> str:
+        return self.partition.log.directory
+
+    # What happens to it.
+
+    def tell(self, event: ev.Event) -> None:
+        if not self.closed:
+            self.perform(self.core.step(event, self.replicas.now_ms()))
+            if self.node.history.assertions:
+                self.core.check_invariants()
+
+    def lead(self, record: PartitionRecord) -> None:
+        core = self.core
+        if core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch:
+            self._begin()
+        alone = record.isr == (self.node.node_id,)
+        self.tell(ev.Leads(record.leader_epoch, record.unclean, alone))
+        if core.lost and not core.settled and not core.making_base and not alone:
+            self.replicas.resign(self.tp, record)
+        self.announce()
+
+    def follow(self, record: PartitionRecord) -> None:
+        core = self.core
+        if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
+            self._begin()
+        self.tell(ev.Follows(record.leader_epoch, self.node.node_id in record.isr))
+
+    def _begin(self) -> None:
+        self.awaited_end = NEVER
+        self.made = None
+        if self.computing is not None:
+            self.computing.cancelled = True
+        if self.core.making_base and self.work is not None:
+            self.work.cancelled = True
+
+    def fetched(self, leader_epoch: int, agreed: bool) -> None:
+        core = self.core
+        if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
+            return
+        if agreed != core.synced:
+            self.tell(ev.Synced(leader_epoch, agreed))
+            if agreed and (core.held is not None or core.lost):
+                self.ask()
+        elif self.partition.log_end_offset >= self.awaited_end:
+            self.awaited_end = NEVER
+            self.ask()
+
+    def before_cut(self) -> None:
+        if self.core.storing is None and self.work is None and not self.closed:
+            return
+        self.world.counts["cuts that waited"] += 1
+        if self.work is not None:
+            self.work.cancelled = True
+        raise ReplicaNotAvailable(f"{self.tp}: the cut waits for a manifest's files")
+
+    def published(self, identity: Any) -> None:
+        self.published_ms = self.replicas.now_ms()
+        self.tell(ev.Published(identity))
+        self.announce()
+
+    # Pulls.
+
+    def ask(self) -> None:
+        if self.closed or self.core.role is not Role.FOLLOWER:
+            return
+        if self.pulling:
+            self.again = True
+        elif self.partition.leader_id not in (NO_LEADER, self.node.node_id):
+            self.pulling = True
+            self.machine.after_us(0, self._pull)
+
+    def _pull(self) -> None:
+        leader = self.partition.leader_id
+        request = None
+        if not self.closed and leader != NO_LEADER and self.partition.offline is None:
+            request = self.core.pull(
+                self.partition.log_end_offset, self.node.lifecycle.broker_epoch
+            )
+        if request is None:
+            self.pulling = self.again = False
+            return
+        self.machine.network.call(
+            self.node.node_id, leader, "pull_manifests",
+            (self.tp, self.partition.topic_id, request),
+            lambda answer: self._answered(request, answer), CALL_MS,
+        )  # fmt: skip
+
+    def _answered(self, request: ev.PullRequest, answer: Any) -> None:
+        self.pulling = False
+        if self.closed:
+            return
+        if isinstance(answer, tuple):
+            told, bodies = answer
+            self._pulled(request, told, {r: held.decode("pulled", d) for r, d in bodies.items()})
+        else:
+            refused = isinstance(answer, KeptError)
+            mine = self.core.asked == request
+            self.tell(ev.PullFailed(request))
+            if mine and (not refused or self.core.held is not None or self.core.lost):
+                self.machine.after_ms(REFUSED_MS if refused else BACKOFF_MS, self.ask)
+        if self.again:
+            self.again = False
+            self.ask()
+        self.replicas.settle(self.tp)
+
+    def _pulled(
+        self, asked: ev.PullRequest, answer: ev.PullAnswer, bodies: dict[ManifestRef, Manifest]
+    ) -> None:
+        if asked != self.core.asked:
+            return
+        self.bodies.update(bodies)
+        self.tell(ev.Pulled(asked, answer))
+        core, newest = self.core, answer.held
+        waits = answer.published is None and newest is not None and newest != core.applied
+        if waits and newest is not None and asked.log_end_offset < newest.end_offset:
+            self.awaited_end = newest.end_offset
+            if self.partition.log_end_offset >= newest.end_offset:
+                self.awaited_end = NEVER
+                self.ask()
+
+    def serve_pull(self, request: ev.PullRequest, reply: Reply) -> None:
+        """Answer a follower."""
+        if self.closed or not self.partition.is_leader:
+            reply(NotLeaderOrFollower(f"{self.tp}: not led here"))
+            return
+        try:
+            self.perform(self.core.heard(request))
+        except KeptError as error:
+            reply(error)
+            return
+        answer = self.core.answer(request)
+        bodies = {}
+        for ref in answer.bodies:
+            try:
+                bodies[ref] = held.encode(self.body(ref))
+            except FileNotFoundError as error:
+                raise Violation(
+                    "older-needed", f"{self.machine.name} {self.tp}: {ref} is asked for: {error}"
+                ) from error
+        reply((answer, bodies))
+
+    def announce(self) -> None:
+        """Tell followers that lack something to ask."""
+        core = self.partition.core
+        if self.closed or not core.leading or core.offered is None:
+            return
+        for replica, follower in core.followers.items():
+            known = follower.broker_epoch != -1 and replica in core.eligible
+            if known and lacks(core, replica, follower):
+                self.machine.network.call(
+                    self.node.node_id, replica, "manifest_news", self.tp, lambda _: None, CALL_MS
+                )
+
+    # What the core wants done.
+
+    def perform(self, effects: ev.Effects) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Tell(CommitKnown(offset)):
+                    self.partition.raise_high_watermark(offset)
+                case ev.Tell(event):
+                    self.partition.step(event)
+                    if isinstance(event, ManifestOffered) and event.identity is not None:
+                        self.announce()
+                case ev.Store():
+                    self.go(self._store(effect), self._stored(effect))
+                case ev.Apply(ref):
+                    self._start(self._bring(ref), self._applied(ref))
+                case ev.CancelApply():
+                    if self.work is not None:
+                        self.work.cancelled = True
+                case ev.MakeBase(epoch):
+                    self._start(self._base(epoch), self._base_made(epoch))
+                case ev.Discard(ref):
+                    self.world.counts["passes thrown away"] += 1
+                    self.bodies.pop(ref, None)
+                    self.made = None
+                case ev.ClearApplied():
+                    held.clear_applied(self.directory, self.disk)
+                    self.state, self.partition.applied_end = None, 0
+                case ev.ReportMissing(ref, offset):
+                    self.replicas.missing(self.tp, ref, offset)
+                case ev.CutLog(offset):
+                    self._cut_log(offset)
+
+    def _cut_log(self, offset: int) -> None:
+        if self.closed or self.core.missing != offset or self.core.in_isr:
+            return
+        try:
+            self.partition.truncate_to(offset)
+        except ReplicaNotAvailable:
+            self.machine.after_ms(100, self._cut_log, offset)
+        self.replicas.settle(self.tp)
+
+    # Steps.
+
+    def go(self, steps: Steps, then: Callable[[Any, Exception | None], None]) -> None:
+        """Take the steps one by one; errors of the machine end the process."""
+
+        def step() -> None:
+            try:
+                next(steps)
+            except StopIteration as end:
+                then(end.value, None)
+            except (MachineError, KafkaStorageError):
+                raise
+            except (KeptError, OSError) as error:
+                then(None, error)
+            else:
+                self.machine.after_us(self.world.between(*self.machine.disk_us), step)
+            if self.replicas.partitions.get(self.tp) is self.partition:
+                self.replicas.settle(self.tp)
+
+        self.machine.after_us(self.world.between(*self.machine.disk_us), step)
+
+    def _start(self, steps: Steps, then: Callable[[Any, Exception | None], None]) -> None:
+        if self.work is not None:
+            raise Violation("invariants", f"{self.machine.name} {self.tp}: two applies at once")
+        self.work = Work(steps)
+        self.go(self.work.steps, then)
+
+    def check(self) -> None:
+        if self.work is not None and self.work.cancelled:
+            raise Withdrawn(f"{self.tp}: not wanted any more")
+
+    def body(self, ref: ManifestRef | None) -> Manifest | None:
+        if ref is None or ref in self.bodies:
+            return None if ref is None else self.bodies[ref]
+        return held.body(self.directory, self.disk, Identity(*ref.identity))
+
+    def _store(self, effect: ev.Store) -> Steps:
+        yield
+        held.store(self.directory, self.disk, self.body(effect.held), self.body(effect.told))
+        self.bodies.clear()
+        self.world.counts["manifests stored"] += 1
+
+    def _stored(self, effect: ev.Store) -> Callable[[Any, Exception | None], None]:
+        def then(_: Any, error: Exception | None) -> None:
+            if error is not None:
+                self.failed("store", error)
+                self.tell(ev.StoreFailed())
+                return
+            self.tell(ev.Stored(effect.held))
+            self.ask()
+
+        return then
+
+    def _bring(self, ref: ManifestRef) -> Steps:
+        """Bring the log to a manifest (``Files.bring``)."""
+        self.check()
+        log, made = self.partition.log, self.made
+        if made is not None and made.ref == ref and made.truncations == log.truncations:
+            result = made.result
+        else:
+            self._no_pass()
+            discard(self.directory, self.disk)
+            found = self.body(ref)
+            assert found is not None
+            self.check()
+            job = follow.job_for(log, found, None, self.machine.wall_ms)
+            yield
+            previous = None if self.state is None else self.state.applied
+            result = follow_worker.run_here(job, previous, self.disk)
+            self.world.counts["manifests built from"] += 1
+            yield
+        return (yield from self._place(result))
+
+    def _place(self, result: Result) -> Steps:
+        """``node/manifests/placing``."""
+        log = self.partition.log
+        self.check()
+        kind = Checkpoint.HIGH_WATERMARKS
+        offsets = self.replicas.collect(CHECKPOINTS[kind])
+        self.replicas.directory.write_checkpoints(kind, offsets)
+        yield
+        expected = applying.read_mark(self.directory, self.disk)
+        published = applying.publish(self.directory, self.disk, result, expected)
+        self.placing = True
+        replacement = None
+        try:
+            yield
+            try:
+                self.check()
+                replacement = applying.begin(log, published)
+                yield
+                replacement.prepare()
+                yield
+                self.check()
+                more = replacement.place_next(self.machine.wall_ms)
+            except (MachineError, GeneratorExit):
+                raise
+            except Exception:
+                self.world.counts["swaps withdrawn"] += 1
+                applying.withdraw(self.directory, self.disk, published, replacement)
+                raise
+            while more:
+                yield
+                more = replacement.place_next(self.machine.wall_ms)
+            yield
+            replacement.finish()
+            replacement.end()
+            replacement = None
+            yield
+            state = applying.conclude(self.directory, self.disk, published)
+            held.applied(self.directory, self.disk, published.manifest.identity)
+            self.world.counts["generations applied"] += 1
+            return state
+        finally:
+            self.placing = False
+            if replacement is not None:
+                replacement.end()
+
+    def _applied(self, ref: ManifestRef) -> Callable[[Any, Exception | None], None]:
+        def then(state: CompactionState | None, error: Exception | None) -> None:
+            self.work = None
+            if error is not None or state is None:
+                missing = error.offset if isinstance(error, LogsDiffer) else None
+                if not isinstance(error, Withdrawn):
+                    self.failed("apply", error)
+                self.tell(ev.ApplyEnded(ref, missing))
+                return
+            self._in_place(state)
+            self.tell(ev.Applied(ref))
+            self.made = None
+            self.ask()
+
+        return then
+
+    def _in_place(self, state: CompactionState) -> None:
+        self.state, self.partition.applied_end = state, state.end_offset
+        self.failures = 0
+
+    def _base(self, epoch: int) -> Steps:
+        self.check()
+        self._no_pass()
+        held.forget(self.directory, self.disk)
+        self.state, self.partition.applied_end = None, 0
+        yield
+        self.check()
+        log = self.partition.log
+        discard(self.directory, self.disk)
+        job = base_job(
+            log, Identity(epoch, 0), now_ms=self.machine.wall_ms, limits=Limits()
+        )  # fmt: skip
+        yield
+        result = run_pass(job, self.disk)
+        yield
+        self.check()
+        self._wanted(epoch)
+        self.partition.raise_high_watermark(result.end_offset)
+        self.world.counts["base generations"] += 1
+        return (yield from self._place(result))
+
+    def _wanted(self, epoch: int) -> None:
+        if not (self.core.making_base and self.core.leader_epoch == epoch):
+            raise Withdrawn(f"{self.tp}: another leader was elected")
+
+    def _base_made(self, epoch: int) -> Callable[[Any, Exception | None], None]:
+        def then(state: CompactionState | None, error: Exception | None) -> None:
+            self.work = None
+            if state is None:
+                self.failed("base", error)
+                return
+            self._in_place(state)
+            if self.core.making_base and self.core.leader_epoch == epoch:
+                self.tell(ev.BaseMade(ManifestRef((epoch, 0), epoch, state.end_offset)))
+
+        return then
+
+    # Passes of this leader.
+
+    def clean(self) -> None:
+        """Begin a pass if one is due (``node/cleaner``)."""
+        partition, core = self.partition, self.core
+        busy = self.computing is not None or self.closed or self.work is not None
+        if busy or not partition.is_leader or not core.may_compute or self._gives_time():
+            return
+        log, now_ms = partition.log, self.machine.wall_ms
+        state = self.state or CompactionState()
+        limits = Limits(free_bytes=self.disk.free_bytes(self.directory))
+        due = plan(view(log, state, partition.last_stable_offset), now_ms, limits)
+        if isinstance(due, NotNow):
+            return
+        discard(self.directory, self.disk)
+        identity = next_identity(state.applied, partition.leader_epoch)
+        job = job_for(log, due, identity, now_ms=now_ms, hash_key=bytes(16), limits=limits)
+        running = self.computing = Pass(partition.leader_epoch, log.truncations)
+        based_on = core.applied
+
+        def then(result: Result | None, error: Exception | None) -> None:
+            self.computing = None
+            if error is not None or result is None:
+                self.world.note(self.machine.name, f"its pass of {self.tp} ended: {error!r}")
+                return
+            path = layout.manifest_file(self.directory, *identity) + layout.TEMPORARY
+            found = manifest.decode(path, self.disk.read(path))[0]
+            ref = ref_of(found)
+            self.made = Made(ref, result, running.truncations)
+            self.bodies = {ref: found}
+            self.world.counts["passes"] += 1
+            self.tell(ev.PassDone(ref, running.leader_epoch, based_on))
+
+        self.go(self._compute(job, running), then)
+
+    def _compute(self, job: Any, running: Pass) -> Steps:
+        yield
+        self._still(running)
+        result = run_pass(job, self.disk)
+        yield
+        self._still(running)
+        return result
+
+    def _still(self, running: Pass) -> None:
+        partition = self.partition
+        same = partition.is_leader and partition.leader_epoch == running.leader_epoch
+        if running.cancelled or not same or partition.log.truncations != running.truncations:
+            raise Withdrawn(f"{self.tp}: the pass is not wanted any more")
+
+    def _no_pass(self) -> None:
+        if self.computing is not None:
+            self.computing.cancelled = True
+            self.computing = None
+
+    def _gives_time(self) -> bool:
+        leader = self.partition.core
+        applies = any(
+            follower.held == leader.published != follower.applied and replica in leader.eligible
+            for replica, follower in leader.followers.items()
+        )
+        return applies and self.replicas.now_ms() - self.published_ms < GIVE_MS
+
+    # Failure and the end.
+
+    def failed(self, what: str, error: Exception | None) -> None:
+        self.world.note(self.machine.name, f"{self.tp}: {what} failed: {error!r}")
+        self.made = None
+        self.failures += 1
+        wait_ms = min(RETRY_MS << min(self.failures, 8), RETRY_MAX_MS)
+        self.machine.after_ms(wait_ms, self.retry)
+
+    def retry(self) -> None:
+        core = self.core
+        if self.closed:
+            return
+        if core.making_base and self.work is None:
+            self._start(self._base(core.leader_epoch), self._base_made(core.leader_epoch))
+        elif core.role is not Role.NONE:
+            self.tell(ev.Retried())
+            self.ask()
+
+    def close(self) -> None:
+        """What is being put into place is finished or withdrawn, now; nothing is begun any more."""
+        work, self.closed = self.work, True
+        self._no_pass()
+        if work is not None:
+            work.cancelled = True
+            try:
+                for _ in work.steps:
+                    pass
+            except (MachineError, KafkaStorageError):
+                raise
+            except (KeptError, OSError) as error:
+                self.world.note(self.machine.name, f"{self.tp}: withdrawn at the end: {error!r}")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import kept
@@ -65,12 +66,16 @@ def ready_line(node: Node) -> str:
     return f"kept {kept.__version__} node {node.node_id} ready on {where}, data in {data}"
 
 
-def run(config: NodeConfig) -> None:
-    """The whole of ``kept serve``. Raises KeptError when the node can't start, or go on."""
+def run(config: NodeConfig, before: Callable[[], None] = lambda: None) -> None:
+    """The whole of ``kept serve``; ``before`` comes first, when what it logs is seen.
+
+    Raises KeptError when the node can't start, or go on.
+    """
     import uvloop
 
     log.configure(as_json=config.log_format == "json", level=config.log_level)
     bridge()
+    before()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if failure := uvloop.run(serve(config)):

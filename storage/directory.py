@@ -66,9 +66,12 @@ def refuse_kafka(disk: Disk, path: str) -> None:
     """
     for place in (path.rstrip("/") or "/", parent(path)):
         found = checkpoints.read_properties(disk, f"{place}/{layout.META_PROPERTIES}")
-        if found is not None and OWNER not in found and found.get("version") is not None:
+        if found is None or OWNER in found or found.get("version") is None:
+            continue
+        if not disk.exists(f"{place}/{layout.ADOPTED}"):
             raise DirectoryRefused(
-                f"{place} is Apache Kafka's data directory; a kept node needs one of its own"
+                f"{place} is Apache Kafka's data directory; a kept node needs one of its own "
+                "(kept serve --adopt takes it over, for good)"
             )
 
 
@@ -83,6 +86,8 @@ class LogDirectory:
         self.node_id = -1
         self.directory_id = uuid.UUID(int=0)
         self.was_clean = False
+        self.adopted = False
+        """Apache Kafka wrote it before: its replicas were compacted each on its own."""
         self.broker_epoch = -1
         self.offline: str | None = None
         self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
@@ -151,6 +156,7 @@ class LogDirectory:
             raise DamagedData(path, -1, -1, f"directory.id: {error}") from error
 
     def _read_state(self) -> None:
+        self.adopted = self.disk.exists(self._file(layout.ADOPTED))
         mark = self._file(layout.CLEAN_SHUTDOWN)
         epoch = checkpoints.read_clean_shutdown(self.disk, mark)
         self.was_clean = epoch is not None

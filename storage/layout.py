@@ -22,6 +22,8 @@ from typing import Final, NamedTuple
 from kept.storage.types import TopicPartition
 
 META_PROPERTIES: Final = "meta.properties"
+ADOPTED: Final = "kept-adopted"
+"""Beside it where Apache Kafka wrote it and kept took over (``kept serve --adopt``)."""
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
@@ -51,7 +53,9 @@ TEMPORARY: Final = ".tmp"
 DELETE_DIRECTORY: Final = "-delete"
 FUTURE_DIRECTORY: Final = "-future"
 STRAY_DIRECTORY: Final = "-stray"
-IGNORED_NAMES: Final = frozenset({"lost+found"})
+METADATA_LOG: Final = "__cluster_metadata-0"
+"""Apache Kafka's metadata in a directory that was adopted: left alone."""
+IGNORED_NAMES: Final = frozenset({"lost+found", METADATA_LOG})
 NAME_BYTES: Final = 255
 """Longest name of a directory entry."""
 

@@ -15,6 +15,7 @@ from kept.cli.shell import examples, pairs
         "kept serve",
         "kept serve --port 9192 --data-dir /var/lib/kept --set log.segment.bytes=104857600",
         "kept serve --config kept.yaml --check",
+        "kept serve --adopt --node-id 1 --set log.dirs=/var/lib/kafka/data",
     )
 )
 @click.option("--config", "file", metavar="FILE", help="YAML file of settings, named as Kafka's.")
@@ -34,6 +35,21 @@ from kept.cli.shell import examples, pairs
     "--set", "settings", metavar="K=V", multiple=True, help="One setting; may be repeated."
 )
 @click.option("--check", is_flag=True, help="Check settings, addresses and directories, and leave.")
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Take over log.dirs from an Apache Kafka 4.x node that was stopped cleanly, for good.",
+)
+@click.option(
+    "--kafka-metadata",
+    metavar="DIR",
+    help="With --adopt: Kafka's metadata.log.dir, where it is none of log.dirs.",
+)
+@click.option(
+    "--ignore-security",
+    is_flag=True,
+    help="With --adopt: go on without Kafka's ACLs, credentials and tokens.",
+)
 def serve(
     *,
     file: str | None,
@@ -42,6 +58,9 @@ def serve(
     node_id: int | None,
     settings: tuple[str, ...],
     check: bool,
+    adopt: bool,
+    kafka_metadata: str | None,
+    ignore_security: bool,
 ) -> None:
     """Run a node: broker and controller, alone a whole cluster of one.
 
@@ -54,13 +73,30 @@ def serve(
     config = NodeConfig.load(
         file, pairs("--set", settings), port=port, data_dir=data_dir, node_id=node_id
     )
+    if (kafka_metadata or ignore_security) and not adopt:
+        raise click.UsageError("--kafka-metadata and --ignore-security belong to --adopt")
+
+    def take_over() -> None:
+        from kept.node.adopting.adopt import adopt as taken
+        from kept.storage.disk import Disk
+
+        taken(
+            config, Disk(), kafka_metadata=kafka_metadata, ignore_security=ignore_security,
+            dry=check,
+        )  # fmt: skip
+
     if check:
         from kept.node.address_check import check_addresses, check_directories
 
         check_addresses(config)
         check_directories(config)
+        if adopt:
+            take_over()
         click.echo(f"settings are right{f' in {file}' if file else ''}")
         return
     from kept.node.process import run
 
-    run(config)
+    if adopt:
+        run(config, before=take_over)
+    else:
+        run(config)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
-from kept.node.manifests.failures import PassFailed
+from kept.node.manifests.failures import PassFailed, check_stopped
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
 from kept.replication.follower import NO_LEADER
@@ -48,6 +48,7 @@ RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 300.0
 """What failed is tried again after a second, then after twice as long each time."""
 CUT_RETRY_S: Final = 0.1
+ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was adopted"
 APPLY_MS: Final = 60_000
 APPLY_PASSES: Final = 4
 """How long other replicas have at least to apply a generation before there is a newer one: so long,
@@ -300,13 +301,15 @@ class ReplicaManifests:
 
     def _report_missing(self, ref: ManifestRef, offset: int) -> None:
         tp = self._partition.topic_partition
-        log.error(
+        adopted = self._hosted.directory.directory.adopted
+        (log.warning if adopted else log.error)(
             "a record that the leader has is missing here",
             topic=tp.topic,
             partition=tp.partition,
             offset=offset,
             generation=named(ref),
-            why="damage, or an unclean election; the log is cut there and fetched again",
+            why=f"{ADOPTED if adopted else 'damage, or an unclean election'}; the log is cut "
+            "there and fetched again",
         )
 
     def _cut_log(self, offset: int) -> None:
@@ -505,7 +508,9 @@ class ReplicaManifests:
     # Failure.
 
     def _failed(self, what: str, ref: ManifestRef | None, error: BaseException) -> None:
-        """Say so, and try again later; a disk that fails takes its directory offline."""
+        """Say so, and try again later; a disk that fails takes its directory offline. What a check
+        has stopped waits for :meth:`retry`.
+        """
         heard = self._reject(error)
         if isinstance(error, MachineError):
             if not heard:
@@ -524,9 +529,13 @@ class ReplicaManifests:
             error=trouble.reason,
             failures=trouble.count,
         )
-        wait_s = min(RETRY_S * 2 ** min(trouble.count - 1, 16), RETRY_MAX_S)
         if trouble.timer is not None:
             trouble.timer.cancel()
+            trouble.timer = None
+        if check_stopped(error):
+            self._node.metrics.checks_failed += 1
+            return
+        wait_s = min(RETRY_S * 2 ** min(trouble.count - 1, 16), RETRY_MAX_S)
         trouble.timer = self._node.loop.call_later(wait_s, self.retry)
 
     def _recovered(self) -> None:

@@ -1,0 +1,165 @@
+"""The log directories of an Apache Kafka node that is to be adopted: whose they are, what is in
+them that kept could not serve, and the mark of one that was taken over.
+
+Only read here, but for the mark: a file ``kept-adopted`` beside ``meta.properties``, which itself
+stays as Kafka wrote it. Refused, with the way out: what is not a clean stop of one node, in all of
+its directories; a move between directories that is under way (``-future``); batches older than
+version 2; open transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from kept.storage import checkpoints, layout, snapshots
+from kept.storage.directory import META_VERSION, OWNER
+from kept.storage.disk import Disk, File
+from kept.storage.errors import DamagedData, DirectoryRefused
+from kept.storage.records.header import HEADER_BYTES, MAGIC, MAGIC_POSITION
+from kept.storage.types import TopicPartition
+
+SAID_AT_ONCE: Final = 20
+"""Reasons that one refusal names; the others are counted."""
+
+
+class Owner(Enum):
+    """Whose a directory is."""
+
+    NOBODY = "nobody's"
+    KAFKA = "Apache Kafka's"
+    ADOPTED = "adopted"
+    KEPT = "kept's"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A log directory of Apache Kafka: its ids, and the partitions' logs in it."""
+
+    path: str
+    cluster_id: str
+    directory_id: UUID
+    broker_epoch: int
+    logs: Mapping[TopicPartition, UUID | None]
+
+
+def owner(disk: Disk, path: str) -> Owner:
+    """Whose ``path`` is."""
+    found = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}")
+    if found is None:
+        return Owner.NOBODY
+    if OWNER in found:
+        return Owner.KEPT
+    return Owner.ADOPTED if disk.exists(f"{path}/{layout.ADOPTED}") else Owner.KAFKA
+
+
+def mark(disk: Disk, path: str, cluster_id: str) -> None:
+    """From now on the directory is kept's, durably."""
+    checkpoints.write_properties(
+        disk, f"{path}/{layout.ADOPTED}", {"version": META_VERSION, "cluster.id": cluster_id}
+    )
+
+
+def read(disk: Disk, path: str, node_id: int) -> Found:
+    """What Kafka says of its directory. Raises DirectoryRefused."""
+    name = f"{path}/{layout.META_PROPERTIES}"
+    found = checkpoints.read_properties(disk, name) or {}
+    version = found.get("version")
+    if version != META_VERSION:
+        what = "ZooKeeper's" if version == "0" else "unknown"
+        raise DirectoryRefused(
+            f"{name} has version {version}, which is {what}: only KRaft nodes of Apache Kafka 4.x "
+            "are adopted; migrate to KRaft and upgrade first"
+        )
+    if found.get("node.id") != str(node_id):
+        raise DirectoryRefused(
+            f"{path} belongs to node.id {found.get('node.id')}, and this is node {node_id}: give "
+            "each node the node.id that it had in Apache Kafka"
+        )
+    try:
+        directory_id = layout.decode_uuid(found.get("directory.id", ""))
+    except ValueError as error:
+        raise DirectoryRefused(
+            f"{name}: directory.id: {error}: start Apache Kafka 4.x once, which writes one"
+        ) from error
+    epoch = checkpoints.read_clean_shutdown(disk, f"{path}/{layout.CLEAN_SHUTDOWN}")
+    if epoch is None:
+        raise DirectoryRefused(
+            f"{path} was not stopped cleanly ({layout.CLEAN_SHUTDOWN} is missing): start Apache "
+            "Kafka once more, and stop it with TERM"
+        )
+    logs = dict(_logs(disk, path))
+    return Found(path, found.get("cluster.id", ""), directory_id, epoch, logs)
+
+
+def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]:
+    for name in disk.listdir(path):
+        parsed = layout.parse_directory_name(name)
+        if parsed is None or name in layout.IGNORED_NAMES:
+            continue
+        if parsed.state == layout.FUTURE_DIRECTORY:
+            raise DirectoryRefused(
+                f"{path}/{name}: a replica is being moved between directories: let Apache Kafka "
+                "finish that (kafka-reassign-partitions --verify), then stop it"
+            )
+        if not parsed.state and disk.stat(f"{path}/{name}").is_directory:
+            metadata = f"{path}/{name}/{layout.PARTITION_METADATA}"
+            yield parsed.topic_partition, checkpoints.read_partition_metadata(disk, metadata)
+
+
+def problems(disk: Disk, found: Sequence[Found]) -> Iterator[str]:
+    """What in the logs could not be served."""
+    for directory in found:
+        for tp in directory.logs:
+            path = f"{directory.path}/{layout.directory_name(tp)}"
+            yield from _log_problems(disk, path)
+
+
+def _log_problems(disk: Disk, path: str) -> Iterator[str]:
+    newest = -1
+    for name in disk.listdir(path):
+        parsed = layout.parse_segment_file(name)
+        if parsed is None or parsed.state:
+            continue
+        if parsed.kind == layout.LOG and (magic := _magic(disk, f"{path}/{name}")) != MAGIC:
+            yield (
+                f"{path}/{name} holds batches of version {magic}, written before Apache Kafka "
+                "0.11: let retention or a copy of the topic replace them first"
+            )
+        if parsed.kind == layout.SNAPSHOT:
+            newest = max(newest, parsed.base_offset)
+    if newest >= 0:
+        yield from _open_transactions(disk, layout.segment_file(path, newest, layout.SNAPSHOT))
+
+
+def _magic(disk: Disk, path: str) -> int:
+    """Of a segment's first batch; an empty one is of the newest version. Versions only grow."""
+    file: File = disk.open_read(path)
+    head = disk.pread(file, 0, HEADER_BYTES)
+    return head[MAGIC_POSITION] if len(head) > MAGIC_POSITION else MAGIC
+
+
+def _open_transactions(disk: Disk, path: str) -> Iterator[str]:
+    try:
+        states = snapshots.decode(path, disk.read(path))
+    except DamagedData as error:
+        yield f"{error}: start Apache Kafka once more, and stop it cleanly"
+        return
+    for producer_id, state in states:
+        if state.txn_first_offset is not None:
+            yield (
+                f"{path}: producer {producer_id} has a transaction open since offset "
+                f"{state.txn_first_offset}: end it (kafka-transactions abort), or wait for its "
+                "timeout, then stop Apache Kafka"
+            )
+
+
+def refuse(reasons: Sequence[str]) -> None:
+    """Raise DirectoryRefused where there are any."""
+    if reasons:
+        rest = len(reasons) - SAID_AT_ONCE
+        more = f"; and {rest} more" if rest > 0 else ""
+        raise DirectoryRefused("not adopted: " + "; ".join(reasons[:SAID_AT_ONCE]) + more)

@@ -1,0 +1,421 @@
+"""Apache Kafka's metadata records, as of 4.3: the bytes of a record's value as a dataclass.
+
+A value is a frame (uvarint 1, uvarint api key, uvarint version) and a message in Kafka's flexible
+encoding: strings and arrays carry their length + 1 as a uvarint, every message ends with tagged
+fields. Of each record only what a cluster of kept needs is kept. kio has no schemas of these
+records; their source is ``metadata/src/main/resources/common/metadata`` of Apache Kafka.
+
+A record that is none of these, or newer than 4.3 writes it, raises :class:`UnsupportedVersion`:
+to pass over it would be to forget a fact.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from kept.storage.errors import CorruptMessage, UnsupportedVersion
+
+_T = TypeVar("_T")
+FRAME_VERSION: Final = 1
+
+_I8 = struct.Struct(">b")
+_I16 = struct.Struct(">h")
+_U16 = struct.Struct(">H")
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBroker:
+    """A broker's registration; ``log_dirs`` are the ids of its log directories."""
+
+    broker_id: int
+    incarnation: UUID
+    broker_epoch: int
+    rack: str | None
+    fenced: bool
+    in_controlled_shutdown: bool
+    log_dirs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBroker:
+    """A broker is fenced or not, shuts down, has other directories; None: no change."""
+
+    broker_id: int
+    broker_epoch: int
+    fenced: bool | None
+    in_controlled_shutdown: bool | None
+    log_dirs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterBroker:
+    """A broker left for good."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic exists."""
+
+    name: str
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTopic:
+    """A topic is gone."""
+
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The whole state of a partition. ``elr``: eligible leaders outside the ISR (KIP-966)."""
+
+    topic_id: UUID
+    partition: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    removing: tuple[int, ...]
+    adding: tuple[int, ...]
+    leader: int
+    recovering: bool
+    leader_epoch: int
+    partition_epoch: int
+    elr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePartition:
+    """What changed of a partition; None: nothing of that."""
+
+    topic_id: UUID
+    partition: int
+    isr: tuple[int, ...] | None
+    leader: int | None
+    replicas: tuple[int, ...] | None
+    removing: tuple[int, ...] | None
+    adding: tuple[int, ...] | None
+    recovering: bool | None
+    elr: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearElr:
+    """Eligible leaders of a topic, or of all (empty name), count no more."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A setting; ``value`` None takes it back."""
+
+    resource_type: int
+    resource_name: str
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A finalized feature level."""
+
+    name: str
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIds:
+    """Producer ids below this one were given away."""
+
+    next_producer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A rule, a credential or a token: ``kind`` says which, ``identity`` which one."""
+
+    kind: str
+    identity: tuple[object, ...]
+    removed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """``begin``, ``end`` or ``abort`` of records that become true together (KIP-868)."""
+
+    what: str
+
+
+KafkaRecord = (
+    RegisterBroker
+    | ChangeBroker
+    | UnregisterBroker
+    | Topic
+    | RemoveTopic
+    | Partition
+    | ChangePartition
+    | ClearElr
+    | Config
+    | Feature
+    | ProducerIds
+    | Access
+    | Transaction
+)
+
+ACL: Final = "ACL"
+SCRAM: Final = "SCRAM credential"
+TOKEN: Final = "delegation token"
+QUOTA: Final = "client quota"
+
+
+class Reader:
+    """A cursor over a message in the flexible encoding."""
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def _number(self, layout: struct.Struct) -> int:
+        (value,) = layout.unpack(self.take(layout.size))
+        return int(value)
+
+    def take(self, count: int) -> bytes:
+        """The next bytes. Raises CorruptMessage when there are fewer."""
+        end = self._position + count
+        if end > len(self._data):
+            raise CorruptMessage(f"a metadata record ends {end - len(self._data)} bytes early")
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken
+
+    def uvarint(self) -> int:
+        """An unsigned number of variable length."""
+        number = 0
+        for shift in range(0, 35, 7):
+            (byte,) = self.take(1)
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return number
+        raise CorruptMessage("a variable-length number in a metadata record is too long")
+
+    def int8(self) -> int:
+        """One byte, signed."""
+        return self._number(_I8)
+
+    def int16(self) -> int:
+        """Two bytes, signed."""
+        return self._number(_I16)
+
+    def uint16(self) -> int:
+        """Two bytes."""
+        return self._number(_U16)
+
+    def int32(self) -> int:
+        """Four bytes, signed."""
+        return self._number(_I32)
+
+    def int64(self) -> int:
+        """Eight bytes, signed."""
+        return self._number(_I64)
+
+    def boolean(self) -> bool:
+        """One byte."""
+        return self.int8() != 0
+
+    def uuid(self) -> UUID:
+        """Sixteen bytes."""
+        return UUID(bytes=self.take(16))
+
+    def nullable(self) -> str | None:
+        """A string or null."""
+        length = self.uvarint()
+        if length == 0:
+            return None
+        try:
+            return self.take(length - 1).decode()
+        except UnicodeDecodeError as error:
+            raise CorruptMessage(f"a string of a metadata record: {error}") from error
+
+    def string(self) -> str:
+        """A string."""
+        value = self.nullable()
+        if value is None:
+            raise CorruptMessage("a metadata record has null where a string must be")
+        return value
+
+    def array(self, item: Callable[[], _T]) -> tuple[_T, ...]:
+        """An array of what ``item`` reads; null is empty."""
+        return tuple(item() for _ in range(self.uvarint() - 1))
+
+    def tags(self) -> dict[int, Reader]:
+        """The tagged fields, each as a reader of its own."""
+        found = {}
+        for _ in range(self.uvarint()):
+            tag = self.uvarint()
+            found[tag] = Reader(self.take(self.uvarint()))
+        return found
+
+
+def _register_broker(r: Reader, version: int) -> RegisterBroker:
+    broker_id = r.int32()
+    if version >= 2:
+        r.boolean()  # migrating from ZooKeeper: none in 4.x
+    incarnation, epoch = r.uuid(), r.int64()
+    r.array(lambda: (r.string(), r.string(), r.uint16(), r.int16(), r.tags()))
+    r.array(lambda: (r.string(), r.int16(), r.int16(), r.tags()))
+    rack, fenced = r.nullable(), r.boolean()
+    shutting_down = r.boolean() if version >= 1 else False
+    dirs = _uuids(r.tags().get(0))
+    return RegisterBroker(broker_id, incarnation, epoch, rack, fenced, shutting_down, dirs)
+
+
+def _uuids(reader: Reader | None) -> tuple[UUID, ...]:
+    return () if reader is None else reader.array(reader.uuid)
+
+
+def _change_broker(r: Reader, _version: int) -> ChangeBroker:
+    broker_id, epoch, tags = r.int32(), r.int64(), r.tags()
+    fenced = tags[0].int8() if 0 in tags else 0
+    shutting_down = tags[1].int8() if 1 in tags else 0
+    return ChangeBroker(
+        broker_id, epoch, None if fenced == 0 else fenced > 0, True if shutting_down else None,
+        _uuids(tags.get(2)),
+    )  # fmt: skip
+
+
+def _fence(fenced: bool) -> Callable[[Reader, int], ChangeBroker]:
+    return lambda r, _version: ChangeBroker(r.int32(), r.int64(), fenced, None, ())
+
+
+def _partition(r: Reader, version: int) -> Partition:
+    number, topic_id = r.int32(), r.uuid()
+    replicas, isr, removing, adding = (r.array(r.int32) for _ in range(4))
+    leader, leader_epoch, partition_epoch = r.int32(), r.int32(), r.int32()
+    if version >= 1:
+        r.array(r.uuid)  # which directory each replica is in: looked up on its disk
+    tags = r.tags()
+    recovering = 0 in tags and tags[0].int8() != 0
+    elr = _ids(tags.get(1)) or ()
+    return Partition(
+        topic_id, number, replicas, isr, removing, adding, leader, recovering, leader_epoch,
+        partition_epoch, elr,
+    )  # fmt: skip
+
+
+def _ids(reader: Reader | None) -> tuple[int, ...] | None:
+    return None if reader is None else reader.array(reader.int32)
+
+
+def _change_partition(r: Reader, _version: int) -> ChangePartition:
+    number, topic_id, tags = r.int32(), r.uuid(), r.tags()
+    return ChangePartition(
+        topic_id,
+        number,
+        isr=_ids(tags.get(0)),
+        leader=tags[1].int32() if 1 in tags else None,
+        replicas=_ids(tags.get(2)),
+        removing=_ids(tags.get(3)),
+        adding=_ids(tags.get(4)),
+        recovering=tags[5].int8() != 0 if 5 in tags else None,
+        elr=_ids(tags.get(6)),
+    )
+
+
+def _token(r: Reader, _version: int) -> Access:
+    r.string(), r.string(), r.array(r.string), r.take(24)
+    return Access(TOKEN, (r.string(),), False)
+
+
+def _quota(r: Reader, _version: int) -> Access:
+    entity = r.array(lambda: (r.string(), r.nullable(), r.tags())[:2])
+    key = r.string()
+    r.take(8)
+    return Access(QUOTA, (entity, key), r.boolean())
+
+
+def _of(kind: str, removed: bool, *fields: str) -> Callable[[Reader, int], Access]:
+    return lambda r, _version: Access(kind, tuple(getattr(r, one)() for one in fields), removed)
+
+
+def _transaction(what: str) -> Callable[[Reader, int], Transaction]:
+    return lambda _reader, _version: Transaction(what)
+
+
+def _nothing(_reader: Reader, _version: int) -> None:
+    return None
+
+
+_READERS: Final[dict[int, tuple[int, Callable[[Reader, int], Any]]]] = {
+    0: (4, _register_broker),
+    1: (0, lambda r, _: UnregisterBroker(r.int32())),
+    2: (0, lambda r, _: Topic(r.string(), r.uuid())),
+    3: (2, _partition),
+    4: (0, lambda r, _: Config(r.int8(), r.string(), r.string(), r.nullable())),
+    5: (2, _change_partition),
+    7: (0, _fence(True)),
+    8: (0, _fence(False)),
+    9: (0, lambda r, _: RemoveTopic(r.uuid())),
+    10: (0, _token),
+    11: (0, _of(SCRAM, False, "string", "int8")),
+    12: (0, lambda r, _: Feature(r.string(), r.int16())),
+    14: (0, _quota),
+    15: (0, lambda r, _: ProducerIds((r.int32(), r.int64(), r.int64())[2])),
+    17: (3, _change_broker),
+    18: (0, _of(ACL, False, "uuid")),
+    19: (0, _of(ACL, True, "uuid")),
+    20: (0, _nothing),  # NoOp
+    21: (0, _nothing),  # ZkMigration
+    22: (0, _of(SCRAM, True, "string", "int8")),
+    23: (0, _transaction("begin")),
+    24: (0, _transaction("end")),
+    25: (0, _transaction("abort")),
+    26: (0, _of(TOKEN, True, "string")),
+    27: (0, _nothing),  # RegisterController
+    28: (0, lambda r, _: ClearElr(r.string())),
+}
+"""Api key -> newest version of Apache Kafka 4.3, how the message is read."""
+
+
+def decode(value: bytes) -> KafkaRecord | None:
+    """The record of a value; None for one that says nothing that is needed.
+
+    Raises UnsupportedVersion for what 4.3 does not write, CorruptMessage.
+    """
+    reader = Reader(value)
+    frame, key, version = reader.uvarint(), reader.uvarint(), reader.uvarint()
+    newest, read = _READERS.get(key, (-1, _nothing))
+    if frame != FRAME_VERSION or version > newest:
+        raise UnsupportedVersion(
+            f"a metadata record of type {key}, version {version}, which Apache Kafka 4.3 does not "
+            "write: only data directories of 4.3 and older 4.x are adopted"
+        )
+    record: KafkaRecord | None = read(reader, version)
+    return record
+
+
+def decode_voters(value: bytes) -> tuple[int, ...]:
+    """The ids in a VotersRecord (a control record, without frame)."""
+    reader = Reader(value)
+    reader.int16()
+    found = reader.array(lambda: _voter(reader))
+    return tuple(sorted(found))
+
+
+def _voter(r: Reader) -> int:
+    node_id = r.int32()
+    r.uuid()
+    r.array(lambda: (r.string(), r.string(), r.uint16(), r.tags()))
+    r.int16(), r.int16(), r.tags()
+    r.tags()
+    return node_id

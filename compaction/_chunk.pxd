@@ -24,6 +24,10 @@ cdef enum:
     HEADER = 61
     SPECIAL = 0x37  # attribute bits of a batch that the caller handles
 
+    # kept.compaction.watch
+    RING = 64
+    TABLE_SLOTS = 4096
+
 cdef struct Words:
     uint32_t *at
     size_t size
@@ -67,3 +71,52 @@ cdef inline int64_t frame(const uint8_t *p, int64_t size, const char **why) noex
         why[0] = b"CRC does not match"
         return 0
     return length
+
+cdef struct Watched:
+    const uint8_t *table
+    const uint64_t *hashes
+    int64_t *offsets
+    int64_t *counts
+
+cdef inline int attach(Watched *watched, object watch, uint64_t k0, uint64_t k1) except -1:
+    """Note into a ``kept.compaction.watch.Watch``, which the caller keeps alive."""
+    cdef uint8_t[::1] table = watch.table
+    cdef uint64_t[::1] hashes = watch.hashes
+    cdef int64_t[::1] offsets = watch.offsets, counts = watch.counts
+    cdef uint64_t low = 0, high = 0
+    cdef const uint8_t[::1] raw
+    cdef Py_ssize_t i
+    if not counts.shape[0]:
+        return 0
+    if not watch.hashed:
+        for i in range(counts.shape[0]):
+            raw = watch.keys[i]
+            kept_siphash128(k0, k1, &raw[0] if raw.shape[0] else NULL, <size_t>raw.shape[0],
+                            &low, &high)
+            hashes[2 * i] = low
+            hashes[2 * i + 1] = high
+            if table[low % TABLE_SLOTS]:
+                counts[i] = -1
+            else:
+                table[low % TABLE_SLOTS] = <uint8_t>(i + 1)
+        watch.hashed = True
+    watched.table = &table[0]
+    watched.hashes = &hashes[0]
+    watched.offsets = &offsets[0]
+    watched.counts = &counts[0]
+    return 0
+
+cdef inline void note(Watched *watched, uint64_t low, uint64_t high, int64_t offset) noexcept nogil:
+    """A record, if its key is watched."""
+    cdef size_t i
+    cdef int64_t count
+    if watched.table == NULL or not watched.table[low % TABLE_SLOTS]:
+        return
+    i = watched.table[low % TABLE_SLOTS] - 1
+    if watched.hashes[2 * i] != low or watched.hashes[2 * i + 1] != high:
+        return
+    count = watched.counts[i]
+    if count and offset <= watched.offsets[i * RING + (count - 1) % RING]:
+        return
+    watched.offsets[i * RING + count % RING] = offset
+    watched.counts[i] = count + 1

@@ -11,8 +11,8 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from compaction._chunk cimport (
-    HEADER, SPECIAL, Words, as_array, frame, kept_prefetch, kept_scale, kept_siphash128,
-    kept_table_free, kept_table_new, push,
+    HEADER, SPECIAL, Watched, Words, as_array, attach, frame, kept_prefetch, kept_scale,
+    kept_siphash128, kept_table_free, kept_table_new, note, push,
 )
 from storage.records._wire cimport be32, be64, read_varint32, read_varint64
 
@@ -212,6 +212,8 @@ cdef class SegmentScan:
     cdef bint in_run
     cdef int64_t last_horizon
     cdef const char *why
+    cdef Watched watched
+    cdef object watch
     cdef uint64_t low[BLOCK]
     cdef uint64_t high[BLOCK]
     cdef int64_t offset[BLOCK]
@@ -220,13 +222,16 @@ cdef class SegmentScan:
 
     def __cinit__(self, int64_t base_offset, *, int mode=0, OffsetMap map=None, int64_t first=0,
                   int64_t last=0x7FFFFFFFFFFFFFFF, survivors=None, int64_t now_ms=0,
-                  producers=None, int64_t uncleanable=-1):
+                  producers=None, int64_t uncleanable=-1, watch=None):
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.mode = mode
         self.map = map
         if mode != FACTS_ and map is None:
             raise ValueError("this mode needs a map")
+        self.watch = watch
+        if watch is not None:
+            attach(&self.watched, watch, map.k0, map.k1)
         self.first, self.last = first, last
         self.full_at = -1
         self.now_ms = now_ms
@@ -465,8 +470,10 @@ cdef class SegmentScan:
                 if not self.map.put_hash(self.low[i], self.high[i], self.offset[i]):
                     self.full_at = self.offset[i]
                     break
+                note(&self.watched, self.low[i], self.high[i], self.offset[i])
         else:
             for i in range(self.block):
+                note(&self.watched, self.low[i], self.high[i], self.offset[i])
                 if not self.map.find(self.low[i], self.high[i]).rest & OFFSET_BITS:
                     failed |= push(&self.kept_, <uint32_t>(self.offset[i] - self.base_offset))
         self.block = 0

@@ -12,8 +12,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 from compaction._chunk cimport (
-    HEADER, SPECIAL, Words, as_array, frame, kept_prefetch, kept_scale, kept_siphash128,
-    kept_table_free, kept_table_new, push,
+    HEADER, SPECIAL, Watched, Words, as_array, attach, frame, kept_prefetch, kept_scale,
+    kept_siphash128, kept_table_free, kept_table_new, note, push,
 )
 from storage.records._wire cimport RecordSpan, be32, be64, read_record, read_varint32
 
@@ -284,14 +284,19 @@ cdef class RuleScan:
     cdef bint keep
     cdef int64_t first
     cdef const char *why
+    cdef Watched watched
+    cdef object watch
     cdef Words kept_
     cdef Item items[BLOCK]
     cdef int block
 
     def __cinit__(self, int64_t base_offset, RuleMap map not None, *, int64_t first=0,
-                  bint keep=False):
+                  bint keep=False, watch=None):
         self.base_offset = base_offset
         self.map = map
+        self.watch = watch
+        if watch is not None:
+            attach(&self.watched, watch, map.k0, map.k1)
         self.first = first
         self.keep = keep
 
@@ -368,6 +373,7 @@ cdef class RuleScan:
         cdef Item *item = self.items + self.block
         kept_siphash128(self.map.k0, self.map.k1, span.key, <size_t>span.key_length,
                         &item.low, &item.high)
+        note(&self.watched, item.low, item.high, offset)
         if not self.map.takes(item.high):
             return
         kept_prefetch(self.map.slot(item.low))

@@ -25,8 +25,9 @@ from pyroaring import BitMap
 
 from kept.compaction import journal, manifest
 from kept.compaction.build import build
+from kept.compaction.check import check_followed
 from kept.compaction.facts import Progress, chunks, quiet
-from kept.compaction.job import DEFAULT_CHUNK_BYTES, Source
+from kept.compaction.job import DEFAULT_CHECK_KEYS, DEFAULT_CHUNK_BYTES, Source
 from kept.compaction.journal import Reason, Removals
 from kept.compaction.manifest import Manifest, OutputSegment
 from kept.compaction.pass_ import Result, write_new
@@ -65,7 +66,8 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class FollowJob:
     """What applying needs. ``previous`` is the manifest applied before; ``aborted`` the aborted
-    transactions beyond the manifest's end in the segment that is split.
+    transactions beyond the manifest's end in the segment that is split. ``check_keys`` records are
+    checked at the end (``check.py``), which ones ``check_seed`` says.
     """
 
     directory: str
@@ -75,6 +77,8 @@ class FollowJob:
     previous: Manifest | None = None
     aborted: tuple[AbortedTxn, ...] = ()
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    check_keys: int = DEFAULT_CHECK_KEYS
+    check_seed: bytes = b""
 
 
 def job_for(
@@ -145,7 +149,7 @@ def follow(job: FollowJob, disk: Disk, progress: Progress = quiet) -> Result:
     """Build what the manifest says; :func:`kept.compaction.apply.publish` goes on from there.
 
     Runs anywhere, creates files only, and leaves them for ``discard`` on an error. Raises
-    LogsDiffer, DamagedData, NoSpace, MachineError.
+    LogsDiffer, CheckFailed, DamagedData, NoSpace, MachineError.
     """
     return _Follower(job, disk, progress).run()
 
@@ -167,6 +171,7 @@ class _Follower:
             if piece.output is None:
                 self._copy_rest(piece)
         plan = SwapPlan(tuple(_groups(job.pieces, {piece.base_offset for piece in changed})))
+        checked = check_followed(job, plan, self.disk)
         removed = Removals(found.identity, found.now_ms, {Reason.FOLLOWED: self._removed()})
         path = journal.new_path(job.directory, self.disk, found.identity)
         write_new(self.disk, path, journal.encode(removed))
@@ -175,9 +180,9 @@ class _Follower:
         write_new(self.disk, path, manifest.encode(found.with_segments(segments), plan))
         self.disk.fsync_dir(job.directory)
         self.disk.reach("compaction.written")
-        return self._result(plan, removed)
+        return self._result(plan, removed, checked)
 
-    def _result(self, plan: SwapPlan, removed: Removals) -> Result:
+    def _result(self, plan: SwapPlan, removed: Removals, checked: int) -> Result:
         found = self.job.manifest
         rewritten = {base for group in plan.groups for base in group.input_bases}
         sources = [source for piece in self.job.pieces for source in piece.sources]
@@ -187,7 +192,7 @@ class _Follower:
             bytes_before=sum(s.size_bytes for s in sources if s.file_offset in rewritten),
             bytes_after=self.bytes_written, segments_before=len(sources),
             segments_after=len(self.job.pieces), scans=0, keys=0, map_bytes=0,
-            removed=removed.counts(),
+            removed=removed.counts(), keys_checked=checked,
         )  # fmt: skip
 
     # Segments that stay as they are.

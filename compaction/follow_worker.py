@@ -49,6 +49,8 @@ def encode(job: FollowJob, previous: Identity | None, max_bytes_per_second: floa
             "previous": previous,
             "aborted": job.aborted,
             "chunk_bytes": job.chunk_bytes,
+            "check_keys": job.check_keys,
+            "check_seed": job.check_seed.hex(),
             "max_bytes_per_second": max_bytes_per_second,
         }
     )
@@ -68,6 +70,7 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     return FollowJob(
         directory, found, tuple(pieces), config_from(fields["config"]), previous,
         tuple(AbortedTxn(*entry) for entry in fields["aborted"]), fields["chunk_bytes"],
+        fields["check_keys"], bytes.fromhex(fields["check_seed"]),
     )  # fmt: skip
 
 

@@ -31,6 +31,9 @@ ones.
 """
 
 
+DEFAULT_CHECK_KEYS: Final = 64
+"""kept.compaction.check.keys: keys that a pass proves right (``check.py``); 0: none."""
+
 CACHED_BYTES: Final = 1 << 30
 """A survey leaves so much in the page cache for the build, which reads it again a moment later."""
 
@@ -101,6 +104,7 @@ class Job:
     max_scans: int = MAX_SCANS
     max_bytes_per_second: float = float(MAX_INT64)
     urgent: bool = False
+    check_keys: int = DEFAULT_CHECK_KEYS
 
     @property
     def topic_partition(self) -> TopicPartition:

@@ -27,6 +27,7 @@ from array import array
 from bisect import bisect_left
 from typing import Final
 
+from kept.compaction.watch import Watch
 from kept.storage.errors import CorruptMessage
 from kept.storage.records.build import read_varint
 from kept.storage.records.header import HEADER_BYTES, BatchHeader, Buffer, read_header
@@ -134,6 +135,7 @@ class SegmentScan:
     ascending) limits a lookup to records that are still alive; ``producers`` is a flat array of
     (last data offset, producer id) ascending; ``uncleanable`` the next offset of a batch that
     stays even empty. ``full_at`` is the offset of the first key that did not fit, -1 when all did.
+    What is put in or looked up is noted in ``watch``.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class SegmentScan:
         now_ms: int = 0,
         producers: array[int] | None = None,
         uncleanable: int = -1,
+        watch: Watch | None = None,
     ) -> None:
         if mode != FACTS and map is None:
             raise ValueError("this mode needs a map")
@@ -158,7 +161,7 @@ class SegmentScan:
         self.fault: str | None = None
         self._mode, self._map, self._first, self._last = mode, map, first, last
         self._survivors = None if survivors is None else set(survivors)
-        self._now_ms, self._uncleanable = now_ms, uncleanable
+        self._now_ms, self._uncleanable, self._watch = now_ms, uncleanable, watch
         flat = producers or array("q")
         self._producers = set(zip(flat[0::2], flat[1::2], strict=True))
         self._present: list[tuple[int, int]] = []
@@ -273,11 +276,17 @@ class SegmentScan:
         if self._map is None or self._mode == FACTS or not self._first <= offset < self._last:
             return
         if self._mode == LOOKUP:
-            alive = self._survivors is None or relative in self._survivors
-            if alive and self._map.get(key) < 0:
+            if self._survivors is not None and relative not in self._survivors:
+                return
+            if self._map.get(key) < 0:
                 self._kept.append(relative)
-        elif self.full_at < 0 and not self._map.put(key, offset):
+        elif self.full_at >= 0:
+            return
+        elif not self._map.put(key, offset):
             self.full_at = offset
+            return
+        if self._watch is not None:
+            self._watch.note(key, offset)
 
     def runs(self) -> array[int]:
         """Pairs (first, last) of offsets that are there, as a flat array."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kept.compaction import journal, manifest
+from kept.compaction import check, journal, manifest
 from kept.compaction.build import build
 from kept.compaction.build import discard as discard_outputs
 from kept.compaction.facts import Progress, quiet
 from kept.compaction.job import Job
 from kept.compaction.manifest import Identity, Manifest
+from kept.compaction.strategy import resolve
 from kept.compaction.survey import survey
 from kept.storage import layout
 from kept.storage.disk import Disk
@@ -28,6 +29,7 @@ class Result:
 
     ``records_examined`` counts the segments whose records were looked at (those carried over from
     the pass before are not); ``bytes_before`` and ``bytes_after`` are of the segments it rewrote.
+    ``keys_checked``: so many were proved to be right before anything was put into place.
     """
 
     identity: Identity
@@ -43,6 +45,7 @@ class Result:
     keys: int
     map_bytes: int
     removed: dict[str, int]
+    keys_checked: int = 0
 
 
 def read_manifest(directory: str, identity: Identity, disk: Disk) -> Manifest:
@@ -54,7 +57,7 @@ def read_manifest(directory: str, identity: Identity, disk: Disk) -> Manifest:
 def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     """Do the job; see the module. On an error the files are left for :func:`discard`.
 
-    Raises DamagedData, MachineError, NoSpace and ConfigurationError.
+    Raises CheckFailed, DamagedData, MachineError, NoSpace and ConfigurationError.
     """
     previous = None
     if job.previous is not None:
@@ -63,7 +66,10 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
         except (FileNotFoundError, DamagedData):
             if job.horizons_only:
                 raise
-    found = survey(job, disk, progress, previous)
+    strategy = resolve(job.config)
+    drawn = check.draw(job, disk, strategy)
+    keys = [one.key for one in drawn]
+    found = survey(job, disk, progress, previous, strategy=strategy, keys=keys)
     disk.reach("compaction.surveyed")
     built = build(
         found.manifest, found.groups, job.directory, job.config, disk,
@@ -71,6 +77,7 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
         cached=frozenset(f.source.base_offset for f in found.facts if f.cached),
     )  # fmt: skip
     disk.reach("compaction.built")
+    checked = check.check(job, drawn, found, built, disk, strategy=strategy)
     removed = journal.removals(found)
     path = journal.new_path(job.directory, disk, job.identity)
     write_new(disk, path, journal.encode(removed))
@@ -93,6 +100,7 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
         keys=found.keys,
         map_bytes=found.map_bytes,
         removed=removed.counts(),
+        keys_checked=checked,
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kept.compaction.build import RESERVE_BYTES
-from kept.compaction.job import DEFAULT_BUFFER_BYTES, DEFAULT_LOAD_FACTOR
+from kept.compaction.job import DEFAULT_BUFFER_BYTES, DEFAULT_CHECK_KEYS, DEFAULT_LOAD_FACTOR
 from kept.compaction.manifest import Identity
 from kept.compaction.view import LogView, SegmentView
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -31,13 +31,15 @@ class Limits:
     """What the cleaner may use: ``log.cleaner.*`` of the node.
 
     ``dedupe_buffer_bytes`` is for one pass: ``log.cleaner.dedupe.buffer.size`` over the threads.
-    ``free_bytes`` is what the log's disk has left, None for unknown.
+    ``free_bytes`` is what the log's disk has left, None for unknown. ``check_keys``:
+    ``kept.compaction.check.keys``.
     """
 
     dedupe_buffer_bytes: int = DEFAULT_BUFFER_BYTES
     load_factor: float = DEFAULT_LOAD_FACTOR
     max_bytes_per_second: float = float(MAX_INT64)
     free_bytes: int | None = None
+    check_keys: int = DEFAULT_CHECK_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +229,15 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a log could not be cleaned, how often in a row, and when it is tried again."""
+    """Why a log could not be cleaned, how often in a row, and when it is tried again.
+
+    ``stopped``: the check of a pass found it wrong, so nothing is tried before somebody says so.
+    """
 
     reason: str
     count: int
     retry_at_ms: int
+    stopped: bool = False
 
 
 class Failures:
@@ -240,12 +246,15 @@ class Failures:
     def __init__(self) -> None:
         self._failures: dict[TopicPartition, Failure] = {}
 
-    def note(self, tp: TopicPartition, reason: str, now_ms: int) -> Failure:
-        """A pass over this log failed."""
+    def note(
+        self, tp: TopicPartition, reason: str, now_ms: int, *, stopped: bool = False
+    ) -> Failure:
+        """A pass over this log failed; ``stopped``: see :class:`Failure`."""
         before = self._failures.get(tp)
         count = before.count + 1 if before else 1
         wait_ms = min(RETRY_BASE_MS << min(count - 1, 16), RETRY_MAX_MS)
-        found = self._failures[tp] = Failure(reason, count, now_ms + wait_ms)
+        retry_at_ms = MAX_INT64 if stopped else now_ms + wait_ms
+        found = self._failures[tp] = Failure(reason, count, retry_at_ms, stopped)
         return found
 
     def may_try(self, tp: TopicPartition, now_ms: int) -> bool:

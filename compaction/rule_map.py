@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from kept.compaction.strategy import Kind, Rule, version_number
+from kept.compaction.watch import Watch
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import Record
 from kept.storage.records.build import read_varint, wrap64
@@ -223,7 +224,9 @@ class _Scan:
 
 
 class RuleScan(_Scan):
-    """The records of one segment, from ``first`` on, put into a map or (``keep``) asked of it."""
+    """The records of one segment, from ``first`` on, put into a map or (``keep``) asked of it, and
+    noted in ``watch``.
+    """
 
     def __init__(
         self,
@@ -232,13 +235,16 @@ class RuleScan(_Scan):
         *,
         first: int = 0,
         keep: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__(base_offset, first)
-        self._map, self._keep = map, keep
+        self._map, self._keep, self._watch = map, keep, watch
         self._kept = array("I")
 
     def _use(self, found: list[Record]) -> None:
         for record in found:
+            if self._watch is not None:
+                self._watch.note(record.key or b"", record.offset)
             if not self._keep:
                 self._map.add(record)
             elif self._map.keeps(record):

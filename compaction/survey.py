@@ -13,7 +13,7 @@ delete horizon is unset or in the future. Keyless and aborted records do not sur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -31,8 +31,9 @@ from kept.compaction.facts import (
 from kept.compaction.grouping import group_sources
 from kept.compaction.job import Job, Source
 from kept.compaction.manifest import Manifest, OutputSegment
-from kept.compaction.strategy import Latest, Strategy, resolve
+from kept.compaction.strategy import Latest, Strategy, Verdict, resolve
 from kept.compaction.transactions import Markers, decide
+from kept.compaction.watch import Seen, Watch, joined
 from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError, InvariantViolation
 
@@ -55,7 +56,11 @@ class Group:
 
 @dataclass(slots=True)
 class Survey:
-    """What a survey found: the manifest, how to build it, and why records go."""
+    """What a survey found: the manifest, how to build it, and why records go.
+
+    ``seen`` says where the records of the keys are that were to be watched; ``said`` what a
+    strategy that is not built in said about them.
+    """
 
     manifest: Manifest
     groups: list[Group]
@@ -66,20 +71,33 @@ class Survey:
     map_bytes: int = 0
     keys: int = 0
     carried: frozenset[int] = field(default_factory=frozenset)
+    seen: Mapping[bytes, Seen] = field(default_factory=dict)
+    said: Mapping[bytes, Verdict] = field(default_factory=dict)
 
 
 def survey(
-    job: Job, disk: Disk, progress: Progress = quiet, previous: Manifest | None = None
+    job: Job,
+    disk: Disk,
+    progress: Progress = quiet,
+    previous: Manifest | None = None,
+    *,
+    strategy: Strategy | None = None,
+    keys: Iterable[bytes] = (),
 ) -> Survey:
-    """Decide what survives; see the module.
+    """Decide what survives; see the module. ``strategy`` is the job's; ``keys`` are watched.
 
     Raises DamagedData where a segment is damaged, and ConfigurationError naming
     ``log.cleaner.dedupe.buffer.size`` when not even one key fits into the map.
     """
-    return _Surveyor(job, disk, progress, previous).run()
+    surveyor = _Surveyor(job, disk, progress, previous)
+    surveyor.below, surveyor.above = Watch(keys), Watch(keys)
+    return surveyor.run(strategy or resolve(job.config))
 
 
 class _Surveyor:
+    below: Watch
+    above: Watch
+
     def __init__(self, job: Job, disk: Disk, progress: Progress, previous: Manifest | None) -> None:
         self.job, self.disk, self.progress = job, disk, progress
         self.aborted = AbortedIndex(job.aborted)
@@ -88,10 +106,11 @@ class _Surveyor:
         self.survivors: dict[int, BitMap] = {}
         self.previous = previous
         self.scans = self.map_bytes = self.keys = 0
+        self.said: Mapping[bytes, Verdict] = {}
 
-    def run(self) -> Survey:
+    def run(self, strategy: Strategy) -> Survey:
+        """All of it."""
         job = self.job
-        strategy = resolve(job.config)
         carried: frozenset[int] = frozenset()
         if job.horizons_only:
             if self.previous is None:
@@ -118,9 +137,11 @@ class _Surveyor:
             tuple(group.output for group in groups),
         )  # fmt: skip
         manifest.check_invariants()
+        noted = {key: joined(key, self.below, self.above) for key in self.above.keys}
         return Survey(
             manifest, groups, facts, self.survivors, markers, self.scans, self.map_bytes,
-            self.keys, carried,
+            self.keys, carried, {key: seen for key, seen in noted.items() if seen is not None},
+            self.said,
         )  # fmt: skip
 
     # Scanning.
@@ -188,7 +209,9 @@ class _Surveyor:
         for source in job.sources:
             if source.end_offset <= start:
                 continue
-            found = self.scan(source, mode=kernel.MAP, map=offset_map, first=start)
+            found = self.scan(
+                source, mode=kernel.MAP, map=offset_map, first=start, watch=self.above
+            )
             if found.full_at >= 0:
                 end = found.full_at
                 break
@@ -205,6 +228,7 @@ class _Surveyor:
             found = self.scan(
                 source, mode=kernel.LOOKUP, map=offset_map, first=self.job.log_start_offset,
                 last=start, survivors=None if alive is None else alive.to_array(),
+                watch=self.below,
             )  # fmt: skip
             self.survivors[base] = BitMap(found.kept())
 
@@ -214,8 +238,9 @@ class _Surveyor:
 
         for source in self.job.sources:
             self.scan(source)
-        found = verdicts(self.job, self.disk, strategy, self.facts, self.progress)
+        found = verdicts(self.job, self.disk, strategy, self.facts, self.progress, watch=self.above)
         self.survivors, self.scans, self.keys = found.survivors, found.scans, found.keys
+        self.said = found.said
         return self.job.end_offset
 
     def _look_at_horizons(self, previous: Manifest) -> frozenset[int]:

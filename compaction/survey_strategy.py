@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyroaring import BitMap
@@ -28,6 +28,7 @@ from kept.compaction.facts import AbortedIndex, Progress, SegmentFacts, drive
 from kept.compaction.job import Job
 from kept.compaction.rule_map import CLASSES, WORD_BYTES, slot_words
 from kept.compaction.strategy import From, Kind, Only, Rule, Strategy, Verdict, rules
+from kept.compaction.watch import Watch
 from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError
 from kept.storage.records import Record
@@ -50,11 +51,14 @@ A smaller one begins with all that are left, and gives up what it must.
 
 @dataclass(slots=True)
 class Verdicts:
-    """Survivors by the base of their segment, relative to it."""
+    """Survivors by the base of their segment, relative to it. ``said``: of the watched keys, by a
+    strategy that is not built in.
+    """
 
     survivors: dict[int, BitMap]
     scans: int = 0
     keys: int = 0
+    said: dict[bytes, Verdict] = field(default_factory=dict)
 
 
 class _Full(Exception):
@@ -75,13 +79,15 @@ def verdicts(
     strategy: Strategy,
     facts: Mapping[int, SegmentFacts],
     progress: Progress,
+    *,
+    watch: Watch | None = None,
 ) -> Verdicts:
     """What ``strategy`` keeps of the log; expired tombstones are still among it.
 
     Raises ConfigurationError naming ``log.cleaner.dedupe.buffer.size`` when the keys do not fit,
     and DamagedData where a segment is damaged.
     """
-    segments = _Segments(job, disk, facts, progress)
+    segments = _Segments(job, disk, facts, progress, watch or Watch(()))
     known = rules(strategy)
     if known is not None:
         return _by_rules(segments, known)
@@ -92,9 +98,10 @@ class _Segments:
     """The segments of one job, and reading them."""
 
     def __init__(
-        self, job: Job, disk: Disk, facts: Mapping[int, SegmentFacts], progress: Progress
-    ) -> None:
-        self.job, self.facts = job, facts
+        self, job: Job, disk: Disk, facts: Mapping[int, SegmentFacts], progress: Progress,
+        watch: Watch,
+    ) -> None:  # fmt: skip
+        self.job, self.facts, self.watch = job, facts, watch
         self._disk, self._progress = disk, progress
         self._aborted = AbortedIndex(job.aborted)
         self._bases = sorted(facts)
@@ -165,14 +172,14 @@ def _new_map(segments: _Segments, known: tuple[Rule, ...], buffer_bytes: int) ->
     return found
 
 
-def _fill(segments: _Segments, rule_map: kernel.RuleMap) -> None:
+def _fill(segments: _Segments, rule_map: kernel.RuleMap, watch: Watch | None = None) -> None:
     first = segments.job.log_start_offset
-    segments.scan(lambda base: kernel.RuleScan(base, rule_map, first=first))
+    segments.scan(lambda base: kernel.RuleScan(base, rule_map, first=first, watch=watch))
 
 
 def _scan_by_rules(segments: _Segments, rule_map: kernel.RuleMap, found: Verdicts) -> None:
     """Fill the map from all segments, then ask it about all of them."""
-    _fill(segments, rule_map)
+    _fill(segments, rule_map, segments.watch)
     if rule_map.full:
         raise segments.too_small(CLASSES)
     first = segments.job.log_start_offset
@@ -234,6 +241,7 @@ class _Class:
         """Add the survivors to ``found``."""
         given = self._collect()
         found.keys += len(given)
+        found.said.update((k, given[k]) for k in self._segments.watch.keys if k in given)
         for base, offsets in self._by_segment(self._judge(given)):
             found.survivors[base] |= offsets
         if self._doubtful:
@@ -246,10 +254,13 @@ class _Class:
         key_of, reduce, newest = self._strategy.key, self._strategy.reduce, self._newest
         class_of_key, hash_key = kernel.class_of, job.hash_key
         chosen, classes = self._chosen, self._classes
+        watched, note = frozenset(self._segments.watch.keys), self._segments.watch.note
 
         def use(records: list[Record]) -> None:
             for record in records:
                 key = key_of(record)
+                if key in watched:
+                    note(key, record.offset)
                 if classes != 1 and class_of_key(hash_key, key, classes) != chosen:
                     continue
                 if reduce(state, key, record):

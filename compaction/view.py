@@ -120,6 +120,7 @@ def job_for(
         load_factor=limits.load_factor,
         max_bytes_per_second=limits.max_bytes_per_second,
         urgent=plan.overdue,
+        check_keys=limits.check_keys,
     )  # fmt: skip
 
 

@@ -336,6 +336,11 @@ _CLEANER: Final = (
         "Disk, per partition, for the journal of what compaction removed and why "
         "(kept compact why-missing).", low=0,
     ),
+    _at_start(
+        "kept.compaction.check.keys", _INT, "64",
+        "Keys that each pass samples, to prove their latest records right before anything is put "
+        "into place; fewer in small logs. 0: none.", low=0, high=255,
+    ),
 )  # fmt: skip
 
 _NETWORK: Final = (

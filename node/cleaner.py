@@ -32,7 +32,7 @@ from kept.compaction.view import job_for, view
 from kept.compaction.worker import COMMAND
 from kept.node import timers
 from kept.node.logging import log
-from kept.node.manifests.failures import PassFailed, Withdrawn
+from kept.node.manifests.failures import PassFailed, Withdrawn, check_stopped
 from kept.node.manifests.workers import Work
 from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
@@ -177,6 +177,7 @@ class Cleaner:
             load_factor=config.log_cleaner_io_buffer_load_factor,
             max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second / threads,
             free_bytes=self._node.disk.free_bytes(hosted.directory.name),
+            check_keys=config.compaction_check_keys,
         )
 
     def status(self, tp: TopicPartition) -> Status:
@@ -370,7 +371,9 @@ class Cleaner:
             self._answer(tp, NotNow(tp, str(error)))
             return
         self.totals.failures += 1
-        failure = self.failures.note(tp, str(error), self._node.now_ms())
+        stopped = check_stopped(error)
+        self._node.metrics.checks_failed += stopped
+        failure = self.failures.note(tp, str(error), self._node.now_ms(), stopped=stopped)
         log.error(
             "log not cleaned",
             topic=tp.topic,

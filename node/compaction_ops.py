@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.compaction import job as jobs
 from kept.compaction.apply import CompactionState
 from kept.compaction.pass_ import Result, read_manifest
-from kept.compaction.planner import NotNow, Plan, cleanable_range, next_identity, sizes
+from kept.compaction.planner import Failure, NotNow, Plan, cleanable_range, next_identity, sizes
 from kept.compaction.view import job_for, view
 from kept.node import dry_run
 from kept.node.undisturbed import again
@@ -32,6 +32,8 @@ IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", 
 
 MAX_PASSES: Final = 20
 """Of the removal journal, to be told at once."""
+MAX_UNCLEANABLE: Final = 1000
+"""Logs that failed, told at once."""
 PEEK_BYTES: Final = 1
 """To look at one offset the one batch that holds it is read."""
 
@@ -51,7 +53,8 @@ class CompactionStatus:
     """Where one partition's compaction stands, as node ``node`` knows; with ``leads`` it counts.
 
     ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
-    ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``). ``reason``
+    ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``; without that
+    the check of a pass stopped it, and somebody is to say ``retry``). ``reason``
     is a sentence: what is due, why nothing is, or what failed. The cleanable range is
     ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``. ``tombstones_pending`` are
     in the clean part and wait for their delete horizon, the first of which is ``next_horizon_ms``.
@@ -122,7 +125,7 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         dirty_ratio=round(dirty / (clean + dirty), 4) if dirty else 0.0,
         generation=None if known.applied is None else str(known.applied),
         last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
-        retry_at_ms=None if said.failure is None else said.failure.retry_at_ms,
+        retry_at_ms=_retry_at_ms(said.failure),
         failures=trouble.count if said.failure is None else said.failure.count,
         progress=progress,
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
@@ -132,6 +135,10 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         leads=hosted.partition.is_leader,
         **_generations(hosted),
     )
+
+
+def _retry_at_ms(failure: Failure | None) -> int | None:
+    return None if failure is None or failure.stopped else failure.retry_at_ms
 
 
 def _generations(hosted: HostedPartition) -> dict[str, Any]:
@@ -253,6 +260,36 @@ async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[M
 
 
 # What passes did.
+
+
+def cleaner(node: Node) -> dict[str, Any]:
+    """``running`` passes, logs that are ``uncleanable``, and totals since the node started."""
+    now = node.cleaner
+    running = []
+    for tp, one in now.running.items():
+        total = one.work.total_bytes
+        running.append(
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "reason": one.plan.why,
+                "dirty_ratio": round(one.plan.dirty_ratio, 4),
+                "progress": round(one.work.done_bytes / total, 3) if total else 0.0,
+                "started_ms": one.started_ms,
+            }
+        )
+    uncleanable = [
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "reason": failure.reason,
+            "failures": failure.count,
+            "retry_at_ms": failure.retry_at_ms,
+        }
+        for tp, failure in sorted(now.failures.all().items())
+    ]
+    totals = asdict(now.totals)
+    return {"running": running, "uncleanable": uncleanable[:MAX_UNCLEANABLE], **totals}
 
 
 async def passes(node: Node, hosted: HostedPartition) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class NodeConfig:
     log_cleaner_backoff_ms: int
     log_cleaner_io_max_bytes_per_second: float
     compaction_history_bytes: int
+    compaction_check_keys: int
 
     socket_request_max_bytes: int
     socket_listen_backlog_size: int

@@ -198,6 +198,14 @@ def _compaction(node: Node) -> Iterator[Metric | None]:
     )
     yield counter("log_cleaner_cleaned_bytes", "Bytes that compaction freed.", m.cleaned_bytes)
     yield counter("log_cleaner_removed_records", "Records removed.", m.records_removed)
+    yield counter(
+        "log_cleaner_checked_keys", "Keys that passes proved right before the swap.",
+        m.checked_keys,
+    )  # fmt: skip
+    yield counter(
+        "log_cleaner_checks_failed", "Passes that the check of their keys stopped.",
+        m.checks_failed,
+    )  # fmt: skip
     yield histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
 
 

@@ -36,6 +36,8 @@ class Metrics:
         "_node",
         "bytes_in",
         "bytes_out",
+        "checked_keys",
+        "checks_failed",
         "cleaned_bytes",
         "cleaner_seconds",
         "cluster",
@@ -59,16 +61,18 @@ class Metrics:
         self.compactions = 0
         self.cleaned_bytes = 0
         self.records_removed = 0
+        self.checked_keys = 0
+        self.checks_failed = 0
         self.cleaner_seconds = Histogram(PASS_BUCKETS)
         self.fsync_seconds = Histogram(FSYNC_BUCKETS)
         self.request_seconds: dict[int, Histogram] = {}
 
-    def request(self, api_key: int, seconds: float) -> None:
-        """A request was answered so long after it was read."""
+    def request(self, api_key: int, seconds: float, requests: int = 1) -> None:
+        """A request was answered so long after it was read, or several at once."""
         histogram = self.request_seconds.get(api_key)
         if histogram is None:
             histogram = self.request_seconds[api_key] = Histogram(REQUEST_BUCKETS)
-        histogram.observe(seconds)
+        histogram.observe(seconds, requests)
 
     def produced(self, batches: int, records: int, size_bytes: int) -> None:
         """Batches were appended for producers."""
@@ -93,4 +97,5 @@ class Metrics:
         self.compactions += 1
         self.cleaned_bytes += max(0, result.bytes_before - result.bytes_after)
         self.records_removed += result.records_removed
+        self.checked_keys += result.keys_checked
         self.cleaner_seconds.observe(seconds)

@@ -18,3 +18,12 @@ class PassFailed(KeptError):
         super().__init__(message)
         self.kind = kind
         self.offset = offset
+
+
+def check_stopped(error: BaseException) -> bool:
+    """The check of a pass found it wrong: nothing is tried again before somebody has looked.
+
+    The error comes from a worker, or from a thread of this process.
+    """
+    kind = error.kind if isinstance(error, PassFailed) else type(error).__name__
+    return kind == "CheckFailed"

@@ -8,8 +8,9 @@ into place one at a time (``turn``), and never while a pass computes in the same
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kept.compaction import follow, follow_worker, held, manifest
@@ -174,7 +175,11 @@ class Files:
         async with self._lock:
             found = await node.in_pool(self.body, ref)
         self.check(work)
-        job = follow.job_for(log_, found, None, node.now_ms())
+        job = replace(
+            follow.job_for(log_, found, None, node.now_ms()),
+            check_keys=node.config.compaction_check_keys,
+            check_seed=os.urandom(jobs.HASH_KEY_BYTES),
+        )
         state = self._hosted.compaction
         previous = None if state is None else state.applied
         if follow_worker.source_bytes(job) <= SMALL_BYTES:

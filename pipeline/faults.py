@@ -85,8 +85,9 @@ def find(
         judged = survivors.surviving(sound, rules)
     else:
         judged = sound.withColumn("survives", f.lit(True))
-    judged = _winners(judged)
-    faults = [_divergent(each), _returns(each), _missing(judged), *_outdated(judged)]
+    back = each.filter("returned").withColumn("survives", f.lit(False))
+    judged = _winners(judged.unionByName(back))
+    faults = [_divergent(each), _returns(judged), _missing(judged), *_outdated(judged)]
     made = faults[0]
     for one in faults[1:]:
         made = made.unionByName(one)
@@ -112,17 +113,21 @@ def _returned(expected: Expected) -> Column:
 
 
 def _winners(judged: DataFrame) -> DataFrame:
-    """``deleted``: the tombstone that is all that may be left of the key, and who has it."""
+    """``deleted``: the tombstone that is all that may be left of the key, and who has it;
+    ``current``: where the newest value of the key is that must survive.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.window import Window
 
     key = Window.partitionBy(*survivors.KEY)
     left = f.when(f.col("survives"), f.struct("offset", "tombstone", "holders"))
     alive = f.max(f.col("survives") & ~f.col("tombstone")).over(key)
-    return judged.withColumn("deleted", f.when(~alive, f.max(left).over(key)))
+    value = f.when(f.col("survives") & ~f.col("tombstone"), f.col("offset"))
+    made = judged.withColumn("deleted", f.when(~alive, f.max(left).over(key)))
+    return made.withColumn("current", f.max(value).over(key))
 
 
-def _faults(rows: DataFrame, kind: str, replica: Column, detail: Column) -> DataFrame:
+def _faults(rows: DataFrame, kind: str | Column, replica: Column, detail: Column) -> DataFrame:
     from pyspark.sql import functions as f
 
     return rows.select(
@@ -157,12 +162,14 @@ def _divergent(each: DataFrame) -> DataFrame:
     return _faults(each.filter("digests > 1"), "divergent", f.lit(-1), detail)
 
 
-def _returns(each: DataFrame) -> DataFrame:
+def _returns(judged: DataFrame) -> DataFrame:
+    """What the reference had no longer: merely left over where a newer value stands above it."""
     from pyspark.sql import functions as f
 
-    rows = each.filter("returned").withColumn("node", f.explode("live"))
+    rows = judged.filter("returned").withColumn("node", f.explode("live"))
+    kind = f.when(f.col("current") > f.col("offset"), "superseded").otherwise("resurrected")
     detail = f.lit("the reference has no record there any more: it came back")
-    return _faults(rows, "resurrected", f.col("node"), detail)
+    return _faults(rows, kind, f.col("node"), detail)
 
 
 def _missing(judged: DataFrame) -> DataFrame:
@@ -179,7 +186,9 @@ def _outdated(judged: DataFrame) -> list[DataFrame]:
 
     every = judged.withColumn("node", f.explode("live"))
     newest = every.groupBy(*survivors.KEY, "node").agg(f.max("offset").alias("newest"))
-    rows = every.filter("not survives").join(newest, [*survivors.KEY, "node"], "left")
+    rows = every.filter("not survives and not returned").join(
+        newest, [*survivors.KEY, "node"], "left"
+    )
     alive = (
         ~f.col("tombstone")
         & f.col("deleted").isNotNull()

@@ -148,6 +148,8 @@ class WriteOptions:
     codec: Codec = Codec.NONE
     batch_bytes: int = 512 << 10
     include_timestamps: bool = False
+    exactly_once: bool = False
+    ledger: str = "kept-spark-ledger"
 
 
 _READ: Final = (
@@ -167,11 +169,13 @@ _WRITE: Final = (
     "includeTimestamps", "kafka.acks", "kafka.enable.idempotence",
     "checkpointLocation", "queryName",
 )  # fmt: skip
+_STREAMING_WRITE: Final = ("exactlyOnce", "ledgerTopic")
 """checkpointLocation and queryName are Spark's own; it hands them on to a sink."""
 USES: Final[Mapping[str, tuple[str, ...]]] = {
     "a batch read": _READ + _BATCH_READ,
     "a streaming read": _READ + _STREAMING_READ,
     "a write": _WRITE,
+    "a streaming write": _WRITE + _STREAMING_WRITE,
 }
 """Every option there is, by what it is for."""
 
@@ -268,16 +272,22 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     return options
 
 
-def parse_write(given: Mapping[str, str]) -> WriteOptions:
+def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """The options of a batch or streaming write. Raises BadOption."""
-    o = _Options(given, "a write")
+    o = _Options(given, "a streaming write" if streaming else "a write")
     options = WriteOptions(
         _connection(o),
         topic=o.take("topic", _topic, None),
         codec=o.take("kafka.compression.type", _codec, Codec.NONE),
         batch_bytes=o.take("kafka.batch.size", _positive, 512 << 10),
         include_timestamps=o.take("includeTimestamps", _boolean, False),
+        exactly_once=o.take("exactlyOnce", _boolean, False),
+        ledger=o.take("ledgerTopic", _topic, "kept-spark-ledger"),
     )
+    if options.exactly_once and options.topic is None:
+        raise BadOption("exactlyOnce=true needs the option topic: one topic for all rows")
+    if options.exactly_once and options.ledger == options.topic:
+        raise BadOption(f"ledgerTopic is {options.ledger}, the topic that is written to")
     o.take("kafka.acks", _acks, None)
     o.take("kafka.enable.idempotence", _idempotence, None)
     o.take("checkpointLocation", _any, None)

@@ -6,11 +6,14 @@ each other while the topic goes on.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kept.client.records import EARLIEST, LATEST
@@ -66,11 +69,13 @@ def bounds_of(client: Client, topic: str) -> Bounds:
     )
 
 
-def session(master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    master: str | None = None, settings: Mapping[str, str] | None = None, *, quiet: bool = False
+) -> SparkSession:
     """The running session, or a new one, with the source ``kept`` known to it.
 
     ``master`` None leaves it to ``spark-submit`` or ``local[*]``. Spark's own progress bar is shown
-    where standard error is a terminal.
+    where standard error is a terminal. ``quiet``: of a new JVM's log only what is fatal.
     """
     from pyspark.sql import SparkSession
 
@@ -78,6 +83,8 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
     builder: Any = SparkSession.builder.appName("kept")
     shown = str(sys.stderr.isatty()).lower()
     defaults = {"spark.ui.showConsoleProgress": shown, "spark.sql.session.timeZone": "UTC"}
+    if quiet:
+        defaults |= {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_setup()}"}
     for name, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(name, value)
     if master is not None:
@@ -85,6 +92,16 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
     spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _log_setup() -> str:
+    """A configuration of log4j for the life of this process."""
+    with tempfile.NamedTemporaryFile("w", suffix=".properties", delete=False) as file:
+        file.write("rootLogger.level = fatal\nrootLogger.appenderRef.o.ref = o\n")
+        file.write("appender.o.type = Console\nappender.o.name = o\n")
+        file.write("appender.o.target = SYSTEM_ERR\n")
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name
 
 
 def register(spark: SparkSession) -> None:

@@ -37,7 +37,26 @@ def write_rows(iterator: Iterator[pa.RecordBatch], options: WriteOptions) -> Wri
     from kept.pipeline.reading import client_for
     from kept.pipeline.writing import TopicWriter
 
-    writer = TopicWriter(client_for(options.connection), options)
+    client = client_for(options.connection)
+    begun = None
+    if options.exactly_once:
+        from pyspark import TaskContext
+
+        from kept.pipeline import ledger
+
+        assert options.topic is not None
+        context = TaskContext.get()
+        names = ("sql.streaming.queryId", "streaming.sql.batchId")
+        query, batch = ledger.task_of({name: context.getLocalProperty(name) for name in names})
+        begun = ledger.begin(
+            client,
+            options.ledger,
+            options.topic,
+            query=query,
+            task=context.partitionId(),
+            batch=batch,
+        )
+    writer = TopicWriter(client, options, begun)
     for batch in iterator:
         writer.write(batch)
     return Written(writer.finish())
@@ -80,3 +99,7 @@ def check_write(schema: StructType, options: WriteOptions, overwrite: bool) -> N
             connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms
         ) as client:
             find_partitions(client, Subscribe((options.topic,)))
+            if options.exactly_once:
+                from kept.pipeline import ledger
+
+                ledger.create(client, options.ledger)

@@ -69,7 +69,7 @@ class KeptSource(DataSource):
         """A streaming write."""
         from kept.pipeline.sinks import KeptStreamWriter, check_write
 
-        options = parse_write(self.options)
+        options = parse_write(self.options, streaming=True)
         check_write(schema, options, overwrite)
         return KeptStreamWriter(options)
 

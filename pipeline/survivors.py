@@ -110,7 +110,7 @@ def _sortable(number: Column) -> Column:
     """A whole number as a string of the same order, after the empty one: 40 digits and a sign."""
     from pyspark.sql import functions as f
 
-    lifted = (number + f.lit(2**63).cast("decimal(20,0)")).cast("decimal(38,0)").cast("string")
+    lifted = (number + f.lit(str(2**63)).cast("decimal(20,0)")).cast("decimal(38,0)").cast("string")
     digits = number.cast("decimal(38,0)").cast("string")
     negative = f.concat(f.lit("0"), f.lpad(lifted, 40, "0"))
     return f.when(number < 0, negative).otherwise(f.concat(f.lit("1"), f.lpad(digits, 40, "0")))
@@ -126,8 +126,8 @@ def _header_version(name: str) -> Column:
     text = f.decode(f.when(f.hex(value).rlike("^(3[0-9])+$"), value), "US-ASCII")
     digits = f.concat(f.lit("1"), f.lpad(text, MAX_VERSION_DIGITS, "0"))
     raw = f.conv(f.hex(f.when(size.isin(4, 8), value)), 16, 10).cast("decimal(20,0)")
-    half = f.when(size == 4, f.lit(2**31)).otherwise(f.lit(2**63).cast("decimal(20,0)"))
-    whole = f.when(size == 4, f.lit(2**32)).otherwise(f.lit(2**64).cast("decimal(20,0)"))
+    half = f.when(size == 4, f.lit(2**31)).otherwise(f.lit(str(2**63)).cast("decimal(20,0)"))
+    whole = f.when(size == 4, f.lit(2**32)).otherwise(f.lit(str(2**64)).cast("decimal(20,0)"))
     signed = f.when(raw >= half, raw - whole).otherwise(raw)
     number = f.when(
         text.isNotNull(), f.when(size <= MAX_VERSION_DIGITS, digits)

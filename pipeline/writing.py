@@ -2,7 +2,8 @@
 
 Delivery is *at least once*: within a task nothing is written twice (an idempotent producer), but a
 task that Spark runs again, and a micro-batch that it repeats after a restart, are new producers and
-write their rows anew.
+write their rows anew. With ``exactlyOnce`` a stream's tasks go on as the producers that they were
+(:mod:`kept.pipeline.ledger`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from kept.client.blocking import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.options import BadOption, WriteOptions
 from kept.storage.errors import InvalidRecord, PeerError
-from kept.storage.records import Binary, HeaderLists, Packer, Rows, pack_batch
+from kept.storage.records import Area, Binary, HeaderLists, Packer, Rows, pack_batch
 from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kept.pipeline.ledger import Begun
 
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
@@ -58,11 +61,12 @@ def check_columns(given: Mapping[str, str], options: WriteOptions) -> None:
 class TopicWriter:
     """Writes the rows of one task to their topics, in order within each partition."""
 
-    def __init__(self, client: Client, options: WriteOptions) -> None:
+    def __init__(self, client: Client, options: WriteOptions, begun: Begun | None = None) -> None:
         self.client = client
         self.options = options
         self.written = 0
-        self._producer: tuple[int, int] | None = None
+        self._begun = begun
+        self._producer = None if begun is None else (begun.producer_id, begun.epoch)
         self._topics: dict[str, _Target] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -89,7 +93,9 @@ class TopicWriter:
         if target is None:
             count = len(self.client.topic(topic).partitions)
             target = self._topics[topic] = _Target(Packer(count, self.options.batch_bytes))
-        rows, at = rows_of(batch, self.options), 0
+            target.sticky = self._next_sticky(0)
+        at_ms = time.time_ns() // 1_000_000 if self._begun is None else self._begun.at_ms
+        rows, at = rows_of(batch, self.options, at_ms), 0
         while at < rows.total:
             try:
                 at = target.packer.feed(rows, at, target.sticky)
@@ -117,12 +123,32 @@ class TopicWriter:
             )
             for partition, area in areas.items()
         }
-        self.client.append(topic, batches)
+        if self._begun is not None:
+            batches = self._new(target, areas, batches)
+        if batches:
+            self.client.append(topic, batches)
         for partition, area in areas.items():
             self.written += area.total
             following = target.sequences.get(partition, 0) + area.total
             target.sequences[partition] = following & MAX_INT32
-        target.sticky = secrets.randbits(31)
+        target.sticky = self._next_sticky(target.sticky)
+
+    def _next_sticky(self, last: int) -> int:
+        """Where rows without a key go next: drawn, or the same whenever a task is repeated."""
+        return secrets.randbits(31) if self._begun is None else last + 1
+
+    def _new(
+        self, target: _Target, areas: Mapping[int, Area], batches: Mapping[int, bytes]
+    ) -> dict[int, bytes]:
+        """The batches that no earlier attempt has written."""
+        assert self._begun is not None
+        return {
+            partition: batch
+            for partition, batch in batches.items()
+            if not self._begun.leaves_out(
+                partition, target.sequences.get(partition, 0), areas[partition].total, batch
+            )
+        }
 
 
 @dataclass(slots=True)
@@ -131,11 +157,13 @@ class _Target:
 
     packer: Packer
     sequences: dict[int, int] = field(default_factory=dict)
-    sticky: int = field(default_factory=lambda: secrets.randbits(31))
+    sticky: int = 0
 
 
-def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Rows:
-    """The rows of a record batch as the record kernel takes them."""
+def rows_of(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> Rows:
+    """The rows of a record batch as the record kernel takes them; ``at_ms`` is their timestamp
+    where they have none.
+    """
     import pyarrow as pa
 
     there = set(batch.schema.names)
@@ -148,16 +176,16 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Rows:
         _strings(batch.column("value")),
         _headers(batch.column("headers")) if "headers" in there else None,
         partitions,
-        _numbers(_milliseconds(batch, options)),
+        _numbers(_milliseconds(batch, options, at_ms)),
     )
 
 
-def _milliseconds(batch: pa.RecordBatch, options: WriteOptions) -> pa.Array:
-    """Timestamps; rows without one take the time of now."""
+def _milliseconds(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> pa.Array:
+    """Timestamps; rows without one take ``at_ms``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    now = pa.scalar(time.time_ns() // 1_000_000, pa.int64())
+    now = pa.scalar(at_ms, pa.int64())
     if not options.include_timestamps:
         return pa.repeat(now, batch.num_rows)
     stamps = batch.column("timestamp").cast(pa.timestamp("us", "UTC"))

@@ -32,7 +32,7 @@ EVERY_VALUE = {
     "minOffsetsPerTrigger": "5", "maxTriggerDelay": "2m", "topic": "t",
     "kafka.compression.type": "zstd", "kafka.batch.size": "1000", "includeTimestamps": "true",
     "kafka.acks": "all", "kafka.enable.idempotence": "true", "checkpointLocation": "/x",
-    "queryName": "q",
+    "queryName": "q", "exactlyOnce": "true", "ledgerTopic": "l",
 }  # fmt: skip
 
 
@@ -54,8 +54,9 @@ def test_defaults_are_those_of_the_connector() -> None:
 def test_every_option_there_is_can_be_given_in_any_case(use: str) -> None:
     given = {n.upper(): EVERY_VALUE[n] for n in USES[use] if n in EVERY_VALUE}
     given |= dict.fromkeys(WITHOUT_EFFECT, "x")
-    if use == "a write":
-        written = parse_write(given)
+    if use in ("a write", "a streaming write"):
+        written = parse_write(given, streaming=use == "a streaming write")
+        assert written.exactly_once == (use == "a streaming write")
         assert (written.topic, written.codec, written.batch_bytes) == ("t", Codec.ZSTD, 1000)
         assert written.include_timestamps
         return

@@ -19,7 +19,7 @@ OPTIONS = WriteOptions(Connection("h:1"), topic="t", include_timestamps=True)
 def written(batch: Any) -> list[tuple[Any, ...]]:
     from kept.pipeline.writing import rows_of
 
-    rows = rows_of(batch, OPTIONS)
+    rows = rows_of(batch, OPTIONS, 0)
     packer = Packer(1, 1 << 20)
     assert packer.feed(rows, 0, 0) == rows.total
     data = pack_batch(

@@ -121,3 +121,31 @@ def test_refusals_name_what_is_wrong(spark, client, kept_broker):
     with pytest.raises(Exception, match="a topic is only appended to; use mode append"):
         save(df, kept_broker, mode="overwrite", topic=topic)
     assert list(client.read(topic)) == []
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, exactly_once):
+    source, target = kept_broker.create_topic(partitions=2), kept_broker.create_topic(partitions=2)
+    fill(client, source, range(100))
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("kept").option("bootstrap", kept_broker.bootstrap)
+            .option("subscribe", source).option("startingOffsets", "earliest").load()
+            .writeStream.format("kept").option("bootstrap", kept_broker.bootstrap)
+            .option("topic", target).option("exactlyOnce", str(exactly_once).lower())
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(180)
+
+    run()
+    last = tmp_path / "checkpoint" / "commits" / "0"
+    assert last.exists()
+    for file in (last, last.with_name(".0.crc")):  # as if the driver had died before its commit
+        file.unlink()
+    fill(client, source, range(100, 120))
+    run()
+    found = sorted(int(r.value.removeprefix(b"v")) for r in client.read(target))
+    once = list(range(120))
+    assert found == (once if exactly_once else sorted([*range(100), *once]))

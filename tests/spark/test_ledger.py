@@ -1,0 +1,146 @@
+"""Writes that are repeated and in the topic once: the tasks of a stream, without Spark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kept.client.blocking import Client, OutRecord
+from kept.pipeline import ledger
+from kept.pipeline.ledger import NotTheSame
+from kept.pipeline.options import BadOption, Connection, WriteOptions, parse_write
+from kept.pipeline.writing import TopicWriter
+from kept.storage.errors import KeptError
+from kept.storage.types import Codec
+from kept.testing import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+LEDGER = "kept-spark-ledger"
+ROWS = [(None if n % 3 == 0 else f"k{n % 5}", f"value {n}") for n in range(100)]
+
+
+class Dies(Exception):
+    pass
+
+
+class Attempt:
+    """One attempt at a task: a client of its own, which dies after some sends."""
+
+    def __init__(self, client: Client, topic: str, batch: int) -> None:
+        ledger._seen.clear()  # as in a worker of its own
+        self.client, self.topic = client, topic
+        ledger.create(self.client, LEDGER)
+        self.options = WriteOptions(
+            Connection(client.bootstrap), topic, Codec.ZSTD, 100, exactly_once=True
+        )
+        where = {"query": topic, "task": 0, "batch": batch}
+        self.begun = ledger.begin(self.client, LEDGER, topic, **where)
+        self.writer = TopicWriter(self.client, self.options, self.begun)
+
+    def run(self, rows: list[Any], dies_after: int | None = None) -> int:
+        import pyarrow as pa
+
+        sends = 0
+        real = self.client.append
+
+        def append(topic: str, batches: Any) -> Any:
+            nonlocal sends
+            if sends == dies_after:
+                raise Dies
+            sends += 1
+            return real(topic, batches)
+
+        self.client.append = append
+        for at in range(0, len(rows), 30):
+            part = list(zip(*rows[at : at + 30], strict=True))
+            arrays = [pa.array(column, pa.string()) for column in part]
+            self.writer.write(pa.RecordBatch.from_arrays(arrays, names=["key", "value"]))
+        self.writer.finish()
+        return sends
+
+
+@pytest.fixture
+def attempt(kept_broker: Cluster) -> Iterator[Callable[..., Attempt]]:
+    """Attempts at the tasks of one query that writes to a new topic."""
+    pytest.importorskip("pyarrow")
+    topic, clients = kept_broker.create_topic(partitions=3), list[Client]()
+
+    def begin(batch: int) -> Attempt:
+        client = kept_broker.client()
+        clients.append(client)
+        return Attempt(client, topic, batch)
+
+    yield begin
+    for client in clients:
+        client.close()
+
+
+def number(value: str) -> int:
+    return int(value.split()[1])
+
+
+def values(client: Client, topic: str) -> list[str]:
+    return sorted((r.value.decode() for r in client.read(topic)), key=number)
+
+
+def test_an_attempt_that_died_anywhere_is_taken_up(attempt: Callable[..., Attempt]) -> None:
+    expected: list[str] = []
+    for batch in itertools.count():
+        one = attempt(batch)
+        try:
+            sends = one.run(ROWS, dies_after=batch)
+            break
+        except Dies:
+            pass
+        two = attempt(batch)
+        assert two.begun.producer_id == one.begun.producer_id
+        two.run(ROWS)
+        expected += [v for _, v in ROWS]
+        assert values(two.client, two.topic) == sorted(expected, key=number), batch
+    assert sends >= 4, "it died in the middle"
+    assert attempt(batch).run(ROWS) == 0, "the whole batch is there"
+
+
+def test_one_that_lives_on_writes_nothing_twice(attempt: Callable[..., Attempt]) -> None:
+    with pytest.raises(Dies):
+        attempt(1).run(ROWS, 2)
+    new = attempt(1)
+    new.run(ROWS)
+    late = attempt(1)
+    late.begun.done.clear()  # it knows of nothing
+    with pytest.raises(KeptError):
+        late.run(ROWS)
+    assert values(new.client, new.topic) == [v for _, v in ROWS]
+
+
+def test_what_cannot_be_repeated_is_refused(attempt: Callable[..., Attempt]) -> None:
+    one = attempt(5)
+    one.run(ROWS)
+    other = [*ROWS[:50], ("k1", "another"), *ROWS[51:]]
+    for rows in (other, ROWS[1:], [(k, v[::-1]) for k, v in ROWS]):
+        with pytest.raises(NotTheSame, match="not those that its first attempt wrote"):
+            attempt(5).run(rows)
+    with pytest.raises(NotTheSame, match="set back to an older checkpoint"):
+        attempt(4)
+    assert values(one.client, one.topic) == [v for _, v in ROWS]
+    one.client.produce(one.topic, [OutRecord(b"k", b"value 100")])
+    attempt(6).run([("k", "value 101")])
+    assert values(one.client, one.topic)[-2:] == ["value 100", "value 101"]
+
+
+def test_options() -> None:
+    where = {"bootstrap": "h:1", "topic": "t"}
+    given = parse_write({**where, "exactlyOnce": "true", "ledgerTopic": "l"}, streaming=True)
+    assert (given.exactly_once, given.ledger) == (True, "l")
+    for wrong, why in (
+        ({"bootstrap": "h:1", "exactlyOnce": "true"}, "needs the option topic"),
+        ({**where, "exactlyOnce": "true", "ledgerTopic": "t"}, "the topic that is written to"),
+    ):
+        with pytest.raises(BadOption, match=why):
+            parse_write(wrong, streaming=True)
+    with pytest.raises(BadOption, match="an option of a streaming write, not of a write"):
+        parse_write({**where, "exactlyOnce": "true"})

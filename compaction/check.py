@@ -15,8 +15,8 @@ the log it notes where the records of their keys are (``watch.py``). Once the ou
 
 A pass for horizons, or a base generation, maps nothing: of it only the records drawn are checked.
 :func:`check_followed` does as much for a manifest of another replica: the records drawn, of
-segments that were rewritten, are there exactly if the manifest says so. That these are the right ones its leader has proved, and the
-digests carry that over.
+segments that were rewritten, are there exactly if the manifest says so. That these are the right
+ones its leader has proved, and the digests carry that over.
 
 Neither the survivors' bitmaps nor the maps are asked. How much is read is bounded by a share of the
 log, so that it costs less than three hundredths of the cleaning. :class:`CheckFailed` stops the

@@ -18,16 +18,15 @@ import asyncio
 import os
 import socket
 import struct
-from bisect import bisect_left
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.wire import skip_tags
 from kept.node import api, error_codes
-from kept.node.handlers.produce import handle_one
+from kept.node.handlers.produce import handle_run
 from kept.node.handlers.produced import write
-from kept.node.hot.produce import parse_one
+from kept.node.hot.produce import frame_end, parse_run
 from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender
@@ -54,10 +53,10 @@ MIN_FRAME_BYTES: Final = 8
 """API key, version, correlation id: nothing shorter is a request."""
 TURN_S: Final = 0.005
 """How long one connection is served before others get their turn."""
-CLOCK_BYTES: Final = 64 * 1024
+RUN_BYTES: Final = 64 * 1024
 """Produced bytes between two looks at the clock: some 50 us, compressed some 500."""
-CLOCK_FRAME_BYTES: Final = 4 * 1024
-"""What a produced frame counts for in this besides its bytes."""
+RUN_FRAMES: Final = 16
+"""Produced frames between two looks at the clock."""
 
 _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
@@ -150,6 +149,11 @@ class Connection(asyncio.BufferedProtocol):
         return not self._replies and not self._blocked and not (self._sender and self._sender.busy)
 
     @property
+    def blocked(self) -> bool:
+        """No further frame is served for now, or ever: it was aborted."""
+        return self._blocked
+
+    @property
     def deaf(self) -> bool:
         """Answers wait for the peer to take them."""
         return self._sender is not None and self._sender.busy
@@ -219,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
         if started >= self.node.serve_until:
             self.node.look_up()
         turn_end = started + TURN_S
-        unclocked = CLOCK_BYTES
+        turned = False
         now_ms = 0
         max_frame_bytes = self.listener.max_frame_bytes
         room = self._room()
@@ -242,24 +246,23 @@ class Connection(asyncio.BufferedProtocol):
                     if size + 4 > len(self._buffer) < have + SPARE_BYTES:
                         self._grow(size + 4)
                     break
-                if unclocked <= 0:
-                    if perf_counter() >= turn_end:
-                        self._stalled = True
-                        break
-                    unclocked = CLOCK_BYTES
+                if turned and perf_counter() >= turn_end:
+                    self._stalled = True
+                    break
+                turned = True
                 self._partial_since = 0.0
-                start += 4
-                self._start = stop = start + size
-                one = parse_one(self._buffer, start, stop)
-                if one is not None:
+                most = room if room < RUN_FRAMES else RUN_FRAMES
+                ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES)
+                if ones:
                     now_ms = now_ms or self.node.now_ms()
-                    if handle_one(self, one, self._view, now_ms):
-                        room -= 1
-                        unclocked -= size + CLOCK_FRAME_BYTES
+                    served = handle_run(self, ones, self._view, now_ms)
+                    if served:
+                        self._start = frame_end(ones[served - 1])
+                        room -= served
                         continue
-                self._serve(start, stop)
+                self._start = start + 4 + size
+                self._serve(start + 4, self._start)
                 room = self._room()
-                unclocked = 0
             if self.unwritten or self.dirty:
                 write(self)
         finally:
@@ -520,6 +523,13 @@ class Connection(asyncio.BufferedProtocol):
         self.expect_as(reply)
         return reply
 
+    def open_run(self, run: ProducedRun) -> ProducedRun:
+        """Keep a place that takes further plain requests until another place follows."""
+        self.expect_as(run)
+        self.unwritten.append(run)
+        self.run = run
+        return run
+
     def close_run(self) -> None:
         """The open run takes no further requests: another place follows, or it is written."""
         run, self.run = self.run, None
@@ -529,13 +539,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self, api_key: int, requests: int, started: float) -> None:
         """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
-        seconds = perf_counter() - started
-        metrics = self.node.metrics
-        metrics.request(api_key, seconds)
-        if requests > 1:
-            histogram = metrics.request_seconds[api_key]
-            histogram.counts[bisect_left(histogram.bounds, seconds)] += requests - 1
-            histogram.total += seconds * (requests - 1)
+        self.node.metrics.request(api_key, perf_counter() - started, requests)
 
     def complete(self, reply: Reply, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""

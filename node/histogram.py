@@ -15,10 +15,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one observation, or so many of the same value."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     @property
     def count(self) -> int:

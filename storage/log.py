@@ -64,6 +64,7 @@ _LENGTH_END: Final = 12
 TAIL_OFFSETS: Final = 1024
 """Batches whose positions are remembered, so that a read at the tail needs no look-up."""
 MIN_INDEX_ENTRIES: Final = 2
+_made: Final = tuple.__new__  # three times as fast as AppendInfo(…), for each batch
 
 
 class AppendInfo(NamedTuple):
@@ -239,7 +240,7 @@ class Log:
                 producer_id, checked.producer_epoch, checked.base_sequence, count - 1, last,
                 timestamp, checked.is_transactional,
             )  # fmt: skip
-        return AppendInfo(base, last, append_time, self.log_start_offset, False)
+        return _made(AppendInfo, (base, last, append_time, self.log_start_offset, False))
 
     def note(  # noqa: PLR0917
         self, ahead: int, size: int, base: int, last: int, timestamp: int, now_ms: int

@@ -6,7 +6,7 @@ its readiness event with one ``writev`` per partition, and only then do answers 
 (``kept.node.handlers.produced``). acks=0 answers nothing, and an error then closes the connection
 (rule 41). Rule 40: no transactions yet.
 
-:func:`handle_one` is the short way, for requests of one plain batch; :func:`handle` serves all.
+:func:`handle_run` is the short way, for requests of one plain batch; :func:`handle` serves all.
 """
 
 from __future__ import annotations
@@ -68,41 +68,54 @@ def handle(
     connection.unwritten.append(produced)
 
 
-def handle_one(connection: Connection, one: codec.One, buffer: memoryview, now_ms: int) -> bool:
-    """Append the one plain batch of a request; False, and nothing done, if the way is longer."""
-    version, _, acks, timeout_ms, name, index, start, end = one
-    node = connection.node
-    hosting = node.hosting
-    try:
-        topic = hosting.by_id[name] if version >= codec.TOPIC_IDS else hosting.by_name[name]
-        hosted = topic.partitions[index]
-    except KeyError:
-        return False
-    partition = hosted.partition
-    try:
-        checked = check(buffer[start:end], hosted.rules, now_ms)
-        info = partition.append(checked, now_ms, acks)
-    except KeptError as error:
-        failed = Produced(connection, version, one[1], acks, timeout_ms)
-        failed.topic(name).append(refusal(connection, index, error, hosted))
-        node.metrics.refused()
-        connection.unwritten.append(failed)
-        return True
-    connection.dirty[partition] = None
-    metrics = node.metrics
-    metrics.produced_batches += 1
-    metrics.records_in += checked.record_count
-    metrics.bytes_in += checked.size_bytes
-    run = connection.run
-    if run is None or run.acks != acks or run.timeout_ms != timeout_ms:
-        run = ProducedRun(connection, acks, timeout_ms)
-        connection.expect_as(run)
-        connection.unwritten.append(run)
-        connection.run = run
-    run.entries.append((one, hosted, info))
-    if hosted.sync:
-        run.sync = True
-    return True
+def handle_run(
+    connection: Connection, ones: list[codec.One], buffer: memoryview, now_ms: int
+) -> int:
+    """Append the one plain batch of each request, in order; how many were served.
+
+    The first of another kind, or all after one that closed the connection, are not.
+    """
+    hosting = connection.node.hosting
+    dirty, run = connection.dirty, connection.run
+    served = appended = records = size = 0
+    for one in ones:
+        version, _, acks, timeout_ms, name, index, start, end = one
+        try:
+            topic = hosting.by_id[name] if version >= codec.TOPIC_IDS else hosting.by_name[name]
+            hosted = topic.partitions[index]
+        except KeyError:
+            break
+        partition = hosted.partition
+        served += 1
+        try:
+            checked = check(buffer[start:end], hosted.rules, now_ms)
+            info = partition.append(checked, now_ms, acks)
+        except KeptError as error:
+            _refuse_one(connection, one, hosted, error)
+            run = None
+            if connection.blocked:
+                break
+            continue
+        dirty[partition] = None
+        appended += 1
+        records += checked.record_count
+        size += checked.size_bytes
+        if run is None or run.acks != acks or run.timeout_ms != timeout_ms:
+            run = connection.open_run(ProducedRun(connection, acks, timeout_ms))
+        run.entries.append((one, hosted, info))
+        if hosted.sync:
+            run.sync = True
+    connection.node.metrics.produced(appended, records, size)
+    return served
+
+
+def _refuse_one(
+    connection: Connection, one: codec.One, hosted: HostedPartition, error: KeptError
+) -> None:
+    failed = Produced(connection, one[0], one[1], one[2], one[3])
+    failed.topic(one[4]).append(refusal(connection, one[5], error, hosted))
+    connection.node.metrics.refused()
+    connection.unwritten.append(failed)
 
 
 def find(connection: Connection, name: bytes, index: int, version: int) -> HostedPartition:

@@ -6,9 +6,11 @@ The plain modules are the specification; one suite runs over both.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
+
+from node.hot._signed cimport _i16, _i32, _i64, _w16, _w32, _w64
 
 from kept.node.hot.python import IN_THREAD_BYTES, PartitionData, ProduceRequest
 from kept.node.hot.python_fetch import FetchPartition, FetchRequest
@@ -17,36 +19,6 @@ from kept.storage.errors import CorruptMessage
 
 cdef object _new = tuple.__new__
 cdef int64_t _IN_THREAD_BYTES = IN_THREAD_BYTES
-
-
-cdef inline int32_t _i32(const uint8_t* p) noexcept nogil:
-    return <int32_t>((<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3])
-
-
-cdef inline int16_t _i16(const uint8_t* p) noexcept nogil:
-    return <int16_t>((<uint16_t>p[0] << 8) | p[1])
-
-
-cdef inline int64_t _i64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t><uint32_t>_i32(p) << 32 | <uint32_t>_i32(p + 4))
-
-
-cdef inline void _w16(uint8_t* p, int16_t value) noexcept nogil:
-    p[0] = <uint8_t>(<uint16_t>value >> 8)
-    p[1] = <uint8_t>(<uint16_t>value)
-
-
-cdef inline void _w32(uint8_t* p, int32_t value) noexcept nogil:
-    cdef uint32_t v = <uint32_t>value
-    p[0] = <uint8_t>(v >> 24)
-    p[1] = <uint8_t>(v >> 16)
-    p[2] = <uint8_t>(v >> 8)
-    p[3] = <uint8_t>v
-
-
-cdef inline void _w64(uint8_t* p, int64_t value) noexcept nogil:
-    _w32(p, <int32_t>(<uint64_t>value >> 32))
-    _w32(p + 4, <int32_t><uint32_t><uint64_t>value)
 
 
 cdef class _Cursor:
@@ -205,14 +177,29 @@ cdef Py_ssize_t _varint(
     return -1
 
 
-def parse_one(buffer, Py_ssize_t start, Py_ssize_t stop):
-    """See ``kept.node.hot.python.parse_one``."""
+def parse_run(buffer, Py_ssize_t start, Py_ssize_t end, Py_ssize_t frames, Py_ssize_t size):
+    """See ``kept.node.hot.python.parse_run``."""
     cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef list found = []
+    cdef Py_ssize_t length, stop_at = start + size
+    cdef object one
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        if start < 0 or stop > view.len:
-            return None
-        return _parse_one(<const uint8_t*>view.buf, start, stop)
+        p = <const uint8_t*>view.buf
+        end = min(end, view.len)
+        while frames > 0 and 0 <= start < stop_at and end - start > 4:
+            length = _i32(p + start)
+            start += 4
+            if length < 0 or length > end - start:
+                break
+            one = _parse_one(p, start, start + length)
+            if one is None:
+                break
+            found.append(one)
+            start += length
+            frames -= 1
+        return found
     finally:
         PyBuffer_Release(&view)
 

@@ -20,15 +20,16 @@ from kept.node.hot.python import (
     PartitionResult,
     ProduceRequest,
     encode,
+    frame_end,
 )
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
-    from kept.node.hot.python import KERNEL, encode_run, parse, parse_one
+    from kept.node.hot.python import KERNEL, encode_run, parse, parse_run
 else:
     try:
-        from kept.node.hot._codec import KERNEL, encode_run, parse, parse_one
+        from kept.node.hot._codec import KERNEL, encode_run, parse, parse_run
     except ImportError:
-        from kept.node.hot.python import KERNEL, encode_run, parse, parse_one
+        from kept.node.hot.python import KERNEL, encode_run, parse, parse_run
 
 __all__ = [
     "FLEXIBLE",
@@ -43,6 +44,7 @@ __all__ = [
     "ProduceRequest",
     "encode",
     "encode_run",
+    "frame_end",
     "parse",
-    "parse_one",
+    "parse_run",
 ]

@@ -31,6 +31,7 @@ _BATCH_HEADER_BYTES: Final = 61
 _ATTRIBUTES_AT: Final = 22
 _COMPRESSED: Final = 7
 _TRANSACTIONAL: Final = 16
+_SIZE_BYTES: Final = 4
 _NO_TAGS: Final = 3
 """Bytes after the records of the only batch: no tags of partition, topic, request."""
 _H: Final = struct.Struct(">h").unpack_from
@@ -126,6 +127,31 @@ def parse_one(buffer: bytearray | memoryview, start: int, stop: int) -> One | No
     if not 0 < len(name) <= LONGEST_SHORT_NAME:
         return None
     return version, correlation_id, request.acks, request.timeout_ms, name, index, at, end
+
+
+def parse_run(buffer: bytearray, start: int, end: int, frames: int, size: int) -> list[One]:
+    """Whole frames from ``buffer[start:end]`` on that :func:`parse_one` reads, one after another.
+
+    At most ``frames``, and none after ``size`` bytes; the first of another kind ends the run.
+    """
+    found: list[One] = []
+    stop_at = start + size
+    while len(found) < frames and start < stop_at and end - start > _SIZE_BYTES:
+        (length,) = _I(buffer, start)
+        start += _SIZE_BYTES
+        if length < 0 or length > end - start:
+            break
+        one = parse_one(buffer, start, start + length)
+        if one is None:
+            break
+        found.append(one)
+        start += length
+    return found
+
+
+def frame_end(one: One) -> int:
+    """Where the frame of a request that :func:`parse_one` read ends in its buffer."""
+    return one[7] + _NO_TAGS if one[0] >= FLEXIBLE else one[7]
 
 
 def _parse_plain(buffer: memoryview, position: int) -> ProduceRequest:

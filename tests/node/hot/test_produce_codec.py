@@ -165,6 +165,16 @@ def whole_request(version, client=b"me", key=0, **fields):
     return struct.pack(">hhi", key, version, 77) + name + tags + request_body(version, **fields)
 
 
+def one_of(kernel, buffer, start, stop):
+    """The request in ``buffer[start:stop]``, as the first and last frame of a run."""
+    size = stop - start
+    found = kernel.parse_run(struct.pack(">i", size) + bytes(buffer[start:stop]), 0, size + 4, 9, 1)
+    if not found:
+        return None
+    ((*numbers, begin, end),) = found
+    return (*numbers, begin + start - 4, end + start - 4)
+
+
 @KERNEL
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("client", [None, b"", b"me" * 100])
@@ -173,7 +183,7 @@ def test_the_short_way_reads_what_the_long_one_does(kernel, version, client, siz
     data = PLAIN + b"r" * (size - len(PLAIN))
     request = whole_request(version, client, topics=(("orders", ((3, data),)),), acks=-1)
     buffer = bytearray(b"before" + request + b"after")
-    found = kernel.parse_one(buffer, 6, 6 + len(request))
+    found = one_of(kernel, buffer, 6, 6 + len(request))
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
     assert found[:6] == (version, 77, -1, 1500, name, 3)
     assert buffer[found[6] : found[7]] == data
@@ -183,7 +193,7 @@ def test_the_short_way_reads_what_the_long_one_does(kernel, version, client, siz
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_short_way_leaves_all_others_to_the_long_one(kernel, version):
     def found(request):
-        return kernel.parse_one(request, 0, len(request))
+        return one_of(kernel, request, 0, len(request))
 
     transactional = bytearray(PLAIN)
     transactional[22] = 16
@@ -207,9 +217,8 @@ def test_the_short_way_leaves_all_others_to_the_long_one(kernel, version):
     ]
     assert [found(request) for request in others] == [None] * len(others)
     request = whole_request(version)
-    assert [kernel.parse_one(request, 0, end) for end in range(len(request))] == [None] * len(
-        request
-    )
+    cut = [one_of(kernel, request, 0, end) for end in range(len(request))]
+    assert cut == [None] * len(request)
     if version >= codec.FLEXIBLE:
         tagged = bytearray(request)
         tagged[-1:] = b"\x01\x00\x01x"
@@ -222,8 +231,34 @@ def test_the_short_way_of_both_is_the_same_for_any_bytes(noise, version, at):
     request = whole_request(version)
     spoiled = request[:at] + noise + request[at + len(noise) :]
     for data in (spoiled, struct.pack(">hh", 0, version) + noise):
-        found = [kernel.parse_one(data, 0, len(data)) for kernel in KERNELS]
+        found = [one_of(kernel, data, 0, len(data)) for kernel in KERNELS]
         assert all(one == found[0] for one in found)
+
+
+@KERNEL
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_run_of_frames_ends_with_the_first_of_another_kind(kernel, version):
+    def framed(request):
+        return struct.pack(">i", len(request)) + request
+
+    plain = framed(whole_request(version))
+    n = len(plain)
+    data = b"xy" + plain * 3
+    found = kernel.parse_run(data, 2, len(data), 9, 1 << 20)
+    assert [codec.frame_end(one) for one in found] == [2 + n, 2 + 2 * n, 2 + 3 * n]
+    assert {data[one[6] : one[7]] for one in found} == {PLAIN}
+
+    def count(data, frames=9, size=1 << 20, end=None):
+        return len(kernel.parse_run(data, 0, len(data) if end is None else end, frames, size))
+
+    several = plain * 4
+    assert [count(several, frames) for frames in (0, 1, 3, 9)] == [0, 1, 3, 4]
+    assert [count(several, size=size) for size in (0, 1, n, n + 1)] == [0, 1, 1, 2]
+    assert [count(several, end=end) for end in (0, 3, n - 1, n, 2 * n + 5)] == [0, 0, 0, 1, 2]
+    other = framed(whole_request(version, acks=0))
+    assert count(plain * 2 + other + plain) == 2
+    for size in (-1, 0, 2**31 - 1):
+        assert count(plain + struct.pack(">i", size) + plain) == 1
 
 
 @KERNEL

@@ -15,7 +15,7 @@ import pytest
 
 from kept.testing import reaper
 
-DEADLINE_S = 60
+DEADLINE_S = 150
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from kept.storage.records import headers, records
 from kept.storage.types import Codec, TopicPartition
 from kept.testing.ports import free_port
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
 FAULTS = re.compile(r"mismatch|exception|error|corrupt|invalid|out of order|monoton|Found", re.I)
 TOPIC = "mixed"
@@ -129,7 +129,7 @@ def produce(bootstrap):
     send(early, 5)  # superseded later, but the producer's sequence must survive
     txn = [Producer({**common, "transactional.id": f"tx-{n}"}) for n in range(2)]
     for producer in txn:
-        producer.init_transactions(30)
+        producer.init_transactions(60)
     for n in range(25):
         for producer in plain:
             send(producer, 40)
@@ -138,7 +138,7 @@ def produce(bootstrap):
             send(producer, 15)
         send(plain[0], 10)
         for i, producer in enumerate(txn):
-            (producer.abort_transaction if (n + i) % 3 == 0 else producer.commit_transaction)(30)
+            (producer.abort_transaction if (n + i) % 3 == 0 else producer.commit_transaction)(60)
 
 
 def admin(bootstrap):
@@ -172,7 +172,7 @@ def allow_cleaning(bootstrap):
 
 
 def wait_for_cleaning(data):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError, TypeError):
             text = (data / "cleaner-offset-checkpoint").read_text()

@@ -71,7 +71,7 @@ def test_members_come_and_go(broker):
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
                 heartbeat_interval_ms=300,
-                session_timeout_ms=6000,
+                session_timeout_ms=30_000,
             )
 
         got: list[int] = []

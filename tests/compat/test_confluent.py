@@ -176,7 +176,7 @@ def test_groups_rebalance_while_members_come_and_go(broker, strategy):
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
         "partition.assignment.strategy": strategy,
-        "session.timeout.ms": 6000,
+        "session.timeout.ms": 30_000,
         "heartbeat.interval.ms": 300,
     }
     seen: Counter[bytes] = Counter()
@@ -251,13 +251,13 @@ def test_nothing_is_lost_or_repeated_over_kill_9():
                 "enable.idempotence": True,
                 "linger.ms": 2,
                 "reconnect.backoff.max.ms": 200,
-                "delivery.timeout.ms": 60_000,
+                "delivery.timeout.ms": 120_000,
             }
         )
         group = {
             "bootstrap.servers": cluster.bootstrap,
             "group.id": "survivors",
-            "session.timeout.ms": 6000,  # a leave that was not written yet: the member times out
+            "session.timeout.ms": 10_000,  # a leave that was not written yet: the member times out
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "reconnect.backoff.max.ms": 200,

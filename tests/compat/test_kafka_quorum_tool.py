@@ -12,7 +12,7 @@ from kept.client.view import Endpoint
 from kept.testing import Cluster
 from tests.compat.test_kafka_tools import tool
 
-pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOOL = "org.apache.kafka.tools.MetadataQuorumCommand"
 

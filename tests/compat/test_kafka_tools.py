@@ -17,7 +17,7 @@ def tool(name: str, *args: str, stdin: str | None = None) -> str:
     """Run a tool; its output and errors together. Fails when the tool does."""
     done = subprocess.run(
         kafka_dist.command(name, *args),
-        input=stdin, capture_output=True, text=True, timeout=90, check=False,
+        input=stdin, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

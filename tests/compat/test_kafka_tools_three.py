@@ -14,7 +14,7 @@ from tests.compat.scenario import leader
 from tests.compat.test_kafka_tools import tool
 from tests.tools import kafka_dist
 
-pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"

@@ -12,7 +12,7 @@ import pytest
 from kept.testing import Cluster
 from tests.compat.scenario import leader
 
-pytestmark = [pytest.mark.node_js, pytest.mark.slow, pytest.mark.timeout(400)]  # npm is slow
+pytestmark = [pytest.mark.node_js, pytest.mark.slow, pytest.mark.timeout(600)]  # npm is slow
 
 HERE = Path(__file__).parent / "node"
 
@@ -32,7 +32,7 @@ def workspace(tmp_path_factory) -> Path:
 def test_codecs_groups_and_commits(broker, workspace):
     done = subprocess.run(
         ["node", "round_trip.js", broker.bootstrap, broker.name("node")],
-        cwd=workspace, capture_output=True, text=True, timeout=110, check=False,
+        cwd=workspace, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
@@ -52,7 +52,7 @@ def test_nothing_is_lost_over_kill_9(workspace, nodes):
             victim = leader(cluster, "survivor")
             cluster.kill(victim)
             cluster.start(victim)
-            out, errors = process.communicate(timeout=100)
+            out, errors = process.communicate(timeout=300)
         finally:
             process.kill()
             process.wait()

@@ -266,7 +266,7 @@ class _AioMember:
 
 STORIES = [
     over_a_kill,
-    pytest.param(over_restarts, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    pytest.param(over_restarts, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
 ]
 
 

@@ -13,7 +13,7 @@ from tests.failover.nodes import CATCH_UP_S, Nodes
 from tests.failover.test_cuts import SHORT
 from tests.node.groups.wire import COMMIT, FETCH, FIND, Connection
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(600)]
 
 GROUP = "g"
 RETRIED = (

@@ -15,7 +15,7 @@ from tests.failover.load import PARTITIONS, under_load
 from tests.failover.network import ApartCluster
 from tests.failover.nodes import Nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(600)]
 
 SHORT = {
     "broker_session_timeout_ms": 4000,

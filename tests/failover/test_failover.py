@@ -10,7 +10,7 @@ import pytest
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import CATCH_UP_S, Nodes
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 FLUSH_EACH = {"flush.messages": "1"}
 

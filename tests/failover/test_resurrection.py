@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "resurrection.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def told(broker: str) -> tuple[int, list[str]]:

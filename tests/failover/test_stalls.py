@@ -7,7 +7,7 @@ import pytest
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import Nodes
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 SHORT = {
     "broker_session_timeout_ms": 5000,

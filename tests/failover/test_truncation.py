@@ -15,7 +15,7 @@ from tests.failover.load import Load, read_all
 from tests.failover.nodes import Nodes
 from tests.tools import kafka_dist
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 TAIL = 50
 TAIL_VALUE = 1_000_000

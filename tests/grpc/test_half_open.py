@@ -11,7 +11,7 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.node.connection import raise_file_limit
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 COUNT = 2000
 REQUESTS = 1500

@@ -8,7 +8,7 @@ import time
 import grpc
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Code = grpc.StatusCode
 DEADLINE_S = 60.0

@@ -12,7 +12,7 @@ from tests.node.groups.wire import Connection
 
 ELECT = 43
 PREFERRED, UNCLEAN = 0, 1
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

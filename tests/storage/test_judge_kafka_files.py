@@ -22,7 +22,7 @@ from kept.storage.records import headers
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.ports import free_port
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
 RECORD = re.compile(
     r"^\| offset: (\d+) (?!.*endTxnMarker).*?keySize: (-?\d+) valueSize: (-?\d+)", re.M
@@ -76,7 +76,7 @@ def create(bootstrap: str) -> None:
 
 
 def wait_for_cleaning(data: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError, IndexError):
             text = (data / "cleaner-offset-checkpoint").read_text()

@@ -87,7 +87,7 @@ def command(
     ]  # fmt: skip
 
 
-def run(class_name: str, *args: str, check: bool = True, timeout: float = 120) -> str:
+def run(class_name: str, *args: str, check: bool = True, timeout: float = 240) -> str:
     """Run a main class; its standard output and error together."""
     done = subprocess.run(
         command(class_name, *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

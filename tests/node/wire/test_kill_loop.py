@@ -156,7 +156,7 @@ def test_kill_9_round_after_round(kept_cluster, connect, tools):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 def test_kill_9_many_rounds(kept_cluster, connect, tools, seed):
     cluster, left, written = run(kept_cluster, connect, tools, LONG_ROUNDS, seed, 1.5)

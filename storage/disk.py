@@ -10,7 +10,8 @@ kernel has marked the pages clean.
 
 Fail points are named places in the code (``append.write``, ``swap.renamed``...). Tests arm them
 with ``disk.fail_points[name] = action``; a real process arms them with the environment variable
-``KEPT_FAIL_POINT=name[=kill|eio|enospc][:N]``, several separated by commas (N: at the N-th time).
+``KEPT_FAIL_POINT=name[=kill|eio|enospc][:N]``, several separated by commas (N: at the N-th time),
+or ``name=slow:MS@FILE`` (a slow disk while FILE exists).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import errno
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -448,8 +450,13 @@ def parent(path: str) -> str:
 
 
 def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:
-    """``name[=kill|eio|enospc][:N]`` as (name, action); the action acts at its N-th call."""
+    """``name[=kill|eio|enospc][:N]`` as (name, action); the action acts at its N-th call.
+
+    ``name=slow:MS@FILE``: each call takes MS milliseconds longer while FILE exists.
+    """
     name, _, rest = spec.partition("=")
+    if rest.startswith("slow:"):
+        return name, _slow(*rest.removeprefix("slow:").split("@", 1))
     count_text = rest
     if not rest:
         name, _, count_text = name.partition(":")
@@ -459,7 +466,9 @@ def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:
     remaining = int(count_text) if count_text else 1
     errors: dict[str, Any] = {"eio": errno.EIO, "enospc": errno.ENOSPC}
     if kind != "kill" and kind not in errors:
-        raise ValueError(f"{ENV_FAIL_POINT}: {spec!r}: expected kill, eio or enospc, not {kind!r}")
+        raise ValueError(
+            f"{ENV_FAIL_POINT}: {spec!r}: expected kill, eio, enospc or slow, not {kind!r}"
+        )
 
     def act() -> None:
         nonlocal remaining
@@ -471,3 +480,13 @@ def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:
         raise OSError(errors[kind], os.strerror(errors[kind]))
 
     return name, act
+
+
+def _slow(milliseconds: str, while_file: str) -> Callable[[], None]:
+    pause_s = int(milliseconds) / 1000
+
+    def act() -> None:
+        if os.path.exists(while_file):
+            time.sleep(pause_s)
+
+    return act

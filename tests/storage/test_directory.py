@@ -6,7 +6,9 @@ import errno
 import subprocess
 import sys
 import threading
+import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -215,7 +217,7 @@ def test_a_crash_anywhere_while_a_directory_is_opened_and_closed(kit) -> None:
                 assert not directory.was_clean or log.log_end_offset == 3
 
 
-def test_fail_points_are_parsed() -> None:
+def test_fail_points_are_parsed(tmp_path: Path) -> None:
     name, action = parse_fail_point("append.write=enospc:2")
     assert name == "append.write"
     action()
@@ -223,6 +225,12 @@ def test_fail_points_are_parsed() -> None:
         action()
     assert raised.value.errno == errno.ENOSPC
     assert parse_fail_point("a.b:3")[0] == "a.b"
+    slow = tmp_path / "slow"
+    name, action = parse_fail_point(f"append.write=slow:40@{slow}")
+    began = time.monotonic()
+    slow.touch()
+    action()
+    assert name == "append.write" and time.monotonic() - began >= 0.04
     with pytest.raises(ValueError):
         parse_fail_point("a=explode")
 

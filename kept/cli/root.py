@@ -19,6 +19,7 @@ COMMANDS = {
         "kept.cli.cluster:cluster",
         "See and change who leads what, and where replicas are.",
     ),
+    "spark": ("kept.cli.spark:spark", "Tables, analyses and audits of topics, made by Spark."),
     "log": ("kept.cli.log:log", "Look at files of a data directory, offline."),
 }
 

@@ -1,0 +1,465 @@
+"""``kept spark``: the jobs of :mod:`kept.pipeline.jobs` on the command line.
+
+A command is a Spark driver: it starts a session, or joins the one that ``spark-submit`` made. What
+can be refused is refused before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option, pairs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kept.pipeline.audits import Audit
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+SHOWN: Final = 20
+MOST_SHOWN: Final = 100
+"""Findings of an audit that are printed; JSON has all that were brought."""
+_OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
+
+
+@click.group(
+    cls=Group,
+    epilog=examples(
+        "kept spark table users",
+        "kept spark analyze users --report users.html",
+        "kept spark audit users",
+        "kept spark --master spark://host:7077 export users /data/users-2026-11-21",
+    ),
+)
+@click.option(
+    "--master",
+    metavar="URL",
+    help="Where Spark runs: local[2], spark://host:7077.  [default: spark-submit's, else local[*]]",
+)
+@click.option("--conf", "conf", metavar="K=V", multiple=True, help="A setting of Spark.")
+@click.pass_context
+def spark(context: click.Context, *, master: str | None, conf: tuple[str, ...]) -> None:
+    """Tables, analyses, audits and exports of topics, made by Spark.
+
+    Needs PySpark (the extra `spark`) and Java 17 or newer.
+    """
+    context.obj = {"master": master, "conf": pairs("--conf", conf)}
+
+
+def topic_argument(function: _Function) -> _Function:
+    """TOPIC."""
+    return click.argument("topic")(function)
+
+
+def settings_option(function: _Function) -> _Function:
+    """``--config``: another strategy than the topic's."""
+    return click.option(
+        "--config", "config", metavar="K=V", multiple=True,
+        help="A setting in place of the topic's, such as kept.compaction.strategy=latest-n.",
+    )(function)  # fmt: skip
+
+
+@spark.command(
+    epilog=examples(
+        "kept spark table users",
+        "kept spark table users --as-of-timestamp 2026-11-21T12:00:00Z --out /data/users",
+        "kept spark table users --refresh /data/users-table",
+    )
+)
+@topic_argument
+@click.option("--as-of-offset", metavar="N|JSON", help='Before this offset; {"0": 10, "1": 12}.')
+@click.option("--as-of-timestamp", metavar="WHEN", help="Milliseconds since 1970, or ISO 8601.")
+@click.option("--out", metavar="DIR", help="Write it to a new directory as Parquet.")
+@click.option("--refresh", metavar="DIR", help="Bring the table in this directory up to now.")
+@click.option(
+    "--limit", type=click.IntRange(0), default=SHOWN, show_default=True,
+    help="Rows that are shown; 0 for all.",
+)  # fmt: skip
+@json_option
+@bootstrap_option
+@click.pass_obj
+def table(
+    obj: dict[str, Any],
+    *,
+    topic: str,
+    as_of_offset: str | None,
+    as_of_timestamp: str | None,
+    out: str | None,
+    refresh: str | None,
+    limit: int,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Show or write the latest value of every key of TOPIC."""
+    from kept.cli.output import show_json, show_table, text
+
+    offset, at_ms = _offset(as_of_offset), _moment(as_of_timestamp)
+    if refresh is not None and (out or as_of_offset or as_of_timestamp):
+        raise click.UsageError("--refresh is of now and names its directory: give it alone")
+    _need(bootstrap, topic)
+    with _job(obj) as session:
+        from dataclasses import asdict
+
+        from kept.pipeline import jobs
+
+        if refresh is not None:
+            done = asdict(jobs.refresh(session, bootstrap, topic, refresh))
+            why = f"all of it: {done['whole']}" if done["whole"] else "only what is new"
+            said = f"{done['rows']} rows in {done['path']}, read {why}"
+            show_json(done) if as_json else click.echo(said)
+            return
+        made = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
+        if out is not None:
+            made.write.mode("errorifexists").parquet(out)
+            count = session.read.parquet(out).count()
+            show_json({"path": out, "rows": count}) if as_json else click.echo(
+                f"{count} rows in {out}"
+            )
+            return
+        rows = (made.orderBy("key").limit(limit) if limit else made.orderBy("key")).collect()
+    if as_json:
+        show_json({"topic": topic, "rows": [_row(row) for row in rows]})
+        return
+    shown = [
+        (text(bytes(r.key), ""), text(bytes(r.value), ""), r.partition, r.offset, r.timestamp)
+        for r in rows
+    ]
+    show_table(("key", "value", "partition", "offset", "timestamp"), shown)
+
+
+@spark.command(
+    epilog=examples(
+        "kept spark analyze users --report users.html --out /data/users-analysis",
+        "kept spark analyze users --config kept.compaction.strategy=latest-n "
+        "--config kept.compaction.latest.n=3",
+    )
+)
+@topic_argument
+@click.option("--out", metavar="DIR", help="Write every list to a new directory as Parquet.")
+@click.option("--report", metavar="FILE", help="Write a page with plots (HTML).")
+@click.option(
+    "--prefix-until", metavar="TEXT", default=".", show_default=True,
+    help="A key's prefix ends with the first of these.",
+)  # fmt: skip
+@settings_option
+@json_option
+@bootstrap_option
+@click.pass_obj
+def analyze(
+    obj: dict[str, Any],
+    *,
+    topic: str,
+    out: str | None,
+    report: str | None,
+    prefix_until: str,
+    config: tuple[str, ...],
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Say what compaction of TOPIC would save, and where."""
+    from dataclasses import asdict
+
+    from kept.cli.output import show_json, show_table, size
+
+    settings = pairs("--config", config)
+    if report is not None and importlib.util.find_spec("matplotlib") is None:
+        raise Failure("--report needs matplotlib: pip install 'kept-log[spark]'")
+    _need(bootstrap, topic)
+    with _job(obj) as session:
+        from kept.pipeline import jobs
+
+        found = jobs.analyze(
+            session, bootstrap, topic, out=out, prefix_until=prefix_until, config=settings
+        )
+    if report is not None:
+        with open(report, "w", encoding="utf-8") as file:
+            file.write(jobs.page(found))
+    if as_json:
+        show_json(_plain({**asdict(found), "skew": found.skew}))
+        return
+    total = found.totals
+    click.echo(
+        f"{total['records']} records of {total['keys']} keys, {size(total['bytes'])}; compaction "
+        f"would leave {total['kept_records']} records, {size(total['kept_bytes'])}; "
+        f"{total['tombstones']} tombstones; skew {found.skew:.2f}\n"
+    )
+    for name, rows in (("partition", found.partitions), ("prefix", found.prefixes)):
+        columns = ("records", "kept_records", "bytes", "kept_bytes", "tombstones", "keys")
+        shown = [(str(row[name]) or "-", *(row[c] for c in columns)) for row in rows]
+        show_table((name, *(c.replace("_", " ") for c in columns)), shown)
+        click.echo()
+    hottest = [(_text(r["key"]), r["records"], r["bytes"]) for r in found.hottest[:10]]
+    show_table(("hottest key", "records", "bytes"), hottest)
+
+
+@spark.command(
+    epilog=examples("kept spark audit users", "kept spark audit users --reference /data/users-old")
+)
+@topic_argument
+@click.option("--reference", metavar="DIR", help="An export of the topic, taken earlier.")
+@click.option(
+    "--patience", type=click.FloatRange(0), default=30.0, show_default=True, metavar="SECONDS",
+    help="How long to look again at what was found.",
+)  # fmt: skip
+@json_option
+@bootstrap_option
+@click.pass_obj
+def audit(
+    obj: dict[str, Any],
+    *,
+    topic: str,
+    reference: str | None,
+    patience: float,
+    as_json: bool,
+    bootstrap: str,
+) -> int:
+    """Compare what must survive in TOPIC with what every replica holds.
+
+    Exit status 1 when something is found.
+    """
+    _need(bootstrap, topic)
+    with _job(obj) as session:
+        from kept.pipeline import jobs
+
+        found = jobs.audit(session, bootstrap, topic, reference=reference, patience_s=patience)
+    _show_audit(found, as_json)
+    return 0 if found.clean else 1
+
+
+def _show_audit(found: Audit, as_json: bool) -> None:
+    from kept.cli.output import show_json, show_table
+
+    if as_json:
+        said = {
+            "topic": found.topic, "clean": found.clean, "total": found.total,
+            "counts": found.counts(), "replicas": list(found.replicas), "absent": found.absent,
+            "records": found.records, "looks": found.looks, "reference": found.reference,
+            "findings": [one._asdict() for one in found.findings], "cannot_see": found.blind,
+        }  # fmt: skip
+        show_json(_plain(said))
+        return
+    rows = [
+        (f.kind, f.partition, f.offset, _text(f.key), f.replica if f.replica >= 0 else "all",
+         f.detail)
+        for f in found.findings[:MOST_SHOWN]
+    ]  # fmt: skip
+    if rows:
+        show_table(("fault", "partition", "offset", "key", "node", "why"), rows)
+    if found.total > len(rows):
+        click.echo(f"and {found.total - len(rows)} more")
+    nodes = ", ".join(map(str, found.replicas))
+    verdict = "clean" if found.clean else f"{found.total} faults"
+    click.echo(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
+    for partition, replicas in found.absent.items():
+        click.echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
+    click.echo("This cannot see:")
+    for one in found.blind:
+        click.echo(f"  - {one}")
+
+
+@spark.command(epilog=examples("kept spark export users /data/users-2026-11-21"))
+@topic_argument
+@click.argument("directory")
+@json_option
+@bootstrap_option
+@click.pass_obj
+def export(
+    obj: dict[str, Any], *, topic: str, directory: str, as_json: bool, bootstrap: str
+) -> None:
+    """Write all records of TOPIC to a new DIRECTORY as Parquet."""
+    _need(bootstrap, topic)
+    with _job(obj) as session:
+        from kept.pipeline import jobs
+
+        _show_export(jobs.export(session, bootstrap, topic, directory), as_json)
+
+
+@spark.command(epilog=examples("kept spark restore /data/users-2026-11-21 users-again"))
+@click.argument("directory")
+@topic_argument
+@click.option("--replication-factor", type=click.IntRange(1), help="Of a topic that is made.")
+@json_option
+@bootstrap_option
+@click.pass_obj
+def restore(
+    obj: dict[str, Any],
+    *,
+    directory: str,
+    topic: str,
+    replication_factor: int | None,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Write an export to TOPIC, which is new or empty."""
+    from kept.cli.output import show_json
+
+    _need(bootstrap, None)
+    with _job(obj) as session:
+        from kept.pipeline import jobs
+
+        count = jobs.restore(
+            session, bootstrap, directory, topic, replication_factor=replication_factor or -1
+        )
+    said = {"topic": topic, "records": count}
+    show_json(said) if as_json else click.echo(f"{count} records in {topic}")
+
+
+@spark.command(
+    epilog=examples(
+        "kept spark compact /data/users-2026-11-21 /data/users-compacted",
+        "kept spark compact /data/users /data/users-3 --config kept.compaction.strategy=latest-n "
+        "--config kept.compaction.latest.n=3",
+    )
+)
+@click.argument("directory")
+@click.argument("target")
+@settings_option
+@click.option("--below", metavar="JSON", help='Where to stop in each partition: {"0": 10}.')
+@json_option
+@click.pass_obj
+def compact(
+    obj: dict[str, Any],
+    *,
+    directory: str,
+    target: str,
+    config: tuple[str, ...],
+    below: str | None,
+    as_json: bool,
+) -> None:
+    """Reduce an export in DIRECTORY to a new TARGET, as the cleaner would."""
+    settings = pairs("--config", config)
+    limits = _offset(below)
+    if isinstance(limits, int):
+        raise click.UsageError('--below is JSON such as {"0": 10}')
+    _need(None, None)
+    with _job(obj) as session:
+        from kept.pipeline import jobs
+
+        made = jobs.compact(session, directory, target, config=settings, below=limits)
+        _show_export(made, as_json)
+
+
+def _show_export(made: Any, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from kept.cli.output import show_json
+
+    if as_json:
+        show_json(asdict(made))
+        return
+    click.echo(f"{made.records} records of {made.topic} in {made.path}")
+
+
+# What they share.
+
+
+def _need(bootstrap: str | None, topic: str | None) -> None:
+    """Fail at once where Spark, Java, the cluster or the topic is not there."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise Failure("PySpark is not installed: pip install 'kept-log[spark]'")
+    java = os.path.join(os.environ.get("JAVA_HOME", ""), "bin", "java")
+    if shutil.which("java") is None and not os.path.exists(java):
+        raise Failure("no Java: install a JRE 17 or newer, or point JAVA_HOME to one")
+    if bootstrap is None:
+        return
+    from kept.pipeline.session import bounds_of, connect
+
+    with connect(bootstrap) as client:
+        client.metadata([])
+        if topic is not None:
+            bounds_of(client, topic)
+
+
+@contextlib.contextmanager
+def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
+    """A session for the block; what Spark wraps our errors in is taken off."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from kept.pipeline.session import session
+
+    try:
+        joined = SparkSession.getActiveSession() is not None
+        made = session(obj["master"], obj["conf"], quiet=True)
+        try:
+            yield made
+        finally:
+            if not joined:
+                made.stop()
+    except (PySparkException, Py4JError) as error:
+        if os.environ.get("KEPT_TRACEBACK"):
+            raise
+        raise Failure(_said(str(error))) from error
+
+
+def _said(message: str) -> str:
+    """Our own words in an error of Spark's, else its first line."""
+    ours = _OURS.findall(message)
+    if ours:
+        return str(ours[-1])
+    return "Spark: " + next((line for line in message.splitlines() if line.strip()), message)
+
+
+def _offset(given: str | None) -> int | dict[int, int] | None:
+    if given is None:
+        return None
+    try:
+        found = json.loads(given)
+        if isinstance(found, dict):
+            return {int(p): int(o) for p, o in found.items()}
+        return int(found)
+    except (ValueError, TypeError):
+        raise click.UsageError(
+            f'{given!r} is neither an offset nor JSON such as {{"0": 10, "1": 12}}'
+        ) from None
+
+
+def _moment(given: str | None) -> int | None:
+    if given is None or given.isdecimal():
+        return None if given is None else int(given)
+    try:
+        at = datetime.datetime.fromisoformat(given)
+    except ValueError:
+        raise click.UsageError(
+            f"{given!r} is neither milliseconds since 1970 nor a moment such as "
+            "2026-11-21T12:00:00Z"
+        ) from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    return int(at.timestamp() * 1000)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    from kept.cli.output import put_bytes
+
+    made: dict[str, Any] = {}
+    put_bytes(made, "key", bytes(row.key))
+    put_bytes(made, "value", bytes(row.value))
+    made |= {"partition": row.partition, "offset": row.offset, "timestamp": row.timestamp}
+    return made
+
+
+def _text(key: bytes | None) -> str:
+    from kept.cli.output import NO_KEY, text
+
+    return text(key, NO_KEY)
+
+
+def _plain(value: Any) -> Any:
+    """Bytes in nested data as text, for JSON."""
+    if isinstance(value, dict):
+        return {str(n): _plain(v) for n, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return _text(value) if isinstance(value, bytes) else value

@@ -1,0 +1,95 @@
+"""Spark's own strategies against the cleaner's engine, over random histories, each a topic."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kept.compaction.strategy import (
+    From,
+    HighestVersion,
+    Latest,
+    LatestN,
+    Strategy,
+    parse_prefixes,
+)
+from kept.compaction.strategy_kit import clean
+from kept.pipeline.exports import compacted
+from kept.pipeline.options import BadOption
+from kept.pipeline.survivors import rules_of, strategy_of
+from kept.storage.errors import InvalidConfig
+from kept.storage.records import Record
+
+HISTORIES = 60
+VERSIONS = (
+    b"0", b"7", b"007", b"12", b"9" * 40, b"9" * 41, b"1\n", b"-1", b"", b"\x00\x00\x00\x05",
+    b"\xff\xff\xff\xff", b"\x80" + b"\x00" * 7, b"\x7f" + b"\xff" * 7, b"\x00" * 7 + b"\x05", None,
+)  # fmt: skip
+SCHEMA = (
+    "topic string, partition int, offset bigint, key binary, value binary, ms bigint,"
+    " headers array<struct<key:string,value:binary>>"
+)
+
+
+class FirstAndLast(Latest):
+    """Not built in: the first record of a key and everything from the newest on."""
+
+    def collect(self, state: Any) -> Any:
+        return {key: From(offset) for key, offset in state.keys.items()}
+
+
+def histories(seed: int) -> dict[str, list[Record]]:
+    draw = random.Random(seed)
+    made = {}
+    for number in range(HISTORIES):
+        log, offset = [], 0
+        for _ in range(draw.randrange(1, 30)):
+            key = draw.choice((b"a", b"", b"user.1", b"user.2", b"cfg.\xff"))
+            value = None if draw.random() < 0.2 else b"v%d" % offset
+            headers: list[tuple[str, bytes | None]] = [
+                (draw.choice(("version", "other")), draw.choice(VERSIONS))
+                for _ in range(draw.randrange(3))
+            ]
+            log.append(Record(offset, 1000 + draw.randrange(-1002, 5), key, value, tuple(headers)))
+            offset += draw.choice((1, 1, 3))
+        made[f"h{number}"] = log
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Latest(), LatestN(2), HighestVersion(), HighestVersion("version"),
+        parse_prefixes("user.=latest-n:3,cfg.=highest-version:version"), FirstAndLast(),
+    ],
+    ids=["latest", "latest-n", "by-timestamp", "by-header", "by-prefix", "not-built-in"],
+)  # fmt: skip
+def test_spark_keeps_what_the_cleaner_keeps(spark: Any, strategy: Strategy) -> None:
+    logs = histories(7)
+    rows = [
+        (topic, 0, r.offset, r.key, r.value, r.timestamp, list(r.headers) or None)
+        for topic, log in logs.items()
+        for r in log
+    ]
+    frame = spark.createDataFrame(rows, SCHEMA).selectExpr("*", "timestamp_millis(ms) timestamp")
+    end = 20 if isinstance(strategy, LatestN) else 1 << 40
+    left = compacted(frame.drop("ms"), strategy, {0: end}).select("topic", "offset").collect()
+    found: dict[str, list[int]] = {topic: [] for topic in logs}
+    for row in left:
+        found[row.topic].append(row.offset)
+    for topic, log in logs.items():
+        below, above = [r for r in log if r.offset < end], [r for r in log if r.offset >= end]
+        expected = [r.offset for r in (*clean(strategy, below), *above)]
+        assert sorted(found[topic]) == expected, log
+
+
+def test_a_strategy_that_is_not_here_is_refused_by_name() -> None:
+    with pytest.raises(InvalidConfig, match="no compaction strategy 'mine'; there are by-key-pre"):
+        strategy_of({"kept.compaction.strategy": "mine"})
+    with pytest.raises(BadOption, match="FirstAndLast is not built in"):
+        rules_of(FirstAndLast())

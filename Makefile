@@ -7,10 +7,10 @@ PYTEST  = $(BIN)/python -m pytest
 KERNELS := $(shell find storage compaction node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo test test-slow sim chaos check bench dist setup clean help
+.PHONY: demo test test-slow sim chaos soak check bench dist setup clean help
 
 help:
-	@echo "make demo | test | test-slow | sim | chaos | check | bench | dist | clean"
+	@echo "make demo | test | test-slow | sim | chaos | soak | check | bench | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,7 @@ setup: $(VENV)/.ready
 
 demo: setup
 	@$(BIN)/python examples/git_changelog.py --repo "$(REPO)"
+	@$(BIN)/python examples/spark_git_tree.py --repo "$(REPO)" --if-possible
 
 test: setup
 	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile
@@ -47,6 +48,10 @@ endif
 # Containers from the image under faults at random; MINUTES= so long, SEED= repeats the faults' order.
 chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
+
+# Three nodes, all strategies and codecs, kills and leader moves; a million records from 10 minutes on. SEED= repeats keys and events.
+soak: setup
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A pass that the check finds wrong: nothing changes, and nothing is tried before somebody says so."""
+"""A pass that the check finds wrong: nothing changes, and somebody has to say retry."""
 
 from __future__ import annotations
 

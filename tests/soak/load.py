@@ -1,0 +1,215 @@
+"""The soak's writers: one idempotent producer to each topic, and what it sent."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tests.soak.table import KEPT, PREFIXES, Key, Read, strategy_of, wrong
+
+PARTITIONS: Final = 2
+KEYS: Final = 400
+"""Of each topic; deleted ones of topics by version are never written again, so there are new ones.
+"""
+DELETED: Final = 0.08
+PAYLOAD_BYTES: Final = 60
+PATIENCE_S: Final = 180
+QUEUED: Final = 4000
+"""Records on their way; more wait to be sent."""
+BURST: Final = 100
+AN_HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a topic is like."""
+
+    strategy: str
+    codec: str
+
+    @property
+    def name(self) -> str:
+        """Name of its topic."""
+        return f"soak-{self.strategy}-{self.codec}"
+
+    @property
+    def config(self) -> dict[str, str]:
+        """Settings of its topic."""
+        found = {
+            "cleanup.policy": "compact",
+            "segment.bytes": "131072",
+            "min.cleanable.dirty.ratio": "0.3",
+            "max.compaction.lag.ms": "10000",
+            "delete.retention.ms": "3000",
+            "file.delete.delay.ms": "500",
+            "kept.compaction.strategy": self.strategy,
+        }
+        if self.strategy == "latest-n":
+            found["kept.compaction.latest.n"] = str(KEPT)
+        if self.strategy == "by-key-prefix":
+            found["kept.compaction.prefixes"] = PREFIXES
+        return found
+
+
+KINDS: Final = (
+    Kind("latest", "none"),
+    Kind("latest", "zstd"),
+    Kind("latest-n", "gzip"),
+    Kind("highest-version", "snappy"),
+    Kind("by-key-prefix", "lz4"),
+)
+
+
+class Writer:
+    """Random keys, versions and deletions to one topic while it is told to."""
+
+    def __init__(self, bootstrap: str, kind: Kind, seed: str, per_second: float) -> None:
+        self.kind = kind
+        self.keys: dict[str, Key] = {}
+        self.sent = self.acknowledged = 0
+        self.failed: list[str] = []
+        self._bootstrap, self._draw = bootstrap, random.Random(seed)
+        self._per_second = per_second
+        self._retired: set[str] = set()
+        self._fresh = 0
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "compression.type": kind.codec,
+                "message.timeout.ms": 1000 * PATIENCE_S,
+                "request.timeout.ms": 5000,
+                "socket.timeout.ms": 6000,
+                "linger.ms": 5,
+                "batch.size": 8000,
+                "log_level": 0,
+                "error_cb": self._error,
+            }
+        )
+        self._pausing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Write, until :meth:`pause`."""
+        self._pausing.clear()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Stop writing; done when everything is acknowledged."""
+        self._pausing.set()
+        if self._thread is not None:
+            self._thread.join()
+        if left := self._producer.flush(PATIENCE_S + 10):
+            self.failed.append(f"{left} records were neither acknowledged nor refused")
+
+    def _error(self, error: Any) -> None:
+        if error.fatal():
+            self.failed.append(f"fatal: {error}")
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.failed.append(f"{message.key()}: {error}")
+        else:
+            self.acknowledged += 1
+
+    def _run(self) -> None:
+        began, before = time.monotonic(), self.sent
+        while not self._pausing.is_set() and not self.failed:
+            due = (time.monotonic() - began) * self._per_second - (self.sent - before)
+            if due < BURST or len(self._producer) > QUEUED:
+                self._producer.poll(0.02)
+                continue
+            for _ in range(BURST):
+                self._send()
+            self._producer.poll(0)
+
+    def _key(self) -> str:
+        name = f"{self._draw.choice('cnv')}{self._draw.randrange(KEYS)}"
+        if name not in self._retired:
+            return name
+        self._fresh += 1
+        return f"{name[0]}{KEYS + self._fresh}"
+
+    def _send(self) -> None:
+        self.sent += 1
+        name, draw = self._key(), self._draw
+        timestamp = int(time.time() * 1000) - draw.randrange(AN_HOUR_MS)
+        tombstone = draw.random() < DELETED
+        if tombstone and strategy_of(self.kind.strategy, name) == "highest-version":
+            timestamp = int(time.time() * 1000)
+            self._retired.add(name)
+        self.keys.setdefault(name, Key()).sent(self.sent, timestamp, tombstone=tombstone)
+        noise = draw.randbytes(draw.randrange(PAYLOAD_BYTES)).hex()
+        self._producer.produce(
+            self.kind.name,
+            None if tombstone else f"{self.sent}|{name}|{noise}",
+            name,
+            partition=place(name),
+            timestamp=timestamp,
+            on_delivery=self._delivered,
+        )
+
+    def check(self, *, cleaned: bool = False) -> int:
+        """The topic's table is what was sent; returns how many records are there."""
+        assert not self.failed, self.failed[:5]
+        assert self.acknowledged == self.sent
+        seen: dict[str, list[Read]] = {}
+        count = 0
+        for message in everything(self._bootstrap, self.kind.name):
+            count += 1
+            name, value = message.key().decode(), message.value()
+            number = None
+            if value is not None:
+                text, of_key, _ = value.decode().split("|")
+                assert of_key == name and message.partition() == place(name), message.offset()
+                number = int(text)
+            seen.setdefault(name, []).append(Read(number, message.timestamp()[1]))
+        assert seen.keys() <= self.keys.keys()
+        faults = {}
+        for name, key in self.keys.items():
+            strategy = strategy_of(self.kind.strategy, name)
+            fault = wrong(strategy, key, seen.get(name, []), cleaned=cleaned)
+            if fault is not None:
+                faults[name] = fault
+        assert not faults, f"{self.kind.name}: {len(faults)} keys: {dict(list(faults.items())[:5])}"
+        return count
+
+
+def place(name: str) -> int:
+    """Partition of a key."""
+    return zlib.crc32(name.encode()) % PARTITIONS
+
+
+def everything(bootstrap: str, topic: str) -> Iterator[Any]:
+    """All records of a topic at rest."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "soak",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    ended: set[int] = set()
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while len(ended) < PARTITIONS:
+            assert time.monotonic() < deadline, f"{topic}: ends seen of {sorted(ended)} only"
+            for message in consumer.consume(1000, 0.2):
+                if message.error() is None:
+                    yield message
+                elif message.error().name() == "_PARTITION_EOF":
+                    ended.add(message.partition())
+    finally:
+        consumer.close()

@@ -67,7 +67,9 @@ def serve(
     It prints one line when it is ready. TERM and INT stop it cleanly.
     """
     # Before the imports that take long: process 1 of a container ignores TERM without a handler.
+    # Whoever starts it there may have blocked TERM, so that one that comes too soon is not lost.
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     from kept.node.config import NodeConfig
 
     config = NodeConfig.load(

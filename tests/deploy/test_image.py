@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import uuid
@@ -87,6 +88,16 @@ def test_term_before_it_is_ready_ends_it(run):
     docker("stop", "-t", "60", name)
     code, _ = ended(name)
     assert code in (0, 128 + signal.SIGTERM), code
+
+
+def test_term_in_its_first_moment_is_not_lost(run):
+    """It is blocked from the first instruction on, and delivered once there is a handler."""
+    for _ in range(3):
+        name = run(*ALONE)
+        pid = int(docker("inspect", "-f", "{{.State.Pid}}", name))
+        os.kill(pid, signal.SIGTERM)
+        code, _ = ended(name)
+        assert code in (0, 128 + signal.SIGTERM), code
 
 
 def test_the_health_check_says_what_is_wrong(run):

@@ -80,6 +80,8 @@ class Connection(asyncio.BufferedProtocol):
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
         self.parked: set[PendingFetch] = set()
+        self.positions: dict[tuple[bytes, int], int] = {}
+        """Where this consumer was when it last fetched here, by topic and partition."""
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0

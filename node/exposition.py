@@ -179,6 +179,10 @@ def _traffic(node: Node) -> Iterator[Metric | None]:
     yield counter("batches_in", "Record batches appended for producers.", m.produced_batches)
     yield counter("batches_refused", "Record batches refused.", m.refused_batches)
     yield counter("bytes_out", "Bytes of record batches sent to consumers.", m.bytes_out)
+    taken = "Offsets that consumers went on by from one fetch to the next: the records they took."
+    yield counter("records_out", taken, m.records_out)
+    sent = "Bytes of record batches sent to other replicas."
+    yield counter("replication_bytes_out", sent, m.replication_bytes_out)
     yield histogram("fsync_seconds", "Time of an fsync.", m.fsync_seconds)
     served = api.served()
     latency = HistogramMetricFamily(

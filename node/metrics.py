@@ -45,8 +45,10 @@ class Metrics:
         "fsync_seconds",
         "produced_batches",
         "records_in",
+        "records_out",
         "records_removed",
         "refused_batches",
+        "replication_bytes_out",
         "request_seconds",
     )
 
@@ -54,7 +56,9 @@ class Metrics:
         self._node = node
         self.bytes_in = 0
         self.bytes_out = 0
+        self.replication_bytes_out = 0
         self.records_in = 0
+        self.records_out = 0
         self.produced_batches = 0
         self.refused_batches = 0
         self.cluster = ClusterMetrics()
@@ -84,9 +88,12 @@ class Metrics:
         """Batches of producers were refused."""
         self.refused_batches += batches
 
-    def fetched(self, size_bytes: int) -> None:
-        """Bytes of records went out to consumers."""
-        self.bytes_out += size_bytes
+    def fetched(self, size_bytes: int, *, to_replica: bool = False) -> None:
+        """Bytes of records went out to a consumer, or to another replica."""
+        if to_replica:
+            self.replication_bytes_out += size_bytes
+        else:
+            self.bytes_out += size_bytes
 
     def fsync(self, seconds: float) -> None:
         """One fsync took so long."""

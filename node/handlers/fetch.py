@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 FROM_FOLLOWERS: Final = 11
 """From this version on consumers may read from followers (KIP-392)."""
 
+POSITIONS: Final = 10_000
+"""Of so many partitions a connection remembers where its consumer was: for a metric only."""
+
 _NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
 """Errors that Kafka answers with no aborted transactions, where others leave the field null."""
 
@@ -309,7 +312,7 @@ class PendingFetch:
             if isinstance(data.records, FileSlice):
                 size += data.records.size_bytes
         metrics = self._connection.node.metrics
-        metrics.fetched(size)
+        metrics.fetched(size, to_replica=self._request.replica_id >= 0)
         metrics.request(1, self._connection.node.loop.time() - self._started)
         if size and self._request.replica_id >= 0:
             self._count_throttled(results)
@@ -339,12 +342,30 @@ def _says_where(data: codec.PartitionData) -> bool:
     )
 
 
+def _count_taken(connection: Connection, request: codec.FetchRequest) -> None:
+    """Count the records that a consumer took: how far it went on since it last asked here.
+
+    What is in a slice of a file is not looked at; in a compacted log gaps count, too.
+    """
+    positions, taken = connection.positions, 0
+    for name, partitions in request.topics:
+        for wanted in partitions:
+            key, offset = (name, wanted.partition), wanted.fetch_offset
+            taken += max(0, offset - positions.get(key, offset))
+            positions[key] = offset
+    if len(positions) > POSITIONS:
+        positions.clear()
+    connection.node.metrics.records_out += taken
+
+
 def handle(
     connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
 ) -> None:
     """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
     request = codec.parse(frame, position, version)
     node = connection.node
+    if request.replica_id < 0:
+        _count_taken(connection, request)
     session = None
     if version >= codec.SESSIONS:
         uses_ids = version >= codec.TOPIC_IDS

@@ -57,6 +57,7 @@ def test_counters(lone):
     metrics = lone.node.metrics
     metrics.produced(2, 7, 900)
     metrics.fetched(300)
+    metrics.fetched(70, to_replica=True)
     metrics.refused()
     metrics.request(0, 0.0002)
     metrics.request(0, 0.3)
@@ -67,6 +68,7 @@ def test_counters(lone):
     assert one(found, "kept_batches_in_total") == 2
     assert one(found, "kept_batches_refused_total") == 1
     assert one(found, "kept_bytes_out_total") == 300
+    assert one(found, "kept_replication_bytes_out_total") == 70
     assert one(found, "kept_request_seconds_count", api="produce") == 2
     assert one(found, "kept_request_seconds_bucket", api="produce", le="0.0001") == 0
     assert one(found, "kept_request_seconds_bucket", api="produce", le="0.00025") == 1

@@ -20,6 +20,7 @@ SCRAPED = {
     "kept_log_cleaner_compactions_total", "kept_log_cleaner_cleaned_bytes_total",
     "kept_log_cleaner_dirty_ratio", "kept_log_cleaner_duration_seconds_bucket",
     "kept_bytes_in_total", "kept_records_in_total", "kept_bytes_out_total",
+    "kept_records_out_total",
     "kept_request_seconds_bucket", "kept_connections", "kept_under_replicated_partitions",
     "kept_offline_partitions", "kept_isr_shrinks_total", "kept_isr_expands_total",
     "kept_raft_term", "kept_raft_leader", "kept_raft_commit_lag", "kept_manifest_generation",

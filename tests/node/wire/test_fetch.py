@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 import uuid
 
 import pytest
@@ -25,6 +26,19 @@ def test_every_version(wire, kept_broker, tools, version):
     assert int(found.error_code) == 0
     assert [r.offset for r in records(bytes(found.records))] == [1, 2]
     assert found.high_watermark == 3
+
+
+def test_records_that_a_consumer_took_are_counted_when_it_goes_on(wire, kept_broker, tools):
+    def taken():
+        with urllib.request.urlopen(f"{kept_broker.url()}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return next(float(x.split()[1]) for x in lines if x.startswith("kept_records_out_total "))
+
+    topic = filled(kept_broker, wire, tools, 3)
+    before = taken()
+    for offset, counted in ((1, 0), (3, 2), (3, 2), (0, 2), (2, 4)):
+        wire.fetch(topic, offset, max_wait_ms=0)
+        assert taken() - before == counted, offset
 
 
 def test_limits_cut_at_batches_and_the_first_always_comes(wire, kept_broker, tools):

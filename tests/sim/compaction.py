@@ -342,7 +342,7 @@ class CompactionHistory(ClusterHistory):
             state = self.checks.register(tp).state
             assert state is not None
             others = set(state.replicas) - {forsaken.node_id}
-            if state.leader == NO_LEADER or set(state.isr) != others:
+            if state.leader == NO_LEADER or not set(state.isr) >= others:
                 return self._only_it(state, forsaken)
         return all(producer.acknowledged_us > since_us for producer in self.producers)
 

@@ -189,11 +189,14 @@ class CompactionChecks(ReplicaChecks):
         if copy.leads_in == epoch and hw < copy.high_watermark:
             raise Violation("high-watermark-back", f"n{node} {tp}: {hw}, {copy.high_watermark}")
         state = register.state
-        if state is None or state.leader_epoch != epoch:
+        assert state is not None
+        now = state.leader_epoch == epoch
+        copy.exempt = not now and register.give_ups > 0
+        if copy.exempt or (register.rebase and not now):
             return
         if register.rebase:
             self._begin_anew(tp, register, view, hw)
-        elif copy.leads_in != epoch and copy.end < register.end:
+        elif now and copy.leads_in != epoch and copy.end < register.end:
             raise Violation(
                 "committed-lost", f"{tp}: n{node} leads, ends at {copy.end}, not {register.end}"
             )
@@ -208,15 +211,19 @@ class CompactionChecks(ReplicaChecks):
                         self.rows.setdefault(tp, []).append(rec)
                         table[rec.key] = rec
 
+    def _sequence(self, tp: TopicPartition, register: Register, batch: Batch) -> None:
+        """After a loss a leader commits what it fetched when it was cleaned already: with gaps."""
+        key = batch.producer_id, batch.producer_epoch
+        if register.give_ups and batch.sequence > register.sequences.get(key, -1):
+            register.sequences[key] = batch.sequence
+        super()._sequence(tp, register, batch)
+
     def _begin_anew(self, tp: TopicPartition, register: Register, view: _View, hw: int) -> None:
         """Something was given up: what the new leader has committed counts from here on."""
         register.rebase = register.by_election = False
         register.batches = [batch for batch in view.batches if batch.last < hw]
         register.end = hw
-        register.sequences.clear()
-        for batch in register.batches:
-            key = batch.producer_id, batch.producer_epoch
-            register.sequences[key] = batch.sequence + batch.last - batch.base + 1
+        register.sequences.clear()  # what was cleaned has left gaps in what there is
         register.acked.clear()
         self.rows[tp] = [rec for rec in view.records if rec.offset < hw]
         self.tables[tp] = {rec.key: rec for rec in self.rows[tp]}

@@ -161,7 +161,11 @@ def test_a_node_that_contradicts_the_cluster_is_refused(compose, stranger, setti
 
 
 def test_a_broker_joins_and_leaves(compose, stranger):
-    name = stranger(KEPT_NODE_ID="9")
+    """With a list of voters that is out of date, as after ``kept cluster voter remove``."""
+    voters = "0@kept-0:10092,1@kept-1:10092"
+    name = stranger(KEPT_NODE_ID="9", KEPT_CONTROLLER_QUORUM_VOTERS=voters)
     until(lambda: " ready on " in docker("logs", name), "it is ready")
+    (told,) = [line for line in docker("logs", name).splitlines() if "is not who votes" in line]
+    assert "listed=0,1 voters=0,1,2" in told
     docker("stop", "-t", "30", name)
     assert docker("inspect", "-f", "{{.State.ExitCode}}", name).strip() == "0"

@@ -27,9 +27,9 @@ demo: setup
 test: setup
 	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile
 
-# PySpark (400 MB) is for the slow tests only; without Java they say that they did not run.
+# PySpark (400 MB) and playwright are for the slow tests only; without Java they say that they did not run.
 test-slow: setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark,browser]'
 	$(PYTEST) -q -m slow -n 2 --dist loadscope
 
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.
@@ -60,7 +60,7 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]' --no-build-isolation
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench,spark]' --no-build-isolation
 	$(BIN)/python bench/run.py
 
 dist: setup

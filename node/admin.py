@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +19,9 @@ import kept
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.node import cluster_views, compaction_ops, lost, verifying
+from kept.node.cluster_exposition import is_under_replicated
 from kept.node.compaction_ops import CompactionStatus
-from kept.node.slices import breathe
+from kept.node.slices import Pace, breathe
 from kept.node.verifying import Wanted
 from kept.storage.errors import (
     InvalidRequest,
@@ -78,12 +80,17 @@ class Admin:
         node = self._node
         image = node.image
         spaces = await node.in_pool(self._spaces)
-        offline = sum(
-            1
-            for topic in image.topics.values()
-            for record in topic.partitions
-            if self._offline(topic.name, record) is not None
-        )
+        leads: Counter[int] = Counter()
+        replicas: Counter[int] = Counter()
+        offline = under_replicated = 0
+        pace = Pace()
+        for topic in list(image.topics.values()):
+            for record in topic.partitions:
+                leads[record.leader] += 1
+                replicas.update(record.replicas)
+                under_replicated += is_under_replicated(record)
+                offline += self._offline(topic.name, record) is not None
+                await pace.breathe()
         return {
             "cluster_id": node.cluster_id,
             "version": kept.__version__,
@@ -101,6 +108,8 @@ class Admin:
                     "epoch": broker.broker_epoch,
                     "rack": broker.rack,
                     "fenced": broker.fenced,
+                    "leads": leads[broker_id],
+                    "replicas": replicas[broker_id],
                     "endpoints": [f"{e.name}://{e.host}:{e.port}" for e in broker.endpoints],
                 }
                 for broker_id, broker in sorted(image.brokers.items())
@@ -109,6 +118,7 @@ class Admin:
             "topics": len(image.topics),
             "partitions": sum(len(topic.partitions) for topic in image.topics.values()),
             "offline_partitions": offline,
+            "under_replicated_partitions": under_replicated,
         }
 
     async def add_voter(self, node_id: int, address: str | None = None) -> dict[str, Any]:
@@ -181,6 +191,7 @@ class Admin:
             "offline_partitions": sum(
                 1 for r in topic.partitions if self._offline(topic.name, r) is not None
             ),
+            "under_replicated_partitions": sum(map(is_under_replicated, topic.partitions)),
         }
 
     async def topic(
@@ -329,6 +340,10 @@ class Admin:
         return {**_named(tp), "records": list(found), "passes": told["passes"]}
 
     # Compaction.
+
+    def cleaner(self) -> dict[str, Any]:
+        """The cleaner of this node: passes that run, logs that failed, what it did since start."""
+        return {"node": self._node.node_id, **compaction_ops.cleaner(self._node)}
 
     async def passes(self, topic: str, partition: int) -> dict[str, Any]:
         """What the last passes did here: ``last``, ``passes``. Raises UnknownTopicOrPartition,

@@ -24,6 +24,7 @@ GET     /api/v1/compaction/why-missing?topic=T&…      where &partition=P&offse
 GET     /api/v1/compaction/lost[?topic=T&…]           committed records cut away here, &partition=P
 GET     /api/v1/compaction/replica?topic=T&…          how far this node's replica is: &partition=P
 GET     /api/v1/compaction/digests?topic=T&…          what it has: &partition=P&start=O&end=O[&…]
+GET     /api/v1/cleaner                               what this node's cleaner does and did
 GET     /api/v1/compaction/passes?topic=T&…           what the last passes did: &partition=P
 GET     /api/v1/compaction/history?topic=T&…          dirty ratios of the last hour: &partition=P
 GET     /api/v1/events[?topic=T&partition=P]          server-sent events: what moves
@@ -266,6 +267,11 @@ async def _life(node: Node, request: HttpRequest) -> HttpResponse:
     return _large(await Admin(node).key(_text(query, "topic"), partition, key))
 
 
+async def _cleaner(node: Node, request: HttpRequest) -> HttpResponse:
+    _only(request.query)
+    return _large(Admin(node).cleaner())
+
+
 async def _passes(node: Node, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
@@ -405,6 +411,7 @@ _ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
     _EVENTS: {"GET": _events},
     "/api/v1/pulse": {"GET": _pulse},
     "/api/v1/partitions/elect": {"POST": _elect},
+    "/api/v1/cleaner": {"GET": _cleaner},
     "/api/v1/compaction/passes": {"GET": _passes},
     "/api/v1/compaction/history": {"GET": _history},
     "/api/v1/compaction": {"GET": _compaction},

@@ -59,6 +59,12 @@ def _spark() -> str | None:
     return _on_path("java")
 
 
+def _chromium() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed (pip install '.[browser]')"
+    return _on_path("chromium")
+
+
 def _judges(*names: str) -> str | None:
     from tests.tools import judges
 
@@ -72,7 +78,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "netns": _netns,
     "go": lambda: _on_path("go"),
-    "chromium": lambda: _on_path("chromium"),
+    "chromium": _chromium,
     "helm": lambda: _judges("helm", "schemas"),
     "promtool": lambda: _judges("promtool"),
 }

@@ -98,6 +98,9 @@ class Admin:
         partition = _number(asked, "partition")
         return await self._operations.key(_named(asked.topic), partition, asked.key)
 
+    async def _cleaner(self, _: Any) -> Mapping[str, Any]:
+        return self._operations.cleaner()
+
     async def _passes(self, asked: Any) -> Mapping[str, Any]:
         return await self._operations.passes(_named(asked.topic), _needed(asked, "partition"))
 

@@ -89,6 +89,7 @@ def test_it_answers_what_http_answers(kept_cluster, dial):
         ("History", {"topic": topic}, f"/api/v1/compaction/history?topic={topic}&partition=0"),
         ("Groups", {"name": "read"}, "/api/v1/groups?name=read"),
         ("Group", {"name": "readers"}, "/api/v1/groups/readers"),
+        ("Cleaner", {}, "/api/v1/cleaner"),
         ("Quorum", {}, "/api/v1/quorum"),
         ("Replica", {"topic": topic}, f"/api/v1/compaction/replica?topic={topic}&partition=0"),
         ("Digests", {"topic": topic, "end": 80},
@@ -98,7 +99,7 @@ def test_it_answers_what_http_answers(kept_cluster, dial):
     ):  # fmt: skip
         reply = rpc.call(f"kept.Admin/{method}", **fields)
         assert timeless(reply) == timeless(filled(reply, over_http(cluster, path))), method
-        assert topic in str(reply) or method in ("Digests", "Quorum"), method
+        assert topic in str(reply) or method in ("Digests", "Quorum", "Cleaner"), method
         assert method != "Explain" or reply.partitions[0].dry_run.segments
     reply = rpc.call("kept.Admin/Cluster")
     value = over_http(cluster, "/api/v1/cluster")

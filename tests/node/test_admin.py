@@ -54,6 +54,8 @@ def test_cluster(lone):
             "epoch": lone.node.broker_epoch,
             "rack": None,
             "fenced": False,
+            "leads": 3,
+            "replicas": 3,
             "endpoints": [f"PLAINTEXT://localhost:{lone.port}"],
         }
     ]

@@ -1,0 +1,62 @@
+// Making the document. Everything is put into it as text; no markup is made of strings anywhere.
+export function make(tag, given, ...children) {
+  return fill(document.createElement(tag), given, children);
+}
+
+export function drawn(tag, given, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), given, children);
+}
+
+function fill(element, given, children) {
+  for (const [name, value] of Object.entries(given || {})) {
+    if (name === "onclick") element.addEventListener("click", value);
+    else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== "") element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return element;
+}
+
+// A column is [head, kind]; a cell is a value or [value, kind]. On a phone a row is a card.
+export function table(caption, columns, rows) {
+  const heads = columns.map((column) => Array.isArray(column) ? column : [column]);
+  const cell = (value, i) => {
+    const [content, kind] = Array.isArray(value) ? value : [value];
+    const classes = [heads[i][1], kind, i ? "" : "first"].filter(Boolean).join(" ");
+    return make("td", { class: classes || null, "data-head": heads[i][0] }, content);
+  };
+  return make("div", { class: "scroll" }, make("table", { class: "cards" },
+    make("caption", {}, caption),
+    make("thead", {}, make("tr", {}, heads.map(([head, kind]) => make("th", { scope: "col", class: kind }, head)))),
+    make("tbody", {}, rows.map((row) => row instanceof Node ? row : make("tr", {}, row.map(cell))))));
+}
+
+const pairs = (name, list) => make("dl", { class: name }, list.filter(Boolean).map(([term, value, kind]) =>
+  make("div", {}, make("dt", {}, term), make("dd", { class: kind }, value))));
+export const facts = (list) => pairs("facts", list);
+export const tiles = (list) => pairs("tiles", list);
+export const quiet = (...children) => make("p", { class: "quiet" }, children);
+export const link = (hash, ...children) => make("a", { href: hash }, children);
+export const crumbs = (...parts) => make("p", { class: "crumbs" }, parts.flatMap((part, i) => i ? [" / ", part] : [part]));
+export const hash = (...parts) => "#" + parts.map((part) => encodeURIComponent(part)).join("/");
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+export function bytes(number) {
+  if (number === null || number === undefined) return "–";
+  let unit = 0;
+  while (number >= 1024 && unit < UNITS.length - 1) { number /= 1024; unit += 1; }
+  return `${unit ? number.toFixed(1) : number} ${UNITS[unit]}`;
+}
+export const count = (number) => number === null || number === undefined ? "–" : Number(number).toLocaleString("en");
+export const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
+export const percent = (ratio) => ratio === null || ratio === undefined ? "–" : `${Math.round(ratio * 100)} %`;
+
+const pad = (number, width = 2) => String(number).padStart(width, "0");
+export function moment(ms, fine = false) {
+  if (ms === null || ms === undefined || ms < 0) return "never";
+  const at = new Date(ms);
+  if (Number.isNaN(at.getTime())) return String(ms);
+  const text = `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+  return make("time", { datetime: at.toISOString() }, fine ? `${text}.${pad(at.getMilliseconds(), 3)}` : text);
+}

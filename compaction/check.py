@@ -44,7 +44,6 @@ from kept.storage.txn_index import AbortedTxn
 if TYPE_CHECKING:
     from kept.compaction.build import Built
     from kept.compaction.follow import FollowJob
-    from kept.compaction.manifest import Manifest
     from kept.compaction.survey import Survey
     from kept.storage.swap import SwapPlan
 
@@ -151,7 +150,8 @@ def check(
 
     Raises CheckFailed, DamagedData, MachineError.
     """
-    files = _Files(job.directory, disk, job.sources, built.manifest, built.plan)
+    after = [(segment.base_offset, segment.end_offset) for segment in built.manifest.segments]
+    files = _Files(job.directory, disk, job.sources, after, built.plan)
     name = f"{job.topic_partition}: check of generation {job.identity}"
     judge = _Judge(job, strategy, found, files, name)
     limit = max(job.source_bytes // READ_SHARE, MIN_READ_BYTES)
@@ -169,7 +169,8 @@ def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
     rewritten = {base for group in plan.groups for base in group.input_bases}
     chosen = [source for source in sources if source.file_offset in rewritten]
     total = sum(source.size_bytes for source in chosen)
-    files = _Files(job.directory, disk, sources, job.manifest, plan)
+    after = [(p.base_offset, p.output.end_offset) for p in job.pieces if p.output is not None]
+    files = _Files(job.directory, disk, sources, after, plan)
     name = f"{job.directory}: check of generation {job.manifest.identity}"
     wanted, limit = wanted_keys(job.check_keys, total), max(total // READ_SHARE, MIN_READ_BYTES)
     checked = 0
@@ -188,11 +189,12 @@ def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
 
 
 class _Files:
-    """The log before and after, by offset."""
+    """The log before and after, by offset; ``after``: base and end of each output."""
 
     def __init__(
-        self, directory: str, disk: Disk, sources: Sequence[Source], after: Manifest, plan: SwapPlan
-    ) -> None:
+        self, directory: str, disk: Disk, sources: Sequence[Source],
+        after: Sequence[tuple[int, int]], plan: SwapPlan,
+    ) -> None:  # fmt: skip
         self._disk, self._directory = disk, directory
         self._sources, self._after = sources, after
         self._new = {base for group in plan.groups for base in group.output_bases}
@@ -218,10 +220,9 @@ class _Files:
 
     def output(self, offset: int) -> Batch | None:
         """The batch that an offset is in, as it will be."""
-        for segment in self._after.segments:
-            if not segment.base_offset <= offset < segment.end_offset:
+        for base, end in self._after:
+            if not base <= offset < end:
                 continue
-            base = segment.base_offset
             if base not in self._new:
                 return self.input(offset)
             log_path, index_path = (

@@ -405,8 +405,10 @@ class Cleaner:
                 hash_key=os.urandom(jobs.HASH_KEY_BYTES),
                 limits=self.limits(hosted),
             )
-            result = await running.work.run(COMMAND, jobs.encode(job))
-            self._check(hosted, running)
+            try:
+                result = await running.work.run(COMMAND, jobs.encode(job))
+            finally:
+                self._check(hosted, running)
             running.computed = True
             self._wake.set()
             await manifests.pass_made(result, running.leader_epoch, based_on, running.truncations)
@@ -415,7 +417,9 @@ class Cleaner:
         return result
 
     def _check(self, hosted: HostedPartition, running: Running) -> None:
-        """A pass is thrown away when it was cancelled, or leadership or directory are gone."""
+        """A pass is thrown away when it was cancelled, or leadership, directory or a part of what
+        it reads are gone; whatever it came to.
+        """
         partition = hosted.partition
         if running.work.cancelled or self._stopping:
             raise Withdrawn(f"{partition.topic_partition}: the pass was cancelled")
@@ -423,3 +427,8 @@ class Cleaner:
             raise NotLeaderOrFollower(f"{partition.topic_partition}: leadership changed meanwhile")
         if partition.log.truncations != running.truncations:
             raise PassFailed(f"{partition.topic_partition}: the log was truncated", "Truncated")
+        start = partition.log.segments[0].base_offset
+        if start > running.plan.segments[0].base_offset:
+            raise Withdrawn(
+                f"{partition.topic_partition}: segments below {start} were deleted meanwhile"
+            )

@@ -25,7 +25,7 @@ from kept.node.manifests.replica import pair_of
 from kept.node.manifests.workers import Work
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
-from kept.storage.errors import KafkaStorageError
+from kept.storage.errors import KafkaStorageError, KeptError, MachineError
 
 SMALL_BYTES: Final = 2 << 20
 """Logs up to this are built from in a thread: to start a process for each of a thousand small ones
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kept.compaction.apply import CompactionState
     from kept.node.hosting import HostedPartition
     from kept.node.server import Node
+    from kept.storage.log import Log
 
 
 def ref_of(found: Manifest) -> ManifestRef:
@@ -50,12 +51,20 @@ def identity_of(ref: ManifestRef) -> Identity:
 
 @dataclass(slots=True)
 class Made:
-    """A pass made it here: its outputs are in the directory. ``outcome`` is for who asked."""
+    """A pass made it here: its outputs are in the directory, and the log began at ``begins_at`` and
+    had been cut ``truncations`` times. ``outcome`` is for who asked.
+    """
 
     ref: ManifestRef
     result: Result
     truncations: int
+    begins_at: int
     outcome: asyncio.Future[None]
+
+    def fits(self, ref: ManifestRef, log_: Log) -> bool:
+        """Its outputs are of this generation, and of the segments that there still are."""
+        begins_at = log_.segments[0].base_offset
+        return (self.ref, self.truncations, self.begins_at) == (ref, log_.truncations, begins_at)
 
 
 @dataclass(slots=True)
@@ -150,12 +159,27 @@ class Files:
         """
         async with self._turn, self._node.hosting.appliers:
             self.check(work)
-            log_ = self._hosted.partition.log
-            if made is not None and made.ref == ref and made.truncations == log_.truncations:
-                result = made.result
-            else:
-                result = await self._build(work, ref)
+            result = await self._result(work, ref, made)
             return await self._place(result, lambda: self.check(work))
+
+    async def _result(self, work: Work, ref: ManifestRef, made: Made | None) -> Result:
+        """Outputs of the segments that there are: it begins anew when the oldest were deleted."""
+        log_ = self._hosted.partition.log
+        while True:
+            begins_at = log_.segments[0].base_offset
+            if made is not None and made.fits(ref, log_):
+                return made.result
+            try:
+                result = await self._build(work, ref)
+            except MachineError:
+                raise
+            except (KeptError, OSError):
+                if log_.segments[0].base_offset == begins_at:
+                    raise
+            else:
+                if log_.segments[0].base_offset == begins_at:
+                    return result
+            self.check(work)
 
     async def _place(self, result: Result, check: Callable[[], None]) -> CompactionState:
         check()

@@ -487,7 +487,9 @@ class ReplicaManifests:
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
         ref = ref_of(found)
-        self._made = made = Made(ref, result, truncations, self._node.loop.create_future())
+        begins_at = self._partition.log.segments[0].base_offset
+        outcome: asyncio.Future[None] = self._node.loop.create_future()
+        self._made = made = Made(ref, result, truncations, begins_at, outcome)
         self._slow.bodies = {ref: found}
         self.tell(ev.PassDone(ref, leader_epoch, based_on))
         await made.outcome

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kept.compaction.planner import NotNow
+from kept.node.manifests import files, workers
 from kept.storage.errors import MachineError
 from kept.storage.records import build_batch, check, records
 from kept.storage.types import TopicPartition
@@ -32,7 +34,8 @@ def filled(lone):
 
 def newest(hosted):
     """The newest value of each key."""
-    log, offset, found = hosted.partition.log, 0, {}
+    log, found = hosted.partition.log, {}
+    offset = log.log_start_offset
     while data := log.read_batches(offset, 1 << 20, log.log_end_offset):
         for record in records(data):
             found[record.key] = record.value
@@ -132,3 +135,53 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
     assert generation == 1
     names = sorted(name for name in os.listdir(directory) if name.startswith("removals-"))
     assert names == ["removals-1-0-1", f"removals-2-{epoch}-1"]
+
+
+def begin_at(lone, offset):
+    """As DeleteRecords and retention do it."""
+    log = lone.node.hosting.hosted[TP].partition.log
+    log.advance_log_start(offset, lone.node.now_ms())
+    log.delete_old_segments(lone.node.now_ms(), log.log_end_offset)
+    log.delete_expired(1 << 60)
+
+
+@pytest.mark.parametrize("when", ["while it reads", "when it has read"])
+def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monkeypatch, when):
+    """It is no failure: the log is cleaned at once, as it is now."""
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    run, middle = workers.Work.run, hosted.partition.log.segments[2].base_offset
+
+    async def deleting(self, command, question):
+        if when == "while it reads":
+            begin_at(lone, middle)
+        result = await run(self, command, question)
+        begin_at(lone, middle)
+        return result
+
+    monkeypatch.setattr(workers.Work, "run", deleting)
+    said = clean(lone)
+    assert isinstance(said, NotNow) and said.reason.endswith("were deleted meanwhile")
+    assert lone.node.cleaner.totals.failures == 0
+    assert lone.node.cleaner.status(TP).failure is None
+    monkeypatch.undo()
+    expected = newest(hosted)
+    assert clean(lone).clean_to == 40 and newest(hosted) == expected
+
+
+def test_segments_that_are_deleted_before_a_generation_is_applied(lone_node, monkeypatch):
+    """What the pass made does not fit any more, so it is built again from what is left."""
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    middle = hosted.partition.log.segments[2].base_offset
+    bring = files.Files.bring
+
+    async def deleting(self, *args):
+        begin_at(lone, middle)
+        return await bring(self, *args)
+
+    monkeypatch.setattr(files.Files, "bring", deleting)
+    expected = newest(hosted)
+    assert clean(lone).clean_to == 40
+    assert newest(hosted) == expected and hosted.partition.log.log_start_offset == middle
+    assert hosted.manifests.trouble.count == 0

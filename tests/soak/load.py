@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +17,8 @@ from tests.soak.table import KEPT, PREFIXES, Key, Read, strategy_of, wrong
 
 PARTITIONS: Final = 2
 KEYS: Final = 400
-"""Of each topic; deleted ones of topics by version are never written again, so there are new ones.
+"""Of each topic and prefix. What is deleted by version is never written again: another key takes
+its place.
 """
 DELETED: Final = 0.08
 PAYLOAD_BYTES: Final = 60
@@ -77,8 +79,7 @@ class Writer:
         self.failed: list[str] = []
         self._bootstrap, self._draw = bootstrap, random.Random(seed)
         self._per_second = per_second
-        self._retired: set[str] = set()
-        self._fresh = 0
+        self._lives: Counter[str] = Counter()
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -133,10 +134,7 @@ class Writer:
 
     def _key(self) -> str:
         name = f"{self._draw.choice('cnv')}{self._draw.randrange(KEYS)}"
-        if name not in self._retired:
-            return name
-        self._fresh += 1
-        return f"{name[0]}{KEYS + self._fresh}"
+        return f"{name}.{self._lives[name]}"
 
     def _send(self) -> None:
         self.sent += 1
@@ -145,7 +143,7 @@ class Writer:
         tombstone = draw.random() < DELETED
         if tombstone and strategy_of(self.kind.strategy, name) == "highest-version":
             timestamp = int(time.time() * 1000)
-            self._retired.add(name)
+            self._lives[name.partition(".")[0]] += 1
         self.keys.setdefault(name, Key()).sent(self.sent, timestamp, tombstone=tombstone)
         noise = draw.randbytes(draw.randrange(PAYLOAD_BYTES)).hex()
         self._producer.produce(

@@ -136,6 +136,48 @@ SCRIPTS = {
         restart 2; learn; pass 0 3; pull 2      # 2 holds more than it has
         crash 0; crash 1; elect_unclean 2; learn; store 2; swap 2
         """),
+    "no base generation (C15b)": ("L2", """
+        crash 1; fence 1; crash 2; crash 0; restart 1; elect_unclean 1; learn 1
+        del 1 a; pass 1 2; part 1 4; elect 1    # the others have what it never had
+        """),
+    "elected again, cleanly (C15c)": ("L2", """
+        crash 2; crash 0; fence 0; crash 1; fence 2; restart 2; restart 0
+        elect_unclean 0; learn 0; store 0; crash 0  # on the way to its base
+        elect_unclean 2; elect 2                # before it noticed that it was unclean
+        """),
+    "old checkpoint kept (C15d)": ("S1", """
+        learn; put 0 a; del 0 a; crash 0; crash 1; fence 0; restart 0; crash 2
+        elect_unclean 0; learn 0; store 0
+        pass 0 3; part 0 3                      # maps only what is above the base
+        """),
+    "b going down (C15e)": ("L2", """
+        learn; put 0 a; fetch 2; del 0 a; fetch 2; crash 2
+        crash 0; fence 0; restart 0; crash 1; elect_unclean 0; learn 0; store 0
+        pass 0 4; part 0 4; elect 0; swap 0; learn 0; store 0
+        compute 0 1                             # less than the base covers
+        """),
+    "clean first (C5)": ("BODY", """
+        crash 2; fence 2; learn; del 0 a; fetch 1 2
+        compute 0 2 keep; end_pass 0; ask 1; store 0; heard 1; answer 1
+        compute 0 4 keep; end_pass 0            # g1 is not published yet
+        store 1; ask 1; heard 1
+        """),
+    "checkpoint of held (C5)": ("S1", """
+        crash 2; fence 2; learn; put 0 a; fetch 1; del 0 a; fetch 1 2
+        pass 0 2 keep; pass 0 2                 # from where the first ends, which is only held
+        pull 1; ask 1; heard 1; answer 1; swap 1
+        """),
+    "difference (C8)": ("S3", """
+        learn; put 0 a; fetch 1; fetch 2; del 0 a; fetch 1 2; fetch 2 2
+        pass 0 5; late; decide 0; learn 0; swap 0   # 1 and 2 do not hold it
+        compute 0 3; end_pass 0; ask 1; store 0; heard 1; answer 1; store 1
+        part 1 3; swap 0; swap 1; ask 1; heard 1; decide 0
+        """),
+    "ordered (C9)": ("L2", """
+        learn; del 0 a; fetch 2 2; elect 1; fetch 1 2; learn 1
+        compute 1 3 keep; end_pass 1            # a later epoch's, which nobody else hears of
+        elect 0; learn 0; elect 1; compute 0 1; end_pass 0
+        """),
     "another life's acknowledgement": ("S1", """
         learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 0
         pass 0 3; pull 1; pull 2; pull 1; pull 2; swap 2; pull 2    # 0 takes its time
@@ -143,6 +185,13 @@ SCRIPTS = {
         fetch 2; swap 0; fetch 2 3; decide 0; learn
         """),
 }  # fmt: skip
+
+
+def test_every_counterexample_of_the_model_has_a_scenario() -> None:
+    known = {name for name in PLANTED if "(C" in name}
+    assert known <= SCRIPTS.keys()
+    letters = {name.rpartition("(")[2].rstrip(")") for name in known}
+    assert letters == {*(f"C{i}" for i in range(1, 15)), *(f"C15{x}" for x in "abcde")}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -161,4 +210,7 @@ def test_without_the_rule(name: str) -> None:
     with pytest.raises(Violation, match=f"^{breaks}"):
         options = planted.options()
         del options["tearing"]
-        run(World(**options), script)
+        world = World(**options)
+        run(world, script)
+        if not breaks.startswith("S"):
+            check_liveness(world)

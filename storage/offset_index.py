@@ -121,6 +121,13 @@ class OffsetIndex:
             return None
         return self.base_offset + self.offsets[found - 1], self.positions[found - 1]
 
+    def ceiling_entry(self, offset: int) -> tuple[int, int] | None:
+        """(last offset, position) of the smallest entry >= ``offset``."""
+        found = bisect_left(self.offsets, offset - self.base_offset)
+        if found == len(self.offsets):
+            return None
+        return self.base_offset + self.offsets[found], self.positions[found]
+
     def position_floor(self, position: int) -> int:
         """The largest batch start known that is <= ``position``; 0 is one always."""
         found = bisect_right(self.positions, position)

@@ -164,6 +164,9 @@ class Segment:
         limit = self.size_bytes if end is None else end
         self.load_index()
         entry = self.index.floor_entry(offset)
+        found = self._at_next_entry(offset, 0 if entry is None else entry[1], limit)
+        if found is not None:
+            return found
         batches = self.walk(0 if entry is None else entry[1], limit)
         if entry is not None:
             last_offset = entry[0]
@@ -179,6 +182,20 @@ class Segment:
                 return first
         for batch in batches:
             if batch[3] >= offset:
+                return batch
+        return None
+
+    def _at_next_entry(self, offset: int, floor: int, limit: int) -> Batch | None:
+        """The batch with ``offset``, if the entry after it leads there: large ones have their own.
+
+        Only where a walk from ``floor`` would read more than once. None says nothing.
+        """
+        entry = self.index.ceiling_entry(offset)
+        if entry is None or not floor + WALK_BYTES <= entry[1] < limit:
+            return None
+        with suppress(DamagedData):  # the walk says what is wrong
+            batch = next(self.walk(entry[1], limit))
+            if batch[2] <= offset and batch[3] == entry[0]:
                 return batch
         return None
 

@@ -91,6 +91,39 @@ def test_a_wrong_index_is_found_at_the_look_up(kit, caplog) -> None:
     assert "rebuilding the indexes" in caplog.text
 
 
+@pytest.mark.parametrize("interval", [200, 6_000, 25_000])
+@pytest.mark.parametrize("wrong", [None, (0, -1), (0, 1), (4, -1)], ids=str)
+def test_large_batches_are_found_by_their_own_entry_or_without_it(kit, caplog, interval, wrong):
+    """Batches of 1 to 40 KB: with a large interval some have no entry, and the next leads past."""
+    disk = SimulatedDisk()
+    config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=interval)
+    log = kit.open_log(disk, config=config)
+    for n in range(60):
+        kit.append(log, kit.batch(1 + n % 3, size=(n * 7919) % 13_000))
+    starts = [(first, last) for first, last, _ in kit.contents(log)]
+    log.close(kit.NOW)
+    if wrong is not None:
+        (path,) = files(disk, ".index")
+        data = bytearray(disk.read(path))
+        field, by = wrong  # of each entry: the offset or the position, so much off
+        for at in range(field, len(data), 8):
+            data[at : at + 4] = (int.from_bytes(data[at : at + 4], "big") + by).to_bytes(4, "big")
+        disk.write_file(path, data)
+    log = kit.open_log(disk, config=config, clean=True, recovery_point=log.log_end_offset)
+    read: list[int] = []
+    pread = disk.pread
+    disk.pread = lambda file, position, size: read.append(position) or pread(file, position, size)
+    with caplog.at_level(logging.WARNING):
+        for first, last in reversed(starts):
+            for offset in (last, first):
+                read.clear()
+                piece = log.read(offset, 1, log.log_end_offset)
+                assert piece is not None and int.from_bytes(pread(*piece)[:8], "big") == first
+                if wrong is None and interval == 200 and piece.size_bytes > 20_000:
+                    assert len(read) <= 2, "its own entry leads to it"
+    assert bool(caplog.text) == (wrong is not None)
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(where=st.floats(0, 0.9999), bit=st.integers(0, 7), which=st.integers(0, 100))
 def test_one_flipped_bit_of_a_log_after_a_crash_leaves_a_prefix(kit, where, bit, which) -> None:

@@ -46,6 +46,8 @@ def test_the_floor_is_the_last_entry_at_or_below(values, asked) -> None:
     index.offsets, index.positions = array("i", values), array("i", [7 * v for v in values])
     below = [v for v in values if v + 100 <= asked]
     assert index.floor(asked) == (7 * below[-1] if below else 0)
+    above = [v for v in values if v + 100 >= asked]
+    assert index.ceiling_entry(asked) == ((100 + above[0], 7 * above[0]) if above else None)
     assert index.position_floor(asked) == max([7 * v for v in values if 7 * v <= asked], default=0)
     index.truncate(asked)
     assert list(index.positions) == [7 * v for v in values if 7 * v < asked]

@@ -148,7 +148,7 @@ def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
         kept("produce", topic, stdin=f"late {sent}\n")
         sent += 1
         assert sent < 60
-    out, _ = waiting.communicate(timeout=60)
+    out, _ = waiting.communicate(timeout=200)
     assert waiting.returncode == 0
     assert out.startswith("late ")
 

@@ -41,7 +41,7 @@ def test_serve_alone_is_a_whole_cluster(offline, tmp_path, with_signal):
         assert ran.out == "hello\n"
     finally:
         process.send_signal(with_signal)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=200)
     assert process.returncode == 0
     assert "Traceback" not in rest
     assert (tmp_path / "data" / "log" / "t-0").is_dir()

@@ -84,7 +84,7 @@ def imported_by(*arguments: str) -> set[str]:
         "print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200
     )
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -176,7 +176,7 @@ def test_ctrl_c_is_quiet(kept, kept_broker):
     assert process.stdout is not None
     assert process.stdout.readline().endswith(b"x\n")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out, err) == (130, b"", b"")
 
 

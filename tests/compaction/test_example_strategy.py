@@ -23,7 +23,7 @@ def test_it_is_found_when_installed(tmp_path):
             "--no-index", "--disable-pip-version-check", "--target", str(tmp_path / "site"),
             str(copy(tmp_path)),
         ],
-        check=True, timeout=100,
+        check=True, timeout=280,
     )  # fmt: skip
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{USE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -43,7 +43,7 @@ def copy(tmp_path):
 def test_its_own_tests_pass():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE)],
-        capture_output=True, text=True, timeout=100, cwd=EXAMPLE,
+        capture_output=True, text=True, timeout=280, cwd=EXAMPLE,
         env={"PYTHONPATH": str(EXAMPLE), "PATH": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

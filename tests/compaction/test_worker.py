@@ -39,7 +39,7 @@ def on_disk(kit, tmp_path, monkeypatch):
 def run(job, **options):
     done = subprocess.run(
         worker.COMMAND, input=jobs.encode(job) + "\n", capture_output=True, text=True,
-        timeout=60, **options,
+        timeout=200, **options,
     )  # fmt: skip
     return done, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -112,15 +112,13 @@ def slow_job(w):
             for name in jobs.Job.__slots__
             if name != "max_bytes_per_second"
         },
-        max_bytes_per_second=100.0,
+        max_bytes_per_second=1.0,
     )
 
 
 def test_it_exits_when_its_stdin_ends(on_disk):
-    started = time.monotonic()
-    done, found = run(slow_job(on_disk))
+    done, found = run(slow_job(on_disk))  # which has a deadline; the throttled pass takes an hour
     assert done.returncode == 3 and not any("result" in m for m in found)
-    assert time.monotonic() - started < 10, "the throttled pass would take half a minute"
 
 
 def test_it_ignores_ctrl_c_and_dies_with_its_parent(on_disk):

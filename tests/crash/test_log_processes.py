@@ -122,7 +122,7 @@ POINTS = [
 def test_killed_at_a_fail_point(writer, tmp_path, bases, point) -> None:
     path = tmp_path / "data"
     process = start(path, BATCHES, point)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
     lines = out.splitlines()
     assert process.returncode == -signal.SIGKILL, f"{point} was not reached: {lines[-3:]}"
     assert "closed" not in lines
@@ -130,7 +130,7 @@ def test_killed_at_a_fail_point(writer, tmp_path, bases, point) -> None:
         (path / "bases").write_text(bases)
     end = judge(writer, path, lines)
     again = start(path, 80)
-    out, _ = again.communicate(timeout=60)
+    out, _ = again.communicate(timeout=200)
     assert again.returncode == 0 and f"opened {end}" in out and out.endswith("closed\n")
 
 

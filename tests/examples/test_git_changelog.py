@@ -52,7 +52,7 @@ def demo(path: Path, *more: str, status: int = 0) -> subprocess.CompletedProcess
         [sys.executable, str(EXAMPLE), "--repo", str(path), *more],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr
@@ -226,7 +226,7 @@ def test_the_demo_fails_by_name(repository, part, lost, said):
     done = subprocess.run(
         [sys.executable, "-c", LOSES_A_RECORD.format(gone=not lost, lost=lost),
          "--repo", str(repository.path), "--part", str(part)],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
         env={**os.environ, "PYTHONPATH": str(EXAMPLE.parent)},
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

@@ -24,7 +24,7 @@ def play(kept_cluster):
             env={**os.environ, "KEPT_BOOTSTRAP": cluster.bootstrap},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
         assert done.returncode == status, done.stdout + done.stderr

@@ -154,7 +154,7 @@ def test_the_plugin_in_a_users_project(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr

@@ -103,8 +103,15 @@ class RangeReader:
         known = self.client.topic(self.tp.topic).topic_id
         if self.topic_id is None:
             self.topic_id = known
-        elif known != self.topic_id:
+        elif known != self.topic_id and self._known_now() != self.topic_id:
             self._lose(self.end, "the topic was deleted and created again")
+
+    def _known_now(self) -> uuid.UUID | None:
+        """The topic's id by fresh metadata: what this client remembered may be older than the plan
+        that the range comes from.
+        """
+        self.client.metadata([self.tp.topic])
+        return self.client.topic(self.tp.topic).topic_id
 
     def _out_of_range(self) -> None:
         first = self.client.list_offsets({self.tp: EARLIEST})[self.tp].offset

@@ -7,10 +7,14 @@ a limit is never exceeded, and a trigger over a heavily compacted range brings f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from kept.storage.types import TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
+
+TOPIC_ID: Final = "topicId"
+"""Beside the partitions of a topic in a checkpoint."""
 
 
 def available(start: Offsets, end: Offsets) -> int:
@@ -39,18 +43,35 @@ def limited(start: Offsets, end: Offsets, most: int) -> dict[TopicPartition, int
     return {tp: start.get(tp, end[tp]) + shares.get(tp, 0) for tp in end}
 
 
-def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """Offsets as a checkpoint holds them, in the form of Spark's Kafka connector."""
-    found: dict[str, dict[str, int]] = {}
+def to_json(
+    offsets: Offsets, topic_ids: Mapping[str, str | None] | None = None
+) -> dict[str, dict[str, int | str]]:
+    """Offsets as a checkpoint holds them: in the form of Spark's Kafka connector, and which topic
+    of that name they belong to.
+    """
+    found: dict[str, dict[str, int | str]] = {}
     for tp in sorted(offsets):
         found.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+    for topic, number in (topic_ids or {}).items():
+        if number is not None and topic in found:
+            found[topic][TOPIC_ID] = number
     return found
 
 
-def from_json(checkpoint: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+def from_json(checkpoint: Mapping[str, Mapping[str, int | str]]) -> dict[TopicPartition, int]:
     """The offsets in a checkpoint."""
     return {
-        TopicPartition(topic, int(partition)): offset
+        TopicPartition(topic, int(partition)): int(offset)
         for topic, partitions in checkpoint.items()
         for partition, offset in partitions.items()
+        if partition != TOPIC_ID
+    }
+
+
+def topic_ids_in(checkpoint: Mapping[str, Mapping[str, int | str]]) -> dict[str, str]:
+    """Topic -> its id, as far as the checkpoint says: the connector's does not."""
+    return {
+        topic: str(partitions[TOPIC_ID])
+        for topic, partitions in checkpoint.items()
+        if TOPIC_ID in partitions
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kept.client.ranges import OffsetsLost
@@ -51,13 +52,22 @@ class Following:
         """From now on nothing newer than this exists (AvailableNow)."""
         self.target = self.newest()
 
+    def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str | None]:
+        """Topic -> the id of the topic that these offsets belong to, where the broker has ids."""
+        return offsets.topic_ids(self.client, tps)
+
+    def remember(self, topic_ids: Mapping[str, str]) -> None:
+        """The topics that the next start's offsets belong to, as its checkpoint says."""
+        self._topic_ids.update(topic_ids)
+
     def next_end(self, start: Offsets, most: int | None, least: int | None) -> Offsets:
         """Where the next trigger ends; ``start`` when it should not take anything yet."""
         newest = self.target if self.target is not None else self.newest()
         since = self._from(start, newest)
         waiting = available(since, newest)
         delayed = (time.monotonic() - self._taken_at) * 1000 >= self.options.max_trigger_delay_ms
-        if least is not None and waiting < least and self.target is None and not delayed:
+        moved = any(since.get(tp) != start[tp] for tp in start)  # a loss that is gone on without
+        if least is not None and waiting < least and not (self.target or delayed or moved):
             return start
         if waiting:
             self._taken_at = time.monotonic()
@@ -72,7 +82,7 @@ class Following:
                 gone = min(first, end[tp])
                 self._lose(f"{tp}: offsets {since[tp]} to {gone - 1}", f"its log starts at {first}")
                 since[tp] = gone
-        ids = self._same_topics(list(there))
+        ids = self.topic_ids(there)
         ranges = plan(since, {tp: end[tp] for tp in there}, ids, Bounds())
         return divide(self.client, ranges, self.options)
 
@@ -80,28 +90,32 @@ class Following:
         return offsets.all_at(self.client, tps, when, self.options.isolation)
 
     def _from(self, start: Offsets, end: Offsets) -> Offsets:
-        """Where each partition goes on: new ones from their beginning. What is no longer there, or
-        ends before the offset that was reached, is lost.
+        """Where each partition goes on: new ones, and those of a topic that replaced another of its
+        name, from their beginning. What is no longer there, or ends before the offset that was
+        reached, is lost.
         """
         since = dict(start)
         for tp in sorted(start.keys() - end.keys()):
             self._lose(f"{tp}: everything from offset {start[tp]}", "the partition is gone")
             del since[tp]
+        replaced = self._replaced(sorted(start.keys() & end.keys()))
         for tp in sorted(start.keys() & end.keys()):
-            if end[tp] < start[tp]:
+            if tp.topic in replaced:
+                del since[tp]
+            elif end[tp] < start[tp]:
                 why = f"the log ends at {end[tp]}, it was cut back or created again"
                 self._lose(f"{tp}: everything up to offset {start[tp]}", why)
                 since[tp] = end[tp]
-        since.update(self._at(sorted(end.keys() - start.keys()), EARLIEST))
+        since.update(self._at(sorted(end.keys() - since.keys()), EARLIEST))
         return since
 
-    def _same_topics(self, tps: list[TopicPartition]) -> dict[str, str | None]:
-        found = offsets.topic_ids(self.client, tps)
-        for topic, number in found.items():
-            known = self._topic_ids.setdefault(topic, number)
-            if known != number:
+    def _replaced(self, tps: list[TopicPartition]) -> set[str]:
+        found = set()
+        for topic, number in self.topic_ids(tps).items():
+            if self._topic_ids.setdefault(topic, number) != number:
                 self._lose(f"{topic}: everything not read yet", "it was deleted and created again")
                 self._topic_ids[topic] = number
+                found.add(topic)
         return found
 
     def _lose(self, what: str, why: str) -> None:

@@ -1,6 +1,8 @@
 """The streaming read: PySpark's face of :mod:`kept.pipeline.following`.
 
-The offsets in a checkpoint have the form of Spark's Kafka connector.
+The offsets in a checkpoint have the form of Spark's Kafka connector, and beside them the ids of the
+topics: a topic that was deleted and created again is another one. A checkpoint of the connector is
+read as well.
 
 Admission control and ``AvailableNow`` exist for Python sources since Spark 4.2. On Spark 4.1 every
 trigger takes all there is, and limits are refused.
@@ -8,14 +10,15 @@ trigger takes all there is, and limits are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from kept.pipeline.admission import from_json, to_json
+from kept.pipeline.admission import from_json, to_json, topic_ids_in
 from kept.pipeline.following import Following
 from kept.pipeline.options import BadOption, ReadOptions
+from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +38,7 @@ except ImportError:  # Spark 4.1
 else:
     ADMISSION = True
 
-Checkpoint = dict[str, dict[str, int]]
+Checkpoint = dict[str, dict[str, int | str]]
 
 
 def check_admission(options: ReadOptions) -> None:
@@ -74,9 +77,12 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._following = Following(client_for(self.options.connection), self.options)
         return self._following
 
+    def _checkpoint(self, offsets: Mapping[TopicPartition, int]) -> Checkpoint:
+        return to_json(offsets, self._followed().topic_ids(offsets))
+
     def initialOffset(self) -> Checkpoint:  # noqa: N802
         """Where a query without a checkpoint starts."""
-        return to_json(self._followed().begin())
+        return self._checkpoint(self._followed().begin())
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """The limit of an ordinary trigger."""
@@ -92,16 +98,17 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends. Spark 4.1 asks without saying where it starts."""
         following = self._followed()
         if start is None:
-            return to_json(following.newest())
+            return self._checkpoint(following.newest())
         most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
         least = None
         if not ADMISSION or not isinstance(limit, ReadAllAvailable):
             least = self.options.min_per_trigger
-        return to_json(following.next_end(from_json(start), most, least))
+        following.remember(topic_ids_in(start))
+        return self._checkpoint(following.next_end(from_json(start), most, least))
 
     def reportLatestOffset(self) -> Checkpoint:  # noqa: N802
         """The end of every partition, for the query's progress."""
-        return to_json(self._followed().newest())
+        return self._checkpoint(self._followed().newest())
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note what there is: the query ends there."""
@@ -109,7 +116,9 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> list[InputPartition]:
         """The tasks of a micro-batch."""
-        ranges = self._followed().ranges(from_json(start), from_json(end))
+        following = self._followed()
+        following.remember(topic_ids_in(start))
+        ranges = following.ranges(from_json(start), from_json(end))
         return [InputPartition(one) for one in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

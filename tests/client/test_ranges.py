@@ -28,7 +28,7 @@ def tp(kept_broker: Cluster) -> TopicPartition:
 
 
 def reader(client: Client, tp: TopicPartition, start: int, end: int, **rest: object) -> RangeReader:
-    options = {"timeout_ms": 300, **rest}
+    options = {"timeout_ms": 60_000, **rest}
     return RangeReader(client, tp, start, end, LIMITS, **options)  # type: ignore[arg-type]
 
 
@@ -83,10 +83,16 @@ def test_what_left_the_log_is_lost_and_named(client, tp):
 def test_a_log_that_ends_too_early_is_a_loss(client, tp):
     fill(client, tp.topic, range(5))
     with pytest.raises(OffsetsLost, match="offsets 5 to 8 are lost: the log has ended at 5 for"):
-        offsets(reader(client, tp, 0, 9))
+        offsets(reader(client, tp, 0, 9, timeout_ms=2000))
     with pytest.raises(OffsetsLost, match="offsets 7 to 8 are lost: the log ends at 5"):
         offsets(reader(client, tp, 7, 9))
-    assert offsets(reader(client, tp, 0, 9, fail_on_data_loss=False)) == [0, 1, 2, 3, 4]
+    assert offsets(reader(client, tp, 0, 9, timeout_ms=2000, fail_on_data_loss=False)) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_another_topic_of_the_name_is_not_taken_for_it(client, tp):
@@ -104,6 +110,19 @@ def test_another_topic_of_the_name_is_not_taken_for_it(client, tp):
     fill(client, tp.topic, range(20))
     with pytest.raises(OffsetsLost, match="deleted and created again"):
         next(chunks)
+
+
+def test_a_client_that_remembers_the_former_topic_reads_the_one_that_was_planned(
+    client, tp, kept_broker
+):
+    fill(client, tp.topic, range(5))
+    assert offsets(reader(client, tp, 0, 5)) == [0, 1, 2, 3, 4]
+    with kept_broker.client() as planner:
+        recreate(planner, tp.topic)
+        fill(planner, tp.topic, range(3))
+        planned = planner.topic(tp.topic).topic_id
+    assert client.topic(tp.topic).topic_id != planned, "not heard of yet"
+    assert offsets(reader(client, tp, 0, 3, topic_id=planned)) == [0, 1, 2]
 
 
 def test_aborted_transactions_end_at_their_marker():

@@ -8,6 +8,7 @@ import pytest
 
 from kept.client.blocking import Client
 from kept.client.ranges import OffsetsLost
+from kept.pipeline.admission import from_json, to_json, topic_ids_in
 from kept.pipeline.following import Following
 from kept.pipeline.options import parse_read
 from kept.storage.errors import UnknownTopicOrPartition
@@ -105,9 +106,37 @@ def test_a_topic_that_is_gone_and_one_that_came_back(client, kept_broker):
     fill(client, topic, range(20))
     with pytest.raises(OffsetsLost, match=f"{topic}: everything not read yet lost"):
         strict.ranges({tp: 3}, {tp: 20})
-    assert [(r.start, r.end) for r in tolerant.ranges({tp: 3}, {tp: 20})] == [(3, 20)]
+    assert [(r.start, r.end) for r in tolerant.ranges({tp: 3}, {tp: 20})] == [(0, 20)]
+    assert [(r.start, r.end) for r in tolerant.ranges({tp: 3}, {tp: 20})] == [(3, 20)], (
+        "of this one"
+    )
     client.delete_topics([topic])
     eventually(lambda: topic not in client.metadata().topics)
     with pytest.raises(UnknownTopicOrPartition, match=topic):
         strict.next_end({tp: 3}, None, None)
     assert tolerant.next_end({tp: 3}, None, None) == {}
+
+
+def test_a_checkpoint_knows_a_topic_that_was_replaced_while_nobody_followed(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    fill(client, topic, range(3))
+    one = following(client, topic)
+    end = one.next_end({tp: 0}, None, None)
+    checkpoint = to_json(end, one.topic_ids(end))
+    recreate(client, topic)
+    fill(client, topic, range(20))
+
+    def again(**options: str) -> Following:
+        found = following(client, topic, **options)
+        found.remember(topic_ids_in(checkpoint))
+        return found
+
+    for ask in (lambda f: f.next_end(end, None, None), lambda f: f.ranges(end, {tp: 20})):
+        with pytest.raises(OffsetsLost, match=f"{topic}: .* it was deleted and created again"):
+            ask(again())
+    assert again(failOnDataLoss="false").next_end(end, 5, 1000) == {tp: 5}, "no waiting for more"
+    ranges = again(failOnDataLoss="false").ranges(end, {tp: 5})
+    assert [(r.start, r.end) for r in ranges] == [(0, 5)]
+    # A checkpoint of the connector has no ids, and is taken as it is.
+    assert following(client, topic).next_end(from_json({topic: {"0": 3}}), None, None) == {tp: 20}

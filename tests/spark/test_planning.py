@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.pipeline.admission import available, from_json, limited, to_json
+from kept.pipeline.admission import available, from_json, limited, to_json, topic_ids_in
 from kept.pipeline.planning import MIN_INT64, Bounds, Range, cut, plan, split, split_by_bytes
 from kept.pipeline.pushdown import milliseconds, push
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -73,6 +73,10 @@ def test_a_trigger_takes_no_more_than_its_limit_and_goes_on(
 def test_a_checkpoint_is_the_connectors() -> None:
     assert to_json({A1: 5, A0: 3, B0: 0}) == {"a": {"0": 3, "1": 5}, "b": {"0": 0}}
     assert from_json({"a": {"0": 3, "1": 5}}) == {A0: 3, A1: 5}
+    with_ids = to_json({A1: 5, B0: 0}, {"a": "f00d", "b": None, "c": "beef"})
+    assert with_ids == {"a": {"1": 5, "topicId": "f00d"}, "b": {"0": 0}}
+    assert from_json(with_ids) == {A1: 5, B0: 0}
+    assert topic_ids_in(with_ids) == {"a": "f00d"}
 
 
 # Filters are known by the names of their classes.

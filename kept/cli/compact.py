@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 TIMEOUT_S: Final = 30.0
+FOLLOWED: Final = "as the leader decided"
+"""The reason that a replica has which applied another one's manifest."""
 AT_A_TIME: Final = 8
 """Partitions of several nodes that are asked about side by side."""
 SHOWN_KEYS: Final = 5
@@ -157,6 +159,7 @@ def why_missing(
             "compaction/why-missing", topic=topic, partition=number, offset=offset, key=key
         ),
     )
+    answer |= _journal_of_another(bootstrap, answer)
     reports = _lost(bootstrap, topic=topic, partition=partition, offset=offset)
     lost_here = [
         {
@@ -172,6 +175,29 @@ def why_missing(
         show_json(answer)
     else:
         show_tree(answer)
+
+
+def _journal_of_another(bootstrap: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """What another replica knows better: who only followed, or keeps less history, has no reason of
+    its own; the one that led the pass has.
+    """
+    from kept.client.http import HttpFailed, each_node
+
+    if answer["fate"] not in ("removed", "before the history kept here"):
+        return {}
+    if answer["reason"] not in (None, FOLLOWED):
+        return {}
+    asked = {name: answer[name] for name in ("topic", "partition", "offset")}
+    for node, api in each_node(bootstrap, TIMEOUT_S).items():
+        try:
+            other = api.get("compaction/why-missing", **asked)
+        except HttpFailed:
+            continue  # it has no replica, or has just gone
+        if other["fate"] == "removed" and other["reason"] != FOLLOWED:
+            said = f"{other['explanation']}, by the journal of node {node}"
+            known = {name: other[name] for name in ("fate", "reason", "generation")}
+            return {**known, "explanation": said}
+    return {}
 
 
 @compact.command(epilog=examples("kept compact lost", "kept compact lost users --json"))

@@ -10,12 +10,14 @@ a word where they are not there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ import machine
 import replicated
 import single
 import size
+import spark
 import stalls
 import trios
 from report import RESULT, plot, table
@@ -77,8 +80,10 @@ SECTIONS: dict[str, Section] = {
     "following": ours(size.following),
     "controller": ours(size.image),
     "stalls": ours(stalls.stalls),
+    "spark": spark.spark,
 }
 
+SECTION_LIMIT_S = 900
 WRITING = {"produce", "codecs", "cleaner", "cluster"}
 """Sections whose figures hold the page cache's memory."""
 
@@ -91,10 +96,28 @@ def brokers_here(asked: str | None) -> list[str]:
         return [asked]
     missing = kafka_dist.missing()
     if missing is None:
-        kafka_dist.install()
-        return ["kept", "kafka"]
+        try:
+            kafka_dist.install()
+            return ["kept", "kafka"]
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            missing = str(error)
     print(f"without Apache Kafka: {missing}", flush=True)
     return ["kept"]
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """TimeoutError in what runs inside for longer: a run that nobody watches comes to its end."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"the section took longer than {seconds} s")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def write(bench: Bench, noise: list[dict[str, object]]) -> str:
@@ -135,7 +158,8 @@ def main() -> None:
             print(section, flush=True)
             noise.append(machine.noise(section))
             started = time.monotonic()
-            SECTIONS[section](bench, names)
+            with bench.attempt(section), limited(SECTION_LIMIT_S):
+                SECTIONS[section](bench, names)
             print(f"  ({section}: {time.monotonic() - started:.0f} s)", flush=True)
             text = write(bench, noise)
     print("\n" + text)

@@ -1,28 +1,36 @@
 """Spark on one kept node: the data source ``kept`` and Spark's Kafka connector, on the same topics.
 
-    python bench/spark.py [--records 2000000] [--quick] [--connector-python P --jars A,B]
+    python bench/spark.py [--records 2000000] [--quick] [--kept-only]
 
-Needs the extra ``spark`` and Java 17. The connector runs under a Python of its own, whose PySpark
-matches its jars (spark-sql-kafka-0-10_2.13, its token provider, kafka-clients, commons-pool2, by
-Maven); without ``--connector-python`` only the source is measured. Prints a table and writes
-``results/spark.json``: rows per second of a warm run (the best of three), and the CPU of Spark's
-processes (JVM and Python workers) in seconds per million rows, for
+Also the section ``spark`` of ``run.py``. Needs the extra ``spark`` and Java 17. The connector runs
+under a Python of its own, whose PySpark (4.0.0) matches its jars (:mod:`connector`), made once by
+pip and Maven. Prints a table and writes ``results/spark.json``: rows per second of a warm run (the
+best of three), and the CPU of Spark's processes (JVM and Python workers) in seconds per million
+rows, for
 
 count    the rows of a topic; for kept with a schema of one column as well
-values   an aggregate over the length of the values, the offsets and the timestamps
+values   an aggregate over the length of the values, the offsets and the timestamps, by codec
+stream   a query over all of it, once (AvailableNow)
 write    rows that Spark makes into a topic
+start    seconds that a count of an empty topic takes longer than one of an empty frame
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import connector
+from rig import Bench
 
 from kept.client.blocking import Client
 from kept.storage.records import build_batch
@@ -31,6 +39,7 @@ from kept.testing import Cluster
 
 HERE = Path(__file__).resolve().parent
 PARTITIONS = 2
+RECORDS = 2_000_000
 BATCH_RECORDS = 500
 VALUE_BYTES = 100
 KEYS = 100_000
@@ -66,25 +75,64 @@ def job(python: str, jars: str | None, spec: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the records")
-    parser.add_argument("--connector-python", help="a Python with the PySpark of the connector")
-    parser.add_argument("--jars", help="the connector's jars, separated by commas")
-    given = parser.parse_args()
-    records = given.records // (10 if given.quick else 1)
+def measured(records: int, *, kept_only: bool) -> dict[str, dict[str, Any]]:
+    """``kept`` and ``connector`` -> what their job measured. Raises RuntimeError."""
     results: dict[str, dict[str, Any]] = {}
     with Cluster() as cluster, cluster.client() as client:
         topics = {codec.name.lower(): f"bench-{codec.name.lower()}" for codec in Codec}
         for codec in Codec:
             fill(client, topics[codec.name.lower()], records, codec)
-        client.create_topic("bench-written", partitions=PARTITIONS)
+        for topic in ("bench-written", "bench-empty"):
+            client.create_topic(topic, partitions=PARTITIONS)
         spec = {"bootstrap": cluster.bootstrap, "topics": topics, "rows_written": records // 2}
         results["kept"] = job(sys.executable, None, {**spec, "format": "kept"})
-        if given.connector_python:
-            spec["format"] = "kafka"
-            results["connector"] = job(given.connector_python, given.jars, spec)
+        if not kept_only:
+            python, jars = connector.install()
+            results["connector"] = job(python, jars, {**spec, "format": "kafka"})
+    return results
+
+
+def missing() -> str | None:
+    """Why Spark cannot be measured here; None when it can."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "PySpark is not installed (pip install '.[spark]')"
+    return None if shutil.which("java") else "java not found"
+
+
+def spark(bench: Bench, names: list[str]) -> None:
+    """The section of ``run.py``: the connector's figures stand in Kafka's column."""
+    why = missing()
+    if why is not None:
+        print(f"  left out: {why}", flush=True)
+        return
+    with bench.attempt("spark"):
+        found = measured(int(RECORDS * bench.scale), kept_only="kafka" not in names)
+        for source, broker in (("kept", "kept"), ("connector", "kafka")):
+            for what, run in found.get(source, {"runs": {}})["runs"].items():
+                for name, unit, figure in figures(what, run):
+                    bench.add("Spark, of its own processes", name, broker, unit, figure)
+
+
+def figures(what: str, run: Mapping[str, float]) -> list[tuple[str, str, float]]:
+    """(name, unit, value) of one measurement; less is better."""
+    if what == "start":
+        return [("Spark: start of a read over an empty job", "s", run["seconds"])]
+    us = 1e6 / run["rows_per_s"]
+    return [
+        (f"Spark {what}: time", "us/row", us),
+        (f"Spark {what}: CPU", "CPU-us/row", run["cpu_s_per_m"]),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the records")
+    parser.add_argument("--kept-only", action="store_true", help="without the connector")
+    given = parser.parse_args()
+    results = measured(
+        given.records // (10 if given.quick else 1), kept_only=given.kept_only
+    )  # fmt: skip
     show(results)
     (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results" / "spark.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -99,7 +147,9 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         for found in results.values():
             run = found["runs"].get(what)
             text = "-"
-            if run is not None:
+            if run is not None and what == "start":
+                text = f"{run['seconds']:.3f} s"
+            elif run is not None:
                 text = f"{run['rows_per_s'] / 1e6:.2f} M rows/s {run['cpu_s_per_m']:.2f} CPU-s/M"
             cells.append(f"{text:>34}")
         print(f"{what:24}" + "".join(cells))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +54,21 @@ def measure(rows: int, act: Callable[[], Any], found: Any) -> dict[str, float]:
     return best
 
 
+def start_up(spark: SparkSession, count_of_nothing: Callable[[], int]) -> float:
+    """How much longer a read of an empty topic takes than an empty job: medians of nine each."""
+
+    def median(act: Callable[[], int]) -> float:
+        taken = []
+        for _ in range(10):
+            began = time.perf_counter()
+            assert act() == 0
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken[1:])
+
+    empty = spark.createDataFrame([], "partition int")
+    return median(count_of_nothing) - median(empty.count)
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
@@ -89,6 +106,21 @@ def main() -> None:
                 lambda: load(plain, columns).selectExpr(*wanted).collect()[0][0],
                 rows * 100,
             )
+
+    def follow() -> int:
+        """One query over all of a topic; the rows that it took."""
+        reader = spark.readStream.format(spec["format"]).option("subscribe", plain)
+        reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
+        frame = reader.option("startingOffsets", "earliest").load()
+        frame = frame.selectExpr("length(value) size", "offset", "timestamp")
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = frame.writeStream.format("noop").trigger(availableNow=True)
+            query = query.option("checkpointLocation", checkpoint).start()
+            query.awaitTermination()
+            return sum(p.numInputRows for p in query.recentProgress)
+
+    runs["stream"] = measure(rows, follow, rows)
+    runs["start"] = {"seconds": start_up(spark, lambda: load("bench-empty").count())}
     count = spec["rows_written"]
     made = spark.range(count).selectExpr("string(id) key", "repeat('x', 100) value")
 

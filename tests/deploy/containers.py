@@ -13,6 +13,7 @@ from typing import Final
 
 from kept.client.http import HttpFailed, JsonApi, cluster_is_up
 from kept.client.view import Endpoint
+from kept.storage.errors import RetriableError
 from kept.testing.ports import free_port
 from tests.deploy.files import ROOT
 
@@ -60,22 +61,28 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = READY_S)
 class Compose:
     """The three nodes of deploy/compose.yaml under a project name of their own.
 
-    It has the methods of ``kept.testing.Cluster`` that ``tests.failover`` uses.
+    It has the methods of ``kept.testing.Cluster`` that ``tests.failover`` uses. More nodes need a
+    file that has them, and PORT_3 and so on in it; ``nodes`` of them are started.
     """
 
     NODES: Final = 3
+    MOST: Final = 5
 
-    def __init__(self, *, files: tuple[str, ...] = ("compose.yaml",)) -> None:
+    def __init__(
+        self, *, files: tuple[str, ...] = ("compose.yaml",), nodes: int = NODES, **environ: str
+    ) -> None:
         self.project = f"kept-test-{uuid.uuid4().hex[:8]}"
+        self.nodes = nodes
         self._files = files
         ports: list[int] = []
-        while len(ports) < self.NODES:
+        while len(ports) < self.MOST:
             port = free_port()
             if port not in ports:
                 ports.append(port)
         self._ports = ports
         self.environ = {
             **os.environ,
+            **environ,
             "COMPOSE_PROJECT_NAME": self.project,
             **{f"PORT_{number}": str(port) for number, port in enumerate(ports)},
         }
@@ -91,12 +98,11 @@ class Compose:
         return done.stdout
 
     def __enter__(self) -> Compose:
-        self.environ["IMAGE"] = image()
+        self.environ.setdefault("IMAGE", image())
         try:
-            self.compose("up", "-d", "--no-build")
-            self.await_ready()
+            self.grow(self.nodes)
         except BaseException:
-            print(*(self.log(node)[-2000:] for node in range(self.NODES)), sep="\n")
+            print(*(self.log(node)[-2000:] for node in range(self.nodes)), sep="\n")
             self.close()
             raise
         return self
@@ -105,7 +111,13 @@ class Compose:
         self.close()
 
     def __len__(self) -> int:
-        return self.NODES
+        return self.nodes
+
+    def grow(self, nodes: int) -> None:
+        """Start the first ``nodes`` of the files, those that do not run yet, and wait."""
+        self.nodes = nodes
+        self.compose("up", "-d", "--no-build", *(f"kept-{node}" for node in range(nodes)))
+        self.await_ready()
 
     def close(self) -> None:
         """Remove containers, network and volumes."""
@@ -114,7 +126,7 @@ class Compose:
     @property
     def bootstrap(self) -> str:
         """Where clients on this machine find it."""
-        return ",".join(f"localhost:{port}" for port in self._ports)
+        return ",".join(f"localhost:{port}" for port in self._ports[: self.nodes])
 
     def host(self, _node: int = 0) -> str:
         """Where node's port is published."""
@@ -160,12 +172,20 @@ class Compose:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         with Client(self.bootstrap) as client:
             client.create_topic(name, partitions=partitions, config=dict(config or {}))
-            client.bounds(name)
+
+            def led() -> bool:
+                try:
+                    client.bounds(name)
+                except RetriableError:  # a node that is busy has not heard of it yet
+                    return False
+                return True
+
+            until(led, f"all partitions of {name} are led")
         return name
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Who leads a partition, by the word of the first node that answers."""
-        for node in filter(self.running, range(self.NODES)):
+        for node in filter(self.running, range(self.nodes)):
             try:
                 answer = self.ask(node, f"topics/{topic}")
             except HttpFailed:
@@ -177,7 +197,7 @@ class Compose:
 
     def await_ready(self, deadline_s: float = READY_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""
-        up = [Endpoint("localhost", self.port(n)) for n in range(self.NODES) if self.running(n)]
+        up = [Endpoint("localhost", self.port(n)) for n in range(self.nodes) if self.running(n)]
         assert up, "no node runs"
         why: list[str | None] = [None]
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import signal
+import subprocess
+import tarfile
 import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.containers import BASE, docker, image, until
+from tests.deploy.files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(700)]
 
 LEAST_PRIVILEGE = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+VERSIONS = sorted((ROOT / "tests" / "golden" / "data").iterdir())
 MOST_OVER_BASE = 250_000_000
 ALONE = (
     "-eKEPT_LISTENERS=PLAINTEXT://:9092",
@@ -166,3 +171,43 @@ def test_a_volume_of_another_node_is_refused(run):
         for name in docker("ps", "-aq", "--filter", f"volume={volume}").split():
             docker("rm", "-f", name, check=False)
         docker("volume", "rm", volume)
+
+
+@pytest.mark.parametrize("kind", ["clean", "unclean"])
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+def test_the_volume_of_an_earlier_version_is_served(version, kind):
+    """An upgrade is a new container on the old volume: all topics and records are there."""
+    expected = json.loads((version / "expected.json").read_text())[kind]
+    name = f"kept-test-{uuid.uuid4().hex[:8]}"
+    forever = "-eKEPT_OFFSETS_RETENTION_MINUTES=2147483647"
+    cleaner = "-eKEPT_LOG_CLEANER_ENABLE=false"
+    here = (ALONE[0], "-eKEPT_ADVERTISED_LISTENERS=PLAINTEXT://localhost:9092")
+    docker("create", "--name", name, *LEAST_PRIVILEGE, *here, forever, cleaner, image())
+    try:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(version / kind, "data", filter=_as_the_user)
+        command = ["docker", "cp", "-", f"{name}:/var/lib/kept"]
+        subprocess.run(command, input=packed.getvalue(), check=True, timeout=60)
+        docker("start", name)
+        until(lambda: " ready on " in docker("logs", name), "ready")
+        kept = ("exec", name, "kept")
+        topics = json.loads(docker(*kept, "topic", "list", "--json"))
+        listed = {one["name"] if isinstance(one, dict) else one for one in topics}
+        assert listed >= {one for one in expected["topics"] if not one.startswith("__")}
+        for partition in ("users-0", "events-1", "codecs-0"):
+            topic, number = partition.rsplit("-", 1)
+            wanted = [row[:2] for row in expected["partitions"][partition]["records"]]
+            found = docker(
+                *kept, "consume", topic, "--partition", number, "--from-beginning", "--json",
+                "--max", str(len(wanted)),
+            )  # fmt: skip
+            rows = [json.loads(line) for line in found.splitlines()]
+            assert [[row["offset"], row["timestamp"]] for row in rows] == wanted
+    finally:
+        docker("rm", "-f", "-v", name, check=False)
+
+
+def _as_the_user(member):
+    member.uid = member.gid = 10001
+    return member

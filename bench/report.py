@@ -17,7 +17,7 @@ import replicated
 import size
 import stalls
 from floor import FLOOR
-from goals import goal_of, scaled_goal_of
+from goals import GOALS, goal_of, scaled_goal_of
 from rig import Row
 
 HERE = Path(__file__).resolve().parent
@@ -172,7 +172,7 @@ def page(result: dict[str, Any]) -> str:
     parts = [INTRODUCTION, _machine(result), _method()]
     for group in dict.fromkeys(line.group for line in found):
         parts += [f"## {group.capitalize()}", _markdown([x for x in found if x.group == group])]
-    parts += [_missed(found), _failed(result["failed"]), ELSEWHERE]
+    parts += [_missed(found), _failed(result["failed"], found), ELSEWHERE]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -246,9 +246,12 @@ def _missed(found: list[Line]) -> str:
     return "\n".join(["## Goals missed", *said])
 
 
-def _failed(failed: list[str]) -> str:
-    """What could not be measured in the run."""
-    return "\n".join(["## Not measured", *(f"- {what}" for what in failed)]) if failed else ""
+def _failed(failed: list[str], found: list[Line]) -> str:
+    """What could not be measured in the run, and goals of which it says nothing."""
+    said = {(line.name, line.unit) for line in found if line.ours is not None}
+    absent = [f"{name} ({unit}): no figure" for name, unit in GOALS if (name, unit) not in said]
+    told = [f"- {what}" for what in [*failed, *absent]]
+    return "\n".join(["## Not measured", *told]) if told else ""
 
 
 def main() -> None:

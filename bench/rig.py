@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,10 +51,16 @@ class Bench:
         """A measurement that may fail without an end to the run: it is told at the end."""
         try:
             yield
-        except (KeptError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            self.failed.append(f"{what}: {said[0]}")
-            print(f"  failed: {what}: {error}", file=sys.stderr, flush=True)
+        # Whatever it is: an hour of figures does not end with one that is missing.
+        except Exception as error:  # noqa: BLE001
+            ours = isinstance(error, KeptError | RuntimeError)
+            said = str(error).strip().splitlines()[:1]
+            if not (ours and said):
+                said.insert(0, type(error).__name__)
+            self.failed.append(f"{what}: {': '.join(said)}")
+            print(f"  failed: {self.failed[-1]}", file=sys.stderr, flush=True)
+            if not ours:
+                traceback.print_exc()
 
     def add(self, group: str, name: str, broker: str, unit: str, value: float) -> None:
         """Note one figure."""

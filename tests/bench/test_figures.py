@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,9 @@ def test_the_page_names_machine_noise_and_missed_goals():
     assert (
         "| acks=all 16 KiB, 1 conn. | 4.000 |  |  | CPU-s/GB | 3.500 |  | **missed** |  |" in page
     )
+    missing = page.split("## Not measured\n")[1].splitlines()
+    assert "- ready (s): no figure" in missing
+    assert not any("acks=all 16 KiB, 1 conn." in line for line in missing)
     assert page.split("## Goals missed\n")[1].startswith(
         "- acks=all 16 KiB, 1 conn.: 4.000 CPU-s/GB, goal 3.500\n"
     )
@@ -154,6 +158,14 @@ def test_every_section_can_be_asked_for_alone(monkeypatch, capsys):
         run.main()
     said = capsys.readouterr().err
     assert all(name in said for name in ("start", "cluster", "failover", "partitions", "stalls"))
+
+
+def test_a_section_that_does_not_end_is_told_and_ends():
+    with pytest.raises(TimeoutError, match="longer than 1 s"), run.limited(1):
+        signal.pause()
+    with run.limited(1):
+        pass
+    assert signal.alarm(0) == 0
 
 
 def test_noise_is_told_with_its_section():

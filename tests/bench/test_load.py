@@ -62,5 +62,7 @@ def test_what_fails_is_told_and_the_run_goes_on(bench, cluster, capsys):
         bench.run_load("send", cluster.port(), frame(cluster.create_topic(), 1, 7), 1, 1, 1)
     assert bench.failed == [f"this: load send on port {cluster.port()}: load: error code 3"]
     assert "failed: this" in capsys.readouterr().err
-    with pytest.raises(ZeroDivisionError), bench.attempt("a mistake of ours"):
-        raise ZeroDivisionError
+    with bench.attempt("that"):
+        raise KeyError("absent")
+    assert bench.failed[1:] == ["that: KeyError: 'absent'"]
+    assert "Traceback" in capsys.readouterr().err

@@ -221,6 +221,11 @@ def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
     )
     size = series("partition_size_bytes", "Bytes on disk.")
     generation = series("manifest_generation", "Generation of the last pass applied here.")
+    lag = series(
+        "manifest_replica_lag",
+        "Generations that a replica has not applied of what its leader here published.",
+        "replica",
+    )
     tombstones = series(
         "log_cleaner_tombstones_pending", "Tombstones that wait for their delete horizon."
     )
@@ -252,7 +257,11 @@ def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
             totals["compacted"] += partition.log.size_bytes
             totals["above"] += above
             totals["awaiting"] += bool(status.awaits)
-            totals["behind"] += sum(replica.behind for replica in status.replicas)
+            for replica in status.replicas:
+                totals["behind"] += replica.behind
+                if replica.behind or all_of_them:
+                    behind = generations_behind(status.published, replica.applied)
+                    lag.add_metric([*name, str(replica.replica)], behind)
         if status is not None and (all_of_them or above):
             dirty.add_metric(name, status.dirty_ratio)
             tombstones.add_metric(name, status.tombstones_pending)
@@ -263,7 +272,7 @@ def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
             uncleanable.add_metric([*name, status.reason], 1)
         if all_of_them or above or under:
             size.add_metric(name, partition.log.size_bytes)
-    yield from (dirty, uncleanable, generation, tombstones, size, offline, in_sync)
+    yield from (dirty, uncleanable, generation, lag, tombstones, size, offline, in_sync)
     yield from led.families()
     yield from _totals(totals)
 
@@ -301,6 +310,18 @@ def _totals(totals: Counter[str]) -> Iterator[Metric]:
         "tombstones_pending", "Tombstones of all logs that wait for their delete horizon.",
         totals["tombstones"],
     )  # fmt: skip
+
+
+def generations_behind(published: str | None, applied: str | None) -> int:
+    """How many generations an applied manifest is behind the published one.
+
+    Generations of different leader epochs are numbered apart: all of the newer epoch are lacking.
+    """
+    if published is None or published == applied:
+        return 0
+    epoch, _, number = published.partition(".")
+    known_epoch, _, known = (applied or "").partition(".")
+    return max(1, int(number) - (int(known) if known_epoch == epoch else 0))
 
 
 def _needs_attention(status: CompactionStatus, config: Any) -> bool:

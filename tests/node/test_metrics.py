@@ -1,6 +1,7 @@
 """Metrics: counters, and the text as Prometheus' own parser reads it."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -8,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kept.node import exposition
-from kept.node.compaction_ops import CompactionStatus
+from kept.node.compaction_ops import CompactionStatus, ReplicaGenerations
 from kept.node.histogram import Histogram
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
@@ -51,6 +52,52 @@ def test_what_a_fresh_node_says(lone):
         "kept_offline_partitions",
         "kept_connections",
     } <= names
+
+
+PROMISED = {
+    "compactions": "kept_log_cleaner_compactions_total",
+    "bytes cleaned": "kept_log_cleaner_cleaned_bytes_total",
+    "dirty ratio by partition": "kept_log_cleaner_dirty_ratio",
+    "time of a pass": "kept_log_cleaner_duration_seconds",
+    "bytes in": "kept_bytes_in_total",
+    "records in": "kept_records_in_total",
+    "bytes out": "kept_bytes_out_total",
+    "records out": "kept_records_out_total",
+    "latency by API": "kept_request_seconds",
+    "connections": "kept_connections",
+    "under-replicated": "kept_under_replicated_partitions",
+    "offline": "kept_offline_partitions",
+    "ISR shrinks": "kept_isr_shrinks_total",
+    "ISR expands": "kept_isr_expands_total",
+    "Raft term": "kept_raft_term",
+    "Raft leader": "kept_raft_leader",
+    "Raft commit lag": "kept_raft_commit_lag",
+    "manifest generation": "kept_manifest_generation",
+    "its lag per replica": "kept_manifest_replica_lag",
+    "tombstones pending": "kept_tombstones_pending",
+    "uncleanable, with reason": "kept_log_cleaner_uncleanable",
+    "fsync time": "kept_fsync_seconds",
+    "file descriptors": "kept_open_fds",
+    "resident memory": "kept_resident_memory_bytes",
+    "lag of a group": "kept_group_lag",
+    "build": "kept_build_info",
+}
+"""What an operator is promised, and the family that keeps it."""
+
+
+def test_everything_promised_is_there_with_help_and_a_unit(lone):
+    _, _, body = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    lines = body.decode().splitlines()
+    helps = dict(line.split(" ", 3)[2:] for line in lines if line.startswith("# HELP "))
+    kinds = dict(line.split(" ", 3)[2:] for line in lines if line.startswith("# TYPE "))
+    missing = {what for what, name in PROMISED.items() if name not in helps}
+    assert not missing
+    assert helps.keys() == kinds.keys()
+    for name, text in helps.items():
+        assert name.startswith("kept_") and len(text) > 10 and text[-1] in ".", (name, text)
+        assert name.endswith("_total") == (kinds[name] == "counter"), name
+        if kinds[name] == "histogram":
+            assert name.endswith("_seconds"), name
 
 
 def test_counters(lone):
@@ -122,6 +169,27 @@ def test_series_only_for_partitions_that_need_attention(lone, monkeypatch):
     assert one(found, "kept_log_cleaner_uncleanable_partitions") == 1
     assert one(found, "kept_log_cleaner_dirty_partitions") == 2
     assert one(found, "kept_partitions") == 4
+
+
+def test_replicas_that_lag_behind_the_published_generation(lone, monkeypatch):
+    lone.create("t", cleanup_policy="compact")
+    replicas = (
+        ReplicaGenerations(1, "2.7", "2.4", True),
+        ReplicaGenerations(2, "2.7", "2.7", False),
+        ReplicaGenerations(3, None, "1.9", True),
+        ReplicaGenerations(4, None, None, True),
+    )
+    known = dataclasses.replace(status(), published="2.7", replicas=replicas)
+    monkeypatch.setattr(exposition.Admin, "compaction_status", lambda self, tp: known)
+    found = scrape(lone)
+    lags = {
+        replica: one(
+            found, "kept_manifest_replica_lag", topic="t", partition="0", replica=str(replica)
+        )
+        for replica in (1, 3, 4)
+    }
+    assert lags == {1: 3, 3: 7, 4: 7}
+    assert ("replica", "2") not in {label for key in found for label in key[1:]}
 
 
 def test_every_partition_when_asked(lone_node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from kept.client.blocking import OutRecord
 from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
+from kept.node import http_routes
+from kept.node.proto import admin_pb2
 from kept.storage.layout import lost_file
 
 Code = grpc.StatusCode
@@ -109,6 +112,26 @@ def test_it_answers_what_http_answers(kept_cluster, dial):
         assert known.usable_bytes > 0
         known.ClearField("usable_bytes")
     assert reply == filled(reply, value)
+
+
+FACES = {
+    "cluster": "Cluster", "quorum": "Quorum", "topics": "Topics", "topics/NAME": "Topic",
+    "groups": "Groups", "groups/NAME": "Group", "records": "Records", "records/key": "Key",
+    "compaction": "Compaction", "compaction/explain": "Explain", "compaction/lost": "Lost",
+    "compaction/why-missing": "WhyMissing", "compaction/replica": "Replica",
+    "compaction/digests": "Digests", "compaction/passes": "Passes",
+    "compaction/history": "History", "compaction/now": "CompactNow", "compaction/retry": "Retry",
+    "cleaner": "Cleaner", "partitions/elect": "Elect", "voters/add": "AddVoter",
+    "voters/remove": "RemoveVoter",
+    "events": None, "pulse": None,  # the page's own
+}  # fmt: skip
+
+
+def test_each_route_has_its_method():
+    listed = re.findall(r"/api/v1/([\w/-]+)", http_routes.__doc__)
+    assert set(listed) == FACES.keys()
+    methods = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name.keys()
+    assert set(methods) == set(filter(None, FACES.values()))
 
 
 def test_compacting_now(kept_broker, rpc, compacted):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ class Kept:
 
     def command(self, *arguments: object) -> list[str]:
         return [sys.executable, "-W", "error", "-m", "kept", *map(str, arguments)]
+
+    @contextmanager
+    def started(self, *arguments: object, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+        """A command that goes on by itself; it is gone when the test is, however that ended."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        with subprocess.Popen(self.command(*arguments), env=self.environ, **pipes) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def __call__(
         self, *arguments: object, stdin: str | bytes = b"", status: int | None = 0, **kwargs: Any

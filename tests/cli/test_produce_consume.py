@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
@@ -138,17 +137,14 @@ def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
     at_the_end = kept(*part, "--offset", 10, "--until-end")
     assert (at_the_end.out, at_the_end.err) == ("", "")
 
-    waiting = subprocess.Popen(
-        kept.command(*part, "--offset", 99, "--max", 1),
-        env=kept.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert "which is 10; waiting for records from the end on" in waiting.stderr.readline()
-    sent = 0
-    while waiting.poll() is None:  # it looks the end up in its own time
-        kept("produce", topic, stdin=f"late {sent}\n")
-        sent += 1
-        assert sent < 60
-    out, _ = waiting.communicate(timeout=200)
+    with kept.started(*part, "--offset", 99, "--max", 1, text=True) as waiting:
+        assert "which is 10; waiting for records from the end on" in waiting.stderr.readline()
+        sent = 0
+        while waiting.poll() is None:  # it looks the end up in its own time
+            kept("produce", topic, stdin=f"late {sent}\n")
+            sent += 1
+            assert sent < 60
+        out, _ = waiting.communicate(timeout=200)
     assert waiting.returncode == 0
     assert out.startswith("late ")
 

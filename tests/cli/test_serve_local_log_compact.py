@@ -14,32 +14,18 @@ from kept.node.config import NodeConfig
 from kept.testing.ports import free_port
 
 
-def serve(offline, *arguments, **kwargs):
-    return subprocess.Popen(
-        offline.command("serve", *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=offline.environ,
-        **kwargs,
-    )
-
-
 @pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGINT])
 def test_serve_alone_is_a_whole_cluster(offline, tmp_path, with_signal):
     port = free_port()
-    process = serve(offline, "--port", port, cwd=tmp_path)
-    assert process.stdout is not None
-    try:
+    here, whole = ("--bootstrap", f"localhost:{port}"), {"stderr": subprocess.STDOUT, "text": True}
+    with offline.started("serve", "--port", port, cwd=tmp_path, **whole) as process:
         line = process.stdout.readline()
         assert line.startswith("kept 0.")
         assert line.endswith(f" node 0 ready on localhost:{port}, data in ./data\n")
-        here = ("--bootstrap", f"localhost:{port}")
         offline("topic", "create", "t", *here)
         offline("produce", "t", *here, stdin="hello\n")
         ran = offline("consume", "t", "--from-beginning", "--until-end", "--value-only", *here)
         assert ran.out == "hello\n"
-    finally:
         process.send_signal(with_signal)
         rest, _ = process.communicate(timeout=200)
     assert process.returncode == 0

@@ -149,35 +149,21 @@ def test_nobody_there_is_one_line_and_status_1(offline, arguments):
 def test_a_reader_that_leaves_is_no_error(kept, kept_broker):
     topic = kept_broker.create_topic()
     kept("produce", topic, stdin="x\n" * 20_000)
-    process = subprocess.Popen(
-        kept.command("consume", topic, "--from-beginning"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=kept.environ,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.readline().endswith(b"x\n")
-    process.stdout.close()
-    assert process.wait(60) == 0
-    assert process.stderr.read() == b""
-    process.stderr.close()
+    with kept.started("consume", topic, "--from-beginning") as process:
+        assert process.stdout.readline().endswith(b"x\n")
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
 
 
 def test_ctrl_c_is_quiet(kept, kept_broker):
     topic = kept_broker.create_topic()
     kept("produce", topic, stdin="x\n")
-    process = subprocess.Popen(
-        kept.command("consume", topic, "--from-beginning"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=kept.environ,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().endswith(b"x\n")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=200)
-    assert (process.returncode, out, err) == (130, b"", b"")
+    with kept.started("consume", topic, "--from-beginning") as process:
+        assert process.stdout.readline().endswith(b"x\n")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=200)
+        assert (process.returncode, out, err) == (130, b"", b"")
 
 
 @pytest.mark.parametrize(

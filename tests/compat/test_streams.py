@@ -53,7 +53,11 @@ def counting(cluster: Cluster, state: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
 
 
 class Lines:

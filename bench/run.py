@@ -31,6 +31,7 @@ import single
 import size
 import spark
 import stalls
+import thrice
 import trios
 from report import RESULT, plot, table
 from rig import Bench
@@ -78,6 +79,7 @@ SECTIONS: dict[str, Section] = {
     "failover": each(THREE, failover.failover),
     "partitions": each({"kept": trios.kept}, size.partitions),
     "following": ours(size.following),
+    "thrice": ours(thrice.thrice),
     "controller": ours(size.image),
     "stalls": ours(stalls.stalls),
     "spark": spark.spark,

@@ -235,13 +235,13 @@ def fetch_partition(
     node: int | None = None,
 ) -> Operation[Fetched]:
     """Fetch one partition from whoever leads it, in the epoch that is known, or from the replica on
-    ``node`` (KIP-392).
+    ``node`` (KIP-392), in whatever epoch that is.
 
     A new leader, a fenced epoch and a broken connection are tried again until ``timeout_ms``; other
     errors are raised. The topic must be known.
     """
     route = ToLeader(*tp) if node is None else ToNode(node)
-    call = _fetch_call(view, route, [tp], {tp: offset}, limits)
+    call = _fetch_call(view, route, [tp], {tp: offset}, limits, any_epoch=node is not None)
 
     def check(response: Any) -> KeptError | None:
         error = failure(int(getattr(response, "error_code", 0)), call.what)
@@ -262,10 +262,12 @@ def _fetch_call(
     tps: Sequence[TopicPartition],
     positions: Mapping[TopicPartition, int],
     limits: FetchLimits,
+    *,
+    any_epoch: bool = False,
 ) -> Call:
     def values(version: int) -> Mapping[str, Any]:
         del version
-        return _fetch_values(view, tps, positions, limits)
+        return _fetch_values(view, tps, positions, limits, any_epoch=any_epoch)
 
     what = f"Fetch of {', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
     ids_known = all(_topic_id(view, tp.topic) is not None for tp in tps)
@@ -285,12 +287,14 @@ def _fetch_values(
     tps: Sequence[TopicPartition],
     positions: Mapping[TopicPartition, int],
     limits: FetchLimits,
+    *,
+    any_epoch: bool,
 ) -> Mapping[str, Any]:
     topics: dict[str, list[Mapping[str, Any]]] = {}
     for tp in tps:
         one = {
             "partition": tp.partition,
-            "current_leader_epoch": _leader_epoch(view, tp),
+            "current_leader_epoch": -1 if any_epoch else _leader_epoch(view, tp),
             "fetch_offset": positions[tp],
             "partition_max_bytes": limits.partition_max_bytes,
         }

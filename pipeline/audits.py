@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.pipeline import survivors
 from kept.pipeline.exports import Export, load
-from kept.pipeline.faults import REFERENCE, Expected, find, held, rows_of
+from kept.pipeline.faults import REFERENCE, Expected, find, held
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import Bounds, bounds_of, connect, records, register
 
@@ -160,9 +160,10 @@ def _look(
     compacted = "compact" in bounds.config.get("cleanup.policy", "delete")
     faults = find(every, rules, expected, compacted=compacted).cache()
     try:
-        total = faults.count()
-        listed = [_finding(row) for row in rows_of(faults, MOST)] if total else []
-        return Audit(topic, nodes, absent, every.count(), listed, total)
+        listed = [_finding(row) for row in faults.limit(MOST + 1).collect()]
+        total = len(listed) if len(listed) <= MOST else faults.count()
+        listed.sort(key=lambda one: (one.partition, one.offset, one.kind, one.replica))
+        return Audit(topic, nodes, absent, every.count(), listed[:MOST], total)
     finally:
         faults.unpersist()
         every.unpersist()

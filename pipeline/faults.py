@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kept.pipeline import survivors
 
@@ -64,7 +64,11 @@ def held(rows: DataFrame, replica: int, rules: Sequence[Rule]) -> DataFrame:
 def find(
     records: DataFrame, rules: Sequence[Rule], expected: Expected, *, compacted: bool
 ) -> DataFrame:
-    """The faults, a row each: kind, topic, partition, offset, key, replica, detail."""
+    """The faults, a row each: kind, topic, partition, offset, key, replica, detail.
+
+    One pass: the records of an offset come together, then those of a key, and then each offset says
+    what is wrong with it.
+    """
     from pyspark.sql import functions as f
 
     starts = _map({p: f.lit(o) for p, o in expected.starts.items()})
@@ -73,25 +77,21 @@ def find(
     each = there.groupBy("topic", "partition", "offset").agg(
         f.max_by(f.struct("key", "tombstone", "version"), "replica").alias("one"),
         f.collect_set("replica").alias("holders"),
-        f.count_distinct("digest").alias("digests"),
-        f.sort_array(f.collect_set(f.struct("replica", "digest"))).alias("by_replica"),
+        f.sort_array(f.collect_set(f.struct("replica", "digest"))).alias("digests"),
     )
-    each = each.select("topic", "partition", "offset", "one.*", "holders", "digests", "by_replica")
+    each = each.select("topic", "partition", "offset", "one.*", "holders", "digests")
     each = each.withColumn("live", f.array_except("holders", f.array(f.lit(REFERENCE))))
     each = each.withColumn("absent", f.array_except(nodes[f.col("partition")], "holders"))
     each = each.withColumn("returned", _returned(expected))
-    sound = each.filter(~f.col("returned"))
     if compacted:
-        judged = survivors.surviving(sound, rules)
+        # What came back counts for nothing, so it is judged apart.
+        judged = survivors.surviving(each, rules, apart=("returned",))
     else:
-        judged = sound.withColumn("survives", f.lit(True))
-    back = each.filter("returned").withColumn("survives", f.lit(False))
-    judged = _winners(judged.unionByName(back))
-    faults = [_divergent(each), _returns(judged), _missing(judged), *_outdated(judged)]
-    made = faults[0]
-    for one in faults[1:]:
-        made = made.unionByName(one)
-    return made
+        judged = each.withColumn("survives", f.lit(True))
+    judged = judged.withColumn("survives", f.col("survives") & ~f.col("returned"))
+    found = f.concat(_divergent(), _returns(), _missing(), _outdated())
+    told = _winners(judged).select(*_WHERE, f.explode(found).alias("fault"))
+    return told.select("fault.kind", *_WHERE, "fault.replica", "fault.detail")
 
 
 def _map(values: Mapping[int, Column]) -> Column:
@@ -113,27 +113,40 @@ def _returned(expected: Expected) -> Column:
 
 
 def _winners(judged: DataFrame) -> DataFrame:
-    """``deleted``: the tombstone that is all that may be left of the key, and who has it;
-    ``current``: where the newest value of the key is that must survive.
+    """What is known of each record's key: ``deleted``, the tombstone that is all that may be left
+    of it, and who has that; ``current``, where its newest value is that must survive;
+    ``newest_on``, the replicas on which this record is the newest of its key.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.window import Window
 
     key = Window.partitionBy(*survivors.KEY)
+    newer = key.orderBy(f.col("offset").desc()).rowsBetween(Window.unboundedPreceding, -1)
     left = f.when(f.col("survives"), f.struct("offset", "tombstone", "holders"))
     alive = f.max(f.col("survives") & ~f.col("tombstone")).over(key)
     value = f.when(f.col("survives") & ~f.col("tombstone"), f.col("offset"))
-    made = judged.withColumn("deleted", f.when(~alive, f.max(left).over(key)))
-    return made.withColumn("current", f.max(value).over(key))
+    above = f.flatten(f.collect_set("live").over(newer))
+    return (
+        judged.withColumn("deleted", f.when(~alive, f.max(left).over(key)))
+        .withColumn("current", f.max(value).over(key))
+        .withColumn("newest_on", f.array_except("live", above))
+    )
 
 
-def _faults(rows: DataFrame, kind: str | Column, replica: Column, detail: Column) -> DataFrame:
+def _fault(kind: str | Column, replica: Column, detail: Column) -> Column:
     from pyspark.sql import functions as f
 
-    return rows.select(
-        f.lit(kind).alias("kind"), *_WHERE, replica.cast("int").alias("replica"),
-        detail.alias("detail"),
-    )  # fmt: skip
+    named = f.lit(kind) if isinstance(kind, str) else kind
+    return f.struct(
+        named.alias("kind"), replica.cast("int").alias("replica"), detail.alias("detail")
+    )
+
+
+def _only_if(condition: Column, faults: Column) -> Column:
+    """The faults, or an empty list of them."""
+    from pyspark.sql import functions as f
+
+    return f.filter(faults, lambda _: f.coalesce(condition, f.lit(False)))
 
 
 def _named(nodes: Column) -> Column:
@@ -148,69 +161,65 @@ def _named(nodes: Column) -> Column:
     return f.array_join(f.transform(f.sort_array(nodes), name), ", ")
 
 
-def _divergent(each: DataFrame) -> DataFrame:
+def _divergent() -> Column:
     from pyspark.sql import functions as f
 
     shown = f.transform(
-        "by_replica",
+        "digests",
         lambda r: f.concat(
             _named(f.array(r.getField("replica"))), f.lit(" has "),
             f.substring(r.getField("digest"), 1, 8),
         ),
     )  # fmt: skip
     detail = f.concat(f.lit("different records: "), f.array_join(shown, ", "))
-    return _faults(each.filter("digests > 1"), "divergent", f.lit(-1), detail)
+    kinds = f.array_distinct(f.transform("digests", lambda r: r.getField("digest")))
+    return _only_if(f.size(kinds) > 1, f.array(_fault("divergent", f.lit(-1), detail)))
 
 
-def _returns(judged: DataFrame) -> DataFrame:
+def _returns() -> Column:
     """What the reference had no longer: merely left over where a newer value stands above it."""
     from pyspark.sql import functions as f
 
-    rows = judged.filter("returned").withColumn("node", f.explode("live"))
     kind = f.when(f.col("current") > f.col("offset"), "superseded").otherwise("resurrected")
     detail = f.lit("the reference has no record there any more: it came back")
-    return _faults(rows, kind, f.col("node"), detail)
+    faults = f.transform("live", lambda node: _fault(kind, node, detail))
+    return _only_if(f.col("returned"), faults)
 
 
-def _missing(judged: DataFrame) -> DataFrame:
+def _missing() -> Column:
     from pyspark.sql import functions as f
 
-    rows = judged.filter("survives and not tombstone").withColumn("node", f.explode("absent"))
     detail = f.concat(f.lit("it must survive, and is on "), _named(f.col("holders")))
-    return _faults(rows, "missing", f.col("node"), detail)
+    faults = f.transform("absent", lambda node: _fault("missing", node, detail))
+    return _only_if(f.col("survives") & ~f.col("tombstone"), faults)
 
 
-def _outdated(judged: DataFrame) -> list[DataFrame]:
+def _outdated() -> Column:
     """Records that should be gone: alive where the key is deleted, or merely left over."""
     from pyspark.sql import functions as f
 
-    every = judged.withColumn("node", f.explode("live"))
-    newest = every.groupBy(*survivors.KEY, "node").agg(f.max("offset").alias("newest"))
-    rows = every.filter("not survives and not returned").join(
-        newest, [*survivors.KEY, "node"], "left"
-    )
-    alive = (
-        ~f.col("tombstone")
-        & f.col("deleted").isNotNull()
-        & ~f.array_contains("deleted.holders", f.col("node"))
-        & (f.col("newest") == f.col("offset"))
-    )
-    rows = rows.withColumn("alive", f.coalesce(alive, f.lit(False)))
     back = f.concat(
         f.lit("the newest of its key here; the tombstone at "),
         f.col("deleted.offset").cast("string"), f.lit(" is on "),
         _named(f.col("deleted.holders")),
     )  # fmt: skip
     left = f.concat(f.lit("compaction removed it on "), _named(f.col("absent")))
-    return [
-        _faults(rows.filter("alive"), "resurrected", f.col("node"), back),
-        _faults(rows.filter("not alive and size(absent) > 0"), "superseded", f.col("node"), left),
-    ]
 
+    def alive(node: Column) -> Column:
+        told = (
+            ~f.col("tombstone")
+            & f.col("deleted").isNotNull()
+            & ~f.array_contains("deleted.holders", node)
+            & f.array_contains("newest_on", node)
+        )
+        return f.coalesce(told, f.lit(False))
 
-def rows_of(faults: DataFrame, most: int) -> list[Any]:
-    """The first faults, in the order of the log."""
-    found: list[Any] = (
-        faults.orderBy("partition", "offset", "kind", "replica").limit(most).collect()
-    )
-    return found
+    def fault(node: Column) -> Column:
+        return _fault(
+            f.when(alive(node), "resurrected").otherwise("superseded"), node,
+            f.when(alive(node), back).otherwise(left),
+        )  # fmt: skip
+
+    told = f.filter("live", lambda node: alive(node) | (f.size("absent") > 0))
+    outdated = ~f.col("survives") & ~f.col("returned")
+    return _only_if(outdated, f.transform(told, fault))

@@ -66,16 +66,20 @@ def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
     return rows.withColumn("version", column)
 
 
-def surviving(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
+def surviving(
+    rows: DataFrame, known: Sequence[Rule], *, apart: Sequence[str] = ()
+) -> DataFrame:  # fmt: skip
     """The rows with ``survives``: whether the record is what its rule keeps of its key. Expired
-    tombstones are among them; a record without a key never survives.
+    tombstones are among them; a record without a key never survives. Rows that differ in the
+    columns ``apart`` know nothing of each other.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.window import Window
 
-    newest = Window.partitionBy(*KEY).orderBy(f.col("offset").desc())
+    key = Window.partitionBy(*KEY, *apart)
+    newest = key.orderBy(f.col("offset").desc())
     newer = newest.rowsBetween(Window.unboundedPreceding, -1)
-    best = Window.partitionBy(*KEY).orderBy(f.col("version").desc(), f.col("offset").desc())
+    best = key.orderBy(f.col("version").desc(), f.col("offset").desc())
     kinds = {rule.kind for rule in known}
     made = rows
     if kinds & {Kind.LATEST, Kind.LATEST_N}:

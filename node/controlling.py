@@ -107,8 +107,21 @@ class Controlling:
     async def decide(self, change: Change) -> int:
         """Take a decision in its turn; the index of the image that holds it.
 
-        Raises what the decision raises, NotController.
+        The turn lasts until the decision is in the image, also where whoever asked has gone: the
+        next one must not be taken on an image that lacks it. Raises what the decision raises,
+        NotController.
         """
+        task = self._node.loop.create_task(self._decide(change))
+        self._tasks.add(task)
+        task.add_done_callback(self._decision_ended)
+        return await asyncio.shield(task)
+
+    def _decision_ended(self, task: asyncio.Task[int]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever asked, if it still waits
+
+    async def _decide(self, change: Change) -> int:
         metadata = self._node.metadata
         async with self._turn:
             if not metadata.leads:

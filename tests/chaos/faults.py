@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos import network
+from tests.chaos import machine, network
 from tests.deploy.containers import Compose
 from tests.failover.load import Load
 
@@ -36,6 +36,8 @@ class Fault:
     lasts_s: float = 0.0
     """At least; it lasts until the load has gone on, too."""
     stops: bool = False
+    node: int | None = None
+    """It can happen to this node only."""
 
 
 def _peers(cluster: Compose, node: int) -> list[int]:
@@ -92,6 +94,11 @@ FAULTS: Final = (
         lambda cluster, node: network.cut(cluster, node, _peers(cluster, node)[:1]),
         _heal, SESSION_S + 5,
     ),
+    Fault("out of room on its disk", AT_ONCE_S, machine.fill, machine.empty, 5.0,
+          node=machine.SMALL_NODE),
+    Fault("slow on its disk", AT_ONCE_S, machine.slow, machine.quick, 10.0),
+    Fault("six hours ahead by its clock", AT_ONCE_S, machine.set_forward, machine.set_back, 10.0,
+          node=machine.CLOCK_NODE),
     Fault("killed with all others", None, _kill_all, _start_all, stops=True),
 )  # fmt: skip
 

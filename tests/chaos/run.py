@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.chaos import machine
 from tests.chaos.faults import FAULTS, Fault, happen
 from tests.chaos.keyed import CONFIG, KeyedLoad
 from tests.chaos.keyed import PARTITIONS as KEYED_PARTITIONS
@@ -19,9 +21,32 @@ from tests.deploy.containers import Compose, docker, image
 from tests.deploy.files import ROOT
 from tests.failover.load import PARTITIONS, Load, under_load
 
-FILES: Final = ("compose.yaml", str(ROOT / "tests" / "chaos" / "compose.yaml"))
+HERE: Final = ROOT / "tests" / "chaos"
+FILES: Final = ("compose.yaml", str(HERE / "compose.yaml"))
 ROUND_S: Final = 120.0
 """After so long at random everything is checked, and new topics begin."""
+
+
+@contextmanager
+def cluster_of(nodes: int, *, grows: bool = False) -> Iterator[Compose]:
+    """A cluster for a run: all ``nodes`` found it, or three do and the others come later."""
+    founders = range(3 if grows else nodes)
+    environ = {
+        "CHAOS": str(HERE),
+        "VOTERS": ",".join(f"{node}@kept-{node}:10092" for node in founders),
+        "ROLES": "broker" if grows else "broker,controller",
+    }
+    more = () if nodes == len(founders) == Compose.NODES else (str(HERE / "compose.five.yaml"),)
+    cluster = Compose(files=(*FILES, *more), nodes=len(founders), **environ)
+    with cluster:
+        machine.hold(cluster)
+        try:
+            yield cluster
+        except BaseException:
+            print(*(cluster.log(node)[-4000:] for node in range(len(cluster))), sep="\n\n")
+            raise
+        finally:
+            machine.let_go(cluster)
 
 
 @dataclass(frozen=True)
@@ -38,11 +63,14 @@ class Run:
     def __init__(self, cluster: Compose) -> None:
         self.cluster = cluster
         self.seen: dict[str, list[Seen]] = {}
+        self.topics: list[str] = []
+        """What else is written to."""
 
     def checked(self, seed: int, events: Callable[[Load], None]) -> int:
         """Let something happen under both loads, then check them; the cleaner's passes so far."""
         log = self.cluster.topic("log", PARTITIONS)
         keyed_topic = self.cluster.topic("table", KEYED_PARTITIONS, CONFIG)
+        self.topics = [keyed_topic]
         keyed = KeyedLoad(self.cluster.bootstrap, keyed_topic, seed)
         try:
             under_load(self.cluster, log, events)
@@ -54,18 +82,20 @@ class Run:
 
     def verify(self, topic: str) -> None:
         """All replicas of a topic are equal on disk: ``kept compact verify``, in a container."""
-        said = docker(
-            "run", "--rm", f"--network={self.cluster.project}_default", image(),
-            "compact", "verify", topic, "--bootstrap=kept-0:9092",
-        )  # fmt: skip
-        print(said, flush=True)
+        print(self.command("compact", "verify", topic), flush=True)
+
+    def command(self, *arguments: str) -> str:
+        """What ``kept`` says in a container beside the nodes."""
+        network = f"--network={self.cluster.project}_default"
+        return docker("run", "--rm", network, image(), *arguments, "--bootstrap=kept-0:9092")
 
     def one_by_one(self, faults: Iterable[Fault]) -> Callable[[Load], None]:
         """Each fault once, to a leader."""
 
         def events(load: Load) -> None:
             for fault in faults:
-                self._happen(fault, self.cluster.leader(load.topic), load)
+                node = self.cluster.leader(load.topic) if fault.node is None else fault.node
+                self._happen(fault, node, load)
 
         return events
 
@@ -78,9 +108,30 @@ class Run:
                 fault = draw.choice(FAULTS)
                 any_node, leads = draw.randrange(len(self.cluster)), draw.random() < 0.5
                 node = self.cluster.leader(load.topic) if leads else any_node
+                node = node if fault.node is None else fault.node
                 self._happen(fault, node, load)
 
         return events
+
+    def growth(self, load: Load) -> None:
+        """Two more brokers come, and get their share of everything, while it is written to."""
+        topics = [load.topic, *self.topics]
+        began = time.monotonic()
+        self.cluster.grow(Compose.MOST)
+        self.command("cluster", "reassign", *topics, "--to", "3,4,0,1,2", "--wait")
+        over = time.monotonic()
+        load.goes_on(self.cluster)
+        assert self._hosts(topics) >= {3, 4}
+        print(
+            f"from three nodes to five in {over - began:.0f} s: nothing acknowledged for "
+            f"{load.gap_s(began, over):.2f} s to the patient producer", flush=True,
+        )  # fmt: skip
+
+    def _hosts(self, topics: list[str]) -> set[int]:
+        """Who has a replica in sync."""
+        answers = [self.cluster.ask(0, f"topics/{topic}") for topic in topics]
+        partitions = [one for answer in answers for one in answer["partitions"]]  # type: ignore[attr-defined]
+        return {node for one in partitions for node in one["isr"]}
 
     def _happen(self, fault: Fault, node: int, load: Load) -> None:
         probe = Probe(self.cluster.bootstrap, self.cluster.topic("probe", PROBED))
@@ -96,7 +147,7 @@ class Run:
         self.seen.setdefault(fault.name, []).append(seen)
 
     def table(self) -> str:
-        """What was seen, as Markdown."""
+        """What was seen, as Markdown; how often, where it was more than once."""
         lines = [
             "| A node is … | Times | No acknowledgement, median | Most | Goal | Patient producer |",
             "|---|---|---|---|---|---|",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.faults import BRIEF
-from tests.chaos.run import FILES, Run
-from tests.deploy.containers import Compose
+from tests.chaos.run import Run, cluster_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
 
 
 def test_no_fault_loses_repeats_or_brings_back_anything():
-    with Compose(files=FILES) as cluster:
+    with cluster_of(3) as cluster:
         run = Run(cluster)
         try:
             passes = run.checked(1, run.one_by_one(BRIEF))

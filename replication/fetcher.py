@@ -166,7 +166,9 @@ class FetcherCore:
         return None if member is None else member.core
 
     def nudge(self, tp: TopicPartition) -> None:
-        """Something that holds a partition back may be over: its flush, a change of throttles."""
+        """Something that holds a partition back may be over: its flush, a change of throttles; or
+        its log was cut by somebody else, and the session says an offset that it has no more.
+        """
         if tp in self._members:
             self._changed[tp] = None
 

@@ -77,6 +77,12 @@ class Fetchers:
         if key is not None:
             self._streams[key].throttle(hosted)
 
+    def nudge(self, tp: TopicPartition) -> None:
+        """Its log was cut by somebody else than its fetcher; one not followed is no error."""
+        key = self._where.get(tp)
+        if key is not None:
+            self._streams[key].nudge(tp)
+
     async def stop(self) -> None:
         """Follow nobody any more."""
         streams, self._streams = list(self._streams.values()), {}
@@ -159,6 +165,11 @@ class _Stream:
     def throttle(self, hosted: HostedPartition) -> None:
         """Ask for it as fast as it may be asked for now."""
         self.core.set_throttled(hosted.partition.topic_partition, hosted.throttled_as_follower)
+        self._woken.set()
+
+    def nudge(self, tp: TopicPartition) -> None:
+        """Ask for it anew: the leader does not know from where."""
+        self.core.nudge(tp)
         self._woken.set()
 
     def _lose_patience(self) -> None:

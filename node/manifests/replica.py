@@ -321,6 +321,10 @@ class ReplicaManifests:
             self._node.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
         except KafkaStorageError as error:
             log.error("log not cut", partition=str(self._partition), error=str(error))
+        else:
+            membership = self._node.membership
+            if membership is not None:
+                membership.fetchers.nudge(self._partition.topic_partition)
 
     # Storing.
 

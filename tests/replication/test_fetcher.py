@@ -329,3 +329,18 @@ def test_the_rate_is_over_a_sliding_window() -> None:
     assert quota.rate(10_999) < 1000
     assert quota.rate(11_000) == 0
     assert not ReplicationQuota().exceeded(0)
+
+
+def test_a_log_that_somebody_else_cut_is_asked_for_anew():
+    """The session holds the old offset, for which an idle leader has nothing to send."""
+    fetcher, (log, _) = made(2)
+    log.log_end_offset = 21
+    request = fetcher.next_request(0)
+    assert asked(request) == {0: 21, 1: 0}
+    fetcher.answered(request, answer(), 0)
+    log.log_end_offset = 3
+    request = fetcher.next_request(0)
+    assert asked(request) == {}, "nobody has told"
+    fetcher.answered(request, answer(), 0)
+    fetcher.nudge(tp(0))
+    assert asked(fetcher.next_request(0)) == {0: 3}

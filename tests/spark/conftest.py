@@ -13,6 +13,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Small queries, each run once: compiling them well costs more than it saves."""
+SOCKETS = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+"""PySpark 4.1 leaves its own sockets to the garbage collector; later versions close them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    try:
+        from pyspark import __version__
+    except ImportError:
+        return
+    if __version__.startswith("4.1."):
+        for item in items:
+            if item.path.parent == Path(__file__).parent:
+                item.add_marker(pytest.mark.filterwarnings(SOCKETS))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Spark finds sources on the import path only; that of an editable install is not one."""
@@ -32,6 +49,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", QUICK)
+        .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))

@@ -1,0 +1,103 @@
+"""``kept spark`` on the command line: what it prints, and what it refuses. The session of the tests
+is the one that it joins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kept.cli.shell import run
+from kept.client.blocking import OutRecord
+from kept.testing import Cluster
+from kept.testing.ports import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def kept(capfd: Any, kept_broker: Cluster) -> Callable[..., tuple[int, str, str]]:
+    """Runs ``kept spark`` in this process; exit status, what was printed and what was said."""
+
+    def call(*arguments: str, bootstrap: str | None = kept_broker.bootstrap) -> Any:
+        where = [] if bootstrap is None else ["--bootstrap", bootstrap]
+        capfd.readouterr()
+        status = run(["spark", *arguments, *where])
+        return status, *capfd.readouterr()
+
+    return call
+
+
+def written(cluster: Cluster) -> str:
+    topic = cluster.create_topic(
+        config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+    )
+    with cluster.client() as client:
+        for value in (b"1", b"2"):
+            client.produce(topic, [OutRecord(b"a.%d" % n, value, (), 5) for n in range(4)])
+        client.produce(topic, [OutRecord(b"a.0", None, (), 6)])
+    return topic
+
+
+def test_the_commands(spark, kept, kept_broker, tmp_path):
+    topic, out = written(kept_broker), str(tmp_path / "table")
+    status, printed, _ = kept("table", topic, "--json")
+    assert status == 0
+    assert [(r["key"], r["value"], r["offset"]) for r in json.loads(printed)["rows"]] == [
+        ("a.1", "2", 5), ("a.2", "2", 6), ("a.3", "2", 7),
+    ]  # fmt: skip
+    status, printed, _ = kept("table", topic, "--as-of-offset", "4", "--limit", "2")
+    lines = printed.splitlines()
+    assert [line.split()[:2] for line in lines] == [["KEY", "VALUE"], ["a.0", "1"], ["a.1", "1"]]
+    assert kept("table", topic, "--refresh", out)[1].endswith("all of it: there was no table yet\n")
+    assert kept("table", topic, "--refresh", out)[1].startswith(f"3 rows in {out}/table-000002")
+
+    export, reduced = str(tmp_path / "export"), str(tmp_path / "reduced")
+    assert kept("export", topic, export)[1] == f"9 records of {topic} in {export}\n"
+    two = (
+        "--config",
+        "kept.compaction.strategy=latest-n",
+        "--config",
+        "kept.compaction.latest.n=2",
+    )
+    assert kept("compact", export, reduced, *two, bootstrap=None)[1].startswith("7 records")
+    assert kept("restore", reduced, f"{topic}-2")[1] == f"7 records in {topic}-2\n"
+
+    report = tmp_path / "report.html"
+    status, printed, _ = kept("analyze", topic, "--report", str(report), "--json")
+    assert (status, json.loads(printed)["totals"]["kept_records"]) == (0, 4)
+    assert "data:image/png;base64," in report.read_text()
+    status, printed, _ = kept("audit", topic, "--reference", export)
+    assert status == 0
+    assert printed.startswith(f"{topic}: clean; 18 records of nodes 0 compared\nThis cannot see:")
+
+
+def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
+    topic = written(kept_broker)
+    export = str(tmp_path / "export")
+    kept("export", topic, export)
+    nobody = f"127.0.0.1:{free_port()}"
+    mine = ("--config", "kept.compaction.strategy=mine")
+    for arguments, where, why in (
+        (("table", topic + "x"), kept_broker.bootstrap, f"has no topic {topic}x; did you mean "),
+        (("audit", topic), nobody, "connection refused; no node is there"),
+        (("table", topic, "--as-of-offset", "99"), kept_broker.bootstrap,
+         f"as of offset: {topic}-0 has offsets 0 to 9, 99 is out of range"),
+        (("table", topic, "--out", export), kept_broker.bootstrap, "already exists"),
+        (("export", topic, export), kept_broker.bootstrap, "is there and not empty"),
+        (("restore", str(tmp_path), "new"), kept_broker.bootstrap, "is no export"),
+        (("compact", export, export + "-2", *mine), None, "no compaction strategy 'mine'; there"),
+        (("analyze", topic, *mine), kept_broker.bootstrap, "no compaction strategy 'mine'; there"),
+        (("audit", topic, "--reference", str(tmp_path)), kept_broker.bootstrap, "is no export"),
+    ):  # fmt: skip
+        status, printed, said = kept(*arguments, bootstrap=where)
+        assert (status, printed) == (1, ""), arguments
+        assert why in said and said.startswith("kept: ") and said.count("\n") == 1, said
+    for arguments in (
+        ("table", topic, "--as-of-offset", "x"), ("table", topic, "--as-of-timestamp", "noon"),
+        ("table", topic, "--refresh", export, "--out", export), ("analyze", topic, "--config", "x"),
+    ):  # fmt: skip
+        assert kept(*arguments)[0] == 2, arguments

@@ -31,7 +31,7 @@ from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender
 from kept.storage.disk import FileSlice
-from kept.storage.errors import CorruptMessage, InvalidRequest, UnsupportedVersion
+from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.node.handlers.fetch import PendingFetch
@@ -80,6 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
         self.parked: set[PendingFetch] = set()
+        self.turned_away: dict[Partition, tuple[type[KeptError], float]] = {}
+        """Partitions that refused a batch of this connection to have it sent again, and until when
+        those sent behind it come (``kept.node.handlers.produced``)."""
         self.positions: dict[tuple[bytes, int], int] = {}
         """Where this consumer was when it last fetched here, by topic and partition."""
         self._buffer = bytearray(FIRST_BUFFER_BYTES)

@@ -31,6 +31,7 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     MessageTooLarge,
+    NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
@@ -64,6 +65,10 @@ _NOT_JUDGED: Final = (
 
 _OF_SEQUENCES: Final = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
 """Final to a producer; true only of the log of whoever leads now."""
+_COMES_AGAIN: Final = (NotLeaderOrFollower, NotEnoughReplicas)
+"""Refusals after which a producer sends the batch again."""
+BEHIND_S: Final = 30.0
+"""What was sent behind a refused batch has come after so long."""
 
 
 def refusal(
@@ -72,16 +77,31 @@ def refusal(
     """The result of a batch that ``hosted`` did not take; it says where the log starts.
 
     A leader that may have been replaced sends the producer to look for the next one, which may hold
-    the batches that are missing here.
+    the batches that are missing here. And where a batch was turned away, those that were sent
+    behind it before the producer knew are turned away alike: that sequences are out of order would
+    be final to librdkafka, which begins a new epoch and writes again what is in the log.
     """
     if hosted is not None and isinstance(error, _OF_SEQUENCES) and hosted.partition.replicated:
         brokering = _brokering(connection)
         if brokering is not None and brokering.in_doubt:
             error = NotLeaderOrFollower(f"{hosted.partition}: no controller answers; {error}")
+    if hosted is not None:
+        error = _in_line(connection, error, hosted)
     result = failure(index, error)
     if hosted is None or isinstance(error, _NOT_JUDGED):
         return result
     return result._replace(log_start_offset=hosted.partition.log_start_offset)
+
+
+def _in_line(connection: Connection, error: KeptError, hosted: HostedPartition) -> KeptError:
+    partition, now_s = hosted.partition, connection.node.loop.time()
+    if isinstance(error, _COMES_AGAIN):
+        connection.turned_away[partition] = type(error), now_s + BEHIND_S
+    elif isinstance(error, OutOfOrderSequenceNumber):
+        kind, until_s = connection.turned_away.get(partition, (None, 0.0))
+        if kind is not None and now_s < until_s:
+            return kind(f"{partition}: a batch before this one was refused; {error}")
+    return error
 
 
 def failure(index: int, error: BaseException) -> codec.PartitionResult:

@@ -31,6 +31,7 @@ class Asker:
         )
         self.peer = "asker"
         self.unwritten: list[Any] = []
+        self.turned_away: dict[Any, Any] = {}
         self.event_started = 0.0
         self.happened: list[str] = []
         self.job: asyncio.Future[Any] = loop.create_future()
@@ -56,6 +57,13 @@ class Asker:
 
     def abort(self) -> None:
         self.happened.append("aborted")
+
+
+class Hosted:
+    """A partition's place here; only refusals are asked of it."""
+
+    def __init__(self, replicated: bool = True) -> None:
+        self.partition = type("Leader", (), {"replicated": replicated, "log_start_offset": 3})()
 
 
 @pytest.fixture
@@ -262,7 +270,24 @@ def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
 def test_a_leader_in_doubt_says_nothing_final_of_sequences(asker, doubts, replicated, error, code):
     brokering = types.SimpleNamespace(in_doubt=doubts)
     asker.node.membership = types.SimpleNamespace(brokering=brokering)
-    partition = types.SimpleNamespace(replicated=replicated, log_start_offset=3)
-    hosted = types.SimpleNamespace(partition=partition)
-    result = produced.refusal(asker, 0, error("t-0: 5 came after 3"), hosted)
+    result = produced.refusal(asker, 0, error("t-0: 5 came after 3"), Hosted(replicated))
     assert result.error_code == code
+
+
+@pytest.mark.parametrize(("first", "code"), [(NotLeaderOrFollower, 6), (NotEnoughReplicas, 19)])
+def test_what_was_sent_behind_a_refused_batch_is_refused_alike(asker, monkeypatch, first, code):
+    """A node that stood still: it refuses, looks up, and leads again when the next batch comes."""
+    hosted, other = Hosted(), Hosted()
+    gap = OutOfOrderSequenceNumber("sequence 159 after 157")
+
+    def told(where, error):
+        return produced.refusal(asker, 0, error, where).error_code
+
+    assert told(hosted, gap) == 45
+    assert told(hosted, first("as yet")) == code
+    assert [told(hosted, gap), told(hosted, gap)] == [code, code]
+    assert told(hosted, InvalidProducerEpoch("0 < 1")) == 47
+    assert told(other, gap) == 45
+    monkeypatch.setattr(produced, "BEHIND_S", 0.0)
+    assert told(other, first("as yet")) == code
+    assert told(other, gap) == 45, "nothing is on its way any more"

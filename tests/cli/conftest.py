@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,16 @@ class Kept:
             assert ran.err.startswith("kept: ")
             assert ran.err.count("\n") == 1, "an error is one line"
         return ran
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_hear_ctrl_c() -> Iterator[None]:
+    """What a shell started in the background ignores SIGINT, as would all that it starts."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

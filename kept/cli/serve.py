@@ -66,6 +66,8 @@ def serve(
 
     It prints one line when it is ready. TERM and INT stop it cleanly.
     """
+    if (kafka_metadata or ignore_security) and not adopt:
+        raise click.UsageError("--kafka-metadata and --ignore-security belong to --adopt")
     # Before the imports that take long: process 1 of a container ignores TERM without a handler.
     # Whoever starts it there may have blocked TERM, so that one that comes too soon is not lost.
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
@@ -75,8 +77,6 @@ def serve(
     config = NodeConfig.load(
         file, pairs("--set", settings), port=port, data_dir=data_dir, node_id=node_id
     )
-    if (kafka_metadata or ignore_security) and not adopt:
-        raise click.UsageError("--kafka-metadata and --ignore-security belong to --adopt")
 
     def take_over() -> None:
         from kept.node.adopting.adopt import adopt as taken

@@ -9,7 +9,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from click.testing import CliRunner
 
+from kept.cli.serve import serve
 from kept.cluster.metadata_files import open_files
 from kept.node.adopting.adopt import adopt
 from kept.storage import checkpoints, layout, snapshots
@@ -204,6 +206,21 @@ def test_a_node_that_was_a_broker_only(kafka: Path) -> None:
     config = fixtures.config(kafka, 5, process_roles="broker")
     with pytest.raises(ConfigurationError, match=r"process\.roles must be broker,controller"):
         adopt(config, Disk())
+
+
+def test_options_of_adopt_need_it() -> None:
+    done = CliRunner().invoke(serve, ["--ignore-security"])
+    assert done.exit_code == 2
+    assert "belong to --adopt" in done.output
+
+
+def test_metadata_in_a_directory_of_their_own(kafka: Path, tmp_path: Path) -> None:
+    """Kafka's metadata.log.dir apart from log.dirs."""
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    shutil.move(kafka / layout.METADATA_LOG, apart / layout.METADATA_LOG)
+    adopt(fixtures.config(kafka), Disk(), kafka_metadata=str(apart))
+    assert (kafka / layout.ADOPTED).exists()
 
 
 def test_metadata_of_somebody_else_are_not_overwritten(kafka: Path) -> None:

@@ -60,7 +60,7 @@ def histories(seed: int) -> dict[str, list[Record]]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -1,0 +1,195 @@
+"""The jobs on a real session: tables, exports, compaction of exports, analyses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kept.client.blocking import Client, OutRecord
+from kept.client.http import JsonApi
+from kept.client.view import Endpoint
+from kept.pipeline import jobs
+from kept.pipeline.options import BadOption
+from kept.testing import Cluster
+from tests.spark.topics import COMPACTED, compact, fill
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def client(kept_broker: Cluster) -> Iterator[Client]:
+    with kept_broker.client() as client:
+        yield client
+
+
+BY_HAND = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+"""Compacted when it is asked for, not in between."""
+
+
+def history(client: Client, topic: str, rounds: int = 4) -> None:
+    """Several records of each key, with headers, versions that go down, nulls and tombstones."""
+    for n in range(rounds):
+        records = [
+            OutRecord(
+                b"%s.%d" % (kind, key), b"%d of round %d" % (key, n),
+                (("version", b"%d" % (9 - n)), ("x", None)) if key % 2 else (), 1000 * n + key,
+            )
+            for kind in (b"user", b"cfg")
+            for key in range(10)
+        ]  # fmt: skip
+        client.produce(topic, records)
+    client.produce(topic, [OutRecord(b"user.%d" % n, None, (), 4000 + n) for n in range(3)])
+    client.produce(topic, [OutRecord(b"user.1", b"back", (), 4100)])
+
+
+def model(client: Client, topic: str, before_ms: int | None = None) -> dict[bytes, bytes]:
+    table: dict[bytes, bytes] = {}
+    for r in client.read(topic):
+        if before_ms is not None and r.timestamp > before_ms:
+            continue
+        table.pop(r.key, None)
+        if r.value is not None:
+            table[r.key] = r.value
+    return table
+
+
+def as_dict(frame: Any) -> dict[bytes, bytes]:
+    rows = frame.select("key", "value").collect()
+    assert len({bytes(r.key) for r in rows}) == len(rows)
+    return {bytes(r.key): bytes(r.value) for r in rows}
+
+
+def test_a_table_of_now_and_of_then(spark, client, kept_broker):
+    topic = kept_broker.create_topic(partitions=2, config=BY_HAND)
+    history(client, topic)
+    where = kept_broker.bootstrap
+    now = as_dict(jobs.table(spark, where, topic))
+    assert now == model(client, topic)
+    assert now[b"user.1"] == b"back" and b"user.2" not in now
+    then = as_dict(jobs.table(spark, where, topic, as_of_ms=2500))
+    assert then == model(client, topic, 2500) != now
+    nothing = jobs.table(spark, where, topic, as_of_offset={0: 0, 1: 0})
+    assert as_dict(nothing) == {}
+    for wrong, why in (
+        ({"as_of_offset": 5}, "has 2 partitions, give one for each"),
+        ({"as_of_offset": {0: 0, 1: 999}}, f"{topic}-1 has offsets 0 to .*, 999 is out of range"),
+        ({"as_of_offset": {0: 0}}, r"names the partitions \[0\]"),
+        ({"as_of_offset": 1, "as_of_ms": 1}, "contradict each other"),
+    ):
+        with pytest.raises(BadOption, match=why):
+            jobs.table(spark, where, topic, **wrong)
+
+
+def test_a_table_is_refreshed_by_what_is_new(spark, client, kept_broker, tmp_path):
+    topic = kept_broker.create_topic(partitions=2, config=BY_HAND)
+    where, path = kept_broker.bootstrap, str(tmp_path / "table")
+    with pytest.raises(BadOption, match="has no table"):
+        jobs.saved(spark, path)
+    history(client, topic, 1)
+    first = jobs.refresh(spark, where, topic, path)
+    assert first.whole == "there was no table yet"
+    fill(client, topic, range(5))
+    client.produce(topic, [OutRecord(b"cfg.1", None), OutRecord(b"cfg.2", b"new")])
+    second = jobs.refresh(spark, where, topic, path)
+    assert (second.whole, second.offsets_read) == (None, 7)
+    assert as_dict(jobs.saved(spark, path)) == model(client, topic)
+    state = Path(path, "_kept.json")
+    said = json.loads(state.read_text())
+    state.with_name("._kept.json.crc").unlink()  # Hadoop's, of what it wrote
+    state.write_text(json.dumps({**said, "refreshed_ms": said["refreshed_ms"] - 86_400_000}))
+    assert "delete.retention.ms" in str(jobs.refresh(spark, where, topic, path).whole)
+    assert as_dict(jobs.saved(spark, path)) == model(client, topic)
+    assert sorted(p.name for p in Path(path).glob("table-*")) == ["table-000002", "table-000003"]
+    other = kept_broker.create_topic()
+    with pytest.raises(BadOption, match=f"is the table of {topic}, not of {other}"):
+        jobs.refresh(spark, where, other, path)
+
+
+def test_export_and_restore(spark, client, kept_broker, tmp_path):
+    topic = kept_broker.create_topic(partitions=2, config=BY_HAND)
+    where, path = kept_broker.bootstrap, str(tmp_path / "export")
+    history(client, topic)
+    made = jobs.export(spark, where, topic, path)
+    assert made.records == 84 and sum(made.ends.values()) == 84
+    again = f"{topic}-again"
+    assert jobs.restore(spark, where, path, again) == 84
+    one, two = (
+        [(r.partition, r.key, r.value, r.headers, r.timestamp) for r in client.read(name)]
+        for name in (topic, again)
+    )
+    assert one == two
+    assert as_dict(jobs.table(spark, where, again)) == model(client, topic)
+    settings = {entry.name: entry.value for entry in client.topic_configs([again])[again]}
+    assert settings["cleanup.policy"] == "compact"
+    for action, why in (
+        (lambda: jobs.restore(spark, where, path, again), "is not empty: restore into a new topic"),
+        (lambda: jobs.export(spark, where, topic, path), "is there and not empty"),
+        (lambda: jobs.restore(spark, where, str(tmp_path), "new"), "is no export"),
+    ):
+        with pytest.raises(BadOption, match=why):
+            action()
+
+
+STRATEGIES = {
+    "latest": {},
+    "latest-n": {"kept.compaction.latest.n": "2"},
+    "highest-version": {"kept.compaction.version.header": "version"},
+    "by-key-prefix": {"kept.compaction.prefixes": "user.=latest-n:3,cfg.=highest-version:version"},
+}
+
+
+def test_an_export_is_compacted_to_what_the_cleaner_leaves(spark, client, kept_broker, tmp_path):
+    api = JsonApi(Endpoint(kept_broker.host(), kept_broker.port()))
+    for name, more in STRATEGIES.items():
+        config = {**COMPACTED, "kept.compaction.strategy": name, **more, "segment.bytes": "1500"}
+        topic = kept_broker.create_topic(config=config)
+        history(client, topic)
+        fill(client, topic, range(60))  # the segment before it is closed
+        whole = str(tmp_path / f"{name}-whole")
+        made = jobs.export(spark, kept_broker.bootstrap, topic, whole)
+        compact(kept_broker, topic)
+        left = [r.offset for r in client.read(topic)]
+        end = api.get(f"topics/{topic}")["partitions"][0]["compaction"]["first_dirty_offset"]
+        assert 84 <= end <= made.ends[0]
+        target = str(tmp_path / name)
+        reduced = jobs.compact(spark, whole, target, config=more, below={0: end})
+        rows = spark.read.parquet(str(tmp_path / name / "records")).select("offset").collect()
+        assert sorted(row.offset for row in rows) == left, name
+        assert reduced.records == len(left) < made.records
+
+
+def test_an_analysis_counts_what_is_there(spark, client, kept_broker, tmp_path):
+    topic = kept_broker.create_topic(partitions=2, config=BY_HAND)
+    history(client, topic)
+    for _ in range(5):
+        client.produce(topic, [OutRecord(b"hot", b"x" * 100)])
+    found = jobs.analyze(spark, kept_broker.bootstrap, topic, out=str(tmp_path / "out"))
+    log = list(client.read(topic))
+    size = sum(
+        len(r.key) + len(r.value or b"") + sum(len(k) + len(v or b"") for k, v in r.headers)
+        for r in log
+    )
+    total = found.totals
+    assert (total["records"], total["bytes"], total["keys"]) == (len(log), size, 21)
+    assert (total["tombstones"], total["winning_tombstones"]) == (3, 2)
+    assert total["kept_records"] == 21
+    assert {p["prefix"]: p["records"] for p in found.prefixes} == {"user.": 44, "cfg.": 40, "": 5}
+    assert sum(p["records"] for p in found.partitions) == len(log)
+    hottest = found.hottest[0]
+    assert (hottest["key"], hottest["records"], hottest["bytes"]) == (
+        b"user.1",
+        6,
+        hottest["bytes"],
+    )
+    assert sum(d["keys"] for d in found.duplicates) == 21
+    ages = {a["age"]: a["records"] for a in found.ages}
+    assert ages.pop(6) == 84 and sum(ages.values()) == 5
+    assert found.skew >= 1
+    saved = spark.read.parquet(str(tmp_path / "out" / "prefixes"))
+    assert saved.count() == 3
+    page = jobs.page(found)
+    assert page.count("<img alt=") == 5 and "user.1" in page and topic in page

@@ -200,16 +200,18 @@ class Admin:
         *,
         leaders: bool = False,
         partition: int | None = None,
+        limit: int | None = None,
         segments: int = MAX_SEGMENTS,
     ) -> dict[str, Any]:
-        """One topic: settings in force, and each partition (or one) with its newest segments.
+        """One topic: settings in force, and each partition (or one, or the first ``limit``) with
+        its newest segments.
 
         With ``leaders`` partitions that other nodes lead are described by them; one that does not
         answer says so in ``unanswered``, and what is here stands for it. Raises
         UnknownTopicOrPartition.
         """
         topic = self._topic(name)
-        wanted: Iterable[PartitionRecord] = topic.partitions
+        wanted: Iterable[PartitionRecord] = topic.partitions[:limit]
         if partition is not None:
             wanted = [topic.partitions[self._known(name, partition).partition]]
         partitions = []
@@ -226,8 +228,9 @@ class Admin:
         if not leaders:
             return found
         query = {"segments": str(segments)}
-        if partition is not None:
-            query["partition"] = str(partition)
+        for parameter, value in (("partition", partition), ("limit", limit)):
+            if value is not None:
+                query[parameter] = str(value)
         path = f"/api/v1/topics/{name}"
         return await cluster_views.from_leaders(self._node, found, path, query)
 

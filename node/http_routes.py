@@ -12,7 +12,7 @@ GET     /api/v1/cluster                               brokers, log directories, 
 GET     /api/v1/topics                                every topic in a line
 GET     /api/v1/quorum                                copies of the metadata log
 GET     /api/v1/topics/NAME                           settings, partitions, segments [&leaders=true
-                                                      &partition=P&segments=N]
+                                                      &partition=P or &limit=N, &segments=N]
 GET     /api/v1/groups[?name=TEXT]                    consumer groups of the cluster with their lag
 GET     /api/v1/groups/NAME                           one group, by partition
 GET     /api/v1/records?topic=T&partition=P           the last records [&offset=O or &timestamp=MS]
@@ -215,13 +215,14 @@ async def _all_topics(node: Node, request: HttpRequest) -> HttpResponse:
 
 async def _topic(node: Node, request: HttpRequest) -> HttpResponse:
     query = request.query
-    _only(query, "leaders", "partition", "segments")
+    _only(query, "leaders", "partition", "limit", "segments")
     name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
     segments = _number(query, "segments", optional=True)
     found = await Admin(node).topic(
         name,
         leaders=_flag(query, "leaders"),
         partition=_number(query, "partition", optional=True),
+        limit=_number(query, "limit", optional=True),
         segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
     )
     return _large(found)

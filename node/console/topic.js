@@ -3,7 +3,7 @@ import { api } from "./ask.js";
 import { bytes, count, crumbs, facts, hash, link, make, moment, percent, plural, quiet, table } from "./dom.js";
 import { advance, kindsOf, legend, log, overTime } from "./log.js";
 
-const DRAWN = 40; // segments of each log in the list
+const DRAWN = 24; // segments of each log in the list
 const SHOWN = 100; // partitions at a time
 const SETTING = "kept.console.actions=true";
 let shown = SHOWN;
@@ -18,16 +18,16 @@ const longest = (one) => (one.followers || []).reduce((most, other) => Math.max(
 export const topic = {
   pause: 2000,
   poll: 5000,
-  ask: (name) => api("topics/" + encodeURIComponent(name), { leaders: "true", segments: DRAWN }),
+  ask: (name) => api("topics/" + encodeURIComponent(name), { leaders: "true", segments: DRAWN, limit: shown }),
   show(found, refresh) {
-    const list = found.partitions.slice(0, shown);
+    const list = found.partitions;
     const given = Object.entries(found.config);
     const rows = list.map((one) => {
       const status = one.compaction;
       const state = one.leader < 0 ? ["offline: nobody leads it", "bad"] : status ? [status.state, status.state === "uncleanable" ? "bad" : ""] : "–";
       return [link(hash("topic", found.name, one.partition), one.partition), one.leader < 0 ? "none" : one.leader, isr(one), [log(one), "log-cell"], one.high_watermark === undefined ? "–" : count(one.high_watermark - one.log_start_offset), bytes(one.size_bytes), count(longest(one)), numbers(status), state];
     });
-    const more = found.partitions.length - list.length;
+    const more = found.partition_count - list.length;
     return [crumbs(link("#topics", "Topics")), make("h1", {}, found.name),
       given.length ? facts(given) : quiet("No settings of its own."),
       legend(kindsOf(list), list.some((one) => one.compaction && one.compaction.state === "running")),

@@ -72,6 +72,7 @@ class Admin:
             _named(asked.name, "name"),
             leaders=asked.leaders,
             partition=_number(asked, "partition"),
+            limit=_number(asked, "limit"),
             segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
         )
 

@@ -200,6 +200,8 @@ def test_any_node_answers_for_all(kept_cluster):
             assert one["compaction"]["leads"] and one["compaction"]["node"] == one["leader"]
             assert [other["lag"] for other in one["followers"]] == [0, 0]
             assert one["high_watermark"] == 9 and len(one["segments"]) <= 2
+    (first,) = given(cluster, f"topics/{topic}", leaders="true", limit=1)["partitions"]
+    assert first["partition"] == 0 and first["compaction"]["leads"]
     leader = views[0]["partitions"][0]["leader"]
     other = (leader + 1) % 3
     said = given(cluster, "compaction", other, topic=topic, node=leader)["partitions"]

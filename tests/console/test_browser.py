@@ -19,7 +19,8 @@ pytestmark = [
 def cluster():
     from kept.testing import Cluster
 
-    with Cluster(3, log_cleaner_io_max_bytes_per_second=40_000) as made:
+    slow = {"log_cleaner_io_max_bytes_per_second": 40_000}
+    with Cluster(3, broker_rack=scene.HOSTILE, **slow) as made:
         scene.fill(made)
         yield made
 
@@ -76,7 +77,10 @@ def test_what_is_elsewhere_is_not_asked(cluster, chromium):
     page, wrong = browser.opened(chromium)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    for view in ("#", "#topics", f"#topic/{scene.ORDERS}", "#groups", f"#group/{scene.GROUP}"):
+    browser.show(page, cluster.url(), "#")
+    racks = {row["Rack"] for row in browser.rows(page, "Nodes of the cluster")}
+    assert racks == {scene.HOSTILE}
+    for view in ("#topics", f"#topic/{scene.ORDERS}", "#groups", f"#group/{scene.GROUP}"):
         browser.show(page, cluster.url(), view)
     assert asked and all(url.startswith(f"{cluster.url()}/") for url in asked)
     assert browser.facts(page)["Lag"] == "17"

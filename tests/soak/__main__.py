@@ -27,7 +27,7 @@ def main() -> None:
     seconds = 60 * options.minutes
     per_second = min(1.3 * RECORDS / seconds, MOST_PER_SECOND)
     with Cluster(3, **SETTINGS) as cluster:
-        run = soak(cluster, options.seed, seconds, per_second)
+        run = soak(cluster, options.seed, seconds, per_second, RECORDS if seconds >= 600 else 0)
     print(f"seed {options.seed}: all holds after {run.sent} records")
 
 

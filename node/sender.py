@@ -10,6 +10,7 @@ for the disk.
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -63,7 +64,8 @@ class Sender:
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._queue: deque[Any] = deque()
-        self._duplicate = -1
+        self._duplicate: socket.socket | None = None
+        """Over the same connection, for what a transport's own descriptor cannot be used for."""
         self._waiting = False
         """A thread reads, or another turn is scheduled."""
         self._watching = False
@@ -85,12 +87,12 @@ class Sender:
         self._fd = -1
         self._queue.clear()
         self._count_unsent()
-        if self._duplicate >= 0:
+        if self._duplicate is not None:
             if self._watching:
-                self._node.loop.remove_writer(self._duplicate)
+                self._node.loop.remove_writer(self._duplicate.fileno())
                 self._watching = False
-            os.close(self._duplicate)
-            self._duplicate = -1
+            self._duplicate.close()
+            self._duplicate = None
 
     def stage(self, segments: list[Segment]) -> None:
         """Queue a response; :meth:`push` sends."""
@@ -132,7 +134,7 @@ class Sender:
             self._on_failure()
             return
         if self._watching and not queue:
-            self._node.loop.remove_writer(self._duplicate)
+            self._node.loop.remove_writer(self._own().fileno())
             self._watching = False
         if queue or self.unsent_bytes:
             self._count_unsent()
@@ -153,7 +155,13 @@ class Sender:
                 queue[index] = segment
             buffers.append(segment)
             size += len(segment)
-        sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
+        if len(buffers) < len(queue):
+            # A file's bytes follow: the head of a response does not wake its reader alone.
+            sent = self._own().sendmsg(buffers, (), socket.MSG_MORE)
+        elif len(buffers) == 1:
+            sent = os.write(self._fd, buffers[0])
+        else:
+            sent = os.writev(self._fd, buffers)
         if sent == size and len(buffers) == len(queue):
             queue.clear()
             return sent
@@ -236,11 +244,16 @@ class Sender:
             if self._fd >= 0:
                 self._on_progress()
 
+    def _own(self) -> socket.socket:
+        if self._duplicate is None:
+            # Its family does not matter to what is done with it.
+            duplicate = os.dup(self._fd)
+            self._duplicate = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=duplicate)
+        return self._duplicate
+
     def _watch(self) -> None:
         if not self._watching:
-            if self._duplicate < 0:
-                self._duplicate = os.dup(self._fd)
-            self._node.loop.add_writer(self._duplicate, self._writable)
+            self._node.loop.add_writer(self._own().fileno(), self._writable)
             self._watching = True
 
     def _writable(self) -> None:

@@ -8,7 +8,8 @@
     ``cluster = kept_cluster(log_segment_bytes=4096)`` or, with three nodes of which any may be
     killed, stalled and started again, ``kept_cluster(nodes=3)``; it is stopped when the test ends.
 
-When a test that uses them fails, the end of each node's log is part of the report.
+When a test that uses them fails, the end of each node's log is part of the report. When the node
+of the session is dead, the first test that was to use it says so, and those after it have it again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _FIXTURES: Final = ("kept_broker", "kept_cluster")
 _TAIL_LINES: Final = 60
 _LIVE: Final = pytest.StashKey[list["Cluster"]]()
+_SHARED: Final = pytest.StashKey["Cluster"]()
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +35,9 @@ def kept_broker(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
     with Cluster() as cluster:
         request.session.stash.setdefault(_LIVE, []).append(cluster)
+        request.session.stash[_SHARED] = cluster
         yield cluster
+        del request.session.stash[_SHARED]
 
 
 @pytest.fixture
@@ -56,6 +60,19 @@ def kept_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Clust
         for cluster in started:
             live.remove(cluster)
             cluster.close()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """One test says that the shared node is dead, and not all that come after it."""
+    cluster = item.session.stash.get(_SHARED, None)
+    uses = "kept_broker" in getattr(item, "fixturenames", ())
+    if cluster is not None and uses and not cluster.running():
+        told = "\n".join(cluster.log().splitlines()[-_TAIL_LINES:])
+        cluster.start()
+        pytest.fail(
+            f"the node that all tests share was dead before this one; its log ended with\n{told}",
+            pytrace=False,
+        )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -144,6 +144,15 @@ def test_own(kept_cluster):
 
 def test_that_fails(kept_broker):
     assert kept_broker is None
+
+def test_that_kills(kept_broker):
+    kept_broker.kill()
+
+def test_that_finds_it_dead(kept_broker):
+    raise AssertionError
+
+def test_that_has_it_again(kept_broker):
+    assert kept_broker.running()
 """
 
 
@@ -157,7 +166,8 @@ def test_the_plugin_in_a_users_project(tmp_path):
         timeout=280,
         check=False,
     )
-    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 5 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "was dead before this one" in done.stdout
     assert "kept node 0 on localhost:" in done.stdout, "the log is part of the report"
 
 

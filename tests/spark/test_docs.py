@@ -14,18 +14,20 @@ import pytest
 from kept.client.blocking import OutRecord
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 def test_the_blocks_of_the_guide_run_in_order(spark, kept_cluster, tmp_path):
     cluster = kept_cluster()
+    repository(tmp_path / "repository")
     text = (ROOT / "docs" / "spark.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 10
     names: dict[str, object] = {}
     with cluster.client() as client:
-        for topic in ("users", "copy"):
+        for topic in ("users", "copy", "files", "questions"):
             client.create_topic(topic, partitions=2, config={"cleanup.policy": "compact"})
+        client.produce("questions", [OutRecord(b"a", b"ada"), OutRecord(b"gone", b"bob")])
         client.produce("users", [OutRecord(b"ada", b"%d" % n, (), None, 0) for n in range(5)])
         try:
             for block in blocks:
@@ -39,6 +41,41 @@ def test_the_blocks_of_the_guide_run_in_order(spark, kept_cluster, tmp_path):
         written = {(r.key, r.value) for r in client.read("users") if r.value is None or r.key}
         assert {(b"ada", b"countess"), (b"bob", None)} <= written
         assert len(list(client.read("copy"))) == 7
+    answered = spark.read.parquet(f"{tmp_path}/answers").collect()
+    assert [(r.path, r.who, r.size) for r in answered] == [("a", "ada", 6)]
+
+
+def repository(path):
+    """Three commits: files are added, changed, renamed and deleted."""
+    path.mkdir()
+    who = ["-c", "user.name=ada", "-c", "user.email=ada@example.org", "-c", "commit.gpgsign=false"]
+
+    def git(*arguments):
+        subprocess.run(["git", "-C", path, *who, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    for files in ({"a": "1", "gone": "2", "d/b": "3"}, {"a": "second"}, {"d/c": "4"}):
+        for name, text in files.items():
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text(text)
+        git("add", ".")
+        git("commit", "-q", "-m", "a step")
+    git("rm", "-q", "gone")
+    git("mv", "d/b", "d/moved")
+    git("commit", "-q", "-m", "away with it")
+
+
+def test_the_tree_of_a_repository_is_rebuilt_by_the_command(spark, tmp_path):
+    repository(tmp_path / "repository")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "spark_git_tree.py"), "--repo",
+         str(tmp_path / "repository")],
+        capture_output=True, text=True, check=False, timeout=350,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "3 files of HEAD against the topic, blob by blob:\nequal\n" in done.stdout
+    assert done.stdout.endswith("a stream asked for 3 of them: 8 bytes, all answered\nequal\n")
 
 
 def test_the_example_ends_with_equal(spark):

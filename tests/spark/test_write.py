@@ -13,7 +13,7 @@ from kept.client.partitioner import partition_for_key
 from kept.testing import Cluster
 from tests.spark.topics import fill
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_the_tree_of_a_repository_is_rebuilt_by_the_command(spark, tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "spark_git_tree.py"), "--repo",
          str(tmp_path / "repository")],
-        capture_output=True, text=True, check=False, timeout=350,
+        capture_output=True, text=True, check=False, timeout=900,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_the_tree_of_a_repository_is_rebuilt_by_the_command(spark, tmp_path):
 def test_the_example_ends_with_equal(spark):
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "spark_topic.py")],
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["ada", "countess", "eve", "spy", "equal"]
@@ -94,7 +94,7 @@ def test_an_installed_kept_is_found_without_registering(kept_broker, tmp_path):
     build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_py"]
     subprocess.run(
         [*build, "--build-lib", str(site)], cwd=_copy(tmp_path), check=True,
-        capture_output=True, timeout=300,
+        capture_output=True, timeout=900,
     )  # fmt: skip
     assert (site / "pyspark_kept" / "__init__.py").exists()
     five_lines = f"""
@@ -108,7 +108,7 @@ print("rows", df.option("subscribe", {topic!r}).load().count())
     environ = {**os.environ, "PYTHONPATH": str(site), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", five_lines], env=environ, cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert "rows 3" in done.stdout, done.stderr
 

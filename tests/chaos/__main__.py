@@ -45,7 +45,8 @@ def main() -> None:
             print(f"all holds; {passes} passes of the cleaner", flush=True)
             if fixed or time.monotonic() > end:
                 break
-    print(run.table())
+    if run.seen:
+        print(run.table())
     if options.table is not None:
         write(options.table, run.table())
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -129,9 +129,11 @@ class Run:
 
     def _hosts(self, topics: list[str]) -> set[int]:
         """Who has a replica in sync."""
-        answers = [self.cluster.ask(0, f"topics/{topic}") for topic in topics]
-        partitions = [one for answer in answers for one in answer["partitions"]]  # type: ignore[attr-defined]
-        return {node for one in partitions for node in one["isr"]}
+        found: set[int] = set()
+        for topic in topics:
+            answer: dict[str, Any] = self.cluster.ask(0, f"topics/{topic}")
+            found.update(node for partition in answer["partitions"] for node in partition["isr"])
+        return found
 
     def _happen(self, fault: Fault, node: int, load: Load) -> None:
         probe = Probe(self.cluster.bootstrap, self.cluster.topic("probe", PROBED))

@@ -104,11 +104,13 @@ def latency(bench: Bench, broker: Broker, group: str = "latency") -> None:
 
 
 def cleaner(bench: Bench, broker: Broker) -> None:
-    """One pass inside the broker, and the p99 of producers while another one runs."""
+    """Passes inside the broker, and the p99 of producers while another one runs."""
     gigabytes = max(0.6, bench.scale)
-    cpu, wall = cleaning.cpu_of_a_pass(broker, gigabytes)
-    bench.add("cleaner", "cleaner, all dirty", broker.name, "CPU-s/GB", cpu)
-    bench.add("cleaner", "cleaner, all dirty", broker.name, "s", wall)
+    for what, share in (("all dirty", 0.0), ("half clean", 0.5)):
+        topic = f"cleaning-{what.replace(' ', '-')}"
+        cpu, wall = cleaning.cpu_of_a_pass(broker, topic, gigabytes, share)
+        bench.add("cleaner", f"cleaner, {what}", broker.name, "CPU-s/GB", cpu)
+        bench.add("cleaner", f"cleaner, {what}", broker.name, "s", wall)
     create(broker, "aside")
     frame = frames.produce("aside", frames.batch(1024, 1000, Codec.NONE, int(time.time() * 1000)))
     quiet, during = cleaning.latency_during_a_pass(broker, bench.load, frame, gigabytes)

@@ -1,0 +1,44 @@
+"""Every kind of fault, among records that three replicas and a reference hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kept.pipeline.faults import REFERENCE, Expected, find, held
+from kept.pipeline.survivors import rules_of, strategy_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+
+SCHEMA = (
+    "topic string, partition int, offset bigint, key binary, value binary, ms bigint,"
+    " headers array<struct<key:string,value:binary>>"
+)
+RULES = rules_of(strategy_of({}))
+SOUND = {1: (b"b", b"1"), 2: (b"a", b"2"), 3: (b"c", b"1"), 5: (b"d", None), 6: (b"e", b"1")}
+FAULTY = {
+    0: (b"a", b"1"), 1: (b"b", b"X"), 2: (b"a", b"2"), 4: (b"d", b"1"), 6: (b"e", b"1"),
+}  # fmt: skip
+OF_ONE = {
+    ("superseded", 0, 2), ("divergent", 1, -1), ("missing", 3, 2), ("resurrected", 4, 2),
+}  # fmt: skip
+LOST = {("missing", 7, n) for n in range(3)}
+
+
+def test_faults_by_kind_offset_and_replica(spark: Any) -> None:
+    def holds(replica: int, records: dict[int, tuple[bytes, bytes | None]]) -> Any:
+        rows = [("t", 0, offset, key, value, 5, None) for offset, (key, value) in records.items()]
+        frame = spark.createDataFrame(rows, SCHEMA)
+        frame = frame.selectExpr("*", "timestamp_millis(ms) timestamp")
+        return held(frame, replica, RULES)
+
+    def found(frame: Any, covered: Any = None) -> set[tuple[str, int, int]]:
+        expected = Expected({0: (0, 1, 2)}, {0: 0}, covered)
+        rows = find(frame, RULES, expected, compacted=True).collect()
+        return {(row.kind, row.offset, row.replica) for row in rows}
+
+    three = holds(0, SOUND).unionByName(holds(1, SOUND)).unionByName(holds(2, FAULTY))
+    assert found(three) == OF_ONE
+    known = three.unionByName(holds(REFERENCE, {**SOUND, 7: (b"z", b"lost everywhere")}))
+    assert found(known, {0: (0, 8)}) == OF_ONE | LOST

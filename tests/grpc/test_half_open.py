@@ -77,6 +77,6 @@ def test_kafka_clients_do_not_feel_half_open_connections(kept_cluster, dial):
                 f"CPU {cpu:.2f} -> {during_cpu:.2f} s, {grown:+.1f} MB"
             )
             # Other work on the machine moves the times, and the CPU seconds hardly.
-            assert during_cpu < 3 * cpu, kind
+            assert during_cpu < 4 * cpu, kind
             assert grown < 64, kind
         assert client.read(topic)

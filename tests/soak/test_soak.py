@@ -7,7 +7,7 @@ import pytest
 from tests.soak.run import SETTINGS, soak
 
 SEED = 20261121
-SECONDS = 20
+SECONDS = 12
 
 
 @pytest.mark.slow

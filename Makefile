@@ -43,6 +43,7 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1500
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 300
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 200
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction --seeds 24
 endif
 
 # Containers from the image under faults at random; MINUTES= so long, SEED= repeats the faults' order.

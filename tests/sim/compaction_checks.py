@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from kept.cluster.records import NO_LEADER, PartitionRecord
 from kept.storage.log import Log
 from kept.storage.types import TopicPartition
 from tests.sim.batches import Batch, decode
@@ -104,6 +105,19 @@ class CompactionChecks(ReplicaChecks):
         """Every committed record."""
         self.tables: dict[TopicPartition, dict[bytes, Rec]] = {}
         self.generations: dict[Any, tuple[Any, int]] = {}
+        self.by_length: set[TopicPartition] = set()
+
+    def _changed(self, tp: TopicPartition, state: PartitionRecord) -> None:
+        before = self.register(tp).state
+        super()._changed(tp, state)
+        if before is not None and state.leader not in (NO_LEADER, before.leader, *before.isr):
+            self.by_length.add(tp)
+
+    def may_miss(self, tp: TopicPartition) -> bool:
+        """A replica that is not in the ISR may lack a survivor: something was given up, or a
+        suspect was elected by the length of its log (rule 33), which knew an older generation.
+        """
+        return tp in self.by_length or self.register(tp).give_ups > 0
 
     def _deleted(self, name: str) -> None:
         super()._deleted(name)

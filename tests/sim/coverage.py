@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 60}
+ENOUGH: Final = {"raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100}
 """Histories after which nothing may be missing."""
 
 _EVERYWHERE: Final = (

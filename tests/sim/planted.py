@@ -55,11 +55,12 @@ def plant(
 from tests.sim import (  # noqa: E402
     planted_checks,
     planted_cluster,
+    planted_compaction,
     planted_raft,
     planted_storage,
 )
 
 __all__ = [
-    "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster", "planted_raft",
-    "planted_storage",
+    "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster",
+    "planted_compaction", "planted_raft", "planted_storage",
 ]  # fmt: skip

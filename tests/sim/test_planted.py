@@ -9,10 +9,15 @@ import pytest
 from tests.sim.planted import PLANTED
 from tests.sim.runner import run_one
 
-CLEAN = sorted({(bug.stage, bug.seed) for bug in PLANTED.values()})
+SLOW = {"compaction": pytest.mark.slow}
+NAMES = [pytest.param(name, marks=SLOW.get(PLANTED[name].stage, ())) for name in sorted(PLANTED)]
+CLEAN = [
+    pytest.param(pair, marks=SLOW.get(pair[0], ()))
+    for pair in sorted({(bug.stage, bug.seed) for bug in PLANTED.values()})
+]
 
 
-@pytest.mark.parametrize("name", sorted(PLANTED))
+@pytest.mark.parametrize("name", NAMES)
 def test_the_right_checker_fires(name: str) -> None:
     bug = PLANTED[name]
     result, _ = run_one(bug.stage, bug.seed, planted=name)

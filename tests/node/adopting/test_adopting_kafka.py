@@ -23,7 +23,7 @@ from tests.node.adopting import fixtures
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
-READY_S = 60.0
+READY_S = 120.0
 PLAIN, TABLE = 600, 2000
 State = dict[str, Any]
 

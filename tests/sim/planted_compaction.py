@@ -9,11 +9,32 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kept.replication.events import ManifestPublished
 from tests.sim.planted import plant
 
 CORE = "kept.replication.manifests.ManifestCore"
+LEADER = "kept.replication.leader.LeaderCore"
+FOLLOW = "kept.compaction.follow"
 HELD = "kept.compaction.held"
 STAGE = "compaction"
+
+
+def published_by(counts: Any) -> Any:
+    """Publication asks only those whom ``counts`` counts."""
+
+    def make(_: Any) -> Any:
+        def publish(self: Any) -> Any:
+            if self.offered is None:
+                return ()
+            for replica, follower in self.followers.items():
+                if follower.held != self.offered and counts(self, replica):
+                    return ()
+            self.published = self.offered
+            return (ManifestPublished(self.offered),)
+
+        return publish
+
+    return make
 
 
 def always(value: Any) -> Any:
@@ -39,6 +60,15 @@ def on_persist(original: Any) -> Any:
     return pulled
 
 
+def rest_dropped(original: Any) -> Any:
+    """What a split segment has beyond the manifest's end is not copied."""
+
+    def copy_rest(self: Any, piece: Any) -> None:
+        original(self, replace(piece, sources=(replace(piece.sources[0], size_bytes=0),)))
+
+    return copy_rest
+
+
 def own_horizon(original: Any) -> Any:
     """A follower drops tombstones by its own clock."""
 
@@ -52,6 +82,12 @@ def own_horizon(original: Any) -> Any:
 
 
 plant(
+    "published-by-all", STAGE, 1, "tombstones liveness",
+    "removal never waits for an absent replica (16)",
+    (f"{LEADER}._publish", published_by(lambda self, replica: True)),
+    forsakes=True,
+)  # fmt: skip
+plant(
     "held-forgotten", STAGE, 1, "crash liveness value-lost resurrection older-needed",
     "a manifest is durable before it is acknowledged (14)",
     (f"{HELD}.store", held_forgotten),
@@ -62,6 +98,12 @@ plant(
     "a replica applies what was published (14, C14)",
     (f"{CORE}._pulled", on_persist),
     (f"{CORE}._counts", always(True)),
+)  # fmt: skip
+plant(
+    "rest-dropped", STAGE, 2, "survivor-missing value-lost isr-holds kill-lost committed-lost "
+    "crash liveness invariants",
+    "a segment that is split keeps what is beyond the manifest's end (18)",
+    (f"{FOLLOW}._Follower._copy_rest", rest_dropped),
 )  # fmt: skip
 plant(
     "own-horizon", STAGE, 1, "generation-differs liveness",

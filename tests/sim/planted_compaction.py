@@ -60,6 +60,15 @@ def on_persist(original: Any) -> Any:
     return pulled
 
 
+def by_eligibility(_: Any) -> Any:
+    """Whoever is alive joins, whatever it has applied."""
+
+    def may_join(self: Any, replica: int) -> bool:
+        return replica in self.eligible
+
+    return may_join
+
+
 def rest_dropped(original: Any) -> Any:
     """What a split segment has beyond the manifest's end is not copied."""
 
@@ -67,6 +76,18 @@ def rest_dropped(original: Any) -> Any:
         original(self, replace(piece, sources=(replace(piece.sources[0], size_bytes=0),)))
 
     return copy_rest
+
+
+def cleared_not(original: Any) -> Any:
+    """The applied mark outlives a cut below it."""
+
+    def cut(self: Any, log_end_offset: int) -> Any:
+        applied = self.applied
+        effects = original(self, log_end_offset)
+        self.applied = applied
+        return tuple(e for e in effects if type(e).__name__ != "ClearApplied")
+
+    return cut
 
 
 def own_horizon(original: Any) -> Any:
@@ -100,10 +121,23 @@ plant(
     (f"{CORE}._counts", always(True)),
 )  # fmt: skip
 plant(
+    "joins-at-any-generation", STAGE, 7, "resurrection generation-differs value-lost",
+    "who joins has applied what was published last (15)",
+    (f"{LEADER}._may_join", by_eligibility),
+    forsakes=True,
+)  # fmt: skip
+plant(
     "rest-dropped", STAGE, 2, "survivor-missing value-lost isr-holds kill-lost committed-lost "
     "crash liveness invariants",
     "a segment that is split keeps what is beyond the manifest's end (18)",
     (f"{FOLLOW}._Follower._copy_rest", rest_dropped),
+)  # fmt: skip
+plant(
+    "mark-outlives-cut", STAGE, 9, "resurrection generation-differs value-lost survivor-missing "
+    "liveness invariants crash",
+    "a cut below the applied end clears the mark (19)",
+    (f"{CORE}._cut", cleared_not),
+    unclean=True,
 )  # fmt: skip
 plant(
     "own-horizon", STAGE, 1, "generation-differs liveness",

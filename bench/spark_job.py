@@ -1,6 +1,6 @@
 """One Spark session that reads and writes what ``spark.py`` tells it, and prints what that took.
 
-Runs under any PySpark from 4.0 on, with or without kept; uses nothing else.
+Runs under any PySpark from 4.0 on, for the connector without kept.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ def main() -> None:
         builder = builder.config("spark.jars", spec["jars"])
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    if spec["format"] == "kept":
+        from kept.pipeline.session import register
+
+        register(spark)  # an editable install is not found by name
 
     def load(topic: str, schema: str | None = None) -> DataFrame:
         reader = spark.read.format(spec["format"])

@@ -141,8 +141,7 @@ def table(
 @spark.command(
     epilog=examples(
         "kept spark analyze users --report users.html --out /data/users-analysis",
-        "kept spark analyze users --config kept.compaction.strategy=latest-n "
-        "--config kept.compaction.latest.n=3",
+        "kept spark analyze users --config kept.compaction.strategy=latest-n",
     )
 )
 @topic_argument
@@ -318,8 +317,7 @@ def restore(
 @spark.command(
     epilog=examples(
         "kept spark compact /data/users-2026-11-21 /data/users-compacted",
-        "kept spark compact /data/users /data/users-3 --config kept.compaction.strategy=latest-n "
-        "--config kept.compaction.latest.n=3",
+        "kept spark compact /data/users /data/last --config kept.compaction.strategy=latest-n",
     )
 )
 @click.argument("directory")

@@ -179,7 +179,7 @@ class World:
             hosting=SimpleNamespace(
                 by_id={TOPIC: SimpleNamespace(partitions=hosted)}, leader_quota=ReplicationQuota()
             ),
-            metrics=SimpleNamespace(fetched=lambda _: None, request=lambda *_: None),
+            metrics=SimpleNamespace(fetched=lambda *_, **__: None, request=lambda *_: None),
             serve_until=math.inf,
         )
         ids = iter(range(1, 1 << 20))

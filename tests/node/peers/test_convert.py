@@ -78,6 +78,8 @@ CALL_VALUES = [
     calls.ChangeVotersRequest(True, 4, None, "host", 10092),
     calls.ChangeVotersRequest(False, 4, ID),
     calls.ChangeVotersReply(12),
+    calls.AskRequest("GET", "/api/v1/topics", '{"segments": "true"}', "{}"),
+    calls.AskReply(200, b'{"topics": []}'),
     manifests.PullManifestsRequest(3, 5, (
         manifests.ManifestPull(ID, 4, 2, 9, NAME, None, True, 6000, (NAME,)),
         manifests.ManifestPull(ID, 0, 2, 1, None, NAME, False, 0, ()),

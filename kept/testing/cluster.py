@@ -30,6 +30,8 @@ START_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 60.0
 CLOSE_DEADLINE_S: Final = 5.0
 """How long nodes of a cluster that is closed may take to stop cleanly, before they are killed."""
+HEARD_S: Final = 10.0
+"""How long a new topic may take to be known to a node, and a node to answer that it is."""
 PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.005
 _TAIL_LINES: Final = 30
@@ -162,7 +164,8 @@ class Cluster:
         replication_factor: int = -1,
         config: Mapping[str, str] | None = None,
     ) -> str:
-        """Create a topic under a fresh name, which is returned once its partitions are led.
+        """Create a topic under a fresh name, which is returned once its partitions are led, and
+        known to every node that answers.
 
         Without a replication factor it has three replicas where there are three nodes or more.
         """
@@ -175,7 +178,30 @@ class Cluster:
                 config=dict(config or {}),
             )
             client.bounds(name)  # asks the leaders, until they know that they lead
+        if len(self._nodes) > 1:
+            for node in self._nodes:
+                if node.running:
+                    self._await_known(node, name)
         return name
+
+    def _await_known(self, node: _Node, topic: str) -> None:
+        """Until a node has heard of a topic, or does not answer: it may stand still, or be cut off
+        by whoever tests that.
+        """
+        from kept.client.blocking import Client
+
+        end = time.monotonic() + HEARD_S
+        with Client(f"{node.host}:{node.port}", timeout_ms=int(HEARD_S * 1000)) as client:
+            try:
+                while not self._knows(client, topic) and time.monotonic() < end:
+                    time.sleep(_POLL_S)
+            except KeptError:
+                return
+
+    @staticmethod
+    def _knows(client: Client, topic: str) -> bool:
+        found = client.metadata([topic]).topics.get(topic)
+        return found is not None and not found.error_code and bool(found.partitions)
 
     # Files.
 

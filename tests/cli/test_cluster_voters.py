@@ -11,6 +11,8 @@ import pytest
 from kept.testing import Cluster
 from tests.cli.conftest import Kept
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def three() -> Iterator[Cluster]:

@@ -51,6 +51,7 @@ def test_a_stalled_node_is_replaced_and_comes_back(kept_cluster, which, settings
     assert nodes.false_fences() == []
 
 
+@pytest.mark.slow
 def test_a_leader_without_followers_acknowledges_nothing(kept_cluster):
     """It dies with records that it alone has; the others have never heard of them."""
     cluster = kept_cluster(nodes=3)

@@ -9,6 +9,8 @@ import pytest
 
 from kept.client.blocking import Client
 
+pytestmark = pytest.mark.slow
+
 NOT_LEADER_OR_FOLLOWER = 6
 
 

@@ -114,7 +114,10 @@ def host_is_known(node: Node, host: str) -> bool:
 
     Addresses are safe from DNS rebinding, which needs a name that the attacker owns.
     """
-    name = (urlsplit(f"//{host}").hostname or "").lower()
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:  # a bracket without its other half
+        return False
     try:
         ip_address(name)
     except ValueError:
@@ -257,8 +260,8 @@ class HttpConnection(asyncio.Protocol):
     def _parse(self, request: h11.Request) -> HttpRequest:
         """Raises InvalidRequest."""
         method = request.method.decode("ascii")
-        target = urlsplit(request.target.decode("latin-1"))
         try:
+            target = urlsplit(request.target.decode("latin-1"))
             query = dict(
                 parse_qsl(
                     target.query,
@@ -296,7 +299,7 @@ class HttpConnection(asyncio.Protocol):
         origin = headers.get("origin")
         if origin is None and "sec-fetch-site" not in headers:
             return
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise InvalidRequest(f"requests of {origin}'s pages are refused")
         if not self._node.config.console_actions:
             raise InvalidRequest(
@@ -328,7 +331,7 @@ class HttpConnection(asyncio.Protocol):
                 self._send(h11.Data(data=body))
         else:
             self._send(self._head(response, None))
-            if response.endless:
+            if response.endless and not head_only:
                 self._endless = True
                 self._transport.resume_reading()
             async for chunk in response.chunks:

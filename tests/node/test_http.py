@@ -156,6 +156,48 @@ def test_pages_of_other_sites_are_refused(lone):
 
 
 @pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        ("//[", ""),
+        ("http://[::1/api/v1/cluster", ""),
+        ("/api/v1/cluster?a=%ff", ""),
+        ("/%ff", ""),
+        ("/api/v1/cluster", "Host: [::1\r\n"),
+    ],
+)
+def test_addresses_that_are_none(lone, target, more):
+    """They are the client's fault, and no bug of ours."""
+    head = more or "Host: localhost\r\n"
+    status, _ = failure(lone.http(f"GET {target} HTTP/1.1\r\n{head}\r\n"))
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    "origin", ["null", "http://[", "http://evil.example.org", "https://localhost@evil", "localhost"]
+)
+def test_pages_from_elsewhere_change_nothing(lone_node, origin):
+    lone = lone_node(kept_console_actions="true")
+    status, message = failure(post(lone, Origin=origin))
+    assert status == 400 and "pages are refused" in message
+    status, message = failure(post(lone, body='{"topic": "no"}', Origin="http://localhost"))
+    assert status == 404
+
+
+def test_a_connection_goes_on_after_the_head_of_a_stream(lone):
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(b"HEAD /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(GET.format("/healthz").encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    assert b" 200 " in lone.run(ask())
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ("{", "the body is not JSON"),
@@ -187,6 +229,9 @@ def test_wrong_bodies(lone, body, message):
         ("evil.example.org", False),
         ("", False),
         ("localhost.evil.example.org", False),
+        ("localhost@evil.example.org", False),
+        ("[::1", False),
+        ("]", False),
     ],
 )
 def test_hosts(lone_node, host, known):

@@ -61,8 +61,7 @@ def adopt(
     """
     if set(config.process_roles) != {"broker", "controller"}:
         raise ConfigurationError(
-            "--adopt: process.roles must be broker,controller: nodes of Apache Kafka that were "
-            "only one of them are not adopted yet"
+            f"--adopt: process.roles is {','.join(config.process_roles)}. {directories.ONE_ROLE}"
         )
     owners = {path: directories.owner(disk, path) for path in config.log_dirs}
     nobodys = [path for path, whose in owners.items() if whose is Owner.NOBODY]

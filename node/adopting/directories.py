@@ -26,6 +26,14 @@ SAID_AT_ONCE: Final = 20
 """Reasons that one refusal names; the others are counted."""
 
 
+ONE_ROLE: Final = (
+    "Adopted are clusters whose nodes were both broker and controller (process.roles="
+    "broker,controller). Records of others are copied: kept consume TOPIC --from-beginning --json "
+    "--bootstrap KAFKA | kept produce TOPIC --json (docs/operations.md, Coming from Apache Kafka)"
+)
+"""What to do where the roles are nodes of their own."""
+
+
 class Owner(Enum):
     """Whose a directory is."""
 
@@ -86,12 +94,17 @@ def read(disk: Disk, path: str, node_id: int) -> Found:
             f"{name}: directory.id: {error}: start Apache Kafka 4.x once, which writes one"
         ) from error
     epoch = checkpoints.read_clean_shutdown(disk, f"{path}/{layout.CLEAN_SHUTDOWN}")
+    logs = dict(_logs(disk, path))
+    if epoch is None and not logs and disk.exists(f"{path}/{layout.METADATA_LOG}"):
+        raise DirectoryRefused(
+            f"{path} holds metadata and no partition's log: node {node_id} was a controller only. "
+            + ONE_ROLE
+        )
     if epoch is None:
         raise DirectoryRefused(
             f"{path} was not stopped cleanly ({layout.CLEAN_SHUTDOWN} is missing): start Apache "
             "Kafka once more, and stop it with TERM"
         )
-    logs = dict(_logs(disk, path))
     return Found(path, found.get("cluster.id", ""), directory_id, epoch, logs)
 
 

@@ -202,10 +202,21 @@ def test_an_empty_directory_is_not_begun_anew(tmp_path: Path) -> None:
         adopt(fixtures.config(tmp_path / "wrong"), Disk())
 
 
-def test_a_node_that_was_a_broker_only(kafka: Path) -> None:
-    config = fixtures.config(kafka, 5, process_roles="broker")
-    with pytest.raises(ConfigurationError, match=r"process\.roles must be broker,controller"):
+@pytest.mark.parametrize(("role", "node_id"), [("broker", 5), ("controller", 0)])
+def test_nodes_of_one_role_are_told_the_other_way(kafka: Path, role: str, node_id: int) -> None:
+    config = fixtures.config(kafka, node_id, process_roles=role)
+    with pytest.raises(ConfigurationError, match=rf"roles is {role}\. .*kept consume TOPIC"):
         adopt(config, Disk())
+
+
+def test_the_directory_of_a_controller_is_known(kafka: Path) -> None:
+    """It leaves no mark of a clean stop: that is no reason to start Kafka again."""
+    (kafka / layout.CLEAN_SHUTDOWN).unlink()
+    for log in kafka.iterdir():
+        if log.is_dir() and log.name != layout.METADATA_LOG:
+            shutil.rmtree(log)
+    with pytest.raises(DirectoryRefused, match=r"0 was a controller only\. .*kept consume TOPIC"):
+        adopt(fixtures.config(kafka), Disk())
 
 
 def test_options_of_adopt_need_it() -> None:

@@ -139,6 +139,11 @@ def test_compacting_now(kept_broker, rpc, compacted):
     (outcome,) = reply.partitions
     assert (outcome.topic, outcome.partition, outcome.done) == (compacted, 0, True)
     assert outcome.records_removed > 0 and sum(outcome.removed.values()) > 0
+    assert outcome.keys_checked > 0
+    (last,) = [rpc.call("kept.Admin/Passes", topic=compacted).last]
+    shared = {field.name for field in last.DESCRIPTOR.fields}
+    assert shared <= {field.name for field in outcome.DESCRIPTOR.fields}
+    assert all(getattr(outcome, name) == getattr(last, name) for name in shared)
     (state,) = rpc.call("kept.Admin/Compaction", topic=compacted).partitions
     assert state.generation == outcome.identity
     found = rpc.call("kept.Admin/WhyMissing", topic=compacted, offset=0)

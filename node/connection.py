@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
                 turned = True
                 self._partial_since = 0.0
                 most = room if room < RUN_FRAMES else RUN_FRAMES
-                ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES)
+                ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
                 if ones:
                     now_ms = now_ms or self.node.now_ms()
                     served = handle_run(self, ones, self._view, now_ms)

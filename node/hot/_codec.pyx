@@ -177,7 +177,8 @@ cdef Py_ssize_t _varint(
     return -1
 
 
-def parse_run(buffer, Py_ssize_t start, Py_ssize_t end, Py_ssize_t frames, Py_ssize_t size):
+def parse_run(buffer, Py_ssize_t start, Py_ssize_t end, Py_ssize_t frames, Py_ssize_t size,
+              Py_ssize_t longest):
     """See ``kept.node.hot.python.parse_run``."""
     cdef Py_buffer view
     cdef const uint8_t* p
@@ -191,7 +192,7 @@ def parse_run(buffer, Py_ssize_t start, Py_ssize_t end, Py_ssize_t frames, Py_ss
         while frames > 0 and 0 <= start < stop_at and end - start > 4:
             length = _i32(p + start)
             start += 4
-            if length < 0 or length > end - start:
+            if length < 0 or length > min(longest, end - start):
                 break
             one = _parse_one(p, start, start + length)
             if one is None:

@@ -129,17 +129,20 @@ def parse_one(buffer: bytearray | memoryview, start: int, stop: int) -> One | No
     return version, correlation_id, request.acks, request.timeout_ms, name, index, at, end
 
 
-def parse_run(buffer: bytearray, start: int, end: int, frames: int, size: int) -> list[One]:
+def parse_run(  # noqa: PLR0917
+    buffer: bytearray, start: int, end: int, frames: int, size: int, longest: int
+) -> list[One]:
     """Whole frames from ``buffer[start:end]`` on that :func:`parse_one` reads, one after another.
 
-    At most ``frames``, and none after ``size`` bytes; the first of another kind ends the run.
+    At most ``frames``, none longer than ``longest`` bytes, and none after ``size`` bytes; the first
+    of another kind ends the run.
     """
     found: list[One] = []
     stop_at = start + size
     while len(found) < frames and start < stop_at and end - start > _SIZE_BYTES:
         (length,) = _I(buffer, start)
         start += _SIZE_BYTES
-        if length < 0 or length > end - start:
+        if not 0 <= length <= min(longest, end - start):
             break
         one = parse_one(buffer, start, start + length)
         if one is None:

@@ -168,7 +168,8 @@ def whole_request(version, client=b"me", key=0, **fields):
 def one_of(kernel, buffer, start, stop):
     """The request in ``buffer[start:stop]``, as the first and last frame of a run."""
     size = stop - start
-    found = kernel.parse_run(struct.pack(">i", size) + bytes(buffer[start:stop]), 0, size + 4, 9, 1)
+    frame = struct.pack(">i", size) + bytes(buffer[start:stop])
+    found = kernel.parse_run(frame, 0, size + 4, 9, 1, size)
     if not found:
         return None
     ((*numbers, begin, end),) = found
@@ -244,17 +245,21 @@ def test_a_run_of_frames_ends_with_the_first_of_another_kind(kernel, version):
     plain = framed(whole_request(version))
     n = len(plain)
     data = b"xy" + plain * 3
-    found = kernel.parse_run(data, 2, len(data), 9, 1 << 20)
+    found = kernel.parse_run(data, 2, len(data), 9, 1 << 20, n)
     assert [codec.frame_end(one) for one in found] == [2 + n, 2 + 2 * n, 2 + 3 * n]
     assert {data[one[6] : one[7]] for one in found} == {PLAIN}
 
-    def count(data, frames=9, size=1 << 20, end=None):
-        return len(kernel.parse_run(data, 0, len(data) if end is None else end, frames, size))
+    def count(data, frames=9, size=1 << 20, end=None, longest=n):
+        end = len(data) if end is None else end
+        return len(kernel.parse_run(data, 0, end, frames, size, longest))
 
     several = plain * 4
     assert [count(several, frames) for frames in (0, 1, 3, 9)] == [0, 1, 3, 4]
     assert [count(several, size=size) for size in (0, 1, n, n + 1)] == [0, 1, 1, 2]
     assert [count(several, end=end) for end in (0, 3, n - 1, n, 2 * n + 5)] == [0, 0, 0, 1, 2]
+    larger = framed(whole_request(version, client=b"longer"))
+    for longest, frames in ((len(larger) - 4, 3), (len(larger) - 5, 1)):
+        assert count(plain + larger + plain, longest=longest) == frames
     other = framed(whole_request(version, acks=0))
     assert count(plain * 2 + other + plain) == 2
     for size in (-1, 0, 2**31 - 1):

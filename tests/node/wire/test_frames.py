@@ -100,6 +100,24 @@ def test_frames_above_the_limit_are_refused(kept_cluster, connect):
     alive(connect, cluster)
 
 
+def test_frames_above_the_limit_are_refused_behind_another_request(kept_cluster, connect, tools):
+    """Both come whole in one reading: the size of the second counts all the same."""
+    cluster = kept_cluster(socket_request_max_bytes=10_000)
+    topic = cluster.create_topic()
+    wire = connect(cluster.port())
+    assert wire.produce(topic, tools.batch()).error_code == 0
+
+    def framed(size):
+        return protocol.encode_request(
+            0, 9, size, "me", tools.produce_values(topic, tools.batch(size=size))
+        )
+
+    wire.raw(framed(10) + framed(10_000))
+    assert wire.receive(0, 9)[0] == 10
+    assert wire.is_closed()
+    assert connect(cluster.port()).end_offset(topic) == 2
+
+
 def test_a_request_may_come_byte_by_byte(kept_broker, connect):
     wire = connect(kept_broker.port())
     frame = protocol.encode_request(3, 12, 5, "slow", {"topics": None})

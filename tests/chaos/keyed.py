@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any, Final
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
+
+from tests.tools.at_rest import records_at_rest
 
 PATIENCE_S: Final = 120
 KEYS: Final = 40
@@ -75,7 +75,7 @@ class KeyedLoad:
         assert not self.failed, self.failed[:5]
         table: dict[str, int | None] = {}
         newest: dict[str, int] = {}
-        for message in self._everything():
+        for message in records_at_rest(self._bootstrap, self.topic, PARTITIONS):
             key = message.key().decode()
             version = None if message.value() is None else int(message.value())
             table[key] = version
@@ -88,28 +88,3 @@ class KeyedLoad:
         assert not back, f"deleted keys came back: {[(key, alive[key]) for key in back]}"
         wrong = {k: (alive.get(k), v) for k, v in expected.items() if alive.get(k) != v}
         assert not wrong, f"(found, sent last): {wrong}"
-
-    def _everything(self) -> Iterator[Any]:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._bootstrap,
-                "group.id": "keyed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "enable.partition.eof": True,
-                "log_level": 0,
-            }
-        )
-        consumer.assign([TopicPartition(self.topic, number, 0) for number in range(PARTITIONS)])
-        ended: set[int] = set()
-        deadline = time.monotonic() + PATIENCE_S
-        try:
-            while len(ended) < PARTITIONS:
-                assert time.monotonic() < deadline, f"ends seen of {sorted(ended)} only"
-                for message in consumer.consume(1000, 0.2):
-                    if message.error() is None:
-                        yield message
-                    elif message.error().name() == "_PARTITION_EOF":
-                        ended.add(message.partition())
-        finally:
-            consumer.close()

@@ -7,13 +7,13 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from tests.soak.table import KEPT, PREFIXES, Key, Read, strategy_of, wrong
+from tests.tools.at_rest import records_at_rest
 
 PARTITIONS: Final = 2
 KEYS: Final = 400
@@ -161,7 +161,7 @@ class Writer:
         assert self.acknowledged == self.sent
         seen: dict[str, list[Read]] = {}
         count = 0
-        for message in everything(self._bootstrap, self.kind.name):
+        for message in records_at_rest(self._bootstrap, self.kind.name, PARTITIONS):
             count += 1
             name, value = message.key().decode(), message.value()
             number = None
@@ -184,30 +184,3 @@ class Writer:
 def place(name: str) -> int:
     """Partition of a key."""
     return zlib.crc32(name.encode()) % PARTITIONS
-
-
-def everything(bootstrap: str, topic: str) -> Iterator[Any]:
-    """All records of a topic at rest."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "soak",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    ended: set[int] = set()
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        while len(ended) < PARTITIONS:
-            assert time.monotonic() < deadline, f"{topic}: ends seen of {sorted(ended)} only"
-            for message in consumer.consume(1000, 0.2):
-                if message.error() is None:
-                    yield message
-                elif message.error().name() == "_PARTITION_EOF":
-                    ended.add(message.partition())
-    finally:
-        consumer.close()

@@ -3,8 +3,10 @@
 It waits for a controller, and then to be registered. It does not where every other node of
 ``controller.quorum.voters`` refuses it (another cluster's directories, an id that is used twice,
 lists that disagree): nothing but a change of its settings or of its disk will help. One that
-refuses is not enough, for that may be the one that is wrong. A broker that is not registered
-within ``initial.broker.registration.timeout.ms`` ends, as in Kafka: whoever watches it should know.
+refuses is not enough, for that may be the one that is wrong; but it is where the node id is taken:
+whoever says so has a stream to the other process and has just seen it answer. (A predecessor that
+died or hangs answers nothing, so no restart is refused.) A broker that is not registered within
+``initial.broker.registration.timeout.ms`` ends, as in Kafka: whoever watches it should know.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from kept.node.peers.identity import taken
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.2
 REFUSED_S: Final = 3.0
-"""All others must refuse for so long: nodes that start at the same time change their minds."""
+"""They must refuse for so long: nodes that start at the same time change their minds."""
 
 
 class Joining:
@@ -33,6 +36,7 @@ class Joining:
         self._others = {voter.node_id for voter in config.controller_quorum_voters}
         self._others.discard(node.node_id)
         self._began = node.loop.time()
+        self._taken = taken(node.node_id)
         self._refused_since: float | None = None
 
     async def until(self, event: asyncio.Event) -> None:
@@ -50,11 +54,15 @@ class Joining:
     def _look(self) -> None:
         now = self._node.loop.time()
         refusals = self._peers.refusals
-        if not self._others or not self._others <= refusals.keys():
+        is_taken = self._taken in refusals.values()
+        by_all = bool(self._others) and self._others <= refusals.keys()
+        if not (is_taken or by_all):
             self._refused_since = None
         elif self._refused_since is None:
             self._refused_since = now
         elif now - self._refused_since > REFUSED_S:
+            if is_taken:
+                raise ConfigurationError(self._taken)
             raise ConfigurationError(
                 "all other nodes of controller.quorum.voters refuse this one: " + self._told
             )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client import protocol
 from kept.client.failures import failure
 from kept.cluster.brokers import Registration
-from kept.node import api, asking, config_listeners, known_directories
+from kept.node import api, asking, config_listeners, known_directories, voter_list
 from kept.node.brokering import Brokering
 from kept.node.controlling import Controlling
 from kept.node.departures import Departures
@@ -116,20 +116,9 @@ class Membership:
         node = self._node
         path = node.config.metadata_log_dir
         known_directories.remember_cluster(node.disk, path, node.node_id, found)
-        self._compare_voters()
+        vote = {voter.node_id for voter in member.voters}
+        await voter_list.compare(self.peers, found, node.config.controller_quorum_voters, vote)
         return found
-
-    def _compare_voters(self) -> None:
-        """After the first start the log's voters count; a list that says otherwise is told."""
-        listed = {voter.node_id for voter in self._node.config.controller_quorum_voters}
-        vote = {voter.node_id for voter in self._node.metadata.member.voters}
-        if listed != vote:
-            log.warning(
-                "controller.quorum.voters is not who votes: correct it, the cluster's own list "
-                "counts",
-                listed=",".join(map(str, sorted(listed))),
-                voters=",".join(map(str, sorted(vote))),
-            )
 
     async def register(self, endpoints: tuple[Endpoint, ...], clean_epoch: int) -> None:
         """Take part as a broker; done when this node serves. Raises as :meth:`Joining.until`."""

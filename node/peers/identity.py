@@ -66,6 +66,13 @@ def refusal(own: Hello, other: Hello) -> str:
     return _voters_disagree(own, other)
 
 
+def taken(node_id: int) -> str:
+    """What a process hears whose node id belongs to another one, which answered a probe."""
+    return (
+        f"node id {node_id} belongs to another process that is alive: give this one another node.id"
+    )
+
+
 def _voters_disagree(own: Hello, other: Hello) -> str:
     if not own.voters or not other.voters:
         return ""

@@ -18,7 +18,7 @@ from kept.node.peers import convert, greeting
 from kept.node.peers.calls import HeartbeatReply, HeartbeatRequest
 from kept.node.peers.channel import Channel
 from kept.node.peers.control import Control
-from kept.node.peers.identity import Hello, refusal
+from kept.node.peers.identity import Hello, refusal, taken
 from kept.node.peers.server import Server
 from kept.node.peers.splice import splice
 from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
@@ -73,6 +73,9 @@ class Peers:
         self._addresses = addresses
         self._told: dict[int, Address] = {}
         """Where nodes said that they are, when they came."""
+        self._heard_of: dict[int, Address] = {}
+        """Where nodes with a metadata log said that its voters are: a list of settings need not
+        name the voter that leads."""
         self.voters = voters
         self.has_log = has_log
         self.directory_id = directory_id
@@ -151,11 +154,11 @@ class Peers:
 
     def addresses(self, node_id: int) -> tuple[Address, ...]:
         """Where a node may be, the likeliest first: as it said itself when it came last, then as
-        this node knows. Each once.
+        this node knows, then as others say. Each once.
         """
-        told = self._told.get(node_id)
         known = self._addresses(node_id)
-        return tuple(dict.fromkeys(known if told is None else (told, *known)))
+        places = (self._told.get(node_id), *known, self._heard_of.get(node_id))
+        return tuple(dict.fromkeys(place for place in places if place is not None))
 
     # What the node does with its peers.
 
@@ -200,17 +203,22 @@ class Peers:
 
         None: the connection is refused, so the process that was there is gone. ``"timeout"``:
         nobody knows (no answer in time, no way there, no address, or another node is there).
+        Where it is not at the likeliest address, it may be at another one: whoever said last that
+        it is this node need not have been.
         """
-        addresses = self.addresses(node_id)
-        if not addresses:
-            return TIMEOUT
-        try:
-            hello, _ = await greeting.ask(*addresses[0], self.hello(), timeout_s)
-        except greeting.ConnectionRefused:
-            return None
-        except NetworkException:
-            return TIMEOUT
-        return hello.incarnation if hello.node_id == node_id else TIMEOUT
+        found: list[UUID | Literal["timeout"] | None] = []
+        for address in self.addresses(node_id):
+            try:
+                hello, _ = await greeting.ask(*address, self.hello(), timeout_s)
+            except greeting.ConnectionRefused:
+                found.append(None)
+            except NetworkException:
+                found.append(TIMEOUT)
+            else:
+                if hello.node_id == node_id:
+                    return hello.incarnation
+                found.append(TIMEOUT)
+        return found[0] if found else TIMEOUT
 
     async def ask(self, host: str, port: int, timeout_s: float = PROBE_S) -> Hello:
         """The Hello of whoever serves an address: its cluster, voters, and whether it has a log.
@@ -271,10 +279,7 @@ class Peers:
             return ""
         if await self.probe(other.node_id) not in rivals:
             return ""
-        return (
-            f"node id {other.node_id} belongs to another process that is alive: give this one "
-            "another node.id"
-        )
+        return taken(other.node_id)
 
     def was_refused(self, node_id: int, why: str) -> None:
         """A peer and this node refuse each other; said once."""
@@ -289,6 +294,8 @@ class Peers:
         self._seen.add(hello.node_id)
         if hello.host:
             self._told[hello.node_id] = hello.host, hello.port
+        if hello.has_log:
+            self._heard_of.update({v.node_id: (v.host, v.port) for v in hello.voters if v.host})
         self.refusals.pop(hello.node_id, None)
         channel = self._channels.get(hello.node_id)
         if channel is not None and not channel.connected:
@@ -310,6 +317,7 @@ class Peers:
 
     def found_dead(self, node_id: int) -> None:
         """Nobody listens at a node's address any more."""
+        self.refusals.pop(node_id, None)
         if self._running and node_id in self._seen:
             self._seen.discard(node_id)
             self.on_peer_down(node_id)

@@ -10,6 +10,7 @@ import pytest
 
 from kept.node.config_listeners import Voter
 from kept.node.joining import LOOK_S, REFUSED_S, Joining
+from kept.node.peers.identity import taken
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
 
@@ -69,6 +70,20 @@ def test_one_that_refuses_may_be_the_one_that_is_wrong():
     start.look(REFUSED_S / 2)
     start.refusals[1] = "another cluster"
     start.look(REFUSED_S)
+
+
+def test_a_node_id_that_is_taken_is_told_by_whoever_knows():
+    start = Start()
+    start.refusals[2] = taken(1)
+    start.look(10 * REFUSED_S)  # of another node's id
+    start.refusals[2] = taken(0)
+    start.look(REFUSED_S)
+    del start.refusals[2]  # the process before this one has ended
+    start.look(2 * LOOK_S)
+    start.refusals[2] = taken(0)
+    start.look(REFUSED_S)
+    with pytest.raises(ConfigurationError, match="node id 0 belongs to another process"):
+        start.look(2 * LOOK_S)
 
 
 def test_a_broker_that_is_not_registered_in_time_ends():

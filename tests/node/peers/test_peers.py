@@ -526,6 +526,43 @@ def test_probes_of_nobody(play):
     play(scene)
 
 
+def test_who_said_wrongly_that_it_is_a_node_does_not_make_it_dead(play):
+    async def scene(net):
+        one, two = await net.node(1), await net.node(2)
+        liar = await net.node(2, known=False, own_address=("127.0.0.1", free_port()))
+        liar.peers.send(append(2, 1, 1))
+        await one.messages.get()
+        await liar.die()
+        assert one.peers.addresses(2)[0] == liar.peers.own_address, "nobody is there"
+        assert await one.peers.probe(2) == two.peers.incarnation
+        await two.die()
+        assert await one.peers.probe(2) is None
+
+    play(scene)
+
+
+def test_voters_are_found_where_a_node_with_a_log_says(play):
+    async def scene(net):
+        three = await net.node(3, known=False)
+        voters = (Voter(2, "two", 1), Voter(3, "127.0.0.1", three.port))
+        two = await net.node(2, voters=voters)
+        one = await net.node(1)
+        one.peers.send(append(1, 2, 1))
+        await two.messages.get()
+        assert one.peers.addresses(3) == (), "without a log it is but its settings"
+        await two.die()
+        two = await net.node(2, at=two.port, voters=voters, has_log=True)
+        await until(lambda: not one.peers.is_connected(2))
+        while not one.peers.is_connected(2):
+            one.peers.send(append(1, 2, 1))
+            await asyncio.sleep(0.005)
+        assert one.peers.addresses(3) == (("127.0.0.1", three.port),)
+        one.peers.send(append(1, 3, 1))
+        await three.messages.get()
+
+    play(scene)
+
+
 def test_ask_tells_who_serves_an_address(play):
     async def scene(net):
         disk = uuid.uuid4()

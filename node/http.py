@@ -311,6 +311,7 @@ class HttpConnection(asyncio.Protocol):
             return {}
         try:
             value = json.loads(self._body)
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the body is not JSON: {error}") from error
         if not isinstance(value, dict):

@@ -202,6 +202,8 @@ def test_a_connection_goes_on_after_the_head_of_a_stream(lone):
     [
         ("{", "the body is not JSON"),
         ("[1]", "the body is not a JSON object"),
+        ('{"topic": "\\ud800"}', "the body is not JSON"),
+        ('{"\\udfff": 1}', "the body is not JSON"),
         ("[" * 100_000, "the body is not JSON"),
         ('{"topic": 3}', "topic is missing"),
         ('{"topic": "t", "partition": true}', "partition must be a number"),

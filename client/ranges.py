@@ -42,6 +42,10 @@ class RangeReader:
     ``timeout_ms`` is for each step, a new leader's election included. ``topic_id`` None takes
     whichever topic has the name at the first fetch. ``node`` reads from the replica there (KIP-392)
     instead of from the leader.
+
+    ``until_caught_up`` moves ``end`` on to wherever the log ends while it is read, so that the
+    reader stops when an answer has brought all there was. Without that, a log that is compacted
+    meanwhile loses keys: their records before ``end`` are removed for newer ones after it.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class RangeReader:
         fail_on_data_loss: bool = True,
         topic_id: uuid.UUID | None = None,
         node: int | None = None,
+        until_caught_up: bool = False,
     ) -> None:
         self.client, self.tp = client, tp
         self.position, self.end = start, end
@@ -64,6 +69,7 @@ class RangeReader:
         self._limits, self._timeout_ms = limits, timeout_ms
         self._fail = fail_on_data_loss
         self._node = node
+        self._until_caught_up = until_caught_up
 
     def chunks(self) -> Iterator[Chunk]:
         """What the leader sends. Whoever takes a chunk moves ``position`` past what it has read."""
@@ -75,9 +81,13 @@ class RangeReader:
             if not fetched.records:
                 self._nothing_came(fetched, since)
                 continue
+            committed = self._limits.isolation is IsolationLevel.READ_COMMITTED
             hidden: Collection[int] = ()
-            if self._limits.isolation is IsolationLevel.READ_COMMITTED:
+            if committed:
                 hidden = aborted_batches(fetched.records, fetched.aborted)
+            if self._until_caught_up:
+                last = fetched.last_stable_offset if committed else fetched.high_watermark
+                self.end = max(self.end, last)
             before = self.position
             yield Chunk(fetched.records, hidden)
             if self.position <= before:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import Strategy, rules
@@ -51,12 +51,12 @@ class Export:
 
 
 def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export:
-    """Write all of a topic, as it ends now, to a new directory."""
+    """Write all of a topic to a new directory, each partition until it has caught up."""
     register(spark)
     store = _new(spark, path)
     with connect(bootstrap) as client:
         bounds = bounds_of(client, topic)
-    _write(records(spark, bootstrap, bounds), store)
+    _write(records(spark, bootstrap, bounds, until_caught_up=True), store)
     return _finish(spark, store, bounds)
 
 
@@ -189,12 +189,17 @@ def _finish(
     bounds: Bounds,
     compacted_to: Mapping[int, int] | None = None,
 ) -> Export:
-    """Count what was written, and say that the export is whole."""
+    """Count what was written, and say that the export is whole, and up to where."""
+    from pyspark.sql import functions as f
+
+    rows = _rows(spark, store).groupBy("partition")
+    counted = rows.agg(f.count("*"), f.max("offset"))
+    there = {partition: (count, last + 1) for partition, count, last in counted.collect()}
+    ends = {p: max(end, there.get(p, (0, 0))[1]) for p, end in bounds.ends.items()}
     made = Export(
-        store.path, bounds.topic, bounds.topic_id, bounds.starts, bounds.ends, bounds.config,
-        time.time_ns() // 1_000_000, 0, compacted_to,
+        store.path, bounds.topic, bounds.topic_id, bounds.starts, ends, bounds.config,
+        time.time_ns() // 1_000_000, sum(count for count, _ in there.values()), compacted_to,
     )  # fmt: skip
-    made = replace(made, records=_rows(spark, store).count())
     said: dict[str, Any] = {"format": FORMAT, **asdict(made)}
     del said["path"]
     store.replace(STATE, json.dumps(said))

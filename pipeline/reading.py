@@ -52,9 +52,15 @@ def client_for(connection: Connection) -> Client:
 
 
 def read_range(
-    one: Range, options: ReadOptions, schema: pa.Schema, min_timestamp: int = MIN_INT64
+    one: Range,
+    options: ReadOptions,
+    schema: pa.Schema,
+    min_timestamp: int = MIN_INT64,
+    *,
+    until_caught_up: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range with the columns of ``schema``.
+    """The rows of a range with the columns of ``schema``; ``until_caught_up`` goes on to the end of
+    the log as it is then.
 
     Raises OffsetsLost for what is no longer there (``failOnDataLoss``); damage names partition and
     offset.
@@ -75,15 +81,16 @@ def read_range(
         fail_on_data_loss=options.fail_on_data_loss,
         topic_id=None if one.topic_id is None else uuid.UUID(one.topic_id),
         node=options.replica,
+        until_caught_up=until_caught_up,
     )
     batches = ArrowBatches(schema, one.topic, one.partition)
     wanted = wanted_fields(schema.names)
     for records, hidden in reader.chunks():
         position = 0
-        while position < len(records) and reader.position < one.end:
+        while position < len(records) and reader.position < reader.end:
             try:
                 block = read_block(
-                    records, position, reader.position, one.end, wanted,
+                    records, position, reader.position, reader.end, wanted,
                     hidden=hidden, min_timestamp=min_timestamp,
                     max_rows=BLOCK_ROWS, max_bytes=BLOCK_BYTES,
                 )  # fmt: skip

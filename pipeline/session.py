@@ -1,7 +1,9 @@
 """What every job starts with: a session, the records of a topic, offsets that stand still.
 
 A job notes once where each partition begins and ends and reads that, so that its parts agree with
-each other while the topic goes on.
+each other while the topic goes on. Where every key has to be there, that is not enough: what is
+superseded after the noted end may be compacted away before it is read. Such a job reads on until it
+has caught up. Transactions: only what is committed is read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
 from kept.pipeline.options import BadOption, Subscribe
-from kept.storage.types import TopicPartition
+from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +56,7 @@ def bounds_of(client: Client, topic: str) -> Bounds:
     """Where the topic stands now. Raises UnknownTopicOrPartition, with the nearest name."""
     tps = offsets.find_partitions(client, Subscribe((topic,)))
     starts = offsets.all_at(client, tps, EARLIEST)
-    ends = offsets.all_at(client, tps, LATEST)
+    ends = offsets.all_at(client, tps, LATEST, IsolationLevel.READ_COMMITTED)
     config = {
         entry.name: entry.value
         for entry in client.topic_configs([topic])[topic]
@@ -118,27 +120,44 @@ def records(
     *,
     columns: str | None = None,
     replica: int | None = None,
+    until_caught_up: bool = False,
 ) -> DataFrame:
-    """The records within these bounds, with headers; ``columns`` as a schema leaves some out."""
-    reader = spark.read.format("kept").option("bootstrap", bootstrap)
+    """The records within these bounds, with headers; ``columns`` as a schema leaves some out.
+
+    ``until_caught_up`` goes on after their ends to where the log ends when it is read.
+    """
     partitions = [p for p, end in bounds.ends.items() if end > bounds.starts[p]]
     if not partitions:  # nothing to read is read as nothing
         partitions = list(bounds.ends)[:1]
     named = {str(p): bounds.starts[p] for p in partitions}
     reader = (
-        reader.option("assign", json.dumps({bounds.topic: partitions}))
+        _reader(spark, bootstrap)
+        .option("assign", json.dumps({bounds.topic: partitions}))
         .option("startingOffsets", json.dumps({bounds.topic: named}))
-        .option(
-            "endingOffsets",
-            json.dumps({bounds.topic: {str(p): bounds.ends[p] for p in partitions}}),
-        )
-        .option("includeHeaders", "true")
     )
+    if until_caught_up:
+        reader = reader.option("untilCaughtUp", "true")
+    else:
+        ends = {str(p): bounds.ends[p] for p in partitions}
+        reader = reader.option("endingOffsets", json.dumps({bounds.topic: ends}))
     if replica is not None:
         reader = reader.option("replica", str(replica))
     if columns is not None:
         reader = reader.schema(columns)
     return reader.load()
+
+
+def current_records(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+    """All records of a topic, with headers: those that are there whenever the frame is used."""
+    reader = _reader(spark, bootstrap).option("subscribe", topic)
+    return reader.option("untilCaughtUp", "true").load()
+
+
+def _reader(spark: SparkSession, bootstrap: str) -> Any:
+    return (
+        spark.read.format("kept").option("bootstrap", bootstrap)
+        .option("includeHeaders", "true").option("kafka.isolation.level", "read_committed")
+    )  # fmt: skip
 
 
 def check_partitions(given: Mapping[int, int], bounds: Bounds, what: str) -> None:

@@ -14,7 +14,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kept.pipeline.columns import check_schema, schema_text
 from kept.pipeline.options import BadOption, ReadOptions, parse_read, parse_write
-from kept.pipeline.planning import MIN_INT64, Bounds, Range
+from kept.pipeline.planning import Bounds, Range
+from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,14 +128,14 @@ class KeptReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a range, in a worker."""
-        return read_partition(partition, self.options, self.schema, self.bounds.min_timestamp)
+        return read_partition(partition, self.options, self.schema, self.bounds)
 
 
 def read_partition(
     partition: InputPartition | None,
     options: ReadOptions,
     schema: StructType,
-    min_timestamp: int = MIN_INT64,
+    bounds: Bounds | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Spark runs one without a range where there is nothing to read.
 
@@ -149,4 +150,6 @@ def read_partition(
 
     known = inspect.signature(to_arrow_schema).parameters
     arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in known else {}))
-    return read_range(one, options, arrow, min_timestamp)
+    bounds = bounds or Bounds()
+    on = options.until_caught_up and bounds.end == MAX_INT64  # a filter may end it sooner
+    return read_range(one, options, arrow, bounds.min_timestamp, until_caught_up=on)

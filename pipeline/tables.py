@@ -4,6 +4,10 @@ Within a partition the newest record of a key is the one with the highest offset
 several partitions (their number was raised), the newest timestamp decides, then the higher
 partition. A tombstone removes its key.
 
+A table of now is read until each partition has caught up with its log, and again whenever the frame
+is used: so every key is there although compaction goes on. (As everywhere with Kafka, a read that
+takes longer than ``delete.retention.ms`` may miss a tombstone.)
+
 **As of** an offset or a moment the table is made of the records before it that are still there: a
 key whose record of then was superseded and compacted away is missing. It is exact as far back as
 nothing was compacted.
@@ -23,7 +27,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.pipeline import files
 from kept.pipeline.options import BadOption
-from kept.pipeline.session import Bounds, bounds_of, check_partitions, connect, records, register
+from kept.pipeline.session import (
+    Bounds,
+    bounds_of,
+    check_partitions,
+    connect,
+    current_records,
+    records,
+    register,
+)
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -74,7 +86,11 @@ def table(
     register(spark)
     with connect(bootstrap) as client:
         bounds = _as_of(client, bounds_of(client, topic), as_of_offset, as_of_ms)
-    return latest(records(spark, bootstrap, bounds)).filter("value is not null")
+    if as_of_offset is None and as_of_ms is None:
+        rows = current_records(spark, bootstrap, topic)
+    else:
+        rows = records(spark, bootstrap, bounds)
+    return latest(rows).filter("value is not null")
 
 
 def _as_of(
@@ -202,11 +218,11 @@ def _write(
     there = [int(n.rpartition("-")[2]) for n in store.names() if n.startswith("table-")]
     name = f"table-{max(there, default=0) + 1:06}"
     if before is None:
-        rows = records(spark, bootstrap, now)
+        rows = records(spark, bootstrap, now, until_caught_up=True)
     else:
         reached = _offsets(before)
         starts = {p: max(reached.get(p, first), first) for p, first in now.starts.items()}
-        new = records(spark, bootstrap, replace(now, starts=starts))
+        new = records(spark, bootstrap, replace(now, starts=starts), until_caught_up=True)
         old = spark.read.parquet(store.at(before["directory"]))
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
     latest(rows).filter("value is not null").write.parquet(store.at(name))

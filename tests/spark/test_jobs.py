@@ -84,6 +84,19 @@ def test_a_table_of_now_and_of_then(spark, client, kept_broker):
             jobs.table(spark, where, topic, **wrong)
 
 
+def test_a_table_has_every_key_however_late_it_is_used(spark, client, kept_broker, tmp_path):
+    topic = kept_broker.create_topic(config=COMPACTED)
+    history(client, topic)
+    table = jobs.table(spark, kept_broker.bootstrap, topic)
+    old = model(client, topic)
+    for key in [*old, *old]:
+        client.produce(topic, [OutRecord(key, b"newer" + b"x" * 200)])
+    compact(kept_broker, topic)
+    assert as_dict(table) == model(client, topic)
+    made = jobs.export(spark, kept_broker.bootstrap, topic, str(tmp_path / "export"))
+    assert made.ends == {0: client.bounds(topic)[0][1]}
+
+
 def test_a_table_is_refreshed_by_what_is_new(spark, client, kept_broker, tmp_path):
     topic = kept_broker.create_topic(partitions=2, config=BY_HAND)
     where, path = kept_broker.bootstrap, str(tmp_path / "table")

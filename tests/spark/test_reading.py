@@ -1,4 +1,4 @@
-"""What a worker process keeps from task to task."""
+"""What a worker does: it keeps its clients from task to task, and reads on until it caught up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from kept.client.blocking import OutRecord
 from kept.pipeline import reading
-from kept.pipeline.options import Connection
+from kept.pipeline.options import Connection, parse_read
+from kept.pipeline.planning import Range
+from kept.storage.types import IsolationLevel
 from kept.testing import Cluster
+from tests.spark.topics import COMPACTED, compact
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +42,37 @@ def test_it_stays_connected_to_a_few_clusters() -> None:
     assert list(reading._clients.values()) == made[1:]
     other = reading.client_for(Connection("h1:1", client_id="another"))
     assert other not in made
+
+
+@pytest.mark.parametrize("isolation", IsolationLevel)
+def test_no_key_is_missed_when_the_log_is_compacted_meanwhile(
+    kept_broker: Cluster, isolation: IsolationLevel
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    topic = kept_broker.create_topic(config=COMPACTED)
+    keys = [b"k%02d" % n for n in range(50)]
+    options = parse_read(
+        {"bootstrap": kept_broker.bootstrap, "subscribe": topic, "untilCaughtUp": "true",
+         "kafka.max.partition.fetch.bytes": "500", "kafka.isolation.level": isolation.name},
+        streaming=False,
+    )  # fmt: skip
+    with kept_broker.client() as client:
+
+        def write(value: bytes) -> None:
+            for key in keys:
+                client.produce(topic, [OutRecord(key, value * 50)])
+
+        write(b"old")
+        schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+        planned = Range(topic, 0, 0, client.bounds(topic)[0][1])
+        for on in (True, False):
+            found: dict[bytes, bytes] = {}
+            batches = reading.read_range(planned, options, schema, until_caught_up=on)
+            for number, batch in enumerate(batches):
+                found |= zip(*batch.to_pydict().values(), strict=True)
+                if number == 0 and on:
+                    write(b"new")
+                    write(b"last")
+                    compact(kept_broker, topic)
+            assert len(found) == len(keys) if on else len(found) < len(keys)
+            assert not on or found[keys[-1]].startswith(b"last")

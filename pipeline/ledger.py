@@ -1,29 +1,38 @@
-"""Streaming writes that are in the topic once, also when a micro-batch is repeated.
+"""Writes that are in the topic once, also when they are repeated.
 
 The target has no transactions to hold a batch together, but it takes each sequence number of an
-idempotent producer once. So every task of every micro-batch is one producer, and a repetition goes
-on as that same producer:
+idempotent producer once. So every task of every batch is one producer, and a repetition goes on as
+that same producer:
 
-1. Before its first row a task writes to the **ledger**, a compacted topic, under (query id, task):
-   the batch id, its producer id and epoch, where the target's partitions end, and the time that its
-   records get. The first such entry of a batch counts, also for another attempt of the task.
+1. Before its first row a task writes to the **ledger**, a compacted topic, under (application,
+   topic, task): the batch's version, its producer id and epoch, where the target's partitions end,
+   and the time that its records get. The first such entry of a batch counts, also for another
+   attempt of the task.
 2. A task that finds an entry of its own batch was begun before. It reads the target from where it
    ended then, finds by the producer id what was written, leaves out as much, and goes on with the
    next sequence number. Whatever an attempt that still lives sends late has a number that is taken.
-3. An entry of a later batch means that the query was set back to an older checkpoint: refused.
+3. An entry of a later batch means that this one was written long ago: refused.
+4. When a batch that was begun before has ended, its driver looks whether the earlier attempt had
+   tasks that this one has not: what those wrote is there twice, which is said.
+
+The application and the version are a stream's query and batch ids; of a batch write what its
+options ``txnAppId`` and ``txnVersion`` say. Without them a write has a name of its own, which
+covers the tasks that Spark repeats but not a repetition of the whole; its entries become tombstones
+when it has ended.
 
 What this rests on: a repeated task has **the same rows in the same order**, as Spark gives them
 where a batch is replayed from its offsets without a shuffle. Each batch of records that is left out
 is compared with what was written, by its CRC; where they differ (rows came in another order, or the
 source was compacted in between) the task fails and says so instead of writing twice or skipping
-what is new. The entry is kept by the topic's compaction for as long as the ledger is there.
+what is new. Where the target itself is compacted, a batch that is gone was written: its sequence
+number is below one that is there, and what is left of a producer always includes its last batch.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,12 +53,38 @@ SEGMENT_BYTES: Final = 1 << 20
 TIMEOUT_MS: Final = 60_000
 _KIND: Final = 0x0F
 
-_seen: dict[tuple[str, str, int], tuple[int, dict[bytes, dict[str, Any]]]] = {}
+Entry = Mapping[str, Any]
+_ENDED: Final[Entry] = {}
+"""A tombstone: the write is over."""
+
+_seen: dict[tuple[str, str, int], tuple[int, dict[bytes, Entry]]] = {}
 """(bootstrap, ledger, partition) -> how far it was read, and the entries: kept by a worker."""
 
 
 class NotTheSame(PeerError):
     """A repeated task has other rows than its first attempt, or its query went back in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is written once: the ``version``-th batch of an application into a topic.
+
+    A ``passing`` one is never repeated as a whole.
+    """
+
+    app: str
+    version: int
+    topic: str
+    passing: bool = False
+
+    def key(self, task: int) -> bytes:
+        """Of a task's entry."""
+        return f"{self.app}/{self.topic}/{task}".encode()
+
+    def task(self, key: bytes) -> int | None:
+        """The task of an entry; None when it is of something else."""
+        prefix, _, number = key.decode(errors="replace").rpartition("/")
+        return int(number) if prefix == f"{self.app}/{self.topic}" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +107,8 @@ class Begun:
     producer_id: int
     epoch: int
     at_ms: int
+    repeated: bool = False
+    compacted: bool = False
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
 
@@ -81,6 +118,8 @@ class Begun:
         if first >= done:
             return False
         there = self.written.get((partition, first))
+        if there is None and self.compacted and first + total <= done:
+            return True
         if there is None or there.last_sequence != first + total - 1:
             raise NotTheSame(f"partition {partition}: rows {first} to {first + total - 1} {_WHY}")
         ours = read_header(batch)
@@ -109,57 +148,102 @@ def create(client: Client, ledger: str) -> None:
         return
 
 
-def begin(
-    client: Client, ledger: str, topic: str, *, query: str, task: int, batch: int
-) -> Begun:  # fmt: skip
-    """Begin a task of a micro-batch, or find out how far it came. Raises NotTheSame."""
-    key = f"{query}/{task}".encode()
+def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
+    """Begin a task of a batch, or find out how far it came. Raises NotTheSame."""
+    key = batch.key(task)
     entry = _entry(client, ledger, key)
-    if entry is None or entry["batch"] < batch:
-        _announce(client, ledger, topic, key, batch)
+    if entry is None or (entry is not _ENDED and entry["batch"] < batch.version):
+        ours = _announce(client, ledger, batch, key)
         entry = _entry(client, ledger, key)
         assert entry is not None
-    if entry["batch"] > batch:
+        if entry["producer_id"] == ours:
+            return Begun(ours, entry["epoch"], entry["at_ms"])
+        _put(client, ledger, key, entry)  # another attempt was first: so that compaction knows too
+    if entry is _ENDED:
+        raise NotTheSame(f"{ledger}: the write {batch.app} to {batch.topic} has ended already")
+    if entry["batch"] > batch.version:
         raise NotTheSame(
-            f"{ledger}: query {query} has written batch {entry['batch']} of task {task} already, "
-            f"this is batch {batch}: it was set back to an older checkpoint"
+            f"{ledger}: {batch.app} has written batch {entry['batch']} of task {task} to "
+            f"{batch.topic} already, this is batch {batch.version}: it was set back to an older "
+            "checkpoint, or its txnVersion is too low"
         )
-    if entry["topic"] != topic:
-        raise NotTheSame(
-            f"{ledger}: query {query} began batch {batch} in topic {entry['topic']}, not in {topic}"
-        )
-    begun = Begun(entry["producer_id"], entry["epoch"], entry["at_ms"])
+    settings = client.topic_configs([batch.topic])[batch.topic]
+    policy = next((one.value for one in settings if one.name == "cleanup.policy"), None)
+    begun = Begun(entry["producer_id"], entry["epoch"], entry["at_ms"], repeated=True)
+    begun.compacted = "compact" in (policy or "")
     for partition, start in entry["starts"].items():
-        _find(client, TopicPartition(topic, int(partition)), int(start), begun)
+        _find(client, TopicPartition(batch.topic, int(partition)), int(start), begun)
     return begun
 
 
-def _announce(client: Client, ledger: str, topic: str, key: bytes, batch: int) -> None:
+def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
+    """A batch that was begun before has now ended, with so many tasks. Raises NotTheSame when the
+    earlier attempt had more.
+    """
+    most = _most_tasks(client, ledger, batch)
+    if most > tasks:
+        raise NotTheSame(
+            f"{batch.topic}: batch {batch.version} of {batch.app} was begun with {most} tasks or "
+            f"more and repeated with {tasks}: rows of the others may be there twice"
+        )
+
+
+def forget(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
+    """A passing batch is over: whatever comes late is refused, and compaction removes it."""
+    for task in range(tasks):
+        _put(client, ledger, batch.key(task), None)
+
+
+def _most_tasks(client: Client, ledger: str, batch: Batch) -> int:
+    most = 0
+    for partition in sorted(client.topic(ledger).partitions):
+        for key, entry in _entries(client, ledger, partition).items():
+            task = batch.task(key)
+            if task is not None and entry.get("batch") == batch.version:
+                most = max(most, task + 1)
+    return most
+
+
+def _announce(client: Client, ledger: str, batch: Batch, key: bytes) -> int:
+    """Write a task's entry; the producer id in it."""
     producer_id, epoch, _ = client.init_producer()
-    tps = [TopicPartition(topic, p) for p in client.topic(topic).partitions]
+    tps = [TopicPartition(batch.topic, p) for p in client.topic(batch.topic).partitions]
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {
-        "batch": batch, "topic": topic, "producer_id": producer_id, "epoch": epoch,
+        "batch": batch.version, "producer_id": producer_id, "epoch": epoch,
         "at_ms": time.time_ns() // 1_000_000,
         "starts": {str(tp.partition): at.offset for tp, at in ends.items()},
     }  # fmt: skip
-    where = partition_for(key, len(client.topic(ledger).partitions), 0)
-    client.produce(ledger, [OutRecord(key, json.dumps(entry).encode(), (), None, where)])
+    _put(client, ledger, key, entry)
+    return producer_id
 
 
-def _entry(client: Client, ledger: str, key: bytes) -> dict[str, Any] | None:
-    """What the ledger says of a key: of the newest batch the first entry."""
+def _put(client: Client, ledger: str, key: bytes, entry: Entry | None) -> None:
     where = partition_for(key, len(client.topic(ledger).partitions), 0)
-    at = (client.bootstrap, ledger, where)
+    value = None if entry is None else json.dumps(dict(entry)).encode()
+    client.produce(ledger, [OutRecord(key, value, (), None, where)])
+
+
+def _entry(client: Client, ledger: str, key: bytes) -> Entry | None:
+    where = partition_for(key, len(client.topic(ledger).partitions), 0)
+    return _entries(client, ledger, where).get(key)
+
+
+def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, Entry]:
+    """What the ledger says of each key: of the newest batch the first entry."""
+    at = (client.bootstrap, ledger, partition)
     position, entries = _seen.get(at, (EARLIEST, {}))
-    for record in client.read(ledger, [where], offset=position):
+    for record in client.read(ledger, [partition], offset=position):
         position = record.offset + 1
+        if record.value is None:
+            entries[record.key] = _ENDED
+            continue
         entry = json.loads(record.value)
         known = entries.get(record.key)
-        if known is None or known["batch"] < entry["batch"]:
+        if known is None or (known is not _ENDED and known["batch"] < entry["batch"]):
             entries[record.key] = entry
     _seen[at] = position, entries
-    return entries.get(key)
+    return entries
 
 
 def _find(client: Client, tp: TopicPartition, start: int, begun: Begun) -> None:
@@ -189,13 +273,13 @@ def _find(client: Client, tp: TopicPartition, start: int, begun: Begun) -> None:
             begun.done[tp.partition] = max(begun.done.get(tp.partition, 0), last + 1)
 
 
-def task_of(properties: Mapping[str, str | None]) -> tuple[str, int]:
-    """(query id, batch id) of the micro-batch that a task belongs to, from Spark's own properties.
+def micro_batch(topic: str, property_: Callable[[str], str | None]) -> Batch:
+    """The micro-batch that a task belongs to, from Spark's own properties.
 
     Raises NotTheSame where Spark does not say.
     """
-    query = properties.get("sql.streaming.queryId")
-    batch = properties.get("streaming.sql.batchId")
+    query = property_("sql.streaming.queryId")
+    batch = property_("streaming.sql.batchId")
     if query is None or batch is None:
         raise NotTheSame("exactlyOnce needs the query id and the batch id, Spark did not give them")
-    return query, int(batch)
+    return Batch(query, int(batch), topic)

@@ -130,6 +130,7 @@ class ReadOptions:
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int | None = None
     replica: int | None = None
+    until_caught_up: bool = False
     poll_timeout_ms: int = 60_000
     max_wait_ms: int = 500
     fetch_bytes: int = 8 << 20
@@ -150,6 +151,8 @@ class WriteOptions:
     include_timestamps: bool = False
     exactly_once: bool = False
     ledger: str = "kept-spark-ledger"
+    app_id: str | None = None
+    version: int = 0
 
 
 _READ: Final = (
@@ -161,20 +164,24 @@ _READ: Final = (
     "kafka.isolation.level", "kafkaConsumer.pollTimeoutMs", "kafka.fetch.max.wait.ms",
     "kafka.max.partition.fetch.bytes", "kafka.fetch.max.bytes",
 )  # fmt: skip
-_BATCH_READ: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "replica")
+_BATCH_READ: Final = (
+    "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "replica",
+    "untilCaughtUp",
+)  # fmt: skip
 _STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
     "kafka.security.protocol", "topic", "kafka.compression.type", "kafka.batch.size",
     "includeTimestamps", "kafka.acks", "kafka.enable.idempotence",
-    "checkpointLocation", "queryName",
+    "exactlyOnce", "ledgerTopic",
 )  # fmt: skip
-_STREAMING_WRITE: Final = ("exactlyOnce", "ledgerTopic")
-"""checkpointLocation and queryName are Spark's own; it hands them on to a sink."""
+_BATCH_WRITE: Final = ("txnAppId", "txnVersion")
+_STREAMING_WRITE: Final = ("checkpointLocation", "queryName")
+"""Spark's own; it hands them on to a sink."""
 USES: Final[Mapping[str, tuple[str, ...]]] = {
     "a batch read": _READ + _BATCH_READ,
     "a streaming read": _READ + _STREAMING_READ,
-    "a write": _WRITE,
+    "a batch write": _WRITE + _BATCH_WRITE,
     "a streaming write": _WRITE + _STREAMING_WRITE,
 }
 """Every option there is, by what it is for."""
@@ -261,6 +268,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_records_per_partition=o.take("maxRecordsPerPartition", _positive, None),
         max_bytes_per_partition=o.take("maxBytesPerPartition", _positive, None),
         replica=None if streaming else o.take("replica", _node, None),
+        until_caught_up=not streaming and o.take("untilCaughtUp", _boolean, False),
         poll_timeout_ms=o.take("kafkaConsumer.pollTimeoutMs", _positive, 60_000),
         max_wait_ms=o.take("kafka.fetch.max.wait.ms", _positive, 500),
         fetch_bytes=o.take("kafka.max.partition.fetch.bytes", _positive, 8 << 20),
@@ -269,12 +277,33 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
     o.take("kafka.fetch.max.bytes", _positive, 0)
     o.finish()
+    if options.until_caught_up:
+        _check_until_caught_up(options)
     return options
+
+
+def _check_until_caught_up(options: ReadOptions) -> None:
+    """Refuse what would stop a task before it has caught up."""
+    if options.ending != AtOffsets("endingOffsets", LATEST):
+        assert options.ending is not None
+        raise BadOption(
+            f"untilCaughtUp=true and {options.ending.option} contradict each other: the first "
+            "reads on to wherever the log ends"
+        )
+    for name, value in (
+        ("minPartitions", options.min_partitions),
+        ("maxRecordsPerPartition", options.max_records_per_partition),
+        ("maxBytesPerPartition", options.max_bytes_per_partition),
+    ):
+        if value is not None:
+            raise BadOption(
+                f"untilCaughtUp=true reads each partition in one task: leave {name} out"
+            )
 
 
 def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """The options of a batch or streaming write. Raises BadOption."""
-    o = _Options(given, "a streaming write" if streaming else "a write")
+    o = _Options(given, "a streaming write" if streaming else "a batch write")
     options = WriteOptions(
         _connection(o),
         topic=o.take("topic", _topic, None),
@@ -283,17 +312,31 @@ def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOp
         include_timestamps=o.take("includeTimestamps", _boolean, False),
         exactly_once=o.take("exactlyOnce", _boolean, False),
         ledger=o.take("ledgerTopic", _topic, "kept-spark-ledger"),
+        **_transaction(o, streaming),
     )
+    if options.app_id is not None and not options.exactly_once:
+        raise BadOption("txnAppId and txnVersion are for exactlyOnce=true, which is not given")
     if options.exactly_once and options.topic is None:
         raise BadOption("exactlyOnce=true needs the option topic: one topic for all rows")
     if options.exactly_once and options.ledger == options.topic:
         raise BadOption(f"ledgerTopic is {options.ledger}, the topic that is written to")
     o.take("kafka.acks", _acks, None)
     o.take("kafka.enable.idempotence", _idempotence, None)
-    o.take("checkpointLocation", _any, None)
-    o.take("queryName", _any, None)
+    if streaming:
+        o.take("checkpointLocation", _any, None)
+        o.take("queryName", _any, None)
     o.finish()
     return options
+
+
+def _transaction(o: _Options, streaming: bool) -> dict[str, Any]:
+    """What a batch write is called when it is repeated."""
+    if streaming:
+        return {}
+    app, version = o.take("txnAppId", _app, None), o.take("txnVersion", _version, None)
+    if (app is None) != (version is None):
+        raise BadOption("txnAppId and txnVersion name a write together: give both")
+    return {} if version is None else {"app_id": app, "version": version}
 
 
 def _connection(o: _Options) -> Connection:
@@ -385,6 +428,18 @@ def _node(name: str, text: str) -> int:
     if not text.strip().isdecimal():
         raise _bad(name, text, "the id of a node")
     return int(text)
+
+
+def _version(name: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise _bad(name, text, "a whole number, higher for each new write")
+    return int(text)
+
+
+def _app(name: str, text: str) -> str:
+    if not text or len(text) > 200:
+        raise _bad(name, text, "a name of 1 to 200 characters")
+    return text
 
 
 def _duration(name: str, text: str) -> int:

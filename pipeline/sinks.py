@@ -1,13 +1,14 @@
 """PySpark's faces of a write: one for batches, one for streams.
 
 Both are checked on the driver, then pickled and run in the workers; what they guarantee is said in
-:mod:`kept.pipeline.writing`. ``commit`` and ``abort`` have nothing to do: rows are in the topic
-once their task has ended, also when the job fails later.
+:mod:`kept.pipeline.writing`. Rows are in the topic once their task has ended, also when the job
+fails later; ``commit`` and ``abort`` close the ledger of a write that is ``exactlyOnce``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,15 +25,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from kept.pipeline.ledger import Batch
+
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has written."""
+    """What a task has written, and as which batch where that counts. ``repeated``: an attempt
+    before this one had begun it.
+    """
 
     records: int
+    batch: Batch | None = None
+    repeated: bool = False
 
 
-def write_rows(iterator: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:
+Messages = Sequence[WriterCommitMessage | None]
+
+
+def write_rows(
+    iterator: Iterator[pa.RecordBatch], options: WriteOptions, batch: Batch | None = None
+) -> Written:
     """Write the rows of a task and wait until all are acknowledged."""
     from kept.pipeline.reading import client_for
     from kept.pipeline.writing import TopicWriter
@@ -46,31 +58,59 @@ def write_rows(iterator: Iterator[pa.RecordBatch], options: WriteOptions) -> Wri
 
         assert options.topic is not None
         context = TaskContext.get()
-        names = ("sql.streaming.queryId", "streaming.sql.batchId")
-        query, batch = ledger.task_of({name: context.getLocalProperty(name) for name in names})
-        begun = ledger.begin(
-            client,
-            options.ledger,
-            options.topic,
-            query=query,
-            task=context.partitionId(),
-            batch=batch,
-        )
+        assert context is not None
+        batch = batch or ledger.micro_batch(options.topic, context.getLocalProperty)
+        begun = ledger.begin(client, options.ledger, batch, context.partitionId())
     writer = TopicWriter(client, options, begun)
-    for batch in iterator:
-        writer.write(batch)
-    return Written(writer.finish())
+    for rows in iterator:
+        writer.write(rows)
+    return Written(writer.finish(), batch, begun is not None and begun.repeated)
+
+
+def close_ledger(options: WriteOptions, messages: Messages) -> None:
+    """Every task has ended. Raises NotTheSame for a batch that was begun with more of them."""
+    again = next((m for m in messages if isinstance(m, Written) and m.repeated), None)
+    if again is not None and again.batch is not None:
+        from kept.pipeline import ledger
+        from kept.pipeline.reading import client_for
+
+        ledger.end(client_for(options.connection), options.ledger, again.batch, len(messages))
 
 
 class KeptWriter(DataSourceArrowWriter):
-    """A batch write."""
+    """A batch write. One that is ``exactlyOnce`` and has no name gets one here, on the driver."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
+        self.batch: Batch | None = None
+        if options.exactly_once:
+            from kept.pipeline.ledger import Batch
+
+            assert options.topic is not None
+            app, passing = options.app_id or uuid.uuid4().hex, options.app_id is None
+            self.batch = Batch(app, options.version, options.topic, passing)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """The rows of a task, in a worker."""
-        return write_rows(iterator, self.options)
+        return write_rows(iterator, self.options, self.batch)
+
+    def commit(self, messages: Messages) -> None:
+        """All tasks have ended well."""
+        if self.batch is not None and not self.batch.passing:
+            close_ledger(self.options, messages)
+        self._forget(messages)
+
+    def abort(self, messages: Messages) -> None:
+        """The job has failed; what its tasks wrote stays."""
+        self._forget(messages)
+
+    def _forget(self, messages: Messages) -> None:
+        if self.batch is not None and self.batch.passing:
+            from kept.pipeline import ledger
+            from kept.pipeline.reading import client_for
+
+            client = client_for(self.options.connection)
+            ledger.forget(client, self.options.ledger, self.batch, len(messages))
 
 
 class KeptStreamWriter(DataSourceStreamArrowWriter):
@@ -82,6 +122,12 @@ class KeptStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """The rows of a task, in a worker."""
         return write_rows(iterator, self.options)
+
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
+        """All tasks of a micro-batch have ended well."""
+        del batchId
+        if self.options.exactly_once:
+            close_ledger(self.options, messages)
 
 
 def check_write(schema: StructType, options: WriteOptions, overwrite: bool) -> None:

@@ -22,10 +22,10 @@ def test_the_blocks_of_the_guide_run_in_order(spark, kept_cluster, tmp_path):
     repository(tmp_path / "repository")
     text = (ROOT / "docs" / "spark.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     names: dict[str, object] = {}
     with cluster.client() as client:
-        for topic in ("users", "copy", "files", "questions"):
+        for topic in ("users", "copy", "users-archive", "users-search", "files", "questions"):
             client.create_topic(topic, partitions=2, config={"cleanup.policy": "compact"})
         client.produce("questions", [OutRecord(b"a", b"ada"), OutRecord(b"gone", b"bob")])
         client.produce("users", [OutRecord(b"ada", b"%d" % n, (), None, 0) for n in range(5)])
@@ -40,7 +40,8 @@ def test_the_blocks_of_the_guide_run_in_order(spark, kept_cluster, tmp_path):
         assert spark.read.parquet(f"{tmp_path}/users").count() == 5
         written = {(r.key, r.value) for r in client.read("users") if r.value is None or r.key}
         assert {(b"ada", b"countess"), (b"bob", None)} <= written
-        assert len(list(client.read("copy"))) == 7
+        for topic in ("copy", "users-archive", "users-search"):
+            assert len(list(client.read(topic))) == 7
     answered = spark.read.parquet(f"{tmp_path}/answers").collect()
     assert [(r.path, r.who, r.size) for r in answered] == [("a", "ada", 6)]
 

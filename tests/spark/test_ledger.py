@@ -16,6 +16,7 @@ from kept.pipeline.writing import TopicWriter
 from kept.storage.errors import KeptError
 from kept.storage.types import Codec
 from kept.testing import Cluster
+from tests.spark.topics import COMPACTED, compact
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -30,15 +31,15 @@ class Dies(Exception):
 class Attempt:
     """One attempt at a task: a client of its own, which dies after some sends."""
 
-    def __init__(self, client: Client, topic: str, batch: int) -> None:
+    def __init__(self, client: Client, topic: str, batch: int, task: int = 0) -> None:
         ledger._seen.clear()  # as in a worker of its own
         self.client, self.topic = client, topic
         ledger.create(self.client, LEDGER)
         self.options = WriteOptions(
             Connection(client.bootstrap), topic, Codec.ZSTD, 100, exactly_once=True
         )
-        where = {"query": topic, "task": 0, "batch": batch}
-        self.begun = ledger.begin(self.client, LEDGER, topic, **where)
+        self.batch = ledger.Batch("app", batch, topic)
+        self.begun = ledger.begin(self.client, LEDGER, self.batch, task)
         self.writer = TopicWriter(self.client, self.options, self.begun)
 
     def run(self, rows: list[Any], dies_after: int | None = None) -> int:
@@ -69,10 +70,10 @@ def attempt(kept_broker: Cluster) -> Iterator[Callable[..., Attempt]]:
     pytest.importorskip("pyarrow")
     topic, clients = kept_broker.create_topic(partitions=3), list[Client]()
 
-    def begin(batch: int) -> Attempt:
+    def begin(batch: int, task: int = 0) -> Attempt:
         client = kept_broker.client()
         clients.append(client)
-        return Attempt(client, topic, batch)
+        return Attempt(client, topic, batch, task)
 
     yield begin
     for client in clients:
@@ -132,6 +133,69 @@ def test_what_cannot_be_repeated_is_refused(attempt: Callable[..., Attempt]) -> 
     assert values(one.client, one.topic)[-2:] == ["value 100", "value 101"]
 
 
+def test_rows_that_the_target_has_compacted_away_are_not_written_again(
+    attempt: Callable[..., Attempt], kept_broker: Cluster
+) -> None:
+    rows = [(f"k{n % 5}", f"value {n}") for n in range(100)]
+    one = attempt(1)
+    one.client.alter_topic(one.topic, COMPACTED)
+    with pytest.raises(Dies):
+        one.run(rows, dies_after=3)
+    newer = [OutRecord(b"k%d" % n, b"newer" + b"x" * 900) for n in range(5)]
+    for _ in range(4):
+        one.client.produce(one.topic, newer)
+    compact(kept_broker, one.topic)
+    left = [r for r in one.client.read(one.topic) if r.value.startswith(b"value")]
+    two = attempt(1)
+    done = sum(two.begun.done.values())
+    assert len(left) < done < 100, "some of what was written is gone"
+    two.run(rows)
+    again = [r for r in two.client.read(one.topic) if r.value.startswith(b"value")]
+    assert len(again) == len(left) + 100 - done
+
+
+def test_an_attempt_with_more_tasks_than_its_repetition_is_told(
+    attempt: Callable[..., Attempt],
+) -> None:
+    for task in range(3):
+        attempt(7, task).run(ROWS)
+    one = attempt(7)
+    assert one.begun.repeated
+    ledger.end(one.client, LEDGER, one.batch, 3)
+    with pytest.raises(NotTheSame, match="was begun with 3 tasks or more and repeated with 2"):
+        ledger.end(one.client, LEDGER, one.batch, 2)
+    assert not attempt(8).begun.repeated
+
+
+def test_a_write_that_has_ended_is_not_begun_again(attempt: Callable[..., Attempt]) -> None:
+    one = attempt(0)
+    one.run(ROWS)
+    ledger.forget(one.client, LEDGER, one.batch, 1)
+    with pytest.raises(NotTheSame, match="has ended already"):
+        attempt(0)
+
+
+def test_of_two_that_begin_at_once_the_first_counts_also_after_a_compaction(
+    attempt: Callable[..., Attempt], kept_broker: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, earlier = ledger._announce, list[Attempt]()
+
+    def announce(*where: Any) -> int:
+        monkeypatch.setattr(ledger, "_announce", real)
+        earlier.append(attempt(3))
+        return real(*where)
+
+    monkeypatch.setattr(ledger, "_announce", announce)
+    second = attempt(3)
+    (first,) = earlier
+    assert second.begun.producer_id == first.begun.producer_id and second.begun.repeated
+    first.client.alter_topic(LEDGER, {"segment.bytes": "1024", "min.cleanable.dirty.ratio": "0.01"})
+    for n in range(40):  # closes the segments of all entries
+        attempt(n, task=n + 1)
+    compact(kept_broker, LEDGER)
+    assert attempt(3).begun.producer_id == first.begun.producer_id
+
+
 def test_options() -> None:
     where = {"bootstrap": "h:1", "topic": "t"}
     given = parse_write({**where, "exactlyOnce": "true", "ledgerTopic": "l"}, streaming=True)
@@ -142,5 +206,18 @@ def test_options() -> None:
     ):
         with pytest.raises(BadOption, match=why):
             parse_write(wrong, streaming=True)
-    with pytest.raises(BadOption, match="an option of a streaming write, not of a write"):
-        parse_write({**where, "exactlyOnce": "true"})
+        with pytest.raises(BadOption, match=why):
+            parse_write(wrong)
+    once = {**where, "exactlyOnce": "true"}
+    batch = parse_write({**once, "txnAppId": "nightly", "txnVersion": "7"})
+    assert (batch.exactly_once, batch.app_id, batch.version) == (True, "nightly", 7)
+    assert parse_write(once).app_id is None
+    for given_too, why in (
+        ({**once, "txnAppId": "a"}, "give both"),
+        ({**once, "txnAppId": "a", "txnVersion": "-1"}, "txnVersion is '-1'; it must be a whole"),
+        ({**where, "txnAppId": "a", "txnVersion": "1"}, "are for exactlyOnce=true"),
+    ):
+        with pytest.raises(BadOption, match=why):
+            parse_write(given_too)
+    with pytest.raises(BadOption, match="an option of a batch write, not of a streaming write"):
+        parse_write({**once, "txnAppId": "a", "txnVersion": "1"}, streaming=True)

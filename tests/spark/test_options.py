@@ -32,7 +32,7 @@ EVERY_VALUE = {
     "minOffsetsPerTrigger": "5", "maxTriggerDelay": "2m", "topic": "t",
     "kafka.compression.type": "zstd", "kafka.batch.size": "1000", "includeTimestamps": "true",
     "kafka.acks": "all", "kafka.enable.idempotence": "true", "checkpointLocation": "/x",
-    "queryName": "q", "exactlyOnce": "true", "ledgerTopic": "l",
+    "queryName": "q", "exactlyOnce": "true", "ledgerTopic": "l", "txnAppId": "a", "txnVersion": "3",
 }  # fmt: skip
 
 
@@ -50,13 +50,27 @@ def test_defaults_are_those_of_the_connector() -> None:
     assert stream.max_trigger_delay_ms == 15 * 60 * 1000
 
 
+def test_reading_on_until_it_has_caught_up() -> None:
+    on = {**READ, "untilCaughtUp": "true"}
+    assert parse_read(on, streaming=False).until_caught_up
+    for more, why in (
+        ({"endingTimestamp": "5"}, "untilCaughtUp=true and endingTimestamp contradict each other"),
+        ({"minPartitions": "5"}, "leave minPartitions out"),
+        ({"maxBytesPerPartition": "5"}, "leave maxBytesPerPartition out"),
+    ):
+        with pytest.raises(BadOption, match=why):
+            parse_read({**on, **more}, streaming=False)
+    with pytest.raises(BadOption, match="untilCaughtUp is an option of a batch read"):
+        parse_read(on, streaming=True)
+
+
 @pytest.mark.parametrize("use", USES)
 def test_every_option_there_is_can_be_given_in_any_case(use: str) -> None:
     given = {n.upper(): EVERY_VALUE[n] for n in USES[use] if n in EVERY_VALUE}
     given |= dict.fromkeys(WITHOUT_EFFECT, "x")
-    if use in ("a write", "a streaming write"):
+    if use in ("a batch write", "a streaming write"):
         written = parse_write(given, streaming=use == "a streaming write")
-        assert written.exactly_once == (use == "a streaming write")
+        assert written.exactly_once and written.app_id == ("a" if use == "a batch write" else None)
         assert (written.topic, written.codec, written.batch_bytes) == ("t", Codec.ZSTD, 1000)
         assert written.include_timestamps
         return
@@ -114,7 +128,7 @@ REFUSED = [
     ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism is no option"),
     ({**READ, "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported"),
     ({**READ, "maxOffsetsPerTrigger": "1"}, "maxOffsetsPerTrigger is an option of a streaming"),
-    ({**READ, "topic": "b"}, "topic is an option of a write"),
+    ({**READ, "topic": "b"}, "topic is an option of a batch write"),
     ({**READ, "minPartitions": "0"}, "a whole number above 0"),
     ({**READ, "failOnDataLoss": "yes"}, "true or false"),
     ({**READ, "kafka.isolation.level": "serializable"}, "read_uncommitted or read_committed"),

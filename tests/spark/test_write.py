@@ -149,3 +149,26 @@ def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, 
     found = sorted(int(r.value.removeprefix(b"v")) for r in client.read(target))
     once = list(range(120))
     assert found == (once if exactly_once else sorted([*range(100), *once]))
+
+
+def test_a_batch_write_is_in_the_topic_once(spark, client, kept_broker, tmp_path):
+    topic, ledger = kept_broker.create_topic(partitions=2), "batches"
+    rows = spark.range(100).selectExpr("if(id % 3 = 0, null, string(id)) key", "string(id) value")
+    rows.repartition(3).write.parquet(str(tmp_path / "rows"))
+    rows = spark.read.parquet(str(tmp_path / "rows"))
+    named = {"topic": topic, "exactlyOnce": "true", "ledgerTopic": ledger, "txnAppId": "nightly"}
+    for version in (1, 1, 2, 2):  # each is repeated, as by a job that died before it knew
+        save(rows, kept_broker, **named, txnVersion=version)
+    assert sorted(int(r.value) for r in client.read(topic)) == sorted([*range(100)] * 2)
+    for wrong, version, why in (
+        (rows, 1, "its txnVersion is too low"),
+        (rows.selectExpr("key", "reverse(value) value"), 2, "not those that its first attempt"),
+    ):
+        with pytest.raises(Exception, match=why):
+            save(wrong, kept_broker, **named, txnVersion=version)
+    del named["txnAppId"]
+    before = {r.key for r in client.read(ledger)}
+    save(rows, kept_broker, **named)
+    entries = [r.value for r in client.read(ledger) if r.key not in before]
+    assert entries and entries.count(None) == len(entries) // 2, "each begun, then ended"
+    assert len(list(client.read(topic))) == 300

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kept.replication.fetching import (
     CORRUPT_MESSAGE,
@@ -145,8 +145,7 @@ class StartAt:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Append the batches (there may be none), then follow the leader's HW and log start."""
 
     records: Buffer

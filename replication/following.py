@@ -111,24 +111,21 @@ class FollowingReplica(KeptReplica):
 
     # What a fetcher brings.
 
-    def perform(self, effect: follower.Effect, now_ms: int) -> int:
-        """Do what the FollowerCore decided; returns bytes appended.
+    def perform(self, effect: follower.Effect, now_ms: int) -> None:
+        """Do what the FollowerCore decided.
 
         Raises CorruptMessage, OffsetOutOfRange (nothing was appended), KafkaStorageError,
         NotLeaderOrFollower: for :meth:`.fetcher.FetcherCore.effect_failed`.
         """
         match effect:
             case follower.Append(records, high_watermark, log_start_offset):
-                size = self.log.size_bytes if len(records) else 0
                 self.append_fetched(records, high_watermark, log_start_offset, now_ms)
-                return self.log.size_bytes - size if len(records) else 0
             case follower.TruncateTo(offset):
                 self.truncate_to(offset)
             case follower.StartAt(offset):
                 self.start_at(offset)
             case follower.AskOffsets() | follower.AskAgain() | follower.Backoff():
                 pass
-        return 0
 
     def append_fetched(
         self, records: Buffer, leader_high_watermark: int, leader_log_start: int, now_ms: int
@@ -226,22 +223,20 @@ def perform_all(
     find: Callable[[TopicPartition], FollowingReplica | None],
     now_ms: int,
     wall_ms: int,
-) -> int:
-    """Do what an answer asks of the partitions; returns bytes appended.
+) -> None:
+    """Do what an answer asks of the partitions.
 
     ``now_ms`` is the fetcher's clock, ``wall_ms`` the time of day, which is a log's clock.
     What fails is told to the fetcher, and the partition's further effects are dropped; the others
     go on.
     """
-    appended = 0
     for tp, effects in work:
         replica = find(tp)
         if replica is None:
             continue
         try:
             for effect in effects:
-                appended += replica.perform(effect, wall_ms)
+                replica.perform(effect, wall_ms)
         except KeptError as error:
             logger.warning("%s: fetched in vain: %s", tp, error)
             fetcher.effect_failed(tp, error, now_ms)
-    return appended

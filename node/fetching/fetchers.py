@@ -202,8 +202,10 @@ class _Stream:
 
     async def _run(self) -> None:
         while True:
-            await self._flush()
-            self._forget_left()
+            while waiting := self.core.unflushed():
+                await self._flush(waiting)
+            if self._left:
+                self._forget_left()
             request = self.core.next_request(monotonic_ms())
             if request is None:
                 await self._pause()
@@ -224,19 +226,18 @@ class _Stream:
             self._complained = False
             self._perform(work)
 
-    async def _flush(self) -> None:
+    async def _flush(self, waiting: list[TopicPartition]) -> None:
         """What ``flush.messages`` asks for, before the leader may count what was appended.
 
         The stream waits for it, as Kafka's does: a request sent without these partitions could be
         held by the leader for much longer than a flush takes.
         """
-        while waiting := self.core.unflushed():
-            flushes = [self._flushed(self._hosted[tp]) for tp in waiting]
-            outcomes = await asyncio.gather(*flushes, return_exceptions=True)
-            for tp, error in zip(waiting, outcomes, strict=True):
-                if error is not None:
-                    failed = KafkaStorageError(f"{tp}: not flushed: {error}")
-                    self.core.effect_failed(tp, failed, monotonic_ms())
+        flushes = [self._flushed(self._hosted[tp]) for tp in waiting]
+        outcomes = await asyncio.gather(*flushes, return_exceptions=True)
+        for tp, error in zip(waiting, outcomes, strict=True):
+            if error is not None:
+                failed = KafkaStorageError(f"{tp}: not flushed: {error}")
+                self.core.effect_failed(tp, failed, monotonic_ms())
 
     def _flushed(self, hosted: HostedPartition) -> asyncio.Future[None]:
         """Done when what a partition holds now is durable."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -112,6 +111,6 @@ def test_a_partition_that_nobody_asked_for_is_refused() -> None:
 
 
 def test_no_partitions_is_a_short_request() -> None:
-    body = codec.encode_request(replace(REQUEST, partitions=(), forgotten=()), 1, 2)
+    body = codec.encode_request(REQUEST._replace(partitions=(), forgotten=()), 1, 2)
     assert len(body) < 64
     assert struct.unpack_from(">i", body) == (500,)

@@ -417,7 +417,8 @@ _NETWORK: Final = (
     ),
     _at_start(
         "kept.http.max.connections", _INT, "256",
-        "HTTP connections at a time; more are answered 503.", low=1,
+        "HTTP connections at a time; for one more the longest idle one is ended, else it gets 503.",
+        low=1,
     ),
     _at_start(
         "kept.http.hosts", _LIST, "",

@@ -12,8 +12,9 @@ must carry the header ``X-Kept``, which a web page cannot send across sites with
 first. Nothing is authenticated yet.
 
 Limits: ``kept.http.request.max.bytes`` for headers and for the body, ``kept.http.idle.ms`` for a
-whole request to come and for its answer to be taken, ``kept.http.max.connections``. One request at
-a time per connection; while it is served, nothing is read.
+whole request to come and for its answer to be taken, ``kept.http.max.connections``: one more takes
+the place of the one that has waited longest for a request. One request at a time per connection;
+while it is served, nothing is read.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
 
+CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -103,10 +105,25 @@ def take_over(node: Node, transport: Any, first_bytes: bytes) -> None:
     connections = _CONNECTIONS.setdefault(node, WeakSet())
     connection = HttpConnection(node, transport)
     transport.set_protocol(connection)
-    crowded = len(connections) >= node.config.http_max_connections
+    crowded = len(connections) >= node.config.http_max_connections and not _make_room(connections)
     connections.add(connection)
     connection.begin(first_bytes, crowded)
     transport.resume_reading()
+
+
+def _make_room(connections: WeakSet[HttpConnection]) -> bool:
+    """End the connection that has waited longest for a request to come; False: none waits.
+
+    So whoever opens connections and says nothing, or little at a time, keeps nobody else out:
+    probes and scrapes least of all.
+    """
+    waiting = [one for one in connections if one.waits_since is not None]
+    if not waiting:
+        return False
+    oldest = min(waiting, key=lambda one: one.waits_since or 0.0)
+    connections.discard(oldest)
+    oldest.give_way()
+    return True
 
 
 def host_is_known(node: Node, host: str) -> bool:
@@ -145,14 +162,24 @@ class HttpConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._endless = False
+        self.waits_since: float | None = None
+        """When it began to wait for a request, by the loop's clock; None while it serves one."""
 
     def begin(self, first_bytes: bytes, crowded: bool) -> None:
         """Handle what was read before; ``crowded``: there are too many connections already."""
         if crowded:
-            self._refuse(503, "too many HTTP connections; see kept.http.max.connections")
+            self._refuse(503, CROWDED)
             return
-        self._watch()
+        self._await_request()
         self.data_received(first_bytes)
+
+    def give_way(self) -> None:
+        """It waits for a request, and its place is needed."""
+        self._refuse(503, CROWDED) if self._request_begun else self._transport.close()
+
+    def _await_request(self) -> None:
+        self.waits_since = self._node.loop.time()
+        self._watch()
 
     # Callbacks of the transport.
 
@@ -177,6 +204,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The connection is gone. What a POST began is finished, though nobody waits for it."""
         self._unwatch()
+        self.waits_since = None
         self._writable.set()
         if self._task is not None and self._request is not None and self._request.method != b"POST":
             self._task.cancel()
@@ -217,6 +245,7 @@ class HttpConnection(asyncio.Protocol):
                 self._body += event.data
             elif isinstance(event, h11.EndOfMessage):
                 self._unwatch()
+                self.waits_since = None
                 self._transport.pause_reading()
                 self._task = self._node.loop.create_task(self._serve())
 
@@ -238,7 +267,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._h11.start_next_cycle()
         self._request = None
-        self._watch()
+        self._await_request()
         self._transport.resume_reading()
         try:
             self._advance()

@@ -355,20 +355,52 @@ def test_a_slow_request_is_ended(lone_node):
     assert answer.count(b"HTTP/1.1") == 1
 
 
+def test_connections_that_wait_make_room(lone_node):
+    """One that is idle, and one whose request comes a byte at a time, keep nobody out."""
+    lone = lone_node(kept_http_max_connections="2")
+
+    async def ask():
+        held = []
+        for data in (GET.format("/healthz").encode(), b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(data + b"GET /healthz HTTP/1.1\r\nHost:")
+            if data:
+                await reader.readuntil(b"ok\n")
+            held.append((reader, writer))
+        answers = [await _once(lone) for _ in range(3)]
+        end = await held[0][0].read()
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        return answers, end
+
+    answers, end = lone.run(ask())
+    assert all(one.startswith(b"HTTP/1.1 200 ") for one in answers)
+    assert end.startswith(b"HTTP/1.1 503 ")
+
+
+async def _once(lone):
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    writer.write(GET.format("/healthz").encode())
+    answer = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
 def test_too_many_connections(lone_node):
+    """Those that are served are not ended for others."""
     lone = lone_node(kept_http_max_connections="2")
 
     async def ask():
         held = []
         for _ in range(2):
             reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
-            writer.write(GET.format("/healthz").encode())
-            await reader.readuntil(b"ok\n")
+            writer.write(GET.format("/api/v1/events").encode())
+            await reader.readuntil(b"data: ")
             held.append(writer)
-        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
-        writer.write(GET.format("/healthz").encode())
-        refused = await reader.read()
-        for one in (*held, writer):
+        refused = await _once(lone)
+        for one in held:
             one.close()
             await one.wait_closed()
         return refused

@@ -27,8 +27,6 @@ NEVER: Final = float("inf")
 """Partitions refuse by themselves while serving is suspended."""
 TICKS_PER_STALL: Final = 8
 CALL_S: Final = 2.0
-DOUBT_HEARTBEATS: Final = 2
-"""Unanswered for so many intervals, a leader doubts whether it leads."""
 
 
 class Brokering:
@@ -57,13 +55,6 @@ class Brokering:
     def out_of_touch(self) -> bool:
         """No controller answered for as long as one waits before it fences: others may lead."""
         return self._silent_ms > self._node.config.broker_session_timeout_ms
-
-    @property
-    def in_doubt(self) -> bool:
-        """No controller answered when it should have: leadership may have moved without fencing
-        (a node that stops, a reassignment), and nothing final is said of what others may hold.
-        """
-        return self._silent_ms > DOUBT_HEARTBEATS * self._node.config.broker_heartbeat_interval_ms
 
     @property
     def _silent_ms(self) -> float:

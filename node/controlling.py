@@ -24,7 +24,7 @@ from kept.node.logging import log
 from kept.node.peers import calls
 from kept.node.peers.failures import failure_of
 from kept.node.voting import Voting
-from kept.storage.errors import KeptError, NotController
+from kept.storage.errors import KeptError, NotController, StaleBrokerEpoch
 
 if TYPE_CHECKING:
     from kept.node.server import Node
@@ -65,6 +65,7 @@ class Controlling:
             ("AlterPartitions", self._alter_partitions),
             ("AllocateProducerIds", self._allocate_producer_ids),
             ("ChangeVoters", self.voting.change),
+            ("Confirm", self._confirm),
         ):
             peers.serve(method, handler)
         self._tick()
@@ -174,8 +175,8 @@ class Controlling:
         self._perform(self.sessions.connection_lost(broker_id, elapsed_ms()))
 
     def peer_down(self, node_id: int) -> None:
-        """A node's process is gone: look, as when its control stream breaks."""
-        self._connection_lost(node_id)
+        """A node's process is gone; this node may be about to lead because of that."""
+        self._perform(self.sessions.found_gone(node_id, elapsed_ms()))
 
     # Calls of brokers.
 
@@ -231,6 +232,15 @@ class Controlling:
         )
         self._perform(effects)
         return calls.HeartbeatReply(answer.fenced, answer.should_shut_down, answer.index)
+
+    async def _confirm(self, request: calls.ConfirmRequest) -> calls.ConfirmReply:
+        """Up to where the broker must look to see all that was decided before it asked."""
+        self._check_leads()
+        index = await self._node.metadata.read_barrier()
+        broker = self._node.metadata.image.brokers.get(request.broker_id)
+        if broker is None or broker.broker_epoch != request.broker_epoch:
+            raise StaleBrokerEpoch(f"broker {request.broker_id} is another process by now")
+        return calls.ConfirmReply(index)
 
     async def _alter_partitions(
         self, request: calls.AlterPartitionsRequest

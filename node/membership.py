@@ -19,6 +19,7 @@ from kept.client.failures import failure
 from kept.cluster.brokers import Registration
 from kept.node import api, asking, config_listeners, known_directories, voter_list
 from kept.node.brokering import Brokering
+from kept.node.confirming import Confirming
 from kept.node.controlling import Controlling
 from kept.node.departures import Departures
 from kept.node.fetching.fetchers import Fetchers
@@ -74,6 +75,7 @@ class Membership:
         self.brokering: Brokering | None = None
         self.fetchers = Fetchers(node)
         self.isr_changes = IsrChanges(node)
+        self.confirming = Confirming(node)
         self.manifests = Pulls(node)
         self.news = News(node)
         self._departures = Departures()
@@ -184,6 +186,7 @@ class Membership:
         if self.brokering is not None:
             await self.brokering.close()
         await self.isr_changes.close()
+        await self.confirming.close()
         await self.fetchers.stop()
         await self.manifests.stop()
         await self.news.stop()

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
-from kept.node.handlers.produced import Produced, ProducedRun, refusal, write
+from kept.node.handlers.produced import Produced, ProducedRun, write
 from kept.node.hot import produce as codec
 from kept.node.logging import log
 from kept.storage.errors import (
@@ -56,7 +56,7 @@ def handle(
                 return
     now_ms = connection.node.now_ms()
     for name, partitions in request.topics:
-        results = produced.topic(name)
+        produced.topic(name)
         for data in partitions:
             hosted = None
             try:
@@ -64,7 +64,7 @@ def handle(
                 checked = check(_batch(frame, data), hosted.rules, now_ms)
                 _append(connection, produced, hosted, data.partition, checked, now_ms)
             except KeptError as error:
-                results.append(refusal(connection, data.partition, error, hosted))
+                produced.refused(data.partition, error, hosted)
     connection.unwritten.append(produced)
 
 
@@ -113,7 +113,8 @@ def _refuse_one(
     connection: Connection, one: codec.One, hosted: HostedPartition, error: KeptError
 ) -> None:
     failed = Produced(connection, one[0], one[1], one[2], one[3])
-    failed.topic(one[4]).append(refusal(connection, one[5], error, hosted))
+    failed.topic(one[4])
+    failed.refused(one[5], error, hosted)
     connection.node.metrics.refused()
     connection.unwritten.append(failed)
 
@@ -204,7 +205,7 @@ def _check_in_thread(
             node.look_up()
         outcomes = iter(finished.result())
         for name, partitions in request.topics:
-            results = produced.topic(name)
+            produced.topic(name)
             for data in partitions:
                 outcome = next(outcomes)
                 hosted = None
@@ -214,7 +215,7 @@ def _check_in_thread(
                         raise outcome
                     _append(connection, produced, hosted, data.partition, outcome, now_ms)
                 except KeptError as error:
-                    results.append(refusal(connection, data.partition, error, hosted))
+                    produced.refused(data.partition, error, hosted)
         connection.unwritten.append(produced)
         write(connection)
         connection.unblock()

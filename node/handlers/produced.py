@@ -11,7 +11,7 @@ timer, one buffer of responses.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kept.node import api, error_codes
 from kept.node.handlers.hints import (
@@ -20,28 +20,12 @@ from kept.node.handlers.hints import (
     current_leader,
     endpoints,
 )
+from kept.node.handlers.refusals import failure, in_line, needs_proof, refusal
 from kept.node.hot import produce as codec
-from kept.node.logging import log
 from kept.node.reply import Reply
-from kept.storage.errors import (
-    CorruptMessage,
-    InvalidProducerEpoch,
-    InvalidRecord,
-    InvalidTxnState,
-    KafkaStorageError,
-    KeptError,
-    MessageTooLarge,
-    NotEnoughReplicas,
-    NotEnoughReplicasAfterAppend,
-    NotLeaderOrFollower,
-    OutOfOrderSequenceNumber,
-    UnknownProducerId,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
-)
+from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 
 if TYPE_CHECKING:
-    from kept.node.brokering import Brokering
     from kept.node.connection import Connection
     from kept.node.hosting import HostedPartition
     from kept.replication.partition import Partition
@@ -51,73 +35,14 @@ Entry = tuple[codec.One, "HostedPartition", "AppendInfo"]
 """A request of a run, where its batch went, and at which offsets."""
 
 
-_NOT_JUDGED: Final = (
-    UnknownTopicOrPartition,
-    UnknownTopicId,
-    NotLeaderOrFollower,
-    MessageTooLarge,
-    CorruptMessage,
-    KafkaStorageError,
-    InvalidTxnState,
-)
-"""Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""
+class Doubt(NamedTuple):
+    """A batch whose refusal is final, if this node leads in ``leader_epoch`` as it thinks."""
 
-
-_OF_SEQUENCES: Final = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
-"""Final to a producer; true only of the log of whoever leads now."""
-_COMES_AGAIN: Final = (NotLeaderOrFollower, NotEnoughReplicas)
-"""Refusals after which a producer sends the batch again."""
-BEHIND_S: Final = 30.0
-"""What was sent behind a refused batch has come after so long."""
-
-
-def refusal(
-    connection: Connection, index: int, error: KeptError, hosted: HostedPartition | None
-) -> codec.PartitionResult:
-    """The result of a batch that ``hosted`` did not take; it says where the log starts.
-
-    A leader that may have been replaced sends the producer to look for the next one, which may hold
-    the batches that are missing here. And where a batch was turned away, those that were sent
-    behind it before the producer knew are turned away alike: that sequences are out of order would
-    be final to librdkafka, which begins a new epoch and writes again what is in the log.
-    """
-    if hosted is not None and isinstance(error, _OF_SEQUENCES) and hosted.partition.replicated:
-        brokering = _brokering(connection)
-        if brokering is not None and brokering.in_doubt:
-            error = NotLeaderOrFollower(f"{hosted.partition}: no controller answers; {error}")
-    if hosted is not None:
-        error = _in_line(connection, error, hosted)
-    result = failure(index, error)
-    if hosted is None or isinstance(error, _NOT_JUDGED):
-        return result
-    return result._replace(log_start_offset=hosted.partition.log_start_offset)
-
-
-def _in_line(connection: Connection, error: KeptError, hosted: HostedPartition) -> KeptError:
-    partition, now_s = hosted.partition, connection.node.loop.time()
-    if isinstance(error, _COMES_AGAIN):
-        connection.turned_away[partition] = type(error), now_s + BEHIND_S
-    elif isinstance(error, OutOfOrderSequenceNumber):
-        kind, until_s = connection.turned_away.get(partition, (None, 0.0))
-        if kind is not None and now_s < until_s:
-            return kind(f"{partition}: a batch before this one was refused; {error}")
-    return error
-
-
-def failure(index: int, error: BaseException) -> codec.PartitionResult:
-    """The result of a batch that is not acknowledged."""
-    code = error_codes.code_for(error)
-    if code == error_codes.UNKNOWN_SERVER_ERROR:
-        log.exception("produce failed", error)
-    records = error.record_errors if isinstance(error, InvalidRecord) else ()
-    return codec.PartitionResult(
-        index, code, record_errors=records, error_message=error_codes.message_for(error)
-    )
-
-
-def _brokering(connection: Connection) -> Brokering | None:
-    members = connection.node.membership
-    return None if members is None else members.brokering
+    hosted: HostedPartition
+    leader_epoch: int
+    error: KeptError
+    topic: int
+    place: int
 
 
 def _late(connection: Connection) -> int:
@@ -126,7 +51,8 @@ def _late(connection: Connection) -> int:
     A leader that has not heard of a controller for a session may not lead any more. Producers ask
     for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
     """
-    brokering = _brokering(connection)
+    members = connection.node.membership
+    brokering = None if members is None else members.brokering
     lost = brokering is not None and brokering.out_of_touch
     return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
 
@@ -138,6 +64,7 @@ class Produced:
         "_appended",
         "_connection",
         "_correlation_id",
+        "_doubts",
         "_reply",
         "_started",
         "_timer",
@@ -164,6 +91,7 @@ class Produced:
         self._topics: list[tuple[bytes, list[codec.PartitionResult]]] = []
         self._appended: list[tuple[HostedPartition, int, int, int]] = []
         """(partition, its end offset after the append, topic's place, result's place)"""
+        self._doubts: list[Doubt] = []
         self._waits = 0
         self._timer: Any = None
         self._started = connection.event_started
@@ -185,6 +113,19 @@ class Produced:
             )
         )
 
+    def refused(self, index: int, error: KeptError, hosted: HostedPartition | None) -> None:
+        """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
+        results = self._topics[-1][1]
+        if hosted is not None and self.acks != 0:
+            error = in_line(self._connection, error, hosted)
+            if needs_proof(self._connection, error, hosted):
+                epoch = hosted.partition.leader_epoch
+                doubt = Doubt(hosted, epoch, error, len(self._topics) - 1, len(results))
+                self._doubts.append(doubt)
+                results.append(codec.PartitionResult(index, NOT_LEADER_OR_FOLLOWER))
+                return
+        results.append(refusal(self._connection, index, error, hosted))
+
     def written(self, failed: dict[Partition, KeptError]) -> None:
         """The event's writes are done, except for ``failed`` ones: wait for what is still due."""
         # One for this loop: a waiter that is called at once must not answer for those to come.
@@ -200,6 +141,11 @@ class Produced:
             if hosted.sync and self.acks != 0:
                 self._waits += 1
                 hosted.flush(end_offset, self._waiter(topic, place))
+        if self._doubts:
+            membership = self._connection.node.membership
+            assert membership is not None
+            self._waits += 1
+            membership.confirming.ask(self._confirmed)
         self._waits -= 1
         if self._waits == 0:
             self._answer()
@@ -217,6 +163,21 @@ class Produced:
 
         return done
 
+    def _confirmed(self, confirmed: bool) -> None:
+        """This node knew who leads when it refused, or that can't be said."""
+        doubts, self._doubts = self._doubts, []
+        for hosted, leader_epoch, final, topic, place in doubts:
+            partition = hosted.partition
+            error = final
+            if not (confirmed and partition.is_leader and partition.leader_epoch == leader_epoch):
+                error = NotLeaderOrFollower(f"{partition}: another one may lead; {final}")
+            results = self._topics[topic][1]
+            results[place] = refusal(self._connection, results[place].partition, error, hosted)
+        if doubts:
+            self._waits -= 1
+            if self._waits == 0:
+                self._answer()
+
     def _set_error(self, topic: int, place: int, error: BaseException) -> None:
         results = self._topics[topic][1]
         results[place] = failure(results[place].partition, error)
@@ -226,6 +187,7 @@ class Produced:
         self._timer = None
         if self._waits > 0:
             self._waits = -1
+            self._confirmed(False)
             late = _late(self._connection)
             for _, _, topic, place in self._appended:
                 results = self._topics[topic][1]

@@ -181,6 +181,21 @@ class ChangeVotersReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmRequest:
+    """A broker asks whether its metadata is current: one that was replaced does not answer."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmReply:
+    """What was committed before the question is in the image of this ``index``."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskRequest:
     """What somebody asked of a node's ``/api/v1/``, for another node to answer. ``query`` and
     ``body`` are JSON objects.
@@ -207,6 +222,7 @@ CALLS: Final[dict[str, tuple[type, type]]] = {
     "AllocateProducerIds": (AllocateProducerIdsRequest, AllocateProducerIdsReply),
     "Forward": (ForwardRequest, ForwardReply),
     "ChangeVoters": (ChangeVotersRequest, ChangeVotersReply),
+    "Confirm": (ConfirmRequest, ConfirmReply),
     "Ask": (AskRequest, AskReply),
 }
 """Methods of the service ``kept.node.v1.Controller``."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kept.client import protocol
-from kept.node.handlers import produce, produced
+from kept.node.handlers import produce, produced, refusals
 from kept.node.reply import Reply
 from kept.storage.errors import (
     InvalidProducerEpoch,
@@ -55,7 +55,7 @@ class Asker:
     def unblock(self) -> None:
         self.happened.append("unblocked")
 
-    def abort(self) -> None:
+    def abort(self, *_: Any, **__: Any) -> None:
         self.happened.append("aborted")
 
 
@@ -257,21 +257,74 @@ def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
     assert [error for _, error, _ in answers(run)] == [code]
 
 
+class Doubtful(Hosted):
+    """A partition that is led here in epoch 4, as this node thinks."""
+
+    def __init__(self, replicated: bool = True) -> None:
+        super().__init__(replicated)
+        self.partition.is_leader = True
+        self.partition.leader_epoch = 4
+
+
+def refused(asker, error, hosted, acks=-1):
+    """A request whose one batch is refused; and whom its proof was asked of."""
+    questions: list[Any] = []
+    confirming = types.SimpleNamespace(ask=questions.append)
+    asker.node.membership = types.SimpleNamespace(brokering=None, confirming=confirming)
+    request = produced.Produced(asker, 9, 1, acks=acks, timeout_ms=10_000)
+    request.topic(b"t")
+    request.refused(0, error("t-0: 5 came after 3"), hosted)
+    request.written({})
+    return request, questions
+
+
+def code_of(request) -> int:
+    ((_, (result,)),) = request._topics
+    return result.error_code
+
+
 @pytest.mark.parametrize(
-    ("doubts", "replicated", "error", "code"),
+    ("error", "code"), [(OutOfOrderSequenceNumber, 45), (InvalidProducerEpoch, 47)]
+)
+def test_a_leader_proves_that_it_is_one_before_it_says_something_final(asker, error, code):
+    request, (then,) = refused(asker, error, Doubtful())
+    assert asker.happened == []
+    then(True)
+    assert (code_of(request), asker.happened) == (code, ["answered"])
+
+
+@pytest.mark.parametrize("why", ["nobody answers", "another leads", "it was elected anew"])
+def test_without_proof_a_producer_looks_for_the_leader(asker, why):
+    hosted = Doubtful()
+    request, (then,) = refused(asker, OutOfOrderSequenceNumber, hosted)
+    hosted.partition.is_leader = why != "another leads"
+    hosted.partition.leader_epoch += why == "it was elected anew"
+    then(why != "nobody answers")
+    assert (code_of(request), asker.happened) == (6, ["answered"])
+    # What was sent behind it is turned away alike, with nobody asked.
+    request, questions = refused(asker, OutOfOrderSequenceNumber, hosted)
+    assert (code_of(request), questions) == (6, [])
+
+
+def test_a_proof_that_comes_after_the_timeout_is_too_late(asker):
+    request, (then,) = refused(asker, OutOfOrderSequenceNumber, Doubtful())
+    request._expire()
+    then(True)
+    assert (code_of(request), asker.happened) == (6, ["answered"])
+
+
+@pytest.mark.parametrize(
+    ("error", "hosted", "acks", "code"),
     [
-        (True, True, OutOfOrderSequenceNumber, 6),
-        (True, True, InvalidProducerEpoch, 6),
-        (False, True, OutOfOrderSequenceNumber, 45),
-        (True, False, OutOfOrderSequenceNumber, 45),
-        (True, True, NotEnoughReplicas, 19),
+        (NotEnoughReplicas, Doubtful(), -1, 19),
+        (OutOfOrderSequenceNumber, Doubtful(replicated=False), -1, 45),
+        (OutOfOrderSequenceNumber, Doubtful(), 0, 45),
     ],
 )
-def test_a_leader_in_doubt_says_nothing_final_of_sequences(asker, doubts, replicated, error, code):
-    brokering = types.SimpleNamespace(in_doubt=doubts)
-    asker.node.membership = types.SimpleNamespace(brokering=brokering)
-    result = produced.refusal(asker, 0, error("t-0: 5 came after 3"), Hosted(replicated))
-    assert result.error_code == code
+def test_what_needs_no_proof_is_answered_at_once(asker, error, hosted, acks, code):
+    request, questions = refused(asker, error, hosted, acks)
+    assert (code_of(request), questions) == (code, [])
+    assert asker.happened == (["answered"] if acks else ["aborted"])
 
 
 @pytest.mark.parametrize(("first", "code"), [(NotLeaderOrFollower, 6), (NotEnoughReplicas, 19)])
@@ -281,13 +334,13 @@ def test_what_was_sent_behind_a_refused_batch_is_refused_alike(asker, monkeypatc
     gap = OutOfOrderSequenceNumber("sequence 159 after 157")
 
     def told(where, error):
-        return produced.refusal(asker, 0, error, where).error_code
+        return refusals.refusal(asker, 0, error, where).error_code
 
     assert told(hosted, gap) == 45
     assert told(hosted, first("as yet")) == code
     assert [told(hosted, gap), told(hosted, gap)] == [code, code]
     assert told(hosted, InvalidProducerEpoch("0 < 1")) == 47
     assert told(other, gap) == 45
-    monkeypatch.setattr(produced, "BEHIND_S", 0.0)
+    monkeypatch.setattr(refusals, "BEHIND_S", 0.0)
     assert told(other, first("as yet")) == code
     assert told(other, gap) == 45, "nothing is on its way any more"

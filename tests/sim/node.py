@@ -41,6 +41,7 @@ SESSIONS = SessionSettings(
     decision_timeout_ms=5000,
 )  # fmt: skip
 TICK_MS = 100
+CONFIRM_MS, LOOK_MS = 2000, 20
 UNCLEAN = "unclean.leader.election.enable"
 Decision = tuple[Callable[[Image], Sequence[Any]], Callable[[KeptError | None], None]]
 
@@ -79,12 +80,12 @@ class SimNode(RaftApp):
         self.controller: int | None = None
         self.elected_at = 0
         self.acting = False
-        self.awake_ms = self.answered_ms = self.now_ms()
-        self.heard = (0, self.answered_ms)
+        self.awake_ms = self.now_ms()
         self.barrier: object | None = None
         self.deposed = False
         """Since a gap, as long as the sessions have not heard of it."""
         self.behind_barrier: list[tuple[int, Any, Reply]] = []
+        self.confirms: dict[object, Reply] = {}
 
     @property
     def image(self) -> Image:
@@ -122,6 +123,12 @@ class SimNode(RaftApp):
 
     def pass_barrier(self, outcome: Outcome) -> None:
         """Heartbeats that waited are answered, or refused."""
+        for token, index in outcome.reads:
+            if token in self.confirms:
+                self.confirms.pop(token)(index)
+        for token in outcome.lost_reads:
+            if token in self.confirms:
+                self.confirms.pop(token)(NotController("no more", -1))
         if self.barrier not in {*(token for token, _ in outcome.reads), *outcome.lost_reads}:
             return
         self.barrier = None
@@ -149,17 +156,23 @@ class SimNode(RaftApp):
     def may_serve(self) -> bool:
         return self.lifecycle.may_serve(self.now_ms())
 
-    def hear(self) -> None:
-        """What an answer says counts once the image is as new (``node/brokering``)."""
-        index, asked_ms = self.heard
-        if self.image.index >= index:
-            self.answered_ms = asked_ms
+    def confirm(self, then: Callable[[bool], None]) -> None:
+        """Prove that this node knows who leads (``node/confirming``)."""
+        until_ms = self.now_ms() + CONFIRM_MS
 
-    @property
-    def in_doubt(self) -> bool:
-        """No controller answers: others may lead by now."""
-        silent_ms = self.now_ms() - self.answered_ms
-        return silent_ms > 2 * LIFECYCLE.heartbeat_interval_ms
+        def wait(index: int) -> None:
+            if self.image.index >= index or self.now_ms() > until_ms:
+                then(self.image.index >= index)
+            else:
+                self.machine.after_ms(LOOK_MS, wait, index)
+
+        def answered(answer: Any) -> None:
+            if isinstance(answer, int):
+                wait(answer)
+            else:
+                then(False)
+
+        self.ask_controller("confirm", None, answered)
 
     def die_of(self, error: Exception) -> None:
         raise Exited(str(error))
@@ -188,7 +201,6 @@ class SimNode(RaftApp):
         self.history.checks.metadata(image.index, image, delta)
         self.replicas.apply(image, delta)
         self.live(lifecycle.ImageApplied(image, self.now_ms()))
-        self.hear()
 
     def moved(self) -> None:
         """Role or image changed."""
@@ -342,6 +354,16 @@ class SimNode(RaftApp):
         self.perform(effects)
         reply(answer)
 
+    def serve_confirm(self, source: int, request: None, reply: Reply) -> None:
+        token = object()
+        try:
+            self.member.read_barrier(token)
+        except NotController as error:
+            reply(error)
+            return
+        self.confirms[token] = reply
+        self.pump()
+
     def serve_alter_isrs(self, source: int, request: Any, reply: Reply) -> None:
         if not self.sessions.active:
             reply(NotController("no", -1))
@@ -404,7 +426,7 @@ class SimNode(RaftApp):
                     logs = self.logs(effect.report)
                     self.ask_controller(
                         "heartbeat", (effect, logs),
-                        partial(self.heartbeat_answered, effect.number, self.now_ms()),
+                        partial(self.heartbeat_answered, effect.number),
                     )  # fmt: skip
                 case lifecycle.StopServing():
                     self.machine.world.note(self.machine.name, f"serves nobody: {effect.reason}")
@@ -423,10 +445,8 @@ class SimNode(RaftApp):
         else:
             self.live(lifecycle.Registered(answer, self.now_ms()))
 
-    def heartbeat_answered(self, number: int, asked_ms: int, answer: Any) -> None:
+    def heartbeat_answered(self, number: int, answer: Any) -> None:
         if isinstance(answer, HeartbeatAnswer):
-            self.heard = (answer.index, asked_ms)
-            self.hear()
             self.live(lifecycle.HeartbeatAnswered(number, answer, self.now_ms()))
         else:
             self.live(lifecycle.HeartbeatFailed(number, answer, self.now_ms()))

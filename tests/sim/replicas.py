@@ -379,9 +379,10 @@ class Replicas:
             info = partition.append(checked, self.machine.wall_ms, request.acks)
             partition.write()
         except KeptError as error:
-            if isinstance(error, OF_SEQUENCES) and self.node.in_doubt:
-                error = NotLeaderOrFollower("no controller answers")
-            reply(ProduceAnswer(type(error).__name__))
+            if isinstance(error, OF_SEQUENCES):
+                self.node.confirm(self._proven(partition, error, reply))
+            else:
+                reply(ProduceAnswer(type(error).__name__))
             self.settle(tp)
             return
         self.node.history.served(self.node, tp, partition.leader_epoch)
@@ -407,6 +408,18 @@ class Replicas:
     def acknowledge(self, tp: TopicPartition, batch: batches.Batch, reply: Reply) -> None:
         self.acks.append((tp, batch, reply))
         self.settle(tp)
+
+    def _proven(self, partition: Partition, error: KeptError, reply: Reply) -> Callable[..., None]:
+        """What is final goes out if this node leads what it led when it said so."""
+        epoch = partition.leader_epoch
+
+        def then(confirmed: bool) -> None:
+            if confirmed and partition.is_leader and partition.leader_epoch == epoch:
+                reply(ProduceAnswer(type(error).__name__))
+            else:
+                reply(ProduceAnswer("NotLeaderOrFollower"))
+
+        return then
 
     def serve_read(self, source: int, request: ReadRequest, reply: Reply) -> None:
         partition = self.partitions.get(request.tp)

@@ -78,6 +78,8 @@ CALL_VALUES = [
     calls.ChangeVotersRequest(True, 4, None, "host", 10092),
     calls.ChangeVotersRequest(False, 4, ID),
     calls.ChangeVotersReply(12),
+    calls.ConfirmRequest(3, 5),
+    calls.ConfirmReply(12),
     calls.AskRequest("GET", "/api/v1/topics", '{"segments": "true"}', "{}"),
     calls.AskReply(200, b'{"topics": []}'),
     manifests.PullManifestsRequest(3, 5, (

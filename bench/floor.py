@@ -18,22 +18,27 @@ FLOOR = "floor"
 """Whose figures these are, where others say kept or kafka."""
 PIECE_BYTES = 1_048_000
 TOUCHED_BYTES = 8e9
-"""What one broker and the floor write in the section ``produce``, and more."""
 
 
 def touch(bench: Bench) -> None:
-    """Have the page cache use so much memory as the sections will, before they are measured.
+    """What it costs that the page cache takes memory for the first time, and memory just used.
 
-    On a virtual machine the first touch of memory is paid by the host, in the time of whoever comes
-    first: here that is nobody. What it costs is among the figures.
+    On a virtual machine the first touch is paid by the host, in the time of whoever comes first,
+    and again and again where free memory is given back to the host (free page reporting).
     """
     for what in ("the first time", "again"):
         spent = _written(bench, PIECE_BYTES, int(TOUCHED_BYTES * bench.scale / PIECE_BYTES))
         bench.add("machine", f"write(2) of 1 MB, {what}", FLOOR, "CPU-s/GB", spent)
 
 
+def use_memory(bench: Bench, size_bytes: float) -> None:
+    """Have so much free memory be such as was used a moment ago, for what is measured next."""
+    _written(bench, PIECE_BYTES, max(1, int(size_bytes / PIECE_BYTES)))
+
+
 def produce(bench: Bench, name: str, frame: bytes, count: int) -> None:
     """The floor of a produce figure, and of its writing alone."""
+    use_memory(bench, count * len(frame))
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         port = free_port()
         command = [str(bench.floor), "sink", str(port), folder, str(len(frame))]

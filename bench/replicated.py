@@ -12,6 +12,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
+import floor
 import frames
 from rig import GB, Bench
 from trios import NODES, Trio
@@ -29,10 +30,10 @@ WARM_ENOUGH = 0.9
 before it, at least three and at most nine: Java's compiler takes some 20,000 requests."""
 MEASURE_S = 1.0
 IDLE_S = 5.0
-LEAST_REQUESTS = 160
-CELL_BYTES = 0.15e9
-"""No more than so much in one measurement, on a new topic for each number of connections: memory
-that a virtual machine has not used yet makes the page cache several times as dear."""
+LEAST_REQUESTS = 48
+CELL_BYTES = 0.1e9
+"""No more than so much in one measurement: what is written is to find memory that was used a moment
+ago (:func:`floor.use_memory`)."""
 SETTINGS = {"log_segment_delete_delay_ms": "500"}
 DELETED_S = 1.5
 LATENCY_RATE = 500
@@ -152,6 +153,7 @@ def cell(load: Load, what: str, size: int, connections: int) -> None:
     partition, leader = load.place(topic)
     frame = _frame(topic, partition, size)
     count = load.count_for(leader, frame, connections, MEASURE_S * bench.scale)
+    floor.use_memory(bench, NODES * REPEATS * count * len(frame))
     costs = [load.cost(leader, frame, connections, count) for _ in range(REPEATS)]
     load.drop(topic)
     middle = sorted(costs, key=lambda cost: cost.total)[REPEATS // 2]

@@ -38,9 +38,10 @@ Two columns tell the machine's share from ours. *Floor* is a C program in the br
 (`bench/floor.c`): it receives the same frames, writes them to files on the same filesystem and
 answers, looking at nothing; "write(2) alone" is the writing without the network. *Scaled* is the
 goal times what Kafka needs here by what it needed where the goal was set: a machine on which
-everything takes longer moves it as much. Before the first section so much memory as the sections
-will use is written once: on a virtual machine the first touch is the host's, at the cost of whoever
-comes first.
+everything takes longer moves it as much. Before each figure of writing so much memory as it takes
+is used and freed: on a virtual machine the first touch of memory is the host's, at the cost of
+whoever comes first, and a host that is given free memory back has it touched for the first time
+every few seconds (the two figures of "Machine" tell what that costs).
 """
 
 

@@ -12,14 +12,18 @@ from kept.cluster.image import Image, TopicImage
 from kept.cluster.records import NO_LEADER, MetadataRecord, PartitionRecord
 from kept.node.error_codes import code_for, message_for
 from kept.node.handlers.decisions import decide
-from kept.node.handlers.metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, offline_replicas
+from kept.node.handlers.metadata import (
+    CLUSTER_OPERATIONS,
+    TOPIC_OPERATIONS,
+    missing_code,
+    offline_replicas,
+)
 from kept.storage.errors import (
     InvalidRequest,
     NotController,
     PeerError,
     RetriableError,
     SecurityDisabled,
-    UnknownTopicOrPartition,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +106,7 @@ def describe_topic_partitions(ctx: RequestContext, request: Any) -> Values:
     image = node.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
     if cursor is not None:
-        if cursor.partition_index < 0 or (request.topics and cursor.topic_name > max(names)):
+        if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
             return _cursor_refused(request)
         names = [name for name in names if name >= cursor.topic_name]
     limit = request.response_partition_limit
@@ -145,10 +149,10 @@ def _cursor_refused(request: Any) -> Values:
 
 def _unknown_topic(name: str) -> dict[str, Any]:
     return {
-        "error_code": code_for(UnknownTopicOrPartition(name)),
+        "error_code": missing_code(name),
         "name": name,
         "topic_id": None,
-        "is_internal": False,
+        "is_internal": name in INTERNAL_TOPICS,
         "partitions": (),
         "topic_authorized_operations": TOPIC_OPERATIONS,
     }

@@ -7,6 +7,7 @@ metrics, groups, loggers) have no settings here.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kept.node.api import RequestContext
     from kept.node.server import Node
 
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 
 Decision = Callable[[Image, Any], Sequence[MetadataRecord]]
@@ -101,11 +103,9 @@ def _entries(node: Node, resource_type: int, name: str) -> list[Entry]:
 
 
 def _check_broker_id(node: Node, name: str, what: str, otherwise: str = "") -> None:
-    try:
-        number = int(name)
-    except ValueError:
-        raise InvalidRequest(f"{what} must be an integer, but it is: {name}") from None
-    if number != node.node_id or "_" in name:
+    if not _INTEGER.fullmatch(name):
+        raise InvalidRequest(f"{what} must be an integer, but it is: {name}")
+    if int(name) != node.node_id:
         raise InvalidRequest(
             f"Unexpected broker id, expected {node.node_id}{otherwise}, but received {name}"
         )

@@ -90,7 +90,7 @@ def delete_groups(ctx: RequestContext, request: Any) -> Answer:
     """Delete groups that have no members, with their offsets."""
     by_shard: dict[Shard, list[str]] = {}
     refused: list[tuple[str, ErrorCode]] = []
-    for group in request.groups_names:
+    for group in dict.fromkeys(request.groups_names):
         try:
             by_shard.setdefault(coordinator(ctx).shard(group), []).append(group)
         except KeptError as refusal:

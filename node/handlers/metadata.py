@@ -115,6 +115,8 @@ def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
         answer["cluster_authorized_operations"] = CLUSTER_OPERATIONS
     if getattr(request, "include_topic_authorized_operations", False):
         for topic in answer["topics"]:
+            if topic["error_code"] == error_codes.UNKNOWN_TOPIC_ID:
+                continue
             topic["topic_authorized_operations"] = TOPIC_OPERATIONS
     return answer
 
@@ -130,8 +132,15 @@ def _answer(
         if found is not None:
             topics.append(_topic(ctx, image, found))
         else:
-            code = refused.get(name, _missing_code(name))
-            topics.append({"error_code": code, "name": name, "topic_id": NO_ID, "partitions": ()})
+            topics.append(
+                {
+                    "error_code": refused.get(name, missing_code(name)),
+                    "name": name,
+                    "topic_id": NO_ID,
+                    "is_internal": name in INTERNAL_TOPICS,
+                    "partitions": (),
+                }
+            )
     topics += [
         {
             "error_code": error_codes.UNKNOWN_TOPIC_ID,
@@ -163,7 +172,8 @@ def _answer(
     }
 
 
-def _missing_code(name: str) -> int:
+def missing_code(name: str) -> int:
+    """The error of a topic that is not there, or that no topic can be."""
     from kept.cluster.controller import check_topic_name
 
     try:

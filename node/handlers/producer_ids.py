@@ -91,8 +91,13 @@ class ProducerIds:
 
 
 def init_producer_id(ctx: RequestContext, request: Any) -> Answer:
-    """A producer id and epoch 0, or the next epoch of the producer that asks (KIP-360)."""
-    if request.transactional_id is not None:
+    """A producer id and epoch 0, or the next epoch of the producer that asks (KIP-360).
+
+    A producer names its id and its epoch, or neither.
+    """
+    has_id = getattr(request, "producer_id", -1) != -1
+    has_epoch = getattr(request, "producer_epoch", -1) != -1
+    if request.transactional_id is not None or has_id != has_epoch:
         return {
             "error_code": error_codes.INVALID_REQUEST,
             "producer_id": -1,

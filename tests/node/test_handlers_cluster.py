@@ -83,6 +83,15 @@ def test_topics_by_name_in_order(topics):
     )
 
 
+def test_names_that_no_topic_can_have_and_topics_that_are_yet_to_be(lone):
+    names = [{"name": name} for name in ("a b", "__consumer_offsets")]
+    answer = lone.ask(75, 0, topics=names, response_partition_limit=9, cursor=None)
+    assert [(t.name, t.error_code.name, t.is_internal) for t in answer.topics] == [
+        ("__consumer_offsets", "unknown_topic_or_partition", True),
+        ("a b", "invalid_topic_exception", False),
+    ]
+
+
 def test_all_topics(topics):
     assert pages(topics, []) == ([("comp", "none", [0]), ("plain", "none", [0, 1, 2])], None)
 
@@ -116,7 +125,9 @@ def test_a_cursor_at_a_topic_that_is_gone(topics):
 
 
 def test_cursors_refused(topics):
-    for cursor in (("zzz", 0), ("plain", -1)):
+    """A cursor stands at a topic of the request, which need not exist."""
+    assert pages(topics, ["nope", "plain"], 9, ("nope", 0))[0][0][0] == "nope"
+    for cursor in (("zzz", 0), ("plain", -1), ("a", 0), ("comp", 0)):
         found, following = pages(topics, ["plain"], 9, cursor)
         assert found == [("plain", "invalid_request", [])]
         assert following is None

@@ -142,6 +142,7 @@ def test_types_of_broker_settings(name):
         (TOPIC, "a b", "invalid_topic_exception", "Topic name is invalid: 'a b' contains"),
         (BROKER, "7", "invalid_request", "Unexpected broker id, expected 0 or empty string, but"),
         (BROKER, "x", "invalid_request", "Broker id must be an integer, but it is: x"),
+        (BROKER, " 0", "invalid_request", "Broker id must be an integer, but it is:  0"),
         (3, "x", "invalid_request", "Unknown resource type 3"),
         (8, "0", "invalid_request", "BROKER_LOGGER has no settings here"),
         (32, "g", "invalid_request", "GROUP has no settings here"),

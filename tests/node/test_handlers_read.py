@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 NOWHERE = -(2**31)
@@ -49,3 +51,20 @@ def test_metadata_tells_operations_when_asked(lone, version):
         }
         if version <= 10:
             assert answer.cluster_authorized_operations == (8096 if asked else NOWHERE)
+
+
+def test_metadata_of_topics_that_are_not_there(lone):
+    """Of an id that nobody knows nothing is told, of an internal topic that it is one."""
+    unknown = uuid.UUID(int=77)
+    wanted = [{"name": None, "topic_id": unknown}, {"name": "__consumer_offsets", "topic_id": None}]
+    answer = lone.ask(
+        3,
+        13,
+        topics=wanted,
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+    )
+    found = {t.error_code.name: t for t in answer.topics}
+    assert found["unknown_topic_id"].topic_authorized_operations == NOWHERE
+    assert found["unknown_topic_or_partition"].is_internal
+    assert found["unknown_topic_or_partition"].topic_authorized_operations == 3576

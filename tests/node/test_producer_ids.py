@@ -41,6 +41,15 @@ async def asked(ctx: Any) -> Any:
     return await answer
 
 
+@pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 0), (10**6, -1)])
+def test_a_producer_names_its_id_and_its_epoch_or_neither(producer_id, epoch):
+    """Half of it is a client's bug, which a fresh id would hide (KIP-360)."""
+    request = SimpleNamespace(transactional_id=None, producer_id=producer_id, producer_epoch=epoch)
+    answer: Any = init_producer_id(SimpleNamespace(), request)
+    assert answer["error_code"] == ErrorCode.invalid_request
+    assert answer["producer_id"] == -1
+
+
 def node(membership: Membership) -> Any:
     made = SimpleNamespace(membership=membership, loop=asyncio.get_running_loop())
     made.producer_ids = ProducerIds(made)

@@ -14,6 +14,7 @@ from kept.node.peers import grpc_options
 from kept.node.peers.private import PrivateServer
 from kept.node.rpc import admin, broker, health
 from kept.node.rpc.gateway import Gateway
+from kept.node.rpc.symbols import Symbols
 
 # isort: split
 import grpc
@@ -58,7 +59,8 @@ class Server:
             health.Health(node, names),
         )
         server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
-        reflection.enable_server_reflection((*names, health.NAME, reflection.SERVICE_NAME), server)
+        listed = (*names, health.NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, server, Symbols())
         await self._private.start(server)
 
     async def stop(self) -> None:

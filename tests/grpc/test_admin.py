@@ -21,6 +21,7 @@ from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
 from kept.node import http_routes
 from kept.node.proto import admin_pb2
+from kept.node.rpc.symbols import Symbols
 from kept.storage.layout import lost_file
 
 Code = grpc.StatusCode
@@ -197,6 +198,11 @@ def test_reflection_lists_every_service_with_its_types(rpc):
     assert services >= {"broker.Broker", "kept.Admin", "grpc.health.v1.Health"}
     file = database.FindFileContainingSymbol("broker.Broker")
     assert [m.name for m in file.service[0].method] == ["CreateTopic", "Produce", "Consume"]
+    for member in ("broker.Broker.Produce", "broker.ProduceRequest.payload", "kept.Admin.Topic"):
+        assert database.FindFileContainingSymbol(member).package == member.split(".")[0]
+    for nothing in ("broker.Broker.Consum", "broker.None", "kept.Admin.", "x.y.z"):
+        with pytest.raises(KeyError):
+            Symbols().FindFileContainingSymbol(nothing)
 
 
 def test_health(rpc):

@@ -17,6 +17,9 @@ A log in use moves while it is read: compaction removes on one replica what was 
 So whatever is found is looked for again, with new ends, and only what stays is reported.
 
 Where replicas are cleaned each by itself, as in Apache Kafka, ``superseded`` is no fault.
+
+A strategy that is not built in is run as it is, over what is there: every replica is judged by it,
+the strategy by nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kept.compaction.strategy import rules
 from kept.pipeline import survivors
 from kept.pipeline.exports import Export, load
 from kept.pipeline.faults import REFERENCE, Expected, find, held
@@ -59,6 +63,8 @@ NEVER_SEEN: Final = (
     "key is left",
     "replicas that are not in sync: they are not read",
 )
+OWN: Final = "whether the strategy {} is right: Spark runs it as it is, it has no other one of it"
+"""Of a strategy that is not built in."""
 
 
 class Finding(NamedTuple):
@@ -129,7 +135,7 @@ def audit(
         if same or time.monotonic() >= end:
             break
     found.reference = reference
-    found.blind = (*(BLIND if reference is None else STILL_BLIND), *NEVER_SEEN)
+    found.blind += (*(BLIND if reference is None else STILL_BLIND), *NEVER_SEEN)
     return found
 
 
@@ -143,27 +149,29 @@ def _look(
     with connect(bootstrap) as client:
         bounds = bounds_of(client, topic)
         in_sync, absent = _replicas(client, topic)
-    rules = survivors.rules_of(survivors.strategy_of(bounds.config))
+    strategy = survivors.strategy_of(bounds.config)
     nodes = sorted({node for several in in_sync.values() for node in several})
     parts = []
     for node in nodes:
         there = [p for p, several in in_sync.items() if node in several]
         rows = records(spark, bootstrap, _only(bounds, there), replica=node)
-        parts.append(held(rows, node, rules))
+        parts.append(held(rows, node, strategy))
     covered = None
     if reference is not None:
         export, rows = reference
         covered = _covered(export, bounds)
-        parts.append(held(rows, REFERENCE, rules))
+        parts.append(held(rows, REFERENCE, strategy))
     every = reduce(lambda a, b: a.unionByName(b), parts).cache()
     expected = Expected(in_sync, bounds.starts, covered)
     compacted = "compact" in bounds.config.get("cleanup.policy", "delete")
-    faults = find(every, rules, expected, compacted=compacted).cache()
+    faults = find(every, strategy, expected, compacted=compacted).cache()
     try:
         listed = [_finding(row) for row in faults.limit(MOST + 1).collect()]
         total = len(listed) if len(listed) <= MOST else faults.count()
         listed.sort(key=lambda one: (one.partition, one.offset, one.kind, one.replica))
-        return Audit(topic, nodes, absent, every.count(), listed[:MOST], total)
+        made = Audit(topic, nodes, absent, every.count(), listed[:MOST], total)
+        made.blind = () if rules(strategy) is not None else (OWN.format(type(strategy).__name__),)
+        return made
     finally:
         faults.unpersist()
         every.unpersist()

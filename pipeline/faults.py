@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kept.compaction.strategy import rules
 from kept.pipeline import survivors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from kept.compaction.strategy import Rule
+    from kept.compaction.strategy import Strategy
 
 REFERENCE: Final = -1
 """Stands for the reference among the replicas."""
@@ -35,8 +36,10 @@ class Expected:
     covered: Mapping[int, tuple[int, int]] | None = None
 
 
-def held(rows: DataFrame, replica: int, rules: Sequence[Rule]) -> DataFrame:
-    """The records that a replica holds: where, the key, and a digest of everything in them."""
+def held(rows: DataFrame, replica: int, strategy: Strategy) -> DataFrame:
+    """The records that a replica holds: where, the key, a digest of everything in them, and what
+    the strategy goes by.
+    """
     from pyspark.sql import functions as f
 
     def text(column: Column) -> Column:
@@ -57,12 +60,20 @@ def held(rows: DataFrame, replica: int, rules: Sequence[Rule]) -> DataFrame:
         ).cast("binary")
     )  # fmt: skip
     made = rows.withColumn("tombstone", f.col("value").isNull()).withColumn("digest", digest)
-    made = survivors.with_version(made, rules).withColumn("replica", f.lit(replica))
-    return made.select(*_WHERE, "tombstone", "version", "digest", "replica")
+    made = made.withColumn("replica", f.lit(replica))
+    known = rules(strategy)
+    if known is not None:
+        made = survivors.with_version(made, known)
+    return made.select(*_WHERE, "tombstone", *_goes_by(strategy), "digest", "replica")
+
+
+def _goes_by(strategy: Strategy) -> tuple[str, ...]:
+    """The columns that a strategy needs: one that is not built in takes whole records."""
+    return ("value", "headers", "timestamp") if rules(strategy) is None else ("version",)
 
 
 def find(
-    records: DataFrame, rules: Sequence[Rule], expected: Expected, *, compacted: bool
+    records: DataFrame, strategy: Strategy, expected: Expected, *, compacted: bool
 ) -> DataFrame:
     """The faults, a row each: kind, topic, partition, offset, key, replica, detail.
 
@@ -75,7 +86,7 @@ def find(
     nodes = _map({p: f.array(*(f.lit(n) for n in ns)) for p, ns in expected.nodes.items()})
     there = records.filter(f.col("offset") >= starts[f.col("partition")])
     each = there.groupBy("topic", "partition", "offset").agg(
-        f.max_by(f.struct("key", "tombstone", "version"), "replica").alias("one"),
+        f.max_by(f.struct("key", "tombstone", *_goes_by(strategy)), "replica").alias("one"),
         f.collect_set("replica").alias("holders"),
         f.sort_array(f.collect_set(f.struct("replica", "digest"))).alias("digests"),
     )
@@ -85,10 +96,11 @@ def find(
     each = each.withColumn("returned", _returned(expected))
     if compacted:
         # What came back counts for nothing, so it is judged apart.
-        judged = survivors.surviving(each, rules, apart=("returned",))
+        judged = survivors.judged(each.filter("not returned"), strategy)
     else:
-        judged = each.withColumn("survives", f.lit(True))
-    judged = judged.withColumn("survives", f.col("survives") & ~f.col("returned"))
+        judged = each.filter("not returned").withColumn("survives", f.lit(True))
+    again = each.filter("returned").withColumn("survives", f.lit(False))
+    judged = judged.unionByName(again)
     found = f.concat(_divergent(), _returns(), _missing(), _outdated())
     told = _winners(judged).select(*_WHERE, f.explode(found).alias("fault"))
     return told.select("fault.kind", *_WHERE, "fault.replica", "fault.detail")

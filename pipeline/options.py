@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from kept.client.positions import EARLIEST, LATEST
 from kept.client.view import parse_bootstrap
 from kept.storage.errors import InvariantViolation, PeerError
-from kept.storage.types import Codec, IsolationLevel, TopicPartition
+from kept.storage.types import MAX_INT32, Codec, IsolationLevel, TopicPartition
 
 _T = TypeVar("_T")
 
@@ -269,13 +269,13 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_bytes_per_partition=o.take("maxBytesPerPartition", _positive, None),
         replica=None if streaming else o.take("replica", _node, None),
         until_caught_up=not streaming and o.take("untilCaughtUp", _boolean, False),
-        poll_timeout_ms=o.take("kafkaConsumer.pollTimeoutMs", _positive, 60_000),
-        max_wait_ms=o.take("kafka.fetch.max.wait.ms", _positive, 500),
-        fetch_bytes=o.take("kafka.max.partition.fetch.bytes", _positive, 8 << 20),
+        poll_timeout_ms=o.take("kafkaConsumer.pollTimeoutMs", _int32, 60_000),
+        max_wait_ms=o.take("kafka.fetch.max.wait.ms", _int32, 500),
+        fetch_bytes=o.take("kafka.max.partition.fetch.bytes", _int32, 8 << 20),
         no_match_is_latest=o.take("startingOffsetsByTimestampStrategy", _strategy, False),
         **per_trigger,
     )
-    o.take("kafka.fetch.max.bytes", _positive, 0)
+    o.take("kafka.fetch.max.bytes", _int32, 0)
     o.finish()
     if options.until_caught_up:
         _check_until_caught_up(options)
@@ -308,7 +308,7 @@ def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOp
         _connection(o),
         topic=o.take("topic", _topic, None),
         codec=o.take("kafka.compression.type", _codec, Codec.NONE),
-        batch_bytes=o.take("kafka.batch.size", _positive, 512 << 10),
+        batch_bytes=o.take("kafka.batch.size", _int32, 512 << 10),
         include_timestamps=o.take("includeTimestamps", _boolean, False),
         exactly_once=o.take("exactlyOnce", _boolean, False),
         ledger=o.take("ledgerTopic", _topic, "kept-spark-ledger"),
@@ -349,7 +349,7 @@ def _connection(o: _Options) -> Connection:
     return Connection(
         where[1],
         client_id=o.take("kafka.client.id", _any, "kept-spark"),
-        timeout_ms=o.take("kafka.request.timeout.ms", _positive, 30_000),
+        timeout_ms=o.take("kafka.request.timeout.ms", _int32, 30_000),
     )
 
 
@@ -421,6 +421,12 @@ def _boolean(name: str, text: str) -> bool:
 def _positive(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) == 0:
         raise _bad(name, text, "a whole number above 0")
+    return int(text)
+
+
+def _int32(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or not 0 < int(text) <= MAX_INT32:
+        raise _bad(name, text, f"a whole number from 1 to {MAX_INT32}")
     return int(text)
 
 

@@ -78,6 +78,9 @@ class KeptSource(DataSource):
 def check_columns(schema: StructType, options: ReadOptions) -> None:
     """Refuse a schema that the source cannot fill. Raises BadOption."""
     given = {field.name: field.dataType.simpleString() for field in schema.fields}
+    twice = [name for name in given if schema.names.count(name) > 1]
+    if twice:
+        raise BadOption(f"schema: the column {twice[0]} is named more than once")
     check_schema(given, options.include_headers)
 
 

@@ -67,16 +67,15 @@ def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
 
 
 def surviving(
-    rows: DataFrame, known: Sequence[Rule], *, apart: Sequence[str] = ()
+    rows: DataFrame, known: Sequence[Rule]
 ) -> DataFrame:  # fmt: skip
     """The rows with ``survives``: whether the record is what its rule keeps of its key. Expired
-    tombstones are among them; a record without a key never survives. Rows that differ in the
-    columns ``apart`` know nothing of each other.
+    tombstones are among them; a record without a key never survives.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.window import Window
 
-    key = Window.partitionBy(*KEY, *apart)
+    key = Window.partitionBy(*KEY)
     newest = key.orderBy(f.col("offset").desc())
     newer = newest.rowsBetween(Window.unboundedPreceding, -1)
     best = key.orderBy(f.col("version").desc(), f.col("offset").desc())
@@ -100,6 +99,21 @@ def surviving(
         verdict = f.when(_has_prefix(rule.prefix), kept).otherwise(verdict)
     verdict = f.coalesce(verdict & f.col("key").isNotNull(), f.lit(False))
     return made.withColumn("survives", verdict).drop("_rank", "_deleted", "_best")
+
+
+def judged(rows: DataFrame, strategy: Strategy) -> DataFrame:
+    """The rows with ``survives``, by any strategy: a built-in one as Spark computes it, another one
+    by itself; for that, ``rows`` have ``value``, ``headers`` and ``timestamp`` as well.
+    """
+    from pyspark.sql import functions as f
+
+    known = rules(strategy)
+    if known is not None:
+        return surviving(rows, known)
+    where = ["topic", "partition", "offset"]
+    history = rows.select(*where, "key", "value", "headers", "timestamp")
+    kept = by_strategy(history, strategy).select(*where, f.lit(True).alias("survives"))
+    return rows.join(kept, where, "left").fillna({"survives": False})
 
 
 def _has_prefix(prefix: bytes) -> Column:

@@ -165,11 +165,16 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> Rows:
     where they have none.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     there = set(batch.schema.names)
     partitions = None
     if "partition" in there:
-        partitions = _numbers(batch.column("partition").cast(pa.int32()).fill_null(-1))
+        column = batch.column("partition").cast(pa.int32())
+        least = pc.min(column).as_py()
+        if least is not None and least < 0:
+            raise BadRow(f"a row for partition {least}: it must be at least 0, or null")
+        partitions = _numbers(column.fill_null(-1))
     return Rows(
         batch.num_rows,
         _strings(batch.column("key")) if "key" in there else None,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kept.compaction.strategy import Latest, Strategy
 from kept.pipeline.faults import REFERENCE, Expected, find, held
-from kept.pipeline.survivors import rules_of, strategy_of
+from kept.pipeline.survivors import strategy_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -15,7 +16,6 @@ SCHEMA = (
     "topic string, partition int, offset bigint, key binary, value binary, ms bigint,"
     " headers array<struct<key:string,value:binary>>"
 )
-RULES = rules_of(strategy_of({}))
 SOUND = {1: (b"b", b"1"), 2: (b"a", b"2"), 3: (b"c", b"1"), 5: (b"d", None), 6: (b"e", b"1")}
 FAULTY = {
     0: (b"a", b"1"), 1: (b"b", b"X"), 2: (b"a", b"2"), 4: (b"d", b"1"), 6: (b"e", b"1"),
@@ -26,16 +26,33 @@ OF_ONE = {
 LOST = {("missing", 7, n) for n in range(3)}
 
 
-def test_faults_by_kind_offset_and_replica(spark: Any) -> None:
+class OfOnesOwn(Latest):
+    """Not built in, though it does the same."""
+
+
+HIGHEST = {"kept.compaction.strategy": "highest-version"}
+PREFIXES = {
+    "kept.compaction.strategy": "by-key-prefix",
+    "kept.compaction.prefixes": "a=latest-n:1,d=highest-version",
+}
+LATEST_N = {"kept.compaction.strategy": "latest-n", "kept.compaction.latest.n": "1"}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [*(strategy_of(config) for config in ({}, HIGHEST, LATEST_N, PREFIXES)), OfOnesOwn()],
+    ids=["latest", "highest-version", "latest-n", "by-key-prefix", "of-ones-own"],
+)
+def test_faults_by_kind_offset_and_replica(spark: Any, strategy: Strategy) -> None:
     def holds(replica: int, records: dict[int, tuple[bytes, bytes | None]]) -> Any:
         rows = [("t", 0, offset, key, value, 5, None) for offset, (key, value) in records.items()]
         frame = spark.createDataFrame(rows, SCHEMA)
         frame = frame.selectExpr("*", "timestamp_millis(ms) timestamp")
-        return held(frame, replica, RULES)
+        return held(frame, replica, strategy)
 
     def found(frame: Any, covered: Any = None) -> set[tuple[str, int, int]]:
         expected = Expected({0: (0, 1, 2)}, {0: 0}, covered)
-        rows = find(frame, RULES, expected, compacted=True).collect()
+        rows = find(frame, strategy, expected, compacted=True).collect()
         return {(row.kind, row.offset, row.replica) for row in rows}
 
     three = holds(0, SOUND).unionByName(holds(1, SOUND)).unionByName(holds(2, FAULTY))

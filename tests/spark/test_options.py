@@ -128,6 +128,7 @@ REFUSED = [
     ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism is no option"),
     ({**READ, "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported"),
     ({**READ, "maxOffsetsPerTrigger": "1"}, "maxOffsetsPerTrigger is an option of a streaming"),
+    ({**READ, "kafka.max.partition.fetch.bytes": "3000000000"}, "from 1 to 2147483647"),
     ({**READ, "topic": "b"}, "topic is an option of a batch write"),
     ({**READ, "minPartitions": "0"}, "a whole number above 0"),
     ({**READ, "failOnDataLoss": "yes"}, "true or false"),

@@ -148,6 +148,7 @@ def test_a_schema_of_fewer_columns(read, client, kept_broker):
     for schema, why in (
         ("value string", "value is binary, it cannot be read as string"),
         ("payload binary", "no column payload"),
+        ("offset bigint, offset bigint", "the column offset is named more than once"),
         ("headers array<struct<key:string,value:binary>>", "needs includeHeaders=true"),
     ):
         with pytest.raises(Exception, match=why):

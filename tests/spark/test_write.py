@@ -112,6 +112,7 @@ def test_refusals_name_what_is_wrong(spark, client, kept_broker):
         (df, {"topic": topic + "x"}, f"has no topic {topic}x; did you mean {topic}?"),
         (df, {"topic": topic, "kafka.acks": "1"}, "acks=all"),
         (df, {"topics": topic}, "did you mean topic?"),
+        (df.selectExpr("value", "-1 partition"), {"topic": topic}, "must be at least 0, or null"),
         (df.selectExpr("value", "9 partition"), {"topic": topic}, "partition 9: the topic has 1"),
         (df.selectExpr("value", "string(null) topic"), {}, "a row whose topic is null"),
         (df.selectExpr("repeat(value, 5000) value"), {"topic": topic}, "MESSAGE_TOO_LARGE"),

@@ -10,8 +10,7 @@ followed by a probe at once: *refused* means nobody listens, and *another incarn
 the one we know is gone; either fences immediately. The same incarnation is alive and will come
 back; an unanswered probe proves nothing. Both leave the judgement to ``session_timeout_ms`` without
 a heartbeat, and are probed again meanwhile. A new controller has no connections to lose, so it
-probes every unfenced broker when it starts. Where this node found nobody listening a moment before,
-leading or not, silence is answer enough: a container's address goes with it.
+probes every unfenced broker when it starts.
 
 **No false fencing.** Silence counts only while the controller itself was awake: after a gap in its
 own events longer than ``stall_ms`` every session starts afresh. A decision to fence looks again
@@ -144,7 +143,6 @@ class _Session:
     connected: bool = False
     heard: bool = False  # a heartbeat of this process arrived in this controller's time
     dead: str = ""  # the evidence of its death
-    found_gone: bool = False  # nobody listened at its address, a moment ago
     probing: bool = False
     probe_at_ms: int | None = None  # the next probe is due then
     wants_shutdown: bool = False
@@ -172,8 +170,6 @@ class Sessions:
         self._seen: dict[PartitionKey, tuple[int, int, int]] = {}
         """Unsettled partition -> (partition epoch, image index, time) when it was seen first."""
         self._leaderless_since: dict[PartitionKey, int] = {}
-        self._gone_before: dict[int, int] = {}
-        """Broker -> when it was found gone while this node did not lead."""
 
     # Life of the controller.
 
@@ -188,10 +184,7 @@ class Sessions:
         self._follow(image)
         for broker_id, session in self._sessions.items():
             if not image.brokers[broker_id].fenced:
-                since_ms = now_ms - self.settings.session_timeout_ms
-                session.found_gone = self._gone_before.get(broker_id, since_ms) > since_ms
                 self._probe(broker_id, session, effects)
-        self._gone_before.clear()
         return effects
 
     def stop(self) -> None:
@@ -272,7 +265,7 @@ class Sessions:
             )
         session.last_contact_ms = now_ms
         session.connected = session.heard = True
-        session.dead, session.probe_at_ms, session.found_gone = "", None, False
+        session.dead, session.probe_at_ms = "", None
         session.applied_index = max(session.applied_index, applied_index)
         session.wants_shutdown = wants_shutdown
         effects: list[Effect] = []
@@ -298,15 +291,6 @@ class Sessions:
                 self._probe(broker_id, session, effects)
         return effects
 
-    def found_gone(self, broker_id: int, now_ms: int) -> list[Effect]:
-        """Nobody listens at the broker's address. Counts, too, when this node leads soon after."""
-        session = self._sessions.get(broker_id)
-        if not self.active:
-            self._gone_before[broker_id] = now_ms
-        elif session is not None:
-            session.found_gone = True
-        return self.connection_lost(broker_id, now_ms)
-
     def probed(
         self, broker_id: int, result: ProbeResult, now_ms: int, broker_epoch: int | None = None
     ) -> list[Effect]:
@@ -325,12 +309,11 @@ class Sessions:
         session.probing = False
         if session.connected:
             return effects
-        if result is None or (result == TIMEOUT and session.found_gone):
+        if result is None:
             session.dead = "its connection broke and nobody listens on its node port"
         elif isinstance(result, UUID) and result != session.incarnation:
             session.dead = "another process answers in its place"
         else:
-            session.found_gone = False
             session.probe_at_ms = now_ms + self.settings.probe_again_ms
         self._fence_if_gone(broker_id, session, effects)
         return effects

@@ -175,8 +175,8 @@ class Controlling:
         self._perform(self.sessions.connection_lost(broker_id, elapsed_ms()))
 
     def peer_down(self, node_id: int) -> None:
-        """A node's process is gone; this node may be about to lead because of that."""
-        self._perform(self.sessions.found_gone(node_id, elapsed_ms()))
+        """A node's process is gone: look, as when its control stream breaks."""
+        self._connection_lost(node_id)
 
     # Calls of brokers.
 

@@ -16,7 +16,7 @@ from kept.node.logging import log
 from kept.node.peers import convert, greeting, grpc_options, snapshots
 from kept.node.peers.calls import Failure
 from kept.node.peers.failures import error_of
-from kept.node.peers.greeting import HELLO, ConnectionRefused
+from kept.node.peers.greeting import HELLO
 from kept.node.peers.identity import Hello, refusal
 from kept.node.peers.outbox import Outbox
 from kept.node.proto import peers_pb2
@@ -98,7 +98,7 @@ class Channel:
                 error: Exception = NetworkException(f"node {self.node_id}: the connection broke")
             except (NetworkException, PolicyViolation) as failed:
                 error = failed
-                if isinstance(failed, ConnectionRefused):
+                if self._peers.shows_death(self.node_id, failed):
                     self._peers.found_dead(self.node_id)
             self.outbox.clear()
             self._fail_waiting(error)

@@ -31,11 +31,17 @@ ANSWER_S: Final = 5.0
 
 HELLO: Final = Codec(Hello, peers_pb2.Hello)
 _LENGTH: Final = struct.Struct(">I")
+_NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)})
 _NO_SUCH_WAY: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH})
 
 
 class ConnectionRefused(NetworkException):
     """Nobody listens at the address: the process that did is gone."""
+
+
+class AddressGone(NetworkException):
+    """There is no such address: its name is unknown, or no machine has it. So a container's is as
+    soon as its process has ended. It may also never have been one."""
 
 
 def packed(hello: Hello) -> bytes:
@@ -116,7 +122,7 @@ class _Asker(asyncio.Protocol):
 async def ask(host: str, port: int, own: Hello, timeout_s: float) -> tuple[Hello, str]:
     """The Hello of the node that serves an address, and that address as gRPC names it.
 
-    Raises ConnectionRefused, NetworkException for everything else that leaves no answer.
+    Raises ConnectionRefused, AddressGone, NetworkException for all else that leaves no answer.
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -153,11 +159,13 @@ async def _attempt(host: str, port: int, where: str, own: Hello) -> tuple[Hello,
     if codes == {errno.ECONNREFUSED}:
         raise ConnectionRefused(f"{where}: connection refused; is the node running?")
     why = failed[0].strerror or str(failed[0]) if failed else "no address"
+    if codes == {errno.EHOSTUNREACH}:
+        raise AddressGone(f"{where}: {why}")
     raise NetworkException(f"{where}: {why}")
 
 
 async def addresses(host: str, port: int) -> list[tuple[int, str]]:
-    """(family, address) of a host. Raises NetworkException."""
+    """(family, address) of a host. Raises AddressGone, NetworkException."""
     try:
         version = ipaddress.ip_address(host).version
         return [(socket.AF_INET6 if version == 6 else socket.AF_INET, host)]
@@ -167,5 +175,6 @@ async def addresses(host: str, port: int) -> list[tuple[int, str]]:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise NetworkException(f"{host} is not a known host ({why})") from error
+        kind = AddressGone if getattr(error, "errno", 0) in _NO_SUCH_NAME else NetworkException
+        raise kind(f"{host} is not a known host ({why})") from error
     return [(family, str(address[0])) for family, _, _, _, address in found]

@@ -2,8 +2,10 @@
 
 :class:`Peers` belongs to one node and lives on its loop. It starts nothing by itself: a channel to
 a peer is made by the first message or call to it. A peer is *down* when a stream to or from it
-broke and a probe of its node port was refused: nobody listens, so the process is gone. Silence is
-never taken for that. Own voters' messages stay in this process (nothing is sent to oneself).
+broke and a probe of its node port was refused: nobody listens, so the process is gone. The address
+of a container goes with its process, so that it counts as much when every stream broke and there is
+no such address any more. Silence is never taken for that. Own voters' messages stay in this process
+(nothing is sent to oneself).
 """
 
 from __future__ import annotations
@@ -201,7 +203,7 @@ class Peers:
     ) -> UUID | Literal["timeout"] | None:
         """The incarnation of the process that answers at a node's address.
 
-        None: the connection is refused, so the process that was there is gone. ``"timeout"``:
+        None: the process that was there is gone (:meth:`shows_death`). ``"timeout"``:
         nobody knows (no answer in time, no way there, no address, or another node is there).
         Where it is not at the likeliest address, it may be at another one: whoever said last that
         it is this node need not have been.
@@ -210,15 +212,21 @@ class Peers:
         for address in self.addresses(node_id):
             try:
                 hello, _ = await greeting.ask(*address, self.hello(), timeout_s)
-            except greeting.ConnectionRefused:
-                found.append(None)
-            except NetworkException:
-                found.append(TIMEOUT)
+            except NetworkException as error:
+                found.append(None if self.shows_death(node_id, error) else TIMEOUT)
             else:
                 if hello.node_id == node_id:
                     return hello.incarnation
                 found.append(TIMEOUT)
         return found[0] if found else TIMEOUT
+
+    def shows_death(self, node_id: int, error: Exception) -> bool:
+        """Whether a failed attempt to reach a node shows that its process is gone: refused, or no
+        such address any more after its last stream broke.
+        """
+        if isinstance(error, greeting.AddressGone):
+            return self._streams.get(node_id) == {}
+        return isinstance(error, greeting.ConnectionRefused)
 
     async def ask(self, host: str, port: int, timeout_s: float = PROBE_S) -> Hello:
         """The Hello of whoever serves an address: its cluster, voters, and whether it has a log.

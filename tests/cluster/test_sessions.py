@@ -140,37 +140,6 @@ def test_silence_is_judged_by_the_session_timeout() -> None:
     assert c.fenced(2) and c.made == ["fence 2"]
 
 
-def test_who_was_found_gone_is_not_waited_for_when_its_address_is_gone_too() -> None:
-    """The address of a container goes with it: only the first probe is refused."""
-    c = Controller()
-    c.run(c.sessions.found_gone(2, c.now_ms))
-    assert c.probes == [2] and not c.fenced(2), "who is there now is looked at first"
-    c.probed(2, TIMEOUT, c.epoch(2))
-    assert c.fenced(2)
-    c.run(c.sessions.found_gone(3, c.now_ms))
-    c.probed(3, UUID(int=3), c.epoch(3))
-    c.pass_time(600, beating=(1,))
-    c.probed(3, TIMEOUT, c.epoch(3))
-    assert not c.fenced(3), "it answered meanwhile: that was wrong evidence"
-    c.run(c.sessions.found_gone(3, c.now_ms))
-    c.heartbeat(3)
-    c.lost(3)
-    c.probed(3, TIMEOUT, c.epoch(3))
-    assert not c.fenced(3), "so it is when it was heard of meanwhile"
-
-
-@pytest.mark.parametrize(("before_ms", "counts"), [(100, True), (9000, False)])
-def test_a_new_controller_knows_whom_it_found_gone_before_it_led(before_ms, counts) -> None:
-    c = Controller()
-    fresh = Sessions(SessionSettings())
-    assert fresh.found_gone(1, 50_000) == []
-    effects = fresh.start(c.image, 50_000 + before_ms)
-    assert Probe(1, c.epoch(1)) in effects
-    found = fresh.probed(1, TIMEOUT, 50_001 + before_ms, c.epoch(1))
-    assert [one.name for one in found] == ["fence"] * counts
-    assert fresh.probed(2, TIMEOUT, 50_001 + before_ms, c.epoch(2)) == []
-
-
 def test_a_probe_of_the_process_before_says_nothing_of_the_new_one() -> None:
     c = Controller()
     c.lost(2)

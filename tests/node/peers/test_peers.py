@@ -12,7 +12,7 @@ import pytest
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
 from kept.cluster.wal import Entry
 from kept.node.config_listeners import Voter
-from kept.node.peers import channel, grpc_options, private
+from kept.node.peers import channel, greeting, grpc_options, private
 from kept.node.peers.calls import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -469,6 +469,46 @@ def test_a_dead_process_is_noticed_at_once_on_either_end_of_a_stream(play):
         assert await one.peers.probe(2) is None
         await asyncio.sleep(0.1)
         assert one.down.empty(), "once"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_process_whose_address_went_with_it_is_noticed(play, monkeypatch, refused_first):
+    """As a container's: a probe in time is refused, a later one finds no such name."""
+    name = "kept-2.invalid"
+    real = greeting.addresses
+    known = {name}
+
+    async def addresses(host, port):
+        return await real("127.0.0.1" if host in known else host, port)
+
+    monkeypatch.setattr(greeting, "addresses", addresses)
+
+    async def scene(net):
+        one, two = await net.node(1), await net.node(2, own_address=(name, 0))
+        two.peers.own_address = net.ports[2] = (name, two.port)
+        one.peers.send(append(1, 2, 1))
+        two.peers.send(append(2, 1, 1))
+        await two.messages.get()
+        await one.messages.get()
+        known.clear()
+        with pytest.raises(greeting.AddressGone):
+            await one.peers.ask(*net.ports[2])
+        assert await one.peers.probe(2) == "timeout", "its streams are there: its name is not"
+        if refused_first:
+            known.add(name)
+        await two.die()
+        assert await one.down.get() == 2
+        known.clear()
+        assert await one.peers.probe(2) is None
+        known.add(name)
+        again = await net.node(2, at=two.port, known=False)
+        while again.messages.empty():
+            one.peers.send(append(1, 2, 7))
+            await asyncio.sleep(0.01)
+        known.clear()
+        assert await one.peers.probe(2) == "timeout", "it is there again"
 
     play(scene)
 

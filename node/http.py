@@ -236,6 +236,10 @@ class HttpConnection(asyncio.Protocol):
                 if size > self._limit:
                     self._refuse(431, f"the headers are larger than {self._limit} bytes")
                     return
+                if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                    # Where this request ends, a proxy in front may see otherwise (RFC 9112, 6.1).
+                    self._refuse(400, "Content-Length and Transfer-Encoding are both given")
+                    return
                 self._request = event
                 self._body.clear()
             elif isinstance(event, h11.Data):

@@ -284,6 +284,8 @@ def test_a_body_in_pieces_and_100_continue(lone):
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"GET \xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",  # smuggled past a proxy
         b"POST" + b"\x00" * 40 + b"\r\n\r\n",
     ],
 )

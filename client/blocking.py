@@ -289,9 +289,12 @@ class Client:
         """The offset of each partition for a timestamp, LATEST, EARLIEST or MAX_TIMESTAMP."""
         return self.run(record_operations.list_offsets(asked, isolation, self.timeout_ms))
 
-    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Partition -> (log start offset, high watermark)."""
-        tps = [TopicPartition(topic, p) for p in sorted(self.topic(topic).partitions)]
+    def bounds(
+        self, topic: str, partitions: Iterable[int] | None = None
+    ) -> dict[int, tuple[int, int]]:
+        """Partition -> (log start offset, high watermark), of all or of some partitions."""
+        asked = self.topic(topic).partitions if partitions is None else partitions
+        tps = [TopicPartition(topic, p) for p in sorted(asked)]
         first = self.list_offsets(dict.fromkeys(tps, EARLIEST))
         last = self.list_offsets(dict.fromkeys(tps, LATEST))
         return {tp.partition: (first[tp].offset, last[tp].offset) for tp in tps}

@@ -41,7 +41,9 @@ class DamagedData(KeptError):
     """
 
     def __init__(self, path: str, position: int, offset: int, why: str) -> None:
-        super().__init__(f"{path}: damaged at byte {position} (offset {offset}): {why}")
+        at = f" at byte {position}" if position >= 0 else ""
+        of = f" (offset {offset})" if offset >= 0 else ""
+        super().__init__(f"{path}: damaged{at}{of}: {why}")
         self.path = path
         self.position = position
         self.offset = offset

@@ -11,6 +11,7 @@ from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_opti
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
+    from kept.client.view import TopicView
     from kept.storage.types import TopicPartition
 
 
@@ -67,7 +68,7 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
     owners = {tp: m for m in found.members for tp in m.partitions}
     tps = sorted({*committed, *owners})
     known = client.metadata(sorted({tp.topic for tp in tps})).topics if tps else {}
-    there = [tp for tp in tps if tp.topic in known and tp.partition in known[tp.topic].partitions]
+    there = [tp for tp in tps if tp.topic in known and _is_led(known[tp.topic], tp.partition)]
     ends = client.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
     rows = []
     for tp in tps:
@@ -103,6 +104,11 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
         ],
         "partitions": rows,
     }
+
+
+def _is_led(topic: TopicView, partition: int) -> bool:
+    """A partition that is gone or offline has no end to tell."""
+    return partition in topic.partitions and topic.partitions[partition].leader >= 0
 
 
 @group.command(

@@ -114,7 +114,7 @@ def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) ->
 
 def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     known = client.topic(name)
-    bounds = client.bounds(name)
+    bounds = client.bounds(name, [n for n, p in known.partitions.items() if p.leader >= 0])
     sizes = client.log_sizes(name)
     config = {
         c.name: {"value": c.value, "source": c.source}
@@ -127,7 +127,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     compaction = _compaction(client, name) if "compact" in (policy or "") else {}
     partitions = []
     for number, p in sorted(known.partitions.items()):
-        start, end = bounds[number]
+        start, end = bounds.get(number, (None, None))
         partitions.append(
             {
                 "partition": number,

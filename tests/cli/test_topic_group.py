@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from kept.testing import Cluster
+from tests.cli.conftest import Kept
 
 
 def test_a_topic_from_creation_to_deletion(kept, kept_broker):
@@ -130,3 +135,24 @@ def test_without_a_node_the_error_says_what_to_do(offline):
         assert "not host:port" in offline(*command, "--bootstrap", "localhost:abc", status=2).err
     said = offline("compact", "status", "--bootstrap", "nohost.invalid:9092", status=1).err
     assert "nohost.invalid is not a known host" in said
+
+
+def test_what_is_offline_is_shown_without_waiting():
+    """The commands one looks with when something is wrong: they ask no leader that is not there."""
+    with Cluster() as cluster:
+        kept = Kept(cluster.bootstrap)
+        kept("topic", "create", "t", "--partitions", 2)
+        kept("produce", "t", "--partition", 0, stdin="a\n")
+        kept("produce", "t", "--partition", 1, stdin="b\n")
+        kept("consume", "t", "--group", "g", "--from-beginning", "--max", 2)
+        cluster.stop(0)
+        (Path(cluster.log_dir()) / "t-1" / "partition.metadata").write_bytes(b"\xff" * 43)
+        cluster.start(0)
+        parts = kept("topic", "describe", "t", "--json").json["partitions"]
+        assert [(p["leader"], p["log_start_offset"], p["high_watermark"]) for p in parts] == [
+            (0, 0, 1), (-1, None, None),
+        ]  # fmt: skip
+        rows = kept("group", "describe", "g", "--json").json["partitions"]
+        assert [(r["committed_offset"], r["high_watermark"], r["lag"]) for r in rows] == [
+            (1, 1, 0), (1, None, None),
+        ]  # fmt: skip

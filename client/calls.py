@@ -106,6 +106,14 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """So many bytes came into what :meth:`kept.client.core.ClientCore.room` gave."""
+
+    connection: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """The connection could not be made, or broke."""
 
@@ -118,7 +126,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Connected | Received | Lost | Tick
+Event = Connected | Received | Filled | Lost | Tick
 
 
 # Effects.

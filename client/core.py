@@ -27,6 +27,7 @@ from kept.client.calls import (
     Connected,
     Effect,
     Event,
+    Filled,
     Finished,
     Lost,
     Received,
@@ -37,6 +38,7 @@ from kept.client.calls import (
     ToNode,
 )
 from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, api_name, failure
+from kept.client.incoming import Incoming
 from kept.client.protocol import Values, decode_response, encode_request, versions
 from kept.client.view import ClusterView, Endpoint
 from kept.storage.errors import (
@@ -60,8 +62,6 @@ BACKOFF_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
 UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
 """A topic that was just created may be unknown to a node for so long."""
-MAX_RESPONSE_BYTES: Final = 512 * 1024 * 1024
-"""A longer frame is not Kafka (an HTTP server's answer reads as 1.2 GB)."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Connection:
     established: bool = False
     ready: bool = False
     asking_version: int = 0
-    buffer: bytearray = field(default_factory=bytearray)
+    incoming: Incoming = field(default_factory=Incoming)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: dict[int, Call | None] = field(default_factory=dict)
     in_flight_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -121,13 +121,26 @@ class ClientCore:
         if isinstance(event, Connected):
             self._connected(event.connection, effects)
         elif isinstance(event, Received):
-            self._received(event, now_ms, effects)
+            connection = self._connections.get(event.connection)
+            if connection is not None:
+                connection.incoming.take(event.data)
+                self._received(connection, now_ms, effects)
+        elif isinstance(event, Filled):
+            connection = self._connections.get(event.connection)
+            if connection is not None:
+                connection.incoming.fill(event.count)
+                self._received(connection, now_ms, effects)
         elif isinstance(event, Lost):
             self._lost(event.connection, event.why, now_ms, effects)
         else:
             self._expire(now_ms, effects)
         effects.extend(self._advance(now_ms))
         return effects
+
+    def room(self, connection: int) -> memoryview | None:
+        """Where the rest of a large response goes, then say Filled; None: say Received."""
+        one = self._connections.get(connection)
+        return None if one is None else one.incoming.room()
 
     def next_tick_ms(self) -> int | None:
         """When the next Tick is due."""
@@ -377,31 +390,25 @@ class ClientCore:
         data = encode_request(API_VERSIONS, version, correlation, self.client_id, values)
         effects.append(Send(connection.id, data))
 
-    def _received(self, event: Received, now_ms: int, effects: list[Effect]) -> None:
-        connection = self._connections.get(event.connection)
-        if connection is None:
-            return
-        connection.buffer += event.data
-        while event.connection in self._connections and len(connection.buffer) >= 4:
-            (size,) = struct.unpack_from(">i", connection.buffer)
-            if not 4 <= size <= MAX_RESPONSE_BYTES:
-                why = "it does not speak the Kafka protocol"
-                effects.append(Close(connection.id))
-                self._lost(connection.id, why, now_ms, effects, kind=NotKafka)
-                return
-            if len(connection.buffer) < 4 + size:
-                return
-            frame = bytes(memoryview(connection.buffer)[4 : 4 + size])
-            del connection.buffer[: 4 + size]
+    def _received(self, connection: _Connection, now_ms: int, effects: list[Effect]) -> None:
+        while connection.id in self._connections:
+            why = ""
             try:
+                frame = connection.incoming.next()
+                if frame is None:
+                    return
+                why = "its answer is not readable: "
                 self._frame(connection, frame, now_ms, effects)
             except (CorruptMessage, struct.error) as error:
-                why = f"its answer is not readable: {error}"
                 effects.append(Close(connection.id))
-                self._lost(connection.id, why, now_ms, effects, kind=NotKafka)
+                self._lost(connection.id, f"{why}{error}", now_ms, effects, kind=NotKafka)
 
     def _frame(
-        self, connection: _Connection, frame: bytes, now_ms: int, effects: list[Effect]
+        self,
+        connection: _Connection,
+        frame: bytes | memoryview,
+        now_ms: int,
+        effects: list[Effect],
     ) -> None:
         (correlation,) = struct.unpack_from(">i", frame)
         asked = connection.in_flight_versions.pop(correlation, None)
@@ -426,7 +433,9 @@ class ClientCore:
         else:
             effects.append(Finished(call, None, error))
 
-    def _versions_came(self, connection: _Connection, frame: bytes, effects: list[Effect]) -> None:
+    def _versions_came(
+        self, connection: _Connection, frame: bytes | memoryview, effects: list[Effect]
+    ) -> None:
         """KIP-511: an unknown version is answered in version 0 with error 35."""
         (code,) = struct.unpack_from(">h", frame, 4)
         version = 0 if code == UNSUPPORTED_VERSION else connection.asking_version

@@ -15,6 +15,7 @@ from kept.client.calls import (
     Connect,
     Connected,
     Effect,
+    Filled,
     Finished,
     Lost,
     Received,
@@ -164,17 +165,24 @@ class Sockets:
 
     def _read(self, one: _Socket) -> None:
         assert one.socket is not None
+        room = self.core.room(one.number)
+        event: Received | Filled
         try:
-            data = one.socket.recv(_READ_BYTES)
+            if room is None:
+                data = one.socket.recv(_READ_BYTES)
+                event, count = Received(one.number, data), len(data)
+            else:
+                count = one.socket.recv_into(room)
+                event = Filled(one.number, count)
         except BlockingIOError:
             return
         except OSError as error:
             self._gone(one, _reason(error))
             return
-        if not data:
+        if not count:
             self._gone(one, "the other side closed the connection")
             return
-        self._perform(self.core.step(Received(one.number, data), _now_ms()))
+        self._perform(self.core.step(event, _now_ms()))
 
     def _gone(self, one: _Socket, why: str) -> None:
         self._drop(one)

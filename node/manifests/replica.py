@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
-from kept.node.manifests.failures import PassFailed, check_stopped
+from kept.node.manifests.failures import PassFailed
+from kept.node.manifests.trouble import Trouble
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
 from kept.replication.follower import NO_LEADER
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from kept.node.manifests.workers import Work
     from kept.node.server import Node
 
-RETRY_S: Final = 1.0
-RETRY_MAX_S: Final = 300.0
-"""What failed is tried again after a second, then after twice as long each time."""
 CUT_RETRY_S: Final = 0.1
 ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was adopted"
 APPLY_MS: Final = 60_000
@@ -63,15 +61,6 @@ class Known:
     held: ManifestRef | None = None
     applied: ManifestRef | None = None
     lost: bool = False
-
-
-@dataclass(slots=True)
-class Trouble:
-    """Why the last try to store or apply failed, and how often in a row."""
-
-    reason: str = ""
-    count: int = 0
-    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
 class ReplicaManifests:
@@ -99,7 +88,7 @@ class ReplicaManifests:
         self._hosted = hosted
         self._partition = hosted.partition
         self.core = ManifestCore(node.node_id, known.held, known.applied, known.lost)
-        self.trouble = Trouble()
+        self.trouble = Trouble(node, self._partition.topic_partition, self.retry)
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
         it took."""
@@ -400,7 +389,7 @@ class ReplicaManifests:
     def _in_place(self, state: CompactionState) -> None:
         self._hosted.compaction = state
         self._partition.applied_end = state.end_offset
-        self._recovered()
+        self.trouble.over()
 
     # A base generation (rule 19).
 
@@ -524,38 +513,14 @@ class ReplicaManifests:
             return
         if self._closed:
             return
-        trouble, tp = self.trouble, self._partition.topic_partition
-        trouble.reason = str(error) or type(error).__name__
-        trouble.count += 1
-        log.error(
-            what,
-            topic=tp.topic,
-            partition=tp.partition,
-            generation=named(ref),
-            error=trouble.reason,
-            failures=trouble.count,
-        )
-        if trouble.timer is not None:
-            trouble.timer.cancel()
-            trouble.timer = None
-        if check_stopped(error):
-            self._node.metrics.checks_failed += 1
-            return
-        wait_s = min(RETRY_S * 2 ** min(trouble.count - 1, 16), RETRY_MAX_S)
-        trouble.timer = self._node.loop.call_later(wait_s, self.retry)
-
-    def _recovered(self) -> None:
-        if self.trouble.timer is not None:
-            self.trouble.timer.cancel()
-        self.trouble = Trouble()
+        self.trouble.failed(what, named(ref), error)
 
     def retry(self) -> bool:
         """Try again what failed, without waiting any longer; False: nothing had."""
         trouble = self.trouble
         if not trouble.count or self._closed:
             return False
-        if trouble.timer is not None:
-            trouble.timer.cancel()
+        trouble.wait_no_longer()
         core = self.core
         if core.making_base and not self._works:
             self._spawn(self._make_base(core.leader_epoch, self._begin_work()))
@@ -569,7 +534,7 @@ class ReplicaManifests:
     def abandon(self) -> None:
         """Nothing is begun any more; what is being put into place is finished or withdrawn."""
         self._closed = True
-        self._recovered()
+        self.trouble.over()
         self._cancel_work()
         self._reject(NotLeaderOrFollower(f"{self._partition}: it is closed"))
 

@@ -1,0 +1,62 @@
+"""What one replica's manifests fail at: said, counted, and tried again later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.logging import log
+from kept.node.manifests.failures import check_stopped
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+    from kept.storage.types import TopicPartition
+
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 300.0
+"""What failed is tried again after a second, then after twice as long each time."""
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Why the last try to store or apply failed, and how often in a row."""
+
+    node: Node = field(repr=False)
+    topic_partition: TopicPartition
+    retry: Callable[[], Any] = field(repr=False)
+    """Called when it is time to try again."""
+    reason: str = ""
+    count: int = 0
+    _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    def failed(self, what: str, generation: str, error: BaseException) -> None:
+        """Say so, and try again later; what a check has stopped waits for somebody to ask."""
+        self.reason = str(error) or type(error).__name__
+        self.count += 1
+        log.error(
+            what,
+            topic=self.topic_partition.topic,
+            partition=self.topic_partition.partition,
+            generation=generation,
+            error=self.reason,
+            failures=self.count,
+        )
+        self.wait_no_longer()
+        if check_stopped(error):
+            self.node.metrics.checks_failed += 1
+            return
+        wait_s = min(RETRY_S * 2 ** min(self.count - 1, 16), RETRY_MAX_S)
+        self._timer = self.node.loop.call_later(wait_s, self.retry)
+
+    def wait_no_longer(self) -> None:
+        """Nothing is tried by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def over(self) -> None:
+        """It succeeded, or nobody wants it any more."""
+        self.wait_no_longer()
+        self.reason, self.count = "", 0

@@ -136,6 +136,18 @@ export const records = {
 
 const FATES = { survives: "is kept", superseded: "goes with the next pass: superseded", "not cleanable yet": "stays: not cleanable yet" };
 
+// What follows of a key from offsets without keys: a pass keeps the newest record, and a tombstone until its time is over.
+function before({ records: left, passes }) {
+  const all = {};
+  for (const pass of passes) for (const [why, number] of Object.entries(pass.removed)) all[why] = (all[why] || 0) + number;
+  const told = Object.entries(all).map(([why, number]) => `${count(number)} ${why}`).join(", ");
+  const gone = all["expired tombstone"] || all["as the leader decided"], of = `of all keys they removed: ${told || "nothing"}.`;
+  const known = left.length ? `If the key had records before offset ${count(left[0].offset)}, others superseded them, or it was deleted in between`
+    : gone ? "If the key was here, it was deleted and its tombstone has expired, or retention removed it"
+      : "No pass in the journal removed a tombstone: if the key was here, that was before, or retention removed it";
+  return `${known}; ${of}`;
+}
+
 export const life = {
   still: true,
   async ask(topic, number, query) {
@@ -159,6 +171,7 @@ export const life = {
         [link(`${at}?offset=${one.offset}&limit=1`, count(one.offset)), moment(one.timestamp, true), one.is_tombstone ? make("span", { class: "badge" }, "tombstone") : bytes(one.value_bytes), [FATES[one.fate] || one.fate, one.removable_at_ms ? [", may go at ", moment(one.removable_at_ms)] : ""].flat()])) : quiet("No record of this key is in the log."),
       make("h2", {}, "Before that"),
       quiet(oldest ? ["Passes removed older records. The removal journal reaches back to generation ", make("strong", {}, oldest.generation), " of ", moment(oldest.at_ms), ` and knows ${plural(found.passes.length, "pass").replace("passs", "passes")}; it knows offsets, not keys.`] : "No pass has removed anything here: this is the whole life of the key since the log start."),
+      oldest ? quiet(before(found)) : "",
       why, answer];
   },
 };

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 
 import pytest
 
@@ -194,4 +196,12 @@ def test_a_button_compacts_and_another_elects(kept_cluster, chromium):
         "one => one.textContent.startsWith('Passes in the removal journal'))"
     )
     assert browser.facts(page)["Generation published"] == "0.1"
+    for key, said in (
+        (b"order-00007", "If the key had records before offset"),
+        (b"nobody", "No pass in the journal removed a tombstone"),
+    ):
+        search = f"?key={base64.b64encode(key).decode().replace('=', '%3D')}"
+        browser.show(page, cluster.url(), f"#key/{topic}/0{search}")
+        (told,) = [one for one in page.locator("p.quiet").all_text_contents() if said in one]
+        assert re.search(r"of all keys they removed: \d+ superseded\.$", told), told
     assert wrong == []

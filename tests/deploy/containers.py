@@ -50,6 +50,22 @@ def image() -> str:
     return IMAGE
 
 
+@functools.cache
+def image_of(commit: str) -> str:
+    """The image of an older commit, which must be in this clone; its name."""
+    name = f"kept:{commit[:12]}"
+    asked = subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False)
+    if asked.returncode:
+        tree = subprocess.run(
+            ["git", "archive", commit], cwd=ROOT, capture_output=True, check=True, timeout=60
+        ).stdout
+        subprocess.run(
+            ["docker", "build", "-q", "-f", "deploy/Dockerfile", "-t", name, "-"],
+            input=tree, check=True, capture_output=True, timeout=BUILD_S,
+        )  # fmt: skip
+    return name
+
+
 def until(condition: Callable[[], bool], what: str, deadline_s: float = READY_S) -> None:
     """Ask until it is so; AssertionError after the deadline."""
     end = time.monotonic() + deadline_s

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 DEPLOY: Final = ROOT / "deploy"
+
+
+def has_commit(commit: str) -> bool:
+    """Whether this clone has a commit; one without history has not."""
+    asked = subprocess.run(
+        ["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    return asked.returncode == 0

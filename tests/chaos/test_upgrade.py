@@ -1,0 +1,67 @@
+"""From an older version to this one, node by node, under both checked loads.
+
+The older version is built from its commit, so a clone without history skips this.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import pytest
+
+from tests.chaos.run import HERE, Run
+from tests.deploy.containers import Compose, image, image_of
+from tests.deploy.files import has_commit
+
+OLDER: Final = "a5bfbe5b6685a5ae80220bdaaa9204c1e4ba7608"
+"""The oldest whose nodes follow their leader's compaction as today; a release, once there is one
+before this version."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.docker,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not has_commit(OLDER), reason=f"did not run: no commit {OLDER} here"),
+]
+FILES: Final = ("compose.yaml", str(HERE / "compose.upgrade.yaml"))
+
+
+def runs(cluster, node):
+    """The image that a node's container was made from."""
+    return cluster.state(node, "{{.Config.Image}}")
+
+
+def test_a_cluster_is_upgraded_node_by_node_under_load():
+    older, newer = image_of(OLDER), image()
+    with Compose(files=FILES, IMAGE=older) as cluster:
+        run = Run(cluster)
+
+        def events(load):
+            cluster.environ["IMAGE"] = newer
+            for node in range(3):
+                assert runs(cluster, node) == older
+                begun = time.monotonic()
+                cluster.replace(node)
+                load.goes_on(cluster)
+                print(f"node {node} upgraded: longest gap {load.gap_s(begun):.2f} s")
+                assert runs(cluster, node) == newer
+                lead_again(run, node, [load.topic, *run.topics])
+                load.goes_on(cluster)
+                print(run.command("compact", "now", run.topics[0], "--wait"))
+                run.verify(run.topics[0])
+
+        passes = run.checked(7, events)
+    assert passes > 0, "nothing was compacted meanwhile"
+
+
+def lead_again(run, node, topics):
+    """A node leads what it is the first replica of, so that each version leads in its turn."""
+    for topic in topics:
+        for one in run.cluster.ask(node, f"topics/{topic}")["partitions"]:
+            if one["replicas"][0] == node and one["leader"] != node:
+                run.command("cluster", "elect", f"{topic}:{one['partition']}")
+    run.cluster.wait_until(
+        lambda: any(run.cluster.leader(topics[0], number) == node for number in range(3)),
+        f"node {node} leads a partition of {topics[0]}",
+    )

@@ -25,7 +25,12 @@ from kept.node.manifests.replica import pair_of
 from kept.node.manifests.workers import Work
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
-from kept.storage.errors import KafkaStorageError, KeptError, MachineError
+from kept.storage.errors import (
+    InvariantViolation,
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+)
 
 SMALL_BYTES: Final = 2 << 20
 """Logs up to this are built from in a thread: to start a process for each of a thousand small ones
@@ -157,10 +162,18 @@ class Files:
 
         ``made``: a pass has left the outputs. Raises Withdrawn, PassFailed, KeptError, OSError.
         """
+        log_ = self._hosted.partition.log
         async with self._turn, self._node.hosting.appliers:
-            self.check(work)
-            result = await self._result(work, ref, made)
-            return await self._place(result, lambda: self.check(work))
+            while True:
+                self.check(work)
+                result = await self._result(work, ref, made)
+                begins_at = log_.segments[0].base_offset
+                try:
+                    return await self._place(result, lambda: self.check(work))
+                except InvariantViolation:
+                    # Retention took the oldest just before; then nothing was placed.
+                    if log_.segments[0].base_offset == begins_at:
+                        raise
 
     async def _result(self, work: Work, ref: ManifestRef, made: Made | None) -> Result:
         """Outputs of the segments that there are: it begins anew when the oldest were deleted."""

@@ -41,7 +41,8 @@ def write(hosted, count, start=0):
 
 
 def read(hosted):
-    log, offset, found = hosted.partition.log, 0, {}
+    log, found = hosted.partition.log, {}
+    offset = log.log_start_offset
     while data := log.read_batches(offset, 1 << 20, log.log_end_offset):
         for record in records(data):
             found[record.offset] = record.key
@@ -80,6 +81,28 @@ def test_appends_reads_and_retention_go_on(filled, point):
     log.check_invariants()
     assert log.replacement is None
     assert hosted.compaction.clean_to == 40
+
+
+def test_segments_that_retention_takes_just_before_the_swap(filled):
+    """The swap was made for segments that are gone: it is made again, and nothing has failed."""
+    lone, hosted = filled
+    gate, log = Gate(lone.node, "compaction.manifest"), hosted.partition.log
+    middle = log.segments[2].base_offset
+
+    async def go():
+        asked = lone.node.cleaner.request(TP)
+        await gate.until_reached()
+        log.advance_log_start(middle, lone.node.now_ms())
+        assert log.delete_old_segments(lone.node.now_ms(), log.log_end_offset)
+        gate.open.set()
+        return await asyncio.wait_for(asked, WAIT_S)
+
+    lone.run(go())
+    assert lone.node.cleaner.status(TP).failure is None
+    assert hosted.manifests.trouble.count == 0
+    assert hosted.compaction.clean_to == 40
+    assert sorted(read(hosted)) == [37, 38, 39]
+    log.check_invariants()
 
 
 @pytest.mark.parametrize("point", ["compaction.manifest", "swap.prepared", "swap.done"])
@@ -132,11 +155,11 @@ def test_a_stop_waits_for_what_is_being_put_into_place(filled, point):
 
 def test_what_could_not_be_put_into_place_is_built_again_from_the_manifest(filled, monkeypatch):
     from kept.compaction import apply as applying
-    from kept.node.manifests import replica
+    from kept.node.manifests import trouble
     from kept.storage.errors import InvariantViolation
 
     lone, hosted = filled
-    monkeypatch.setattr(replica, "RETRY_S", 1000.0)
+    monkeypatch.setattr(trouble, "RETRY_S", 1000.0)
     begin, refused = applying.begin, []
 
     def refuse(log, published):

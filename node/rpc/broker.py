@@ -17,7 +17,7 @@ from kept.node.proto import broker_pb2
 from kept.node.rpc.records import NewRecord, Reader, append
 from kept.node.rpc.status import answering
 from kept.storage.errors import InvalidRequest
-from kept.storage.types import TopicPartition
+from kept.storage.types import MAX_INT32, TopicPartition
 
 # isort: split
 import grpc
@@ -33,6 +33,8 @@ NAME: Final = "broker.Broker"
 CREATE_TOPICS: Final = 19
 CREATE_TOPICS_VERSION: Final = 7
 DEFAULT: Final = -1
+MAX_INT16: Final = 2**15 - 1
+"""Kafka's replication factor is an int16."""
 PATIENCE_S: Final = 30.0
 """Of a caller that sets no deadline, as ``request.timeout.ms`` of Kafka's clients."""
 PATIENCE_SHARE: Final = 0.9
@@ -77,9 +79,11 @@ class Broker:
     async def _create_topic(self, request: Any, context: Any) -> Any:
         name = _named(request.topic)
         patience_s = patience(context)
-        for what in ("partitions", "replication_factor"):
-            if getattr(request, what) < 0:
-                raise InvalidRequest(f"{what} is {getattr(request, what)}: 1 or more, 0: default")
+        for what, most in (("partitions", MAX_INT32), ("replication_factor", MAX_INT16)):
+            if not 0 <= getattr(request, what) <= most:
+                raise InvalidRequest(
+                    f"{what} is {getattr(request, what)}: 1 to {most}, or 0 for the node's default"
+                )
         topic = {
             "name": name,
             "num_partitions": request.partitions or DEFAULT,

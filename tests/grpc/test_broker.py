@@ -136,6 +136,7 @@ def test_what_is_refused_says_what_would_be_right(kept_broker, rpc):
         ({"topic": "a/b"}, Code.INVALID_ARGUMENT, "a/b"),
         ({"topic": "x", "partitions": -1}, Code.INVALID_ARGUMENT, "partitions is -1"),
         ({"topic": "x", "replication_factor": 3}, Code.INVALID_ARGUMENT, "3"),
+        ({"topic": "x", "replication_factor": 40000}, Code.INVALID_ARGUMENT, "1 to 32767"),
         ({"topic": "x", "config": {"cleanup.polic": "compact"}}, Code.INVALID_ARGUMENT, "cleanup"),
     ):
         code, why = rpc.refusal(create, **fields)

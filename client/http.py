@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
+PRESENT_S: Final = 3.0
+"""A node that says nothing at all for so long is passed over for another one."""
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -42,6 +44,20 @@ class JsonApi:
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """``POST /api/v1/path`` with a JSON body."""
         return self._ask("POST", _url(path, {}), json.dumps(body or {}).encode())
+
+    def is_there(self) -> bool:
+        """Whether a node answers here, soon: one that stands still accepts connections, too."""
+        connection = http.client.HTTPConnection(
+            self.endpoint.host, self.endpoint.port, timeout=PRESENT_S
+        )
+        try:
+            connection.request("GET", "/healthz")
+            connection.getresponse().read(MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+        return True
 
     def _ask(self, method: str, url: str, body: bytes | None) -> Any:
         headers = {"Accept": "application/json"}
@@ -91,8 +107,11 @@ def ask_any(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float =
     """Ask the first node of a bootstrap list that is there. Raises HttpFailed."""
     endpoints = parse_bootstrap(bootstrap)
     for endpoint in endpoints[:-1]:
+        api = JsonApi(endpoint, timeout_s)
+        if not api.is_there():
+            continue
         try:
-            return request(JsonApi(endpoint, timeout_s))
+            return request(api)
         except HttpFailed as error:
             if error.status:
                 raise
@@ -108,6 +127,14 @@ def each_node(bootstrap: str, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi
             (endpoint,) = parse_bootstrap(broker["endpoints"][0].partition("://")[2])
             nodes[broker["node_id"]] = JsonApi(endpoint, timeout_s)
     return nodes
+
+
+def nodes_away(bootstrap: str) -> list[int]:
+    """Nodes that are registered and do not take part: :func:`each_node` lacks them. Raises
+    HttpFailed.
+    """
+    found = ask_any(bootstrap, lambda api: api.get("cluster"))
+    return sorted(broker["node_id"] for broker in found["brokers"] if broker["fenced"])
 
 
 def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:

@@ -211,10 +211,14 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     the replica's high watermark may not have been acknowledged.
     """
     from kept.cli.output import moment, show_json, show_table
+    from kept.client.http import nodes_away
 
     reports = _lost(bootstrap, topic=topic)
+    away = nodes_away(bootstrap)
+    for node in away:
+        click.echo(f"node {node} is away: what it has cut is not shown", err=True)
     if as_json:
-        show_json({"reports": reports})
+        show_json({"reports": reports, "away": away})
         return
     rows = [
         (

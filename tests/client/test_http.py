@@ -1,0 +1,69 @@
+"""The API's client: which node of a list it asks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kept.client import http
+from kept.client.http import HttpFailed, ask_any, nodes_away
+
+
+class Node(BaseHTTPRequestHandler):
+    """One that answers."""
+
+    def do_GET(self) -> None:
+        brokers = [{"node_id": 4, "fenced": True}, {"node_id": 1, "fenced": False}]
+        status = 200 if self.path in ("/healthz", "/api/v1/cluster") else 404
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"brokers": brokers}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def alive() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Node)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def hangs() -> Iterator[str]:
+    """A process that stands still: the kernel accepts for it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield "{}:{}".format(*server.getsockname())
+
+
+def test_one_that_stands_still_is_passed_over(alive, hangs, monkeypatch):
+    monkeypatch.setattr(http, "PRESENT_S", 0.2)
+    found: list[object] = []
+
+    def ask() -> None:
+        found.append(ask_any(f"{hangs},{alive}", lambda api: api.get("cluster"), 3600.0))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(60)
+    assert len(found) == 1
+
+
+def test_the_last_one_says_why_nobody_answers(hangs, monkeypatch):
+    monkeypatch.setattr(http, "PRESENT_S", 0.2)
+    with pytest.raises(HttpFailed, match=f"{hangs}: GET /api/v1/cluster: no answer within"):
+        ask_any(f"{hangs},{hangs}", lambda api: api.get("cluster"), 0.3)
+
+
+def test_who_is_away(alive):
+    assert nodes_away(alive) == [4]

@@ -90,6 +90,24 @@ def cleared_not(original: Any) -> Any:
     return cut
 
 
+def cleans_first(_: Any) -> Any:
+    """A leader computes before what it holds is published and applied."""
+
+    def may_compute(self: Any) -> bool:
+        return self.settled and self.storing is None and self.applying is None
+
+    return property(may_compute)
+
+
+def below_log_end(original: Any) -> Any:
+    """A replica asks as if its log went as far as any manifest."""
+
+    def pull(self: Any, log_end_offset: int, broker_epoch: int = -1) -> Any:
+        return original(self, 1 << 60, broker_epoch)
+
+    return pull
+
+
 def own_horizon(original: Any) -> Any:
     """A follower drops tombstones by its own clock."""
 
@@ -143,4 +161,14 @@ plant(
     "own-horizon", STAGE, 1, "generation-differs liveness",
     "followers decide nothing (13, 16)",
     ("tests.sim.manifests.follow.job_for", own_horizon),
+)  # fmt: skip
+plant(
+    "cleans-first", STAGE, 2, "generation-differs value-lost resurrection",
+    "no pass before what is held is published and applied (14, C5)",
+    (f"{CORE}.may_compute", cleans_first),
+)  # fmt: skip
+plant(
+    "below-log-end", STAGE, 13, "crash survivor-missing value-lost resurrection",
+    "a manifest is applied once the log reaches its end (14, 15, C6)",
+    (f"{CORE}.pull", below_log_end),
 )  # fmt: skip

@@ -81,6 +81,23 @@ def test_a_killed_node_loses_nothing(compose):
     under_load(compose, topic, events)
 
 
+def test_a_killed_controller_is_not_waited_for(compose):
+    """Its address goes with it, so that the next controller cannot be refused there."""
+    compose.await_ready()
+    victim = compose.ask(0, "quorum")["leader_id"]
+    others = [node for node in range(3) if node != victim]
+
+    def fenced():
+        lines = "".join(compose.log(node) for node in others).splitlines()
+        return [one for one in lines if "what=fence" in one and f"broker={victim}" in one]
+
+    before = len(fenced())
+    compose.kill(victim)
+    until(lambda: len(fenced()) > before, "it is fenced")
+    assert not [one for one in fenced() if "silent for" in one]
+    compose.start(victim)
+
+
 def test_a_rolling_upgrade_has_no_failed_acknowledgement(compose):
     topic = compose.topic("roll", PARTITIONS)
 

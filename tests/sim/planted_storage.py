@@ -203,7 +203,7 @@ plant(
     (f"{LEADER}._lags", waits_for_all),
 )  # fmt: skip
 plant(
-    "broker-epoch-uncompared", "storage", 22,
+    "broker-epoch-uncompared", "storage", 36,
     "committed-lost isr-holds acknowledged-lost prefix sequence-refused",
     "who lost power leaves the ISR (33)",
     ("kept.cluster.brokers.register_broker", everyone_clean),

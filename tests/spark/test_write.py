@@ -147,6 +147,7 @@ def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, 
         file.unlink()
     fill(client, source, range(100, 120))
     run()
+    run()  # on Spark 4.1 a run is one batch: the one before took the repeated one only
     found = sorted(int(r.value.removeprefix(b"v")) for r in client.read(target))
     once = list(range(120))
     assert found == (once if exactly_once else sorted([*range(100), *once]))

@@ -30,9 +30,10 @@ def fill(client: Client, topic: str, keys: Iterable[int], partition: int | None 
 
 
 def compact(cluster: Cluster, topic: str) -> None:
-    """Compact all of a topic's partitions and wait until it is done."""
+    """Compact all of a topic's partitions, led by the first node, and wait until it is done."""
     api = JsonApi(Endpoint(cluster.host(), cluster.port()))
-    api.post("compaction/now", {"topic": topic, "wait": True})
+    found = api.post("compaction/now", {"topic": topic, "wait": True})["partitions"]
+    assert all(one["done"] for one in found), found
 
 
 def delete_before(client: Client, tp: TopicPartition, offset: int) -> None:

@@ -351,9 +351,15 @@ class ReplicaManifests:
 
     async def _apply(self, ref: ManifestRef, work: Work) -> None:
         missing: int | None = None
+        superseded = False
+        """Newer manifests were stored in its place while it waited for its turn."""
         state: CompactionState | None = None
         try:
             state = await self._slow.bring(work, ref, self._made)
+        except FileNotFoundError as error:
+            superseded = ref not in (self.core.held, self.core.told, self.core.published)
+            if not superseded:
+                self._failed("manifest not applied", ref, error)
         except (KeptError, OSError) as error:
             missing = _missing(error)
             self._stopped(work, "manifest not applied", ref, error)
@@ -364,6 +370,8 @@ class ReplicaManifests:
         self._works.discard(work)
         if state is None:
             self.tell(ev.ApplyEnded(ref, missing))
+            if superseded:
+                self.tell(ev.Retried())
             return
         self._in_place(state)
         self.tell(ev.Applied(ref))

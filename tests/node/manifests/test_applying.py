@@ -1,0 +1,60 @@
+"""What the shell of a replica's manifests makes of an apply that cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from kept.node.manifests.replica import Known, ReplicaManifests
+from kept.node.manifests.workers import Work
+from kept.replication import manifests_events as ev
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.types import TopicPartition
+
+OLDER: Final = ManifestRef((1, 5), 1, 100)
+NEWER: Final = ManifestRef((1, 6), 1, 120)
+
+
+class Telling(ReplicaManifests):
+    """Writes down what its core is told."""
+
+    __slots__ = ("told",)
+
+    def tell(self, event: Any) -> None:
+        self.told.append(event)
+
+
+@pytest.fixture
+def replica() -> Telling:
+    """One whose files of every manifest are gone."""
+
+    async def bring(*_: Any) -> None:
+        raise FileNotFoundError("no manifest 1.5")
+
+    tp = TopicPartition("orders", 0)
+    node: Any = SimpleNamespace(
+        node_id=1, loop=SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=print))
+    )
+    hosted: Any = SimpleNamespace(partition=SimpleNamespace(topic_partition=tp))
+    found = Telling(node, hosted, Known())
+    found.told = []
+    found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
+    return found
+
+
+def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:
+    replica.core.held = replica.core.told = NEWER
+    asyncio.run(replica._apply(OLDER, Work()))
+    assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Retried()]
+    assert (replica.trouble.count, replica.trouble.reason) == (0, "")
+
+
+def test_a_manifest_whose_file_is_gone_is_a_failure(replica) -> None:
+    replica.core.held = NEWER
+    replica.core.told = OLDER
+    asyncio.run(replica._apply(OLDER, Work()))
+    assert replica.told == [ev.ApplyEnded(OLDER, None)]
+    assert (replica.trouble.count, replica.trouble.reason) == (1, "no manifest 1.5")

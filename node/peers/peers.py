@@ -328,7 +328,11 @@ class Peers:
         self.refusals.pop(node_id, None)
         if self._running and node_id in self._seen:
             self._seen.discard(node_id)
-            self.on_peer_down(node_id)
+            try:
+                self.on_peer_down(node_id)
+            # The channel that noticed must not end over a bug of ours.
+            except Exception as error:  # noqa: BLE001
+                log.exception("peer down failed", error, peer=node_id)
 
     def control_lost(self, broker_id: int) -> None:
         """A broker's Control stream broke."""

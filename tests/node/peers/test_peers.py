@@ -473,6 +473,24 @@ def test_a_dead_process_is_noticed_at_once_on_either_end_of_a_stream(play):
     play(scene)
 
 
+def test_whoever_is_told_of_a_death_may_fail(play):
+    async def scene(net):
+        one, two = await net.node(1), await net.node(2)
+        one.peers.send(append(1, 2, 1))
+        await two.messages.get()
+        told = []
+
+        def fail(node_id):
+            told.append(node_id)
+            raise InvariantViolation("a bug of ours")
+
+        one.peers.on_peer_down = fail
+        one.peers.found_dead(2)
+        assert told == [2]
+
+    play(scene)
+
+
 @pytest.mark.parametrize("refused_first", [True, False])
 def test_a_process_whose_address_went_with_it_is_noticed(play, monkeypatch, refused_first):
     """As a container's: a probe in time is refused, a later one finds no such name."""

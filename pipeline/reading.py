@@ -36,8 +36,8 @@ BLOCK_BYTES: Final = 8 << 20
 time."""
 KEPT_FREE_BYTES: Final = 64 << 20
 """Freed memory that a worker does not hand back to the system: what several fetched chunks and
-record batches take. Fetching into pages that are given back and taken anew each time costs two
-fifths more CPU."""
+record batches take. Fetching into pages that are given back and taken anew each time costs a
+quarter to two thirds more CPU."""
 
 _clients: dict[tuple[int, Connection], Client] = {}
 

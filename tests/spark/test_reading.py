@@ -44,11 +44,14 @@ def test_it_stays_connected_to_a_few_clusters() -> None:
     assert other not in made
 
 
+@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.parametrize("isolation", IsolationLevel)
 def test_no_key_is_missed_when_the_log_is_compacted_meanwhile(
     kept_broker: Cluster, isolation: IsolationLevel
 ) -> None:
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     topic = kept_broker.create_topic(config=COMPACTED)
     keys = [b"k%02d" % n for n in range(50)]
     options = parse_read(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from kept.compaction import job as jobs
@@ -48,6 +49,8 @@ ASKED_S: Final = 0.05
 """How often a log is looked at that somebody asked for, and that is not ready for a pass."""
 PATIENCE_MS: Final = 5_000
 """How long a pass that was asked for waits for what is not committed yet."""
+PLACING: Final = "kept.node.manifests.files"
+"""What puts a result into place. Read in a thread: the first pass would hold the loop for 10 ms."""
 
 
 @dataclass(slots=True)
@@ -397,6 +400,7 @@ class Cleaner:
         manifests.begin_pass(running.work)
         try:
             await node.in_pool(discard, log_.directory, node.disk)
+            await node.in_pool(import_module, PLACING)
             job = job_for(
                 log_,
                 running.plan,

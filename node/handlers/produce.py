@@ -24,6 +24,7 @@ from kept.storage.errors import (
     KeptError,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    UnsupportedCompressionType,
 )
 from kept.storage.records import check
 
@@ -61,7 +62,7 @@ def handle(
             hosted = None
             try:
                 hosted = find(connection, name, data.partition, version)
-                checked = check(_batch(frame, data), hosted.rules, now_ms)
+                checked = check(_batch(frame, data, version), hosted.rules, now_ms)
                 _append(connection, produced, hosted, data.partition, checked, now_ms)
             except KeptError as error:
                 produced.refused(data.partition, error, hosted)
@@ -136,10 +137,15 @@ def find(connection: Connection, name: bytes, index: int, version: int) -> Hoste
     return hosted
 
 
-def _batch(frame: memoryview, data: codec.PartitionData) -> memoryview:
-    if data.start < 0:
+def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memoryview:
+    if data.start < 0 or data.start == data.end:
         raise InvalidRecord("a Produce request needs records")
-    return frame[data.start : data.end]
+    batch = frame[data.start : data.end]
+    if version < codec.ZSTD_SINCE and codec.is_zstd(batch):
+        raise UnsupportedCompressionType(
+            f"Produce v{version} knows no zstd: v{codec.ZSTD_SINCE} is the first that does"
+        )
+    return batch
 
 
 def _append(  # noqa: PLR0917
@@ -188,7 +194,7 @@ def _check_in_thread(
         for data in partitions:
             try:
                 hosted = find(connection, name, data.partition, version)
-                jobs.append((_batch(frame, data), hosted.rules))
+                jobs.append((_batch(frame, data, version), hosted.rules))
             except KeptError as error:
                 jobs.append(error)
     connection.block()

@@ -277,6 +277,8 @@ cdef object _parse_one(const uint8_t* p, Py_ssize_t at, Py_ssize_t stop):
         return None
     if p[start + 22] & 16 or (p[start + 22] & 7 and size > _IN_THREAD_BYTES):
         return None
+    if version < 7 and p[start + 22] & 7 == 4:
+        return None
     return (
         version, correlation_id, acks, timeout_ms,
         PyBytes_FromStringAndSize(<const char*>p + name_at, name_size), index, start, at,

@@ -15,12 +15,14 @@ from kept.node.hot.python import (
     MAX_VERSION,
     MIN_VERSION,
     TOPIC_IDS,
+    ZSTD_SINCE,
     One,
     PartitionData,
     PartitionResult,
     ProduceRequest,
     encode,
     frame_end,
+    is_zstd,
 )
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
@@ -38,6 +40,7 @@ __all__ = [
     "MAX_VERSION",
     "MIN_VERSION",
     "TOPIC_IDS",
+    "ZSTD_SINCE",
     "One",
     "PartitionData",
     "PartitionResult",
@@ -45,6 +48,7 @@ __all__ = [
     "encode",
     "encode_run",
     "frame_end",
+    "is_zstd",
     "parse",
     "parse_run",
 ]

@@ -20,6 +20,9 @@ TOPIC_IDS: Final = 13
 MIN_VERSION: Final = 3
 MAX_VERSION: Final = 13
 
+ZSTD_SINCE: Final = 7
+"""Produce batches in zstd are refused before (KIP-110): their clients could not read them."""
+
 IN_THREAD_BYTES: Final = 256 * 1024
 """Compressed batches above this are checked in a thread: inflating 1 MiB holds the loop for ms."""
 LONGEST_SHORT_NAME: Final = 126
@@ -30,6 +33,7 @@ _HEADER: Final = struct.Struct(">hhih").unpack_from
 _BATCH_HEADER_BYTES: Final = 61
 _ATTRIBUTES_AT: Final = 22
 _COMPRESSED: Final = 7
+_ZSTD: Final = 4
 _TRANSACTIONAL: Final = 16
 _SIZE_BYTES: Final = 4
 _NO_TAGS: Final = 3
@@ -124,6 +128,8 @@ def parse_one(buffer: bytearray | memoryview, start: int, stop: int) -> One | No
     attributes = buffer[at + _ATTRIBUTES_AT]
     if attributes & _TRANSACTIONAL or (attributes & _COMPRESSED and size > IN_THREAD_BYTES):
         return None
+    if version < ZSTD_SINCE and attributes & _COMPRESSED == _ZSTD:
+        return None
     if not 0 < len(name) <= LONGEST_SHORT_NAME:
         return None
     return version, correlation_id, request.acks, request.timeout_ms, name, index, at, end
@@ -150,6 +156,11 @@ def parse_run(  # noqa: PLR0917
         found.append(one)
         start += length
     return found
+
+
+def is_zstd(batch: memoryview) -> bool:
+    """Whether a batch says that its records are compressed by zstd."""
+    return len(batch) > _ATTRIBUTES_AT and batch[_ATTRIBUTES_AT] & _COMPRESSED == _ZSTD
 
 
 def frame_end(one: One) -> int:

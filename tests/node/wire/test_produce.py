@@ -50,6 +50,7 @@ def bad_batches(tools):
     yield "count too many", patched(good, 57, struct.pack(">i", 4)), 87
     yield "last delta", patched(good, 23, struct.pack(">i", 7)), 87
     yield "control bit", patched(good, 21, b"\x00\x20"), 87
+    yield "no bytes", b"", 87
     yield "codec 5", patched(good, 21, b"\x00\x05"), None
     yield "not gzip", patched(good, 21, b"\x00\x01"), None
     yield "varint", patched(good, 61, b"\xff\xff\xff\xff\xff\xff"), 87
@@ -66,6 +67,17 @@ def bad_batches(tools):
             data = head + body
             data[8:12] = struct.pack(">i", len(data) - 12)
             yield f"{codec.name} {name}", mend(data), None
+
+
+@pytest.mark.parametrize("version", range(3, 10))
+@pytest.mark.parametrize("size", [10, 400_000])
+def test_zstd_is_for_clients_that_know_it(wire, kept_broker, tools, version, size):
+    """As in Apache Kafka (KIP-110): those of Produce v6 could not read it."""
+    topic = kept_broker.create_topic()
+    data = tools.batch(2, size=size, codec=Codec.ZSTD)
+    result = wire.produce(topic, data, version=version)
+    assert int(result.error_code) == (0 if version >= 7 else 76)
+    assert wire.end_offset(topic) == (2 if version >= 7 else 0)
 
 
 def test_every_bad_batch_is_refused_and_nothing_is_appended(wire, kept_broker, tools):

@@ -575,7 +575,10 @@ class Log:
         """Remove the files whose delay is over; returns how many."""
         due = [entry for entry in self.waiting_deletes if entry[0] <= now_ms]
         self.waiting_deletes = [entry for entry in self.waiting_deletes if entry[0] > now_ms]
-        return retention.remove(self, [path for _, paths in due for path in paths])
+        for _, paths in due:
+            for path in paths:
+                self.disk.unlink(path)
+        return sum(len(paths) for _, paths in due)
 
     def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
         """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""

@@ -241,7 +241,7 @@ def recover(
     """Open the files of a log that exists or not; see the module. A log without segments gets one,
     and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
     """
-    retired = swap.finish(disk, directory, unfinished_swap)
+    swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
     found, scanned = opening.open_segments(clean, recovery_point, compacted_to)
     segments = Segments(disk, directory, found)
@@ -264,7 +264,7 @@ def recover(
             directory, end_offset, recovery_point,
         )  # fmt: skip
     epochs = _load_epochs(disk, directory, segments)
-    _say_lost_start(directory, epochs, segments.bases[0], retired)
+    _say_lost_start(directory, epochs, log_start_offset)
     _complete_epochs(epochs, segments, log_start_offset)
     for epoch, start in opening.epoch_starts:
         if epoch > (-1 if epochs.latest is None else epochs.latest):
@@ -284,17 +284,12 @@ def recover(
     return Recovered(segments, epochs, producers, log_start_offset, min(recovery_point, end_offset))
 
 
-def _say_lost_start(directory: str, epochs: LeaderEpochCache, base: int, retired: set[int]) -> None:
-    """The first segment holds the start of the first leader epoch, unless segments vanished.
-
-    What retention takes goes from the epochs before its files do: until then it is ``retired``.
-    """
-    if not epochs.entries or base <= (first := epochs.entries[0][1]):
-        return
-    if min(retired, default=base) > first:
+def _say_lost_start(directory: str, epochs: LeaderEpochCache, log_start_offset: int) -> None:
+    """The first leader epoch begins at the log start, unless segments vanished before it."""
+    if epochs.entries and epochs.entries[0][1] < log_start_offset:
         logger.error(
             "%s: begins at %d, its leader epochs at %d: records may be lost",
-            directory, base, first,
+            directory, log_start_offset, epochs.entries[0][1],
         )  # fmt: skip
 
 

@@ -87,17 +87,3 @@ def retire(log: Log, segments: Sequence[Segment], now_ms: int) -> None:
         segment.rename("", layout.DELETED)
         paths += [segment.path(kind, layout.DELETED) for kind in layout.SEGMENT_SUFFIXES]
     log.delete_later(paths, now_ms)
-
-
-def remove(log: Log, paths: Sequence[str]) -> int:
-    """Remove files that are no part of the log any more; returns how many. Blocks, any thread may:
-    the last link of a large file takes its time.
-
-    The leader epochs that went with them are saved first, so that a start after a crash can tell
-    retention from loss.
-    """
-    if paths:
-        log.leader_epochs.save()
-    for path in paths:
-        log.disk.unlink(path)
-    return len(paths)

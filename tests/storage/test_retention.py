@@ -32,41 +32,6 @@ def test_by_time(kit, make_log) -> None:
     log.check_invariants()
 
 
-@pytest.mark.parametrize("waited", [False, True])
-def test_a_crash_after_retention_is_no_alarm(kit, disk, make_log, caplog, waited) -> None:
-    """Not while the files wait for their delay, and not when they are gone."""
-    log = fill(kit, make_log, retention_ms=5 * HOUR)
-    log.flush()
-    now = kit.NOW + 19 * HOUR
-    assert log.delete_old_segments(now, 20)
-    if waited:
-        assert log.delete_expired(now + HOUR)
-    disk = disk.after_kill()
-    again = kit.open_log(disk, log_start_offset=0)
-    assert again.log_start_offset == 14
-    assert "records may be lost" not in caplog.text
-
-
-def test_a_crash_after_delete_records_is_no_alarm(kit, disk, make_log, caplog) -> None:
-    """The start was checkpointed, the leader epochs were not: no segment is missing."""
-    log = fill(kit, make_log)
-    log.flush()
-    log.advance_log_start(5, kit.NOW)
-    disk = disk.after_kill()
-    assert kit.open_log(disk, log_start_offset=5).log_start_offset == 5
-    assert "records may be lost" not in caplog.text
-
-
-def test_segments_that_vanished_are_an_alarm(kit, disk, make_log, caplog) -> None:
-    log = fill(kit, make_log)
-    log.flush()
-    gone = log.segments[0].path(".log")
-    disk = disk.after_kill()
-    disk.unlink(gone)
-    assert kit.open_log(disk, log_start_offset=0).log_start_offset == 2
-    assert "begins at 2, its leader epochs at 0: records may be lost" in caplog.text
-
-
 def test_an_idle_log_empties(kit, disk, make_log) -> None:
     log = fill(kit, make_log, retention_ms=5 * HOUR)
     log.delete_old_segments(kit.NOW + 100 * HOUR, 20)

@@ -69,7 +69,6 @@ def test_one_node_is_cut_off(apart, alone, way):
         nodes.elsewhere(topic, PARTITIONS, node)
         before = watermarks(nodes, node, topic)
         load.goes_on(apart)
-        load.goes_on(apart)
         if way == "both ways":
             assert watermarks(nodes, node, topic) == before, "a minority acknowledges nothing"
             assert nodes.ask(node, "cluster")["controller_id"] != node
@@ -93,7 +92,6 @@ def test_the_leader_is_cut_from_the_controller(apart):
         nodes.gone(role[LEADER], role[CONTROLLER])  # the other may elect one that the leader hears
         apart.cut([role[LEADER]], [role[CONTROLLER]])
         load.goes_on(apart)
-        load.goes_on(apart)
         apart.heal()
         nodes.back(role[LEADER], role[CONTROLLER])
         load.goes_on(apart)
@@ -112,7 +110,6 @@ def test_the_leader_is_cut_from_a_follower(apart):
     def events(load):
         role = roles(nodes, topic)
         apart.cut([role[LEADER]], [role[OTHER]])
-        load.goes_on(apart)
         load.goes_on(apart)
         sides = {role[LEADER], role[OTHER]}
         for partition in nodes.ask(role[CONTROLLER], f"topics/{topic}")["partitions"]:

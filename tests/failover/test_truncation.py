@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.failover.load import Load, read_all
-from tests.failover.nodes import Nodes
+from tests.failover.nodes import CATCH_UP_S, Nodes
 from tests.tools import kafka_dist
 
 pytestmark = pytest.mark.timeout(600)
@@ -40,10 +40,16 @@ def produce_to_leader_alone(bootstrap: str, topic: str, count: int) -> list[int]
     return offsets
 
 
-def load_for_a_while(cluster, topic):
+def load_for_a_while(cluster, nodes, topic, segments):
+    """Goes on until every replica that is there has so many segments of what was acknowledged."""
     load = Load(cluster.bootstrap, topic, partitions=1)
     try:
         load.goes_on(cluster)
+        cluster.wait_until(
+            lambda: all(len(nodes.segments(i, topic, 0)) >= segments for i in nodes.present()),
+            f"{topic} has {segments} segments",
+            CATCH_UP_S,
+        )
     finally:
         load.stop()
     return load
@@ -59,9 +65,9 @@ def dumped(nodes: Nodes, node: int, topic: str) -> tuple[list[tuple[int, int]], 
     return records, epochs
 
 
-def deposed_leader(cluster, nodes, topic):
+def deposed_leader(cluster, nodes, topic, segments=1):
     """A leader with a tail of its own died, the others went on without, and it is back."""
-    first = load_for_a_while(cluster, topic)
+    first = load_for_a_while(cluster, nodes, topic, segments)
     nodes.await_in_sync(topic)
     leader = nodes.leader(topic)
     followers = [i for i in nodes.numbers if i != leader]
@@ -72,7 +78,7 @@ def deposed_leader(cluster, nodes, topic):
     assert offsets == list(range(end + 1, end + 1 + TAIL))
     path = nodes.segments(leader, topic, 0)[-1]
     assert str(TAIL_VALUE + TAIL - 1).encode() in path.read_bytes()
-    second = load_for_a_while(cluster, topic)
+    second = load_for_a_while(cluster, nodes, topic, segments)
     nodes.start(leader)
     nodes.check_replicas(topic, 1)
     return first, second
@@ -111,14 +117,14 @@ def test_kafka_sees_the_same_records_in_all_replicas(kept_cluster):
     cluster = kept_cluster(nodes=3, log_segment_bytes=8192, **PATIENT)
     nodes = Nodes(cluster)
     topic = cluster.create_topic(partitions=1)
-    loads = [load for _ in range(2) for load in deposed_leader(cluster, nodes, topic)]
+    loads = [load for n in (2, 3) for load in deposed_leader(cluster, nodes, topic, segments=n)]
     replicas = [dumped(nodes, node, topic) for node in nodes.numbers]
     records, epochs = replicas[0]
     assert replicas[1] == replicas[2] == replicas[0]
     assert [offset for offset, _ in records] == list(range(len(records)))
     left = sum(load.sent for load in loads)
     assert left <= len(records) <= left + 2, "of each tail one record may have been on its way"
-    assert len(nodes.segments(0, topic, 0)) > 1
+    assert all(len(nodes.segments(node, topic, 0)) > 1 for node in nodes.numbers)
     assert epochs == sorted(epochs)
     assert len(set(epochs)) >= 3
     for node in nodes.numbers:

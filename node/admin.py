@@ -8,7 +8,6 @@ delay nobody.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kept
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.records import PartitionRecord, ResourceType
-from kept.node import cluster_views, compaction_ops, lost, verifying
+from kept.node import cluster_views, compaction_ops, lost, on_demand, verifying
 from kept.node.cluster_exposition import is_under_replicated
 from kept.node.compaction_ops import CompactionStatus
 from kept.node.slices import Pace, breathe
@@ -27,7 +26,6 @@ from kept.storage.errors import (
     InvalidRequest,
     KeptError,
     PolicyViolation,
-    RequestTimedOut,
     UnknownTopicOrPartition,
 )
 from kept.storage.types import TopicPartition
@@ -43,9 +41,6 @@ MAX_SEGMENTS: Final = 1000
 
 DEFAULT_RECORDS: Final = 50
 """Records that are shown where nobody says how many."""
-
-WAIT_S: Final = 3600.0
-"""How long ``compact now --wait`` waits for one topic."""
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -394,37 +389,24 @@ class Admin:
         known = len(self._topic(topic).partitions)
         if partition is not None and partition >= known:
             raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
+        if not self._node.hosting.config_for(self._node.image, topic).compact:
+            raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
         numbers = range(known) if partition is None else (partition,)
-        found = [TopicPartition(topic, number) for number in numbers]
-        for tp in found:
-            if not self._node.partition(tp).log.config.compact:
-                raise PolicyViolation(
-                    f"{topic} is not compacted: its cleanup.policy has no compact"
-                )
-        return found
+        return [TopicPartition(topic, number) for number in numbers]
 
-    async def compact_now(self, topic: str, partition: int | None, wait: bool) -> dict[str, Any]:
-        """Compact a topic or partition whatever its dirty ratio; with ``wait`` until it is done.
+    async def compact_now(
+        self, topic: str, partition: int | None, wait: bool, *, here: bool = False
+    ) -> dict[str, Any]:
+        """Have the leaders compact a topic or partition, whatever its dirty ratio; with ``wait``
+        until it is done, with ``here`` only what this node leads.
 
         Raises UnknownTopicOrPartition, PolicyViolation, RequestTimedOut.
         """
-        wanted = self._compacted(topic, partition)
-        passes = [self._node.cleaner.request(tp) for tp in wanted]
-        for one in passes:
-            one.add_done_callback(_look_at)
-        if not wait:
-            return {"started": [_named(tp) for tp in wanted]}
-        _, late = await asyncio.wait(passes, timeout=WAIT_S)
-        if late:
-            raise RequestTimedOut(
-                f"{len(late)} of {len(passes)} partitions are still being compacted"
-            )
-        return {
-            "partitions": [
-                {**_named(tp), **compaction_ops.outcome(one)}
-                for tp, one in zip(wanted, passes, strict=True)
-            ]
-        }
+        numbers = [tp.partition for tp in self._compacted(topic, partition)]
+        if here and partition is None:
+            led = self._topic(topic).partitions
+            numbers = [n for n in numbers if led[n].leader == self._node.node_id]
+        return await on_demand.compact(self._node, topic, numbers, wait=wait, here=here)
 
     async def explain(self, topic: str, partition: int | None, key: bytes | None) -> dict[str, Any]:
         """What a pass would do now, per partition; with ``key`` the life of that key.
@@ -516,12 +498,6 @@ def _name(topic: TopicImage) -> str:
 
 def _named(tp: TopicPartition) -> dict[str, Any]:
     return {"topic": tp.topic, "partition": tp.partition}
-
-
-def _look_at(finished: asyncio.Future[Any]) -> None:
-    """Take note of an outcome that nobody waits for; the cleaner has logged it."""
-    if not finished.cancelled():
-        finished.exception()
 
 
 def _segments(log: Log, first_dirty: int | None, most: int) -> list[dict[str, Any]]:

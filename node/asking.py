@@ -27,7 +27,7 @@ STREAM: Final = "/api/v1/events"
 """It never ends."""
 
 
-async def ask(node: Node, node_id: int, request: HttpRequest) -> AskReply:
+async def ask(node: Node, node_id: int, request: HttpRequest, timeout_s: float = ASK_S) -> AskReply:
     """What node ``node_id`` answers; its refusals are answers with their status.
 
     Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
@@ -42,15 +42,26 @@ async def ask(node: Node, node_id: int, request: HttpRequest) -> AskReply:
         json.dumps(dict(request.query)),
         json.dumps(dict(request.body)),
     )
-    reply: AskReply = await node.peers.call(node_id, "Ask", asked, ASK_S)
+    reply: AskReply = await node.peers.call(node_id, "Ask", asked, timeout_s)
     return reply
 
 
-async def ask_json(node: Node, node_id: int, path: str, query: Mapping[str, str]) -> Any:
-    """The value of a GET. Raises as :func:`ask`, and NetworkException for a refusal."""
+async def ask_json(
+    node: Node,
+    node_id: int,
+    path: str,
+    query: Mapping[str, str] | None = None,
+    *,
+    body: Mapping[str, Any] | None = None,
+    timeout_s: float = ASK_S,
+) -> Any:
+    """The value of a GET, or of a POST of ``body``. Raises as :func:`ask`, and NetworkException
+    for a refusal.
+    """
     from kept.node.http import HttpRequest
 
-    reply = await ask(node, node_id, HttpRequest("GET", path, query))
+    request = HttpRequest("GET" if body is None else "POST", path, query or {}, body or {})
+    reply = await ask(node, node_id, request, timeout_s)
     value = json.loads(reply.body)
     if reply.status != 200:
         message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""
@@ -67,7 +78,8 @@ async def answer(node: Node, request: AskRequest) -> AskReply:
     if not request.path.startswith(PREFIX) or request.path == STREAM or "node" in query:
         raise PolicyViolation(f"{request.path} is not asked through another node")
     try:
-        response = await route(node, HttpRequest(request.method, request.path, query, body))
+        asked = HttpRequest(request.method, request.path, query, body, here=True)
+        response = await route(node, asked)
     except KeptError as error:
         response = failure(status_of(error), str(error))
     if response.chunks is None:

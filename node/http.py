@@ -58,13 +58,17 @@ _CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyD
 
 @dataclass(slots=True)
 class HttpRequest:
-    """What a route sees. ``query`` holds each parameter's last value, ``body`` the decoded JSON."""
+    """What a route sees. ``query`` holds each parameter's last value, ``body`` the decoded JSON.
+
+    With ``here`` this node is meant, whoever could answer better.
+    """
 
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     accept: str = ""
+    here: bool = False
 
 
 @dataclass(slots=True)

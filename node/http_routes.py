@@ -37,7 +37,8 @@ POST    /api/v1/voters/remove                         {"node_id": N}
 ======  ============================================  ==============================================
 
 A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
-answers (``kept.node.asking``); only streams do not travel.
+answers (``kept.node.asking``); only streams do not travel. Compaction is asked for at any node,
+which asks the leaders (``kept.node.on_demand``).
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def _wanted_node(request: HttpRequest, path: str) -> int | None:
     wanted = _needed(query, "node")
     del query["node"]
     request.query = query
+    request.here = True
     return wanted
 
 
@@ -369,9 +371,8 @@ async def _now(node: Node, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition", "wait")
     partition = _number(body, "partition", optional=True)
-    return _large(
-        await Admin(node).compact_now(_text(body, "topic"), partition, _flag(body, "wait"))
-    )
+    topic, wait = _text(body, "topic"), _flag(body, "wait")
+    return _large(await Admin(node).compact_now(topic, partition, wait, here=request.here))
 
 
 async def _retry(node: Node, request: HttpRequest) -> HttpResponse:

@@ -8,7 +8,7 @@ import { partition, topic } from "./topic.js";
 const view = document.getElementById("view"), trouble = document.getElementById("trouble");
 const where = document.getElementById("where"), status = document.getElementById("live");
 const VIEWS = { "": [overview, "cluster", "Cluster"], topics: [topics, "topics", "Topics"], topic: [topic, "topics"], groups: [groups, "groups", "Groups"], group: [group, "groups"], records: [records, "topics"], key: [life, "topics"] };
-let shown = "", turn = 0, timer = 0, poll = 0, busy = false, again = false, last = 0, said = "";
+let shown = "", turn = 0, timer = 0, poll = 0, busy = false, again = false, last = 0, said = "", refused = "";
 
 function decoded(part) {
   try { return decodeURIComponent(part); } catch { return part; }
@@ -26,12 +26,13 @@ function complain(message) {
   trouble.hidden = !message;
 }
 
-async function act(path, query, body, done) {
+async function act(path, body, done) {
   try {
-    await api(path, query, body);
-    complain("");
-    status.textContent = done;
-  } catch (error) { complain(error.message); }
+    const { partitions } = await api(path, {}, body), failed = (partitions || []).find((one) => one.error);
+    refused = failed ? `Partition ${failed.partition}: ${failed.error}` : "";
+    if (!refused) status.textContent = done;
+  } catch (error) { refused = error.message; }
+  complain(refused); // for as long as the view stays, or until a button does better
   refresh();
 }
 
@@ -50,7 +51,7 @@ async function refresh() {
     const { found, names, query } = wanted();
     const value = await found.ask(...names, query);
     if (mine === turn) {
-      complain("");
+      complain(refused);
       put(make("div", {}, found.show(value, refresh, act, go)));
     }
   } catch (error) {
@@ -108,6 +109,7 @@ function navigate() {
     else one.removeAttribute("aria-current");
   }
   last = 0;
+  refused = "";
   clearTimeout(timer);
   timer = 0;
   view.setAttribute("aria-busy", "true");

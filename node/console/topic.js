@@ -72,14 +72,14 @@ function compaction(one, passes, samples, target) {
 }
 
 function buttons(one, cluster, act) {
-  const off = !cluster.actions, where = { node: one.leader };
+  const off = !cluster.actions;
   const button = (text, id, action, why) => make("button", { id, disabled: Boolean(off || why), "aria-describedby": "about-buttons", onclick: action }, text);
   const body = (name) => ({ topic: name, partition: one.partition });
   const preferred = one.replicas[0];
   return (name) => [make("div", { class: "row" },
     make("a", { class: "button", href: hash("records", name, one.partition) }, "Look at the records"),
-    one.compaction ? button("Compact now", "compact", () => act("compaction/now", where, body(name), "A pass is on its way."), one.leader < 0) : "",
-    button(`Let node ${preferred} lead`, "elect", () => act("partitions/elect", {}, body(name), `Node ${preferred} leads.`), one.leader === preferred)),
+    one.compaction ? button("Compact now", "compact", () => act("compaction/now", body(name), "A pass is on its way."), one.leader < 0) : "",
+    button(`Let node ${preferred} lead`, "elect", () => act("partitions/elect", body(name), `Node ${preferred} leads.`), one.leader === preferred)),
   make("p", { class: "quiet small", id: "about-buttons" }, off ? ["Buttons are off. The setting ", make("code", {}, SETTING), " turns them on."] : one.leader === preferred ? "The preferred replica leads already." : "The preferred replica is the first one.")];
 }
 

@@ -214,10 +214,34 @@ def test_any_node_answers_for_all(kept_cluster):
     for one in members:
         assert [m["node_id"] for m in one["members"]] == [0, 1, 2]
     body = {"topic": topic, "partition": 0, "wait": True}
-    status, done = ask(cluster, "compaction/now", other, body=body, node=leader)
+    _, refused = ask(cluster, "compaction/now", leader, body=body, node=other)
+    assert refused["partitions"][0]["error"] == (
+        f"node {other} does not lead it: node {leader} does"
+    )
+    status, done = ask(cluster, "compaction/now", other, body=body)
     assert status == 200 and done["partitions"][0]["done"]
+    _, done = ask(cluster, "compaction/now", other, body={"topic": topic, "wait": True})
+    told = {one["partition"]: one.get("records_removed") for one in done["partitions"]}
+    assert told == {0: None, 1: 6, 2: 6}, done  # the first is clean: asked for above
+    _, started = ask(cluster, "compaction/now", other, body={"topic": topic})
+    assert [one["partition"] for one in started["started"]] == [0, 1, 2] and len(started) == 1
     records = given(cluster, "records", other, topic=topic, partition=0)["records"]
     assert [one["offset"] for one in records] == [6, 7, 8]
+    alone = cluster.create_topic(partitions=3, replication_factor=1, config=COMPACTED)
+    at = {
+        one["partition"]: one["leader"] for one in given(cluster, f"topics/{alone}")["partitions"]
+    }
+    for partition in at:
+        fill(cluster, alone, 9, partition)
     cluster.kill(leader)
+    _, done = ask(cluster, "compaction/now", other, body={"topic": alone, "wait": True})
+    for one in done["partitions"]:
+        if at[one["partition"]] != leader:
+            assert one["done"] and one["records_removed"] == 6, one
+        else:
+            assert f"its leader, node {leader}, was asked: " in one["error"] or (
+                "no leader for it now" in one["error"]
+            )
+    assert len(done["partitions"]) == 3
     view = given(cluster, f"topics/{topic}", other, leaders="true")
     assert len(view["partitions"]) == 3

@@ -196,6 +196,15 @@ def test_a_button_compacts_and_another_elects(kept_cluster, chromium):
         "one => one.textContent.startsWith('Passes in the removal journal'))"
     )
     assert browser.facts(page)["Generation published"] == "0.1"
+    failed = {"topic": topic, "partition": 0, "done": False, "error": "its leader is away"}
+    page.route("**/compaction/now", lambda route: route.fulfill(json={"partitions": [failed]}))
+    page.click("#compact")
+    page.wait_for_selector("#trouble:visible")
+    with cluster.client() as client:
+        client.produce(topic, [scene.order(1, "one more")])
+    page.wait_for_function("() => document.getElementById('view').textContent.includes('361')")
+    # What a button came to is not wiped away by what moves.
+    assert page.locator("#trouble").text_content() == "Partition 0: its leader is away"
     for key, said in (
         (b"order-00007", "If the key had records before offset"),
         (b"nobody", "No pass in the journal removed a tombstone"),

@@ -50,6 +50,13 @@ def test_any_node_takes_any_request(trio):
             assert found == [b"0", b"1", b"2"]
     with cluster.client() as client:
         assert sum(1 for _ in client.read("t")) == 18
+    compacted = cluster.create_topic(partitions=3, config={"cleanup.policy": "compact"})
+    for rpc in rpcs:
+        for partition in range(3):
+            for payload in (b"old", b"new"):
+                rpc.produce(compacted, partition=partition, key=b"k", payload=payload)
+        done = rpc.call("kept.Admin/CompactNow", topic=compacted, wait=True).partitions
+        assert [(one.partition, one.done) for one in done] == [(0, True), (1, True), (2, True)]
     for n, rpc in enumerate(rpcs):
         code, why = rpc.refusal("broker.Broker/CreateTopic", topic="t")
         assert code is Code.ALREADY_EXISTS, (n, why)

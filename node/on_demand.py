@@ -1,0 +1,136 @@
+"""Compaction on demand, at any node: each partition's leader is the one to do it.
+
+Partitions that are led here are cleaned here; the other leaders are asked, side by side, over the
+connections between nodes (:mod:`kept.node.asking`). A partition whose leader is not known, does not
+answer or has changed meanwhile says so by itself, and hinders no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node import compaction_ops
+from kept.node.asking import ASK_S, ask_json
+from kept.storage.errors import KeptError, RequestTimedOut
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.server import Node
+
+WAIT_S: Final = 3600.0
+"""How long ``compact now --wait`` waits for one topic."""
+PATH: Final = "/api/v1/compaction/now"
+
+
+@dataclass(slots=True)
+class _Said:
+    """What became of partitions by their number: started, or an outcome."""
+
+    started: set[int] = field(default_factory=set)
+    outcomes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+async def compact(
+    node: Node, topic: str, numbers: Sequence[int], *, wait: bool, here: bool
+) -> dict[str, Any]:
+    """Have partitions of a compacted topic compacted, whatever their dirty ratio.
+
+    With ``here`` by this node alone. Without ``wait`` the answer is what was ``started``, and
+    ``partitions`` that could not be; else ``partitions`` with what each pass came to. Raises
+    RequestTimedOut when passes here go on for too long.
+    """
+    led: dict[int, list[int]] = {}
+    for number in numbers:
+        leader = _leader(node, topic, number)
+        led.setdefault(node.node_id if here else leader, []).append(number)
+    parts = await asyncio.gather(
+        *(_at(node, leader, topic, wanted, wait) for leader, wanted in led.items())
+    )
+    started = set().union(*(part.started for part in parts))
+    outcomes = {number: one for part in parts for number, one in part.outcomes.items()}
+    answer: dict[str, Any] = {}
+    if not wait:
+        answer["started"] = [_named(topic, number) for number in sorted(started)]
+    if wait or outcomes:
+        answer["partitions"] = [{**_named(topic, n), **outcomes[n]} for n in sorted(outcomes)]
+    return answer
+
+
+def _named(topic: str, number: int) -> dict[str, Any]:
+    return {"topic": topic, "partition": number}
+
+
+def _leader(node: Node, topic: str, number: int) -> int:
+    return node.image.topics[topic].partitions[number].leader
+
+
+def _failed(why: str) -> dict[str, Any]:
+    return {"done": False, "error": why}
+
+
+async def _at(node: Node, leader: int, topic: str, numbers: list[int], wait: bool) -> _Said:
+    if leader == node.node_id:
+        return await _here(node, topic, numbers, wait)
+    if leader < 0:
+        why = f"{topic} has no leader for it now: its replicas are not available"
+        return _Said(outcomes=dict.fromkeys(numbers, _failed(why)))
+    return await _elsewhere(node, leader, topic, numbers, wait)
+
+
+async def _here(node: Node, topic: str, numbers: list[int], wait: bool) -> _Said:
+    said, passes = _Said(), {}
+    for number in numbers:
+        tp = TopicPartition(topic, number)
+        hosted = node.hosting.hosted.get(tp)
+        if hosted is None or not hosted.partition.is_leader:
+            said.outcomes[number] = _failed(_not_led(node, topic, number))
+            continue
+        try:
+            passes[number] = node.cleaner.request(tp)
+        except KeptError as error:
+            said.outcomes[number] = _failed(str(error))
+            continue
+        passes[number].add_done_callback(_look_at)
+    if not wait:
+        said.started.update(passes)
+    elif passes:
+        _, late = await asyncio.wait(passes.values(), timeout=WAIT_S)
+        if late:
+            raise RequestTimedOut(
+                f"{len(late)} of {len(passes)} partitions are still being compacted"
+            )
+        said.outcomes |= {number: compaction_ops.outcome(one) for number, one in passes.items()}
+    return said
+
+
+def _not_led(node: Node, topic: str, number: int) -> str:
+    leader = _leader(node, topic, number)
+    known = "nobody does now" if leader < 0 else f"node {leader} does"
+    return f"node {node.node_id} does not lead it: {known}"
+
+
+def _look_at(finished: asyncio.Future[Any]) -> None:
+    """Take note of an outcome that nobody waits for; the cleaner has logged it."""
+    if not finished.cancelled():
+        finished.exception()
+
+
+async def _elsewhere(node: Node, leader: int, topic: str, numbers: list[int], wait: bool) -> _Said:
+    said, body = _Said(), {"topic": topic, "wait": wait}
+    asked = {**body, "partition": numbers[0]} if len(numbers) == 1 else body
+    try:
+        answer = await ask_json(node, leader, PATH, body=asked, timeout_s=WAIT_S if wait else ASK_S)
+    except KeptError as error:
+        why = f"its leader, node {leader}, was asked: {error}"
+        return _Said(outcomes=dict.fromkeys(numbers, _failed(why)))
+    wanted = set(numbers)
+    said.started = {one["partition"] for one in answer.get("started", ())} & wanted
+    for one in answer.get("partitions", ()):
+        if one["partition"] in wanted:
+            said.outcomes[one["partition"]] = one
+    for number in wanted - said.started - said.outcomes.keys():
+        said.outcomes[number] = _failed(f"node {leader} leads it no longer; ask again")
+    return said

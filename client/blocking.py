@@ -56,10 +56,19 @@ class OutRecord(NamedTuple):
 
 
 class Client:
-    """A connection to a cluster, by any of its nodes."""
+    """A connection to a cluster, by any of its nodes.
+
+    ``timeout_ms`` is how long a request is tried again: through an election, say. ``on_wait`` is
+    told why one is, when that takes longer than a moment.
+    """
 
     def __init__(
-        self, bootstrap: str, client_id: str = "kept", *, timeout_ms: int = TIMEOUT_MS
+        self,
+        bootstrap: str,
+        client_id: str = "kept",
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        on_wait: Callable[[KeptError], None] | None = None,
     ) -> None:
         from kept import __version__
 
@@ -70,7 +79,8 @@ class Client:
         self.bootstrap = bootstrap
         self.timeout_ms = timeout_ms
         self.core = ClientCore(endpoints, client_id, ("kept", __version__))
-        self._sockets = Sockets(self.core)
+        self.on_wait = on_wait
+        self._sockets = Sockets(self.core, on_wait)
 
     def __enter__(self) -> Self:
         return self
@@ -269,8 +279,7 @@ class Client:
         )
 
     def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
-        if auto_create:
-            self.metadata([topic], auto_create=True)
+        if auto_create and not self.metadata([topic], auto_create=True).topics[topic].partitions:
             self.run(_leaders(self.view, topic, self.timeout_ms))
         return self.topic(topic)
 

@@ -78,6 +78,9 @@ class Call:
     deadline_ms: int = 0
     tries: int = 0
     not_before_ms: int = 0
+    offline_since_ms: int | None = None
+    """When it was first heard that the log directory of its partition is offline, and since."""
+    told: bool = False
     last_error: KeptError | None = None
     version: int = -1
 
@@ -85,6 +88,10 @@ class Call:
     def name(self) -> str:
         """What a message calls it: ``Fetch of orders-0``."""
         return self.what or api_name(self.api_key)
+
+    def is_to_be_told_of(self, started_ms: int) -> bool:
+        """Somebody else's call, begun by then, of which it was not told that it waits."""
+        return not self.told and self.needed_for is None and self.started_ms <= started_ms
 
 
 # Events.
@@ -164,4 +171,12 @@ class Finished:
     error: KeptError | None
 
 
-Effect = Connect | Send | Close | Finished
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A call has been tried for a while and goes on; ``why`` it could not be done. Once a call."""
+
+    call: Call
+    why: KeptError
+
+
+Effect = Connect | Send | Close | Finished | Waiting

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client import groups
 from kept.client.calls import Call
 from kept.client.committed import aborted_batches
+from kept.client.core import NOTICE_MS
 from kept.client.failures import ConnectionFailed, RetriableBrokerError, failure
+from kept.client.leaderless import offline_grace_ms, why_no_leader
 from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits
-from kept.storage.errors import KeptError, OffsetOutOfRange, RetriableError
+from kept.storage.errors import KafkaStorageError, KeptError, OffsetOutOfRange, RetriableError
 from kept.storage.records import headers, records
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
+    from kept.client.view import ClusterView
 
 HEARTBEAT_MS: Final = 3_000
 SESSION_MS: Final = 45_000
 REBALANCE_MS: Final = 60_000
 RETRY_PAUSE_S: Final = 0.1
 LEADERLESS_DEADLINE_S: Final = 60.0
-"""So long a partition may be without a leader, or its node away, before reading gives up."""
+"""So long all partitions may be without a leader, or its node away, before reading gives up."""
 _REJOIN: Final = frozenset({22, 25, 27})  # illegal generation, unknown member, rebalance
 _MEMBER_ID_REQUIRED: Final = 79
 
@@ -40,8 +43,25 @@ class ConsumedRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
+class _Away(NamedTuple):
+    """Since when, and why, a partition cannot be read; whether ``on_wait`` of the client knows."""
+
+    since: float
+    why: KeptError
+    told: bool = False
+
+    def is_final(self, now: float, view: ClusterView) -> bool:
+        """Waiting longer is vain."""
+        offline = isinstance(self.why, KafkaStorageError)
+        patience = offline_grace_ms(view) / 1000 if offline else LEADERLESS_DEADLINE_S
+        return now - self.since > patience
+
+
 class Consumer:
     """Reads partitions from given positions on; EARLIEST and LATEST are looked up at first use.
+
+    A partition that cannot be read is tried again while others are read: through an election, say.
+    The client's ``on_wait`` is told why. When none can be read for long, ``poll`` raises why.
 
     ``isolation`` READ_COMMITTED leaves out records of aborted transactions. An offset that has left
     the log (retention, DeleteRecords) goes on at the log start, as ``auto.offset.reset=earliest``.
@@ -57,7 +77,7 @@ class Consumer:
         self.limits = limits or FetchLimits()
         self.positions = dict(positions)
         self.high_watermarks: dict[TopicPartition, int] = {}
-        self._away_since: float | None = None
+        self._away: dict[TopicPartition, _Away] = {}
 
     def poll(self, max_wait_ms: int | None = None) -> list[ConsumedRecord]:
         """What has come within ``max_wait_ms``; perhaps nothing."""
@@ -75,28 +95,29 @@ class Consumer:
                 limits.isolation,
             )
         out: list[ConsumedRecord] = []
-        trouble: KeptError | None = None
+        troubles: dict[TopicPartition, KeptError] = {}
         fetched: list[Fetched] = []
         try:
             fetched = self.client.fetch(self.positions, limits)
         except ConnectionFailed as error:
-            trouble = error
-            for tp in self.positions:
-                self.client.view.topics.pop(tp.topic, None)
+            troubles = dict.fromkeys(self.positions, error)
+        else:
+            missing = self.positions.keys() - {one.topic_partition for one in fetched}
+            troubles = {tp: self._why_missing(tp) for tp in missing}
         for one in fetched:
             if one.error is None:
                 out.extend(self._take(one))
             elif isinstance(one.error, OffsetOutOfRange):
                 self._reset(one.topic_partition)
             elif isinstance(one.error, RetriableError):
-                self.client.view.topics.pop(one.topic_partition.topic, None)
-                trouble = one.error
+                troubles[one.topic_partition] = one.error
             else:
                 raise one.error
-        if not fetched or trouble is not None:
-            self._wait_for_leader(trouble)
-        else:
-            self._away_since = None
+        for tp in troubles:
+            self.client.view.forget(tp)
+        self._note_away(troubles)
+        if troubles and not out:
+            time.sleep(RETRY_PAUSE_S)
         return out
 
     def until_end(self) -> Iterator[ConsumedRecord]:
@@ -119,6 +140,7 @@ class Consumer:
             if not self.positions:
                 return
             batch = self.poll()
+            self._give_up(any)
             yield [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
 
     def _look_up(self) -> None:
@@ -133,14 +155,30 @@ class Consumer:
         start = bounds[tp].offset
         self.positions[tp] = start if self.positions[tp] < start else end
 
-    def _wait_for_leader(self, trouble: KeptError | None) -> None:
+    def _why_missing(self, tp: TopicPartition) -> KeptError:
+        what = f"Fetch of {tp}"
+        if self.client.view.leader(*tp) is None:
+            return why_no_leader(self.client.view, tp, what)
+        return RetriableBrokerError(f"{what}: the answer lacks it")
+
+    def _note_away(self, troubles: Mapping[TopicPartition, KeptError]) -> None:
+        """Take down what cannot be read; tell of it in time, and give up when that is all."""
         now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        if now - self._away_since > LEADERLESS_DEADLINE_S:
-            names = ", ".join(map(str, list(self.positions)[:3]))
-            raise trouble or RetriableBrokerError(f"Fetch of {names}: no leader")
-        time.sleep(RETRY_PAUSE_S)
+        before, self._away = self._away, {}
+        for tp, why in troubles.items():
+            since, _, told = before.get(tp, _Away(now, why))
+            if not told and now - since >= NOTICE_MS / 1000:
+                told = True
+                if self.client.on_wait is not None:
+                    self.client.on_wait(why)
+            self._away[tp] = _Away(since, why, told)
+        if len(self._away) == len(self.positions):
+            self._give_up(all)
+
+    def _give_up(self, when: Callable[[Iterable[bool]], bool]) -> None:
+        now, view = time.monotonic(), self.client.view
+        if self._away and when(away.is_final(now, view) for away in self._away.values()):
+            raise next(away.why for away in self._away.values() if away.is_final(now, view))
 
     def _take(self, one: Fetched) -> Iterator[ConsumedRecord]:
         """Decode a partition's batches and move its position past them."""

@@ -7,7 +7,8 @@ The shell's duties: perform the effects in their order; report what became of a 
 or Lost; call ``step(Tick(), now_ms)`` when :meth:`ClientCore.next_tick_ms` comes. After Close and
 after Lost nothing more is said of that connection.
 
-Guarantees: every Call ends in exactly one Finished, at its deadline at the latest. Responses are
+Guarantees: every Call ends in exactly one Finished, at its deadline at the latest; before that, one
+that has been tried for a while is told of by one Waiting. Responses are
 matched by correlation id. A call is sent again after a retriable error, and after a broken
 connection only if it is ``repeatable``.
 """
@@ -36,15 +37,17 @@ from kept.client.calls import (
     ToCoordinator,
     ToLeader,
     ToNode,
+    Waiting,
 )
 from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, api_name, failure
 from kept.client.incoming import Incoming
+from kept.client.leaderless import offline_grace_ms, why_no_leader
 from kept.client.protocol import Values, decode_response, encode_request, versions
 from kept.client.view import ClusterView, Endpoint
 from kept.storage.errors import (
     CorruptMessage,
+    KafkaStorageError,
     KeptError,
-    NotLeaderOrFollower,
     RetriableError,
     UnknownTopicOrPartition,
     UnsupportedVersion,
@@ -62,6 +65,8 @@ BACKOFF_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
 UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
 """A topic that was just created may be unknown to a node for so long."""
+NOTICE_MS: Final = 2_000
+"""A call that is still tried after so long is told of by Waiting."""
 
 
 @dataclass(slots=True)
@@ -172,6 +177,9 @@ class ClientCore:
         while True:
             before = (len(effects), self._next_call)
             for call in list(self._waiting):
+                if call.last_error is not None and call.is_to_be_told_of(now_ms - NOTICE_MS):
+                    call.told = True
+                    effects.append(Waiting(call, call.last_error))
                 if call.not_before_ms > now_ms:
                     continue
                 call.not_before_ms = 0
@@ -324,24 +332,11 @@ class ClientCore:
             route = call.route
             if isinstance(route, ToLeader):
                 if self.view.leader(route.topic, route.partition) is None:
-                    self._back_off(call, self._why_no_leader(route, call.name), now_ms)
+                    tp = TopicPartition(route.topic, route.partition)
+                    self._back_off(call, why_no_leader(self.view, tp, call.name), now_ms)
             elif isinstance(route, ToNode) and route.node_id not in self.view.nodes:
                 why = ConnectionFailed(f"{call.name}: the cluster has no node {route.node_id} now")
                 self._back_off(call, why, now_ms)
-
-    def _why_no_leader(self, route: ToLeader, what: str) -> KeptError:
-        topic = self.view.topics.get(route.topic)
-        if topic is None or topic.error_code:
-            error = failure(3 if topic is None else topic.error_code, what)
-            assert error is not None
-            return error
-        if route.partition not in topic.partitions:
-            count = len(topic.partitions)
-            return UnknownTopicOrPartition(
-                f"{what}: topic {route.topic} has {count} partition{'s'[: count != 1]}, "
-                f"there is no partition {route.partition}"
-            )
-        return NotLeaderOrFollower(f"{what}: {route.topic}-{route.partition} has no leader now")
 
     def _found_coordinator(self, key: tuple[object, ...], response: Any, now_ms: int) -> None:
         one = response.coordinators[0] if hasattr(response, "coordinators") else response
@@ -365,6 +360,12 @@ class ClientCore:
         call.tries += 1
         pause = min(BACKOFF_MS << min(call.tries - 1, 10), BACKOFF_MAX_MS)
         call.not_before_ms = now_ms + pause
+        if not isinstance(why, KafkaStorageError):
+            call.offline_since_ms = None
+        elif call.offline_since_ms is None:
+            call.offline_since_ms = now_ms
+        elif call.offline_since_ms + offline_grace_ms(self.view) <= now_ms:
+            call.deadline_ms = now_ms
         if not isinstance(why, RetriableError):
             call.deadline_ms = now_ms
         elif isinstance(why, UnknownTopicOrPartition):

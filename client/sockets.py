@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kept.client.calls import (
@@ -21,6 +21,7 @@ from kept.client.calls import (
     Received,
     Send,
     Tick,
+    Waiting,
 )
 from kept.client.core import ClientCore
 from kept.storage.errors import KeptError
@@ -40,10 +41,13 @@ class _Socket:
 
 
 class Sockets:
-    """Runs calls to their end."""
+    """Runs calls to their end. ``on_wait`` hears why one waits that takes long."""
 
-    def __init__(self, core: ClientCore) -> None:
+    def __init__(
+        self, core: ClientCore, on_wait: Callable[[KeptError], None] | None = None
+    ) -> None:
         self.core = core
+        self._on_wait = on_wait
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
         self._finished: dict[int, Finished] = {}
@@ -100,6 +104,9 @@ class Sockets:
                 gone = self._sockets.get(effect.connection)
                 if gone is not None:
                     self._drop(gone)
+            elif isinstance(effect, Waiting):
+                if self._on_wait is not None:
+                    self._on_wait(effect.why)
             elif effect.call.id:
                 self._finished[effect.call.id] = effect
 

@@ -29,6 +29,7 @@ class PartitionView:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     error_code: int = 0
+    offline_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ def topic_view(topic: Any) -> TopicView:
             tuple(map(int, p.replica_nodes)),
             tuple(map(int, p.isr_nodes)),
             int(p.error_code),
+            tuple(map(int, getattr(p, "offline_replicas", ()))),
         )
         for p in topic.partitions
     }

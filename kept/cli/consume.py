@@ -71,13 +71,15 @@ def consume(
     )
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count per partition")
+    from kept.cli.waiting import explained, teller
     from kept.client.blocking import Client
     from kept.client.records import EARLIEST, LATEST, FetchLimits
     from kept.storage.types import IsolationLevel
 
     limits = FetchLimits(isolation=IsolationLevel(int(read_committed)))
     start = EARLIEST if from_beginning or table else LATEST
-    with Client(bootstrap, client_id="kept-cli") as client:
+    waiting = Client(bootstrap, client_id="kept-cli", on_wait=teller())
+    with explained(bootstrap, topic), waiting as client:
         if group is not None:
             batches = _of_group(client, group, topic, start, limits, maximum=maximum)
         else:
@@ -113,12 +115,14 @@ def _of_partitions(
         raise UnknownTopicOrPartition(f"topic {topic} has partitions 0 to {count - 1}")
     numbers = known.partitions if partition is None else (partition,)
     if start >= 0 and partition is not None:
-        _compare(topic, partition, start, client.bounds(topic)[partition], to_end=to_end)
+        _compare(
+            topic, partition, start, client.bounds(topic, [partition])[partition], to_end=to_end
+        )
     consumer = Consumer(client, {TopicPartition(topic, p): start for p in numbers}, limits)
     if not to_end:
         while True:
             yield consumer.poll()
-    bounds = client.bounds(topic)
+    bounds = client.bounds(topic, numbers)
     total = sum(bounds[p][1] - bounds[p][0] for p in numbers)
     done = 0
     with progress(f"reading {topic}", total) as advance:

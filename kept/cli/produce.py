@@ -68,15 +68,17 @@ def produce(
         raise click.UsageError("--json lines have their own keys and nulls")
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
+    from kept.cli.waiting import explained, teller
     from kept.client.blocking import Client
     from kept.storage.types import Codec
 
     lines = _Lines(key_separator, null_marker, partition, as_json)
-    with Client(bootstrap, client_id="kept-cli") as client:
+    with Client(bootstrap, client_id="kept-cli", on_wait=teller()) as client:
         sink = _Sink(client, topic, _ACKS[acks], Codec[compression.upper()])
         for batch in lines.batches(0):
             try:
-                sink.write(batch)
+                with explained(bootstrap, topic):
+                    sink.write(batch)
             except Exception as error:
                 _say_how_far(error, sink.written)
                 raise

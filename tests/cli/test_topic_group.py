@@ -156,3 +156,17 @@ def test_what_is_offline_is_shown_without_waiting():
         assert [(r["committed_offset"], r["high_watermark"], r["lag"]) for r in rows] == [
             (1, 1, 0), (1, None, None),
         ]  # fmt: skip
+        # Nobody waits for what does not mend itself; what is there is served.
+        for command in (
+            ("produce", "t", "--partition", 1),
+            ("consume", "t", "--partition", 1),
+            ("consume", "t", "--from-beginning", "--until-end"),
+            ("consume", "t", "--group", "new", "--from-beginning"),
+        ):
+            said = kept(*command, stdin="c\n", status=1).err
+            assert "t-1 has no leader: it is offline on node 0, its only replica; node 0: " in said
+            assert "t-1/partition.metadata: damaged at byte 0" in said
+        kept("produce", "t", "--partition", 0, stdin="c\n")
+        read = ("consume", "t", "--partition", 0, "--until-end", "--value-only")
+        assert kept(*read, "--from-beginning").lines == ["a", "c"]
+        assert kept(*read, "--offset", 1).lines == ["c"]

@@ -24,6 +24,7 @@ from kept.client.calls import (
     ToCoordinator,
     ToLeader,
     ToNode,
+    Waiting,
 )
 from kept.client.core import (
     API_VERSIONS,
@@ -34,6 +35,7 @@ from kept.client.core import (
     ClientCore,
 )
 from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, failure
+from kept.client.leaderless import GRACE_MS, LINGERING_MS
 from kept.client.protocol import (
     decode_request,
     encode_response,
@@ -45,6 +47,7 @@ from kept.client.protocol import (
 from kept.client.view import Endpoint, parse_bootstrap
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
+    KafkaStorageError,
     NotCoordinator,
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
@@ -64,6 +67,9 @@ class World:
         self.down: set[Endpoint] = set()
         self.mute: set[Endpoint] = set()
         self.leader = 0
+        self.nodes = (A, B)
+        self.replicas: dict[str, list[int]] = {}
+        self.waited: list[Waiting] = []
         self.coordinator = 0
         self.topic_error = 0
         self.answers: dict[int, Callable] = {}
@@ -93,6 +99,8 @@ class World:
                 self.deliver(effect)
             elif isinstance(effect, Close):
                 del self.connections[effect.connection]
+            elif isinstance(effect, Waiting):
+                self.waited.append(effect)
             else:
                 assert effect.call.id not in self.finished, "finished twice"
                 self.finished[effect.call.id] = effect
@@ -121,7 +129,7 @@ class World:
         if api == METADATA:
             return {
                 "brokers": [
-                    {"node_id": n, "host": e.host, "port": e.port} for n, e in enumerate((A, B))
+                    {"node_id": n, "host": e.host, "port": e.port} for n, e in enumerate(self.nodes)
                 ],
                 "controller_id": 1,
                 "cluster_id": "c",
@@ -161,6 +169,7 @@ class World:
 
     def topic(self, name):
         leader = {"error_code": 0, "partition_index": 0, "leader_id": self.leader}
+        leader |= self.replicas
         return {
             "error_code": self.topic_error,
             "name": name,
@@ -308,6 +317,56 @@ def test_a_topic_that_appears_is_found():
     world.topic_error = 0
     world.run()
     assert world.result(call).topics[0].partitions[0].offset == 7
+
+
+@pytest.mark.parametrize(("nodes", "patience_ms"), [((A,), GRACE_MS), ((A, B), LINGERING_MS)])
+def test_an_offline_partition_is_said_soon(nodes, patience_ms):
+    """No election mends it. Of a node that died a moment ago others say the same for a while."""
+    world = World()
+    world.nodes, world.leader = nodes, -1
+    world.replicas = {"replica_nodes": [0], "isr_nodes": [0], "offline_replicas": [0]}
+    call = offsets(world)
+    world.run()
+    with pytest.raises(KafkaStorageError, match=r"t-0 has no leader: it is offline on node 0, its"):
+        world.result(call)
+    assert world.now - 1000 <= patience_ms + 1000
+    assert len(world.waited) == (patience_ms == LINGERING_MS)
+
+
+def test_an_election_is_waited_for_and_told_of():
+    world = World()
+    world.leader = -1
+    world.replicas = {"replica_nodes": [0, 7, 1], "isr_nodes": [7, 1], "offline_replicas": [7, 1]}
+    call = offsets(world)
+    world.run(until_ms=20_000)
+    (waited,) = world.waited
+    assert waited.call is call
+    assert str(waited.why) == (
+        "ListOffsets of t-0: t-0 has no leader now: node 7 is away; node 1 is offline; "
+        "in sync: nodes 7, 1"
+    )
+    world.leader = 1
+    world.run()
+    assert world.result(call).topics[0].partitions[0].offset == 7
+
+
+def test_a_directory_that_failed_under_a_leader_is_waited_for_until_another_leads():
+    world = World()
+    refused = []
+
+    def answer(api, version, endpoint, request):
+        code = 56 if endpoint == A else 0
+        refused.append(code)
+        if len(refused) == 3:
+            world.leader = 1
+        partition = {"partition_index": 0, "error_code": code, "offset": 9}
+        return {"topics": [{"name": "t", "partitions": [partition]}]}
+
+    world.answers[LIST_OFFSETS] = answer
+    call = offsets(world, check=code_of_first_partition)
+    world.run()
+    assert world.result(call).topics[0].partitions[0].offset == 9
+    assert refused == [56, 56, 56, 0]
 
 
 def test_a_coordinator_that_moved_is_looked_up_again():

@@ -1,0 +1,62 @@
+"""What a command says of partitions that nobody leads: while it waits, and when that was vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kept.cli.shell import Failure
+
+if TYPE_CHECKING:
+    from kept.storage.errors import KeptError
+
+ANSWER_S: Final = 3.0
+
+
+def teller() -> Callable[[KeptError], None]:
+    """What a :class:`kept.client.blocking.Client` calls when it waits: a line on standard error,
+    once for each reason.
+    """
+    told: set[str] = set()
+
+    def tell(why: KeptError) -> None:
+        if str(why) not in told:
+            told.add(str(why))
+            click.echo(f"kept: {why}; still trying", err=True)
+
+    return tell
+
+
+@contextmanager
+def explained(bootstrap: str, topic: str) -> Iterator[None]:
+    """An error about a partition that nobody leads gets what its nodes know about it."""
+    from kept.storage.errors import KafkaStorageError, NotLeaderOrFollower
+
+    try:
+        yield
+    except (KafkaStorageError, NotLeaderOrFollower) as error:
+        found = _reasons(bootstrap, topic, set(str(error).replace(":", " ").split()))
+        if not found:
+            raise
+        raise Failure("; ".join([str(error), *found])) from error
+
+
+def _reasons(bootstrap: str, topic: str, named: set[str]) -> list[str]:
+    """Why those partitions of a topic that are ``named`` are offline; nothing where nobody of kept
+    is there to say.
+    """
+    from kept.client.http import HttpFailed, each_node
+
+    found: dict[str, None] = {}
+    try:
+        for number, api in each_node(bootstrap, ANSWER_S).items():
+            for one in api.get(f"topics/{topic}", segments=0)["partitions"]:
+                concerned = f"{topic}-{one['partition']}" in named and number in one["replicas"]
+                if one["offline"] and concerned:
+                    found[f"node {number}: {one['offline']}"] = None
+    except HttpFailed:
+        pass
+    return list(found)

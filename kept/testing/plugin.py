@@ -2,7 +2,8 @@
 
 ``kept_broker``
     One node for the whole session: ``kept_broker.bootstrap``, ``kept_broker.topic()`` for a fresh
-    topic name, ``kept_broker.create_topic(partitions=3, config={...})``.
+    topic name, ``kept_broker.create_topic(partitions=3, config={...})``. It keeps records of any
+    age (``log.retention.ms=-1``): tests write fixed timestamps, and a session may be long.
 ``kept_cluster``
     A function that starts a :class:`kept.testing.Cluster` of its own for one test:
     ``cluster = kept_cluster(log_segment_bytes=4096)`` or, with three nodes of which any may be
@@ -33,7 +34,7 @@ def kept_broker(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node of kept, shared by all tests of the session."""
     from kept.testing.cluster import Cluster
 
-    with Cluster() as cluster:
+    with Cluster(log_retention_ms=-1) as cluster:
         request.session.stash.setdefault(_LIVE, []).append(cluster)
         request.session.stash[_SHARED] = cluster
         yield cluster

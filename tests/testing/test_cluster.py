@@ -124,6 +124,13 @@ def test_waiting_has_a_deadline(kept_broker):
         kept_broker.wait_until(lambda: False, "the moon is full", deadline_s=0.05)
 
 
+def test_the_shared_node_keeps_records_of_any_age(kept_broker):
+    topic = kept_broker.create_topic()
+    with kept_broker.client() as client:
+        (found,) = (e for e in client.topic_configs([topic])[topic] if e.name == "retention.ms")
+    assert found.value == "-1"
+
+
 def test_topic_names_are_fresh(kept_broker):
     assert len({kept_broker.topic() for _ in range(100)}) == 100
 

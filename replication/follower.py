@@ -13,6 +13,9 @@ and ``ReplicaFetcherThread``):
   smaller one, and the leader is asked again. Nothing of such an answer is appended.
 - A batch that reaches over our end, and begins at or above the high watermark, parts the logs, too:
   ours is cut at its base.
+- In one leader epoch that happens until the logs agree, each time further down. Logs that part
+  again after they agreed, or no further down, do so by damage (a log holds epochs that its
+  checkpoint has not): that is said, and asked again later and later.
 - Out of range: a leader whose log ends below ours has it cut there; one whose log starts above our
   end has everything dropped, and the log starts anew.
 - The high watermark is min(the leader's, log end). Ours, not Kafka's: it never goes back but with
@@ -51,6 +54,8 @@ from kept.storage.errors import (
 NO_LEADER: Final = -1
 OFFSET_BYTES: Final = 8
 """A batch begins with its base offset."""
+AGREED: Final = (-1, -1)
+"""Below every place where logs can part: see ``FollowerCore.parted_at``."""
 
 
 class FollowerLog(Protocol):
@@ -165,10 +170,13 @@ class AskAgain:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Ask nothing of this partition before ``until_ms``; ``error`` is Kafka's code for why."""
+    """Ask nothing of this partition before ``until_ms``; ``error`` is Kafka's code for why, and
+    ``why`` what is to be said, if anything.
+    """
 
     until_ms: int
     error: int
+    why: str = ""
 
 
 Effect = TruncateTo | StartAt | Append | AskOffsets | AskAgain | Backoff
@@ -188,7 +196,11 @@ class State(Enum):
 
 @dataclass(slots=True)
 class FollowerCore:
-    """One partition's follower. Fields are read by the shell and moved only by events."""
+    """One partition's follower. Fields are read by the shell and moved only by events.
+
+    ``parted_at``: (log end, epoch) with which it asked when the logs parted last in this leader
+    epoch; ``oddities``: how often they did so without being any further down.
+    """
 
     log: FollowerLog
     backoff_min_ms: int = 10
@@ -200,6 +212,8 @@ class FollowerCore:
     failures: int = 0
     agreed: bool = False
     leader_high_watermark: int = -1
+    parted_at: tuple[int, int] | None = None
+    oddities: int = 0
 
     def step(self, event: Event) -> Effects:
         """Take one event; returns what the shell must do, in order."""
@@ -227,7 +241,8 @@ class FollowerCore:
         self.leader_id, self.leader_epoch = event.leader_id, event.leader_epoch
         self.agreed = False
         self.leader_high_watermark = -1
-        self.retry_at_ms = self.failures = 0
+        self.retry_at_ms = self.failures = self.oddities = 0
+        self.parted_at = None
         self.state = State.IDLE if event.leader_id == NO_LEADER else State.FETCHING
         return ()
 
@@ -269,8 +284,7 @@ class FollowerCore:
             return self._back_off(answer.error, answer.current_leader, now_ms)
         self.failures = self.retry_at_ms = 0
         if answer.diverging is not None:
-            self.agreed = False
-            return (self._cut(self._parting(*answer.diverging)), AskAgain())
+            return self._parted(asked, answer.diverging, now_ms)
         if len(answer.records) >= OFFSET_BYTES and log.log_start_offset < log.log_end_offset:
             base_offset = int.from_bytes(answer.records[:OFFSET_BYTES], "big", signed=True)
             if log.high_watermark <= base_offset < log.log_end_offset:
@@ -278,9 +292,25 @@ class FollowerCore:
                 # not tell where its log start lies inside of that batch.
                 self.agreed = False
                 return (self._cut(base_offset), AskAgain())
-        self.agreed = True
+        self.agreed, self.parted_at = True, AGREED
         self.leader_high_watermark = answer.high_watermark
         return (Append(answer.records, answer.high_watermark, answer.log_start_offset),)
+
+    def _parted(self, asked: PartitionRequest, diverging: tuple[int, int], now_ms: int) -> Effects:
+        """The logs part: cut ours, and ask again."""
+        at, before = (asked.fetch_offset, asked.last_fetched_epoch), self.parted_at
+        self.agreed, self.parted_at = False, at
+        cut = self._cut(self._parting(*diverging))
+        if before is None or (at != before and at[0] <= before[0] and at[1] <= before[1]):
+            return (cut, AskAgain())
+        self.oddities += 1
+        why = (
+            f"parts from its leader at {cut.offset} once more in leader epoch {self.leader_epoch} "
+            f"(there epoch {diverging[0]} ends at {diverging[1]}): is a leader-epoch-checkpoint "
+            "damaged?"
+        )
+        wait_ms = self._doubled_ms(self.oddities)
+        return (cut, *self._wait(wait_ms, CORRUPT_MESSAGE, now_ms, why))
 
     def _parting(self, epoch: int, end_offset: int) -> int:
         """Up to where both logs are the same at most; further rounds may find less (KIP-279)."""
@@ -304,7 +334,7 @@ class FollowerCore:
         if answer.error != NONE:
             return self._back_off(answer.error, answer.current_leader, event.now_ms)
         self.state = State.FETCHING
-        self.agreed = False
+        self.agreed, self.parted_at = False, None
         self.retry_at_ms = 0
         log_end_offset = self.log.log_end_offset
         if answer.log_end_offset < log_end_offset:
@@ -327,12 +357,14 @@ class FollowerCore:
         return self._wait(self._growing_ms(), error, now_ms)
 
     def _growing_ms(self) -> int:
-        doublings = min(self.failures - 1, 20)
-        return min(self.backoff_max_ms, self.backoff_min_ms << doublings)
+        return self._doubled_ms(self.failures)
 
-    def _wait(self, wait_ms: int, error: int, now_ms: int) -> Effects:
+    def _doubled_ms(self, times: int) -> int:
+        return min(self.backoff_max_ms, self.backoff_min_ms << min(times - 1, 20))
+
+    def _wait(self, wait_ms: int, error: int, now_ms: int, why: str = "") -> Effects:
         self.retry_at_ms = now_ms + wait_ms
-        return (Backoff(self.retry_at_ms, error),)
+        return (Backoff(self.retry_at_ms, error, why),)
 
     def _effect_failed(self, event: EffectFailed) -> Effects:
         if self.state is State.IDLE:

@@ -124,6 +124,8 @@ class FollowingReplica(KeptReplica):
                 self.truncate_to(offset)
             case follower.StartAt(offset):
                 self.start_at(offset)
+            case follower.Backoff(why=why) if why:
+                logger.warning("%s: %s", self.topic_partition, why)
             case follower.AskOffsets() | follower.AskAgain() | follower.Backoff():
                 pass
 

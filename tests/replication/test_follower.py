@@ -95,8 +95,8 @@ def show(effect: core.Effect) -> str:
             return "ask where the leader's log starts and ends"
         case core.AskAgain():
             return "ask again"
-        case core.Backoff(until, error):
-            return f"back off until {until}: {NAMES[error]}"
+        case core.Backoff(until, error, why):
+            return f"back off until {until}: {NAMES[error]}" + (f": {why}" if why else "")
     raise AssertionError(effect)
 
 
@@ -124,6 +124,9 @@ class Story:
                 epochs = [pair(entry) for entry in given.get("epochs", "").split(",") if entry]
                 start, end = given["is"].split("..")
                 self.log.__init__(int(start), int(end), int(given["hw"]), epochs)
+                followed = core.BecameFollower(self.core.leader_id, self.core.leader_epoch)
+                self.core = FollowerCore(self.log)
+                self.core.step(followed)
                 return []
             case "follow":
                 effects = self.core.step(core.BecameFollower(int(given["leader"]), epoch))

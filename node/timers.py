@@ -8,13 +8,14 @@ turn: one log's trouble never stops the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
+from kept.storage import retention
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import KeptError, MachineError
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kept.node.hosting import HostedDirectory, HostedPartition
     from kept.node.server import Node
     from kept.replication.partition import Partition
-    from kept.storage.disk import Disk
 
 FLUSH_TICK_MS: Final = 500
 """How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""
@@ -205,7 +205,8 @@ class Timers:
         def one(hosted: HostedPartition) -> None:
             log_ = hosted.partition.log
             due = log_.config.flush_ms < MAX_INT64 and log_.flush_due(now_ms)
-            if due or log_.recovery_point < log_.active_segment.base_offset:
+            rolled = log_.recovery_point < log_.active_segment.base_offset
+            if due or rolled or log_.unsynced_snapshots:
                 hosted.directory.pool.flush(log_)
 
         return self._each(one)
@@ -218,11 +219,8 @@ class Timers:
             log_ = hosted.partition.log
             if not log_.waiting_deletes:
                 return
-            due = [entry for entry in log_.waiting_deletes if entry[0] <= now_ms]
-            if due:
-                log_.waiting_deletes = [e for e in log_.waiting_deletes if e[0] > now_ms]
-                paths = [path for _, files in due for path in files]
-                self._in_thread(hosted.directory, unlink_all, self._node.disk, paths)
+            if paths := retention.take_expired(log_, now_ms):
+                self._in_thread(hosted.directory, retention.remove, log_, paths)
 
         yield from self._each(one)
         for directory in self._node.hosting.directories:
@@ -255,12 +253,6 @@ def advance(steps: Iterator[None]) -> bool:
     """Run one slice of a job; returns whether it is done."""
     end = perf_counter() + SLICE_S
     return all(perf_counter() < end for _ in steps)
-
-
-def unlink_all(disk: Disk, paths: Sequence[str]) -> None:
-    """Remove files; the last link of a large one takes its time."""
-    for path in paths:
-        disk.unlink(path)
 
 
 def collecting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kept.storage import layout, recovery
+from kept.storage import layout, producer_recovery
 from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ def close(log: Log) -> None:
         return
     disk, active = log.disk, log.active_segment
     active.close_indexes()
-    recovery.write_snapshot(disk, log.directory, log.producers, log.log_end_offset)
-    disk.fsync(disk.open_read(_snapshot(log)))
+    path = producer_recovery.write_snapshot(disk, log.directory, log.producers, log.log_end_offset)
+    disk.fsync(disk.open_read(path))
     active.fsync()
     log.flush()
     disk.fsync_dir(log.directory)
@@ -37,6 +37,7 @@ def is_as_closed(log: Log) -> bool:
         log.recovery_point == log.log_end_offset
         and all(segment.flushed for segment in log.segments)
         and not log.names_changed
+        and not log.unsynced_snapshots
         and not log.leader_epochs.dirty
         and all(map(log.disk.exists, (active.index.path, active.time_index.path, _snapshot(log))))
     )

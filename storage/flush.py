@@ -8,6 +8,7 @@ pages clean): the ticket raises MachineError and the log directory goes offline.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from kept.storage.disk import Disk, File
 from kept.storage.epochs import LeaderEpochCache
@@ -19,18 +20,19 @@ class FlushTicket:
 
     __slots__ = (
         "_active", "_disk", "_epochs", "_settle", "directory", "end_offset", "segments",
-        "sync_names", "truncations",
+        "snapshots", "sync_names", "truncations",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917
         self, disk: Disk, directory: str, end_offset: int, segments: list[Segment],
         active: File | None, settle: Callable[[FlushTicket], None], *, sync_names: bool,
-        truncations: int, epochs: LeaderEpochCache,
+        truncations: int, epochs: LeaderEpochCache, snapshots: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._disk = disk
         self.directory = directory
         self.end_offset = end_offset
         self.segments = segments
+        self.snapshots = snapshots
         self._active = active
         self._epochs = epochs
         self._settle = settle
@@ -43,9 +45,12 @@ class FlushTicket:
         Leader epochs first: what lies below the recovery point is never read for them again.
         """
         self._epochs.save()
+        for path in self.snapshots:
+            with suppress(FileNotFoundError):  # truncation and retention remove some
+                self._disk.fsync(self._disk.open_read(path))
         for segment in self.segments:
             segment.fsync()
-        if self.segments or self.sync_names:
+        if self.segments or self.snapshots or self.sync_names:
             self._sync_names()
         if self._active is not None:
             self._disk.fdatasync(self._active)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kept.storage import recovery
+from kept.storage import producer_recovery
 from kept.storage.disk import Bytes
 from kept.storage.errors import KafkaStorageError, OffsetOutOfRange
 from kept.storage.records import ReplicaBatch, check_replicas, read_header
@@ -80,7 +80,9 @@ def _stage(log: Log, view: memoryview, found: list[ReplicaBatch], now_ms: int) -
         log.note(ahead, size, base, last, timestamp, now_ms)
         end = at + size
         if producer_id >= 0:
-            aborted = recovery.note_producer(log.producers, read_header(view, at), view, at)
+            aborted = producer_recovery.note_producer(
+                log.producers, read_header(view, at), view, at
+            )
             if aborted is not None:
                 log.active_segment.note_aborted(aborted)
     log.stage(view[start:end], end - start)

@@ -27,6 +27,7 @@ from kept.storage import (
     closing,
     following,
     layout,
+    producer_recovery,
     reading,
     recovery,
     replacement,
@@ -106,6 +107,7 @@ class Log:
         self.replacement: replacement.Replacement | None = None
         """Segments that are being replaced: meanwhile retention takes none."""
         self.names_changed = False
+        self.unsynced_snapshots = recovered.unsynced
         self.log_end_offset = self.written_end_offset = self._active.next_offset
         self.update_config(config)
 
@@ -370,7 +372,8 @@ class Log:
         else:
             active.close_indexes()
             active.mtime_ms = now_ms
-            recovery.write_snapshot(self.disk, self.directory, self.producers, base)
+            path = producer_recovery.write_snapshot(self.disk, self.directory, self.producers, base)
+            self.unsynced_snapshots.append(path)
             self.disk.reach("roll.closed")
         self._active = self.segments.create(base, self._interval, now_ms)
         if active.size_bytes:
@@ -509,11 +512,12 @@ class Log:
         if up_to is not None and up_to <= self.recovery_point:
             return None
         unflushed = [s for s in self.segments[:-1] if not s.flushed]
-        if end <= self.recovery_point and not unflushed:
+        if end <= self.recovery_point and not unflushed and not self.unsynced_snapshots:
             return None
         return FlushTicket(
             self.disk, self.directory, end, unflushed, self._active.file, self._settle_flush,
-            sync_names=self.names_changed, truncations=self.truncations, epochs=self.leader_epochs,
+            snapshots=tuple(self.unsynced_snapshots), sync_names=self.names_changed,
+            truncations=self.truncations, epochs=self.leader_epochs,
         )  # fmt: skip
 
     def _settle_flush(self, ticket: FlushTicket) -> None:
@@ -521,6 +525,7 @@ class Log:
             return
         if ticket.sync_names and ticket.end_offset >= self._active.base_offset:
             self.names_changed = False
+        del self.unsynced_snapshots[: len(ticket.snapshots)]
         for segment in ticket.segments:
             segment.flushed = True
         end = min(ticket.end_offset, self.written_end_offset)
@@ -573,12 +578,7 @@ class Log:
 
     def delete_expired(self, now_ms: int) -> int:
         """Remove the files whose delay is over; returns how many."""
-        due = [entry for entry in self.waiting_deletes if entry[0] <= now_ms]
-        self.waiting_deletes = [entry for entry in self.waiting_deletes if entry[0] > now_ms]
-        for _, paths in due:
-            for path in paths:
-                self.disk.unlink(path)
-        return sum(len(paths) for _, paths in due)
+        return retention.remove(self, retention.take_expired(self, now_ms))
 
     def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
         """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""

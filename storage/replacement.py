@@ -19,7 +19,7 @@ from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from kept.storage import layout, recovery, retention, swap
+from kept.storage import layout, producer_recovery, retention, swap
 from kept.storage.errors import InvariantViolation
 from kept.storage.segment import Segment
 from kept.storage.swap import SwapGroup, SwapPlan
@@ -176,5 +176,5 @@ def _swap_group(
         segment.time_index.unload()
     log.segments.replace(old, new)
     stale = set(group.input_bases) - set(group.output_bases)
-    recovery.remove_snapshots(log.disk, log.directory, sorted(stale))
+    producer_recovery.remove_snapshots(log.disk, log.directory, sorted(stale))
     log.disk.reach("swap.group")

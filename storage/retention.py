@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from kept.storage import layout, recovery
+from kept.storage import layout, producer_recovery
 from kept.storage.segment import Segment
 from kept.storage.types import LogConfig
 
@@ -74,7 +74,7 @@ def apply(
     log.advance_log_start(log.segments[len(due)].base_offset, now_ms)
     log.segments.remove(gone)
     retire(log, gone, now_ms)
-    recovery.remove_snapshots(log.disk, log.directory, [s.base_offset for s in gone])
+    producer_recovery.remove_snapshots(log.disk, log.directory, [s.base_offset for s in gone])
     for base_offset, reason in answer:
         logger.info("%s: segment %d deleted: %s", log, base_offset, reason)
     return answer
@@ -87,3 +87,24 @@ def retire(log: Log, segments: Sequence[Segment], now_ms: int) -> None:
         segment.rename("", layout.DELETED)
         paths += [segment.path(kind, layout.DELETED) for kind in layout.SEGMENT_SUFFIXES]
     log.delete_later(paths, now_ms)
+
+
+def take_expired(log: Log, now_ms: int) -> list[str]:
+    """The files whose delay is over, for :func:`remove`; they wait no longer."""
+    due = [path for due_ms, paths in log.waiting_deletes if due_ms <= now_ms for path in paths]
+    log.waiting_deletes = [entry for entry in log.waiting_deletes if entry[0] > now_ms]
+    return due
+
+
+def remove(log: Log, paths: Sequence[str]) -> int:
+    """Remove files that are no part of the log any more; returns how many. Blocks, any thread may:
+    the last link of a large file takes its time.
+
+    The leader epochs that went with them are saved first, so that a start after a crash can tell
+    retention from loss.
+    """
+    if paths:
+        log.leader_epochs.save()
+    for path in paths:
+        log.disk.unlink(path)
+    return len(paths)

@@ -19,6 +19,7 @@ from kept.storage import layout, txn_index
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData
 from kept.storage.offset_index import OffsetIndex
+from kept.storage.records.header import holds_batch, size_at
 from kept.storage.time_index import TimeIndex
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import NO_TIMESTAMP
@@ -129,6 +130,25 @@ class Segment:
         self._first_timestamp = timestamp
 
     # Looking at batches.
+
+    def chunks(self, position: int) -> Iterator[bytes]:
+        """The bytes from ``position``, the start of a batch, in pieces of whole batches.
+
+        Raises DamagedData where a batch reaches over the end of the file.
+        """
+        wanted = SCAN_BYTES
+        while position < self.size_bytes:
+            data = self.read(position, wanted)
+            end = 0
+            while holds_batch(data, end):
+                end += size_at(data, end)
+            if end:
+                position += end
+                yield data[:end] if end < len(data) else data
+            elif size_at(data, 0) <= len(data):
+                raise DamagedData(self.file.path, position, -1, "no whole batch")
+            else:
+                wanted = size_at(data, 0)
 
     def walk(self, position: int, end: int, chunk_bytes: int = WALK_BYTES) -> Iterator[Batch]:
         """The batches whose start is in ``position..end``, from their headers only.

@@ -77,8 +77,11 @@ def _build_indexes(disk: Disk, segment: Segment) -> None:
     disk.fsync(disk.open_read(segment.time_index.path))
 
 
-def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> None:
-    """Bring a swap that a crash interrupted to its beginning or its end; see the module."""
+def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> set[int]:
+    """Bring a swap that a crash interrupted to its beginning or its end; see the module.
+
+    Returns the base offsets of segments that had been retired, and whose files went now.
+    """
     states: dict[str, list[tuple[int, str]]] = {}
     for name in disk.listdir(directory):
         if name.endswith(layout.TEMPORARY):
@@ -88,7 +91,7 @@ def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> None:
         if parsed is not None and parsed.state:
             states.setdefault(parsed.state, []).append((parsed.base_offset, name))
     if not states:
-        return
+        return set()
     for _, name in states.get(layout.DELETED, []):
         disk.unlink(f"{directory}/{name}")
     cleaned = states.get(layout.CLEANED, [])
@@ -105,6 +108,7 @@ def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> None:
         logger.warning("%s: completing the swap of segments %s", directory, sorted(swaps))
         _complete(disk, directory, _groups(disk, directory, plan, swaps))
     disk.fsync_dir(directory)
+    return {base for base, _ in states.get(layout.DELETED, [])}
 
 
 def _groups(disk: Disk, directory: str, plan: SwapPlan | None, swaps: set[int]) -> list[SwapGroup]:

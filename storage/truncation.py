@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kept.storage import layout, recovery
+from kept.storage import layout, producer_recovery
 from kept.storage.disk import Disk
 from kept.storage.errors import OffsetOutOfRange
 from kept.storage.segment import SCAN_BYTES, Segment
@@ -78,7 +78,7 @@ def reopen(segment: Segment) -> None:
 
 def rewind(log: Log) -> None:
     """Rebuild the producer state from what the segments hold; snapshots above the end go."""
-    recovery.load_producers(
+    producer_recovery.load_producers(
         log.disk, log.directory, log.segments, log.producers, log.log_end_offset
     )
 
@@ -90,8 +90,8 @@ def start_at(log: Log, offset: int) -> None:
     log.segments.remove(gone)
     for segment in reversed(gone):
         unlink_segments(log.disk, [segment])
-    recovery.remove_snapshots(
-        log.disk, log.directory, recovery.snapshot_offsets(log.disk, log.directory)
+    producer_recovery.remove_snapshots(
+        log.disk, log.directory, producer_recovery.snapshot_offsets(log.disk, log.directory)
     )
     log.segments.create(offset, log.config.index_interval_bytes, log.last_seen_ms)
     log.log_start_offset = log.recovery_point = offset

@@ -62,6 +62,19 @@ _LENGTH: Final = struct.Struct(">i")
 _PREFIX: Final = struct.Struct(">qii")
 
 
+def size_at(chunk: bytes, at: int) -> int:
+    """Size of the batch that begins there, in bytes; 0 when too little of it is there to tell."""
+    if len(chunk) - at < LENGTH_PREFIX_BYTES:
+        return 0
+    return LENGTH_PREFIX_BYTES + int(_LENGTH.unpack_from(chunk, at + 8)[0])
+
+
+def holds_batch(chunk: bytes, at: int) -> bool:
+    """Whether a whole batch may be there, by its length alone."""
+    size = size_at(chunk, at)
+    return size >= HEADER_BYTES and len(chunk) - at >= size
+
+
 @dataclass(slots=True)
 class BatchHeader:
     """The fields of one batch header as they are on disk; see the module for their meaning."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kept.storage.errors import OffsetOutOfRange
+from kept.storage import layout
+from kept.storage.errors import OffsetOutOfRange, OutOfOrderSequenceNumber
 from kept.storage.types import LogConfig
 
 HOUR = 3_600_000
@@ -30,6 +31,41 @@ def test_by_time(kit, make_log) -> None:
         log.read(13, 100, 20)
     assert log.leader_epochs.entries == [(0, 14)]
     log.check_invariants()
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_crash_after_retention_is_no_alarm(kit, disk, make_log, caplog, waited) -> None:
+    """Not while the files wait for their delay, and not when they are gone."""
+    log = fill(kit, make_log, retention_ms=5 * HOUR)
+    log.flush()
+    now = kit.NOW + 19 * HOUR
+    assert log.delete_old_segments(now, 20)
+    if waited:
+        assert log.delete_expired(now + HOUR)
+    disk = disk.after_kill()
+    again = kit.open_log(disk, log_start_offset=0)
+    assert again.log_start_offset == 14
+    assert "records may be lost" not in caplog.text
+
+
+def test_a_crash_after_delete_records_is_no_alarm(kit, disk, make_log, caplog) -> None:
+    """The start was checkpointed, the leader epochs were not: no segment is missing."""
+    log = fill(kit, make_log)
+    log.flush()
+    log.advance_log_start(5, kit.NOW)
+    disk = disk.after_kill()
+    assert kit.open_log(disk, log_start_offset=5).log_start_offset == 5
+    assert "records may be lost" not in caplog.text
+
+
+def test_segments_that_vanished_are_an_alarm(kit, disk, make_log, caplog) -> None:
+    log = fill(kit, make_log)
+    log.flush()
+    gone = log.segments[0].path(".log")
+    disk = disk.after_kill()
+    disk.unlink(gone)
+    assert kit.open_log(disk, log_start_offset=0).log_start_offset == 2
+    assert "begins at 2, its leader epochs at 0: records may be lost" in caplog.text
 
 
 def test_an_idle_log_empties(kit, disk, make_log) -> None:
@@ -105,3 +141,52 @@ def test_jitter_makes_logs_roll_apart(kit, disk) -> None:
     log = kit.open_log(disk, config=config)
     assert HOUR // 2 <= log.roll_age_ms < HOUR
     assert log.roll_age_ms == kit.open_log(disk, config=config).roll_age_ms
+
+
+def check_producer(log, sequence: int) -> None:
+    """Producer 7 is known; the batch that comes next is the one with ``sequence``."""
+    assert log.producers.check(7, 0, sequence, 1) is None
+    with pytest.raises(OutOfOrderSequenceNumber):
+        log.producers.check(7, 0, sequence + 5, 1)
+
+
+def silent_producer(kit, log) -> None:
+    """One record of producer 7, in a segment that others' records close."""
+    kit.append(log, kit.batch(1, size=400, pid=7, epoch=0, sequence=0))
+    for n in range(1, 6):
+        kit.append(log, kit.batch(1, size=400, timestamp=kit.NOW + n * HOUR))
+
+
+@pytest.mark.parametrize("start_known", [False, True])
+def test_a_power_cut_does_not_forget_a_producer_whose_records_are_gone(
+    kit, disk, make_log, start_known
+) -> None:
+    """Where a segment begins its snapshot is as durable as what was before it."""
+    log = make_log(config=LogConfig(segment_bytes=1000))
+    silent_producer(kit, log)
+    log.flush()
+    log.advance_log_start(3, kit.NOW)
+    assert log.delete_old_segments(kit.NOW, 6) == [(0, "below log start offset")]
+    log.delete_expired(2 * kit.NOW)
+    recovery_point = 6 if start_known else 0
+    for seed in range(20):
+        left = kit.open_log(disk.after_power_loss(seed), recovery_point=recovery_point)
+        assert left.segments.bases[0] == 2
+        check_producer(left, 1)
+
+
+def test_a_snapshot_that_a_power_cut_took_is_made_anew(kit, disk, make_log) -> None:
+    """Before retention takes the records it could be made from."""
+    log = make_log(config=LogConfig(segment_bytes=1000))
+    silent_producer(kit, log)
+    log.flush()
+    for base in (2, 4):
+        disk.unlink(layout.segment_file("/d/t-0", base, layout.SNAPSHOT))
+    again = kit.open_log(disk)
+    assert disk.exists(layout.segment_file("/d/t-0", 2, layout.SNAPSHOT))
+    again.flush()
+    again.advance_log_start(3, kit.NOW)
+    again.delete_old_segments(kit.NOW, 6)
+    again.delete_expired(2 * kit.NOW)
+    for seed in range(20):
+        check_producer(kit.open_log(disk.after_power_loss(seed)), 1)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kept.storage import checkpoints, layout
+from kept.storage import checkpoints, layout, vanished
 from kept.storage.disk import Disk, Lock, parent
 from kept.storage.errors import DamagedData, DirectoryRefused, MachineError
 from kept.storage.log import Log
@@ -243,13 +243,16 @@ class LogDirectory:
         compacted_to: int | None = None,
     ) -> Log:  # fmt: skip
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
-        return Log.open(
+        recovery_point = self.recovery_points.get(tp, 0)
+        traces = vanished.look(self.disk, self.log_path(tp))
+        log = Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
-            log_start_offset=self.log_starts.get(tp, 0),
-            recovery_point=self.recovery_points.get(tp, 0), clean=self.was_clean,
-            unfinished_swap=unfinished_swap, producer_id_expiration_ms=producer_id_expiration_ms,
-            compacted_to=compacted_to,
+            log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
+            clean=self.was_clean, unfinished_swap=unfinished_swap,
+            producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
         )  # fmt: skip
+        vanished.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point)
+        return log
 
     def create_log(
         self, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig, *, now_ms: int,

@@ -159,7 +159,7 @@ class _Opening:
         """Remove segments at the end of the log, the last one first."""
         for segment in reversed(segments):
             logger.warning("%s: removed, it follows a cut", segment.path(layout.LOG))
-            for kind in layout.SEGMENT_SUFFIXES:
+            for kind in reversed(layout.SEGMENT_SUFFIXES):
                 self.disk.unlink(segment.path(kind))
         if segments:
             self.disk.fsync_dir(self.directory)

@@ -151,7 +151,7 @@ def _complete(disk: Disk, directory: str, groups: list[SwapGroup]) -> None:
         placed = set(group.output_bases) - waiting
         for base in group.input_bases if waiting else ():
             if base not in placed:
-                for kind in layout.SEGMENT_SUFFIXES:
+                for kind in reversed(layout.SEGMENT_SUFFIXES):
                     disk.unlink(layout.segment_file(directory, base, kind))
         for base in group.output_bases:
             place(disk, directory, base)

@@ -18,9 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 def unlink_segments(disk: Disk, segments: Sequence[Segment]) -> None:
-    """Remove the files of segments; open ones stay readable for who holds them."""
+    """Remove the files of segments; open ones stay readable for who holds them.
+
+    The ``.log`` goes last: an index without one tells that somebody else removed it.
+    """
     for segment in segments:
-        for kind in layout.SEGMENT_SUFFIXES:
+        for kind in reversed(layout.SEGMENT_SUFFIXES):
             disk.unlink(segment.path(kind))
 
 
@@ -38,6 +41,7 @@ def truncate_to(log: Log, offset: int) -> None:
         start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
+    _forget_above(log, offset)
     gone = [s for s in log.segments if s.base_offset > offset]
     remaining = log.segments[: len(log.segments) - len(gone)]
     active = remaining[-1]
@@ -77,7 +81,7 @@ def reopen(segment: Segment) -> None:
 
 
 def rewind(log: Log) -> None:
-    """Rebuild the producer state from what the segments hold; snapshots above the end go."""
+    """Rebuild the producer state from what the segments hold."""
     producer_recovery.load_producers(
         log.disk, log.directory, log.segments, log.producers, log.log_end_offset
     )
@@ -86,17 +90,21 @@ def rewind(log: Log) -> None:
 def start_at(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_fully_and_start_at`."""
     logger.info("%s: emptied, it starts at %d", log, offset)
+    _forget_above(log, -1)
+    log.leader_epochs.clear()
+    log.leader_epochs.save()
     gone = list(log.segments)
     log.segments.remove(gone)
     for segment in reversed(gone):
         unlink_segments(log.disk, [segment])
-    producer_recovery.remove_snapshots(
-        log.disk, log.directory, producer_recovery.snapshot_offsets(log.disk, log.directory)
-    )
     log.segments.create(offset, log.config.index_interval_bytes, log.last_seen_ms)
     log.log_start_offset = log.recovery_point = offset
     log.reset_active(offset)
-    log.leader_epochs.clear()
-    log.leader_epochs.save()
     log.producers.clear(offset)
     log.disk.fsync_dir(log.directory)
+
+
+def _forget_above(log: Log, offset: int) -> None:
+    """Remove the snapshots above ``offset``, before the records that they are proof of."""
+    found = producer_recovery.snapshot_offsets(log.disk, log.directory)
+    producer_recovery.remove_snapshots(log.disk, log.directory, [o for o in found if o > offset])

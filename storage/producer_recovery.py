@@ -48,7 +48,8 @@ def load_producers(
     """Bring producer state to ``end_offset``: newest good snapshot, then the batches above it.
 
     Transaction indexes of ``scanned`` segments are made anew on the way, and snapshots that a power
-    cut took: their paths. Snapshots above the end, and strays between segments, are removed.
+    cut took. Snapshots above the end, and strays between segments, are removed. Returns the paths
+    of those that may not be durable.
     """
     rebuilt = scanned or []
     for segment in rebuilt:
@@ -76,10 +77,13 @@ def load_producers(
     else:
         if clean and not rebuilt and not available:
             start = end_offset
-    written = []
+    unsynced = []
     for segment in segments[segments.floor(start) :]:
-        if rebuilt and segment.base_offset > start and segment.base_offset not in available:
-            written.append(write_snapshot(disk, directory, producers, segment.base_offset))
+        base = segment.base_offset
+        if rebuilt and base in available:
+            unsynced.append(layout.segment_file(directory, base, layout.SNAPSHOT))
+        elif rebuilt and base > start:
+            unsynced.append(write_snapshot(disk, directory, producers, base))
         _replay(segment, producers, start, any(segment is s for s in rebuilt))
     if start == end_offset and len(producers):
         _fill_last_batches(segments.active, producers)
@@ -88,7 +92,7 @@ def load_producers(
         if segment is not segments.active:
             segment.save_aborted()
     _remove_stray_snapshots(disk, directory, segments, end_offset)
-    return written
+    return unsynced
 
 
 def _remove_stray_snapshots(

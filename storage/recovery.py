@@ -38,7 +38,7 @@ class Recovered(NamedTuple):
     log_start_offset: int
     recovery_point: int
     unsynced: list[str]
-    """Producer snapshots that were written."""
+    """Producer snapshots that may not be durable."""
 
 
 class _Opening:
@@ -259,13 +259,13 @@ def recover(
     # An epoch whose records are lost must not come back when others have taken their place.
     epochs.save()
     producers = ProducerStates(expiration_ms)
-    written = producer_recovery.load_producers(
+    snapshots = producer_recovery.load_producers(
         disk, directory, segments, producers, end_offset, scanned=scanned, clean=clean
     )
     if clean and not scanned:
         recovery_point = end_offset
     recovery_point = min(recovery_point, end_offset)
-    return Recovered(segments, epochs, producers, log_start_offset, recovery_point, written)
+    return Recovered(segments, epochs, producers, log_start_offset, recovery_point, snapshots)
 
 
 def _say_lost_start(directory: str, epochs: LeaderEpochCache, base: int, retired: set[int]) -> None:

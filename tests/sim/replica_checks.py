@@ -346,7 +346,7 @@ class ReplicaChecks:
             while register.batches and register.batches[-1].last >= register.end:
                 register.batches.pop()  # retention had taken it, and the new leader never had it
             register.sequences.clear()
-            for batch in register.batches:
+            for batch in register.batches[first:]:  # others' producers it may not know: KIP-360
                 register.sequences[batch.producer_id, batch.producer_epoch] = (
                     batch.sequence + batch.count
                 )

@@ -175,18 +175,19 @@ def test_a_power_cut_does_not_forget_a_producer_whose_records_are_gone(
         check_producer(left, 1)
 
 
-def test_a_snapshot_that_a_power_cut_took_is_made_anew(kit, disk, make_log) -> None:
-    """Before retention takes the records it could be made from."""
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_start_makes_snapshots_durable(kit, disk, make_log, taken) -> None:
+    """Those that a kill left in the page cache, and anew those that a power cut took."""
     log = make_log(config=LogConfig(segment_bytes=1000))
     silent_producer(kit, log)
-    log.flush()
-    for base in (2, 4):
-        disk.unlink(layout.segment_file("/d/t-0", base, layout.SNAPSHOT))
-    again = kit.open_log(disk)
-    assert disk.exists(layout.segment_file("/d/t-0", 2, layout.SNAPSHOT))
+    left = disk.after_kill()
+    for base in (2, 4) if taken else ():
+        left.unlink(layout.segment_file("/d/t-0", base, layout.SNAPSHOT))
+    again = kit.open_log(left)
+    assert left.exists(layout.segment_file("/d/t-0", 2, layout.SNAPSHOT))
     again.flush()
     again.advance_log_start(3, kit.NOW)
     again.delete_old_segments(kit.NOW, 6)
     again.delete_expired(2 * kit.NOW)
     for seed in range(20):
-        check_producer(kit.open_log(disk.after_power_loss(seed)), 1)
+        check_producer(kit.open_log(left.after_power_loss(seed)), 1)

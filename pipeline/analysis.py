@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.compaction.strategy import rules
 from kept.pipeline import survivors
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of, connect, records, register
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from kept.compaction.strategy import Strategy
 
 HOTTEST: Final = 20
 PREFIXES: Final = 50
@@ -69,7 +72,8 @@ def analyze(
     """Measure a topic; with ``out`` write each list to Parquet there.
 
     A key's prefix ends with the first ``prefix_until`` in it; keys without one share the empty
-    prefix. ``config`` names another strategy than the topic's.
+    prefix. ``config`` names another strategy than the topic's. One that is not built in is run as
+    it is, and has to be installed where the executors run.
     """
     import time
 
@@ -79,9 +83,9 @@ def analyze(
     with connect(bootstrap) as client:
         bounds = bounds_of(client, topic)
     settings = {**bounds.config, **(config or {})}
-    rules = survivors.rules_of(survivors.strategy_of(settings))
+    strategy = survivors.strategy_of(settings)
     taken_ms = time.time_ns() // 1_000_000
-    rows = _judged(records(spark, bootstrap, bounds), rules, prefix_until).cache()
+    rows = _judged(records(spark, bootstrap, bounds), strategy, prefix_until).cache()
     try:
         frames = _frames(rows, taken_ms)
         if out is not None:
@@ -96,8 +100,8 @@ def analyze(
     return made
 
 
-def _judged(rows: DataFrame, rules: Any, prefix_until: str) -> DataFrame:
-    """A narrow row for every record: no values."""
+def _judged(rows: DataFrame, strategy: Strategy, prefix_until: str) -> DataFrame:
+    """A narrow row for every record: no values, but what a strategy that is not built in reads."""
     from pyspark.sql import functions as f
 
     size = f.length("key"), f.length("value")
@@ -115,16 +119,15 @@ def _judged(rows: DataFrame, rules: Any, prefix_until: str) -> DataFrame:
     zero = f.lit(0)
     total = f.coalesce(size[0], zero) + f.coalesce(size[1], zero) + f.coalesce(headers, zero)
     made = rows.withColumn("tombstone", f.col("value").isNull()).withColumn("bytes", total)
-    made = survivors.with_version(made, rules)
     text = f.decode("key", "ISO-8859-1")
     at = f.locate(prefix_until, text)
     prefix = f.when(at > 0, f.substring(text, f.lit(1), at + f.lit(len(prefix_until) - 1)))
     made = made.withColumn("prefix", f.coalesce(prefix, f.lit("")))
-    made = made.select(
-        "topic", "partition", "offset", "key", "tombstone", "version", "bytes", "prefix",
-        "timestamp",
-    )  # fmt: skip
-    return survivors.surviving(made, rules)
+    known = rules(strategy)
+    if known is None:
+        return survivors.judged(made, strategy).drop("value", "headers")
+    made = survivors.with_version(made, known).drop("value", "headers")
+    return survivors.judged(made, strategy)
 
 
 def _frames(rows: DataFrame, taken_ms: int) -> dict[str, DataFrame]:

@@ -156,10 +156,10 @@ def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> 
     rows = rows.withColumn("_clean", f.col("offset") < limit[f.col("partition")])
     old, new = rows.filter("_clean").drop("_clean"), rows.filter("not _clean").drop("_clean")
     known = rules(strategy)
-    if known is None:
-        return survivors.by_strategy(old, strategy).unionByName(new)
-    judged = survivors.with_version(old.withColumn("tombstone", f.col("value").isNull()), known)
-    left = survivors.surviving(judged, known).filter("survives")
+    judged = old.withColumn("tombstone", f.col("value").isNull())
+    if known is not None:
+        judged = survivors.with_version(judged, known)
+    left = survivors.judged(judged, strategy).filter("survives")
     return left.drop("tombstone", "version", "survives").unionByName(new)
 
 

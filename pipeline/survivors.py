@@ -2,7 +2,7 @@
 
 The built-in strategies (:class:`kept.compaction.strategy.Rule`) as window functions over the
 records of each key: an implementation of its own, which shares no code with the cleaner's kernel.
-A strategy that is not built in runs as it is, key by key (:func:`by_strategy`).
+A strategy that is not built in runs as it is, key by key (:func:`by_itself`).
 
 Frames here have ``topic, partition, offset, key``, ``tombstone`` (boolean) and ``version`` (from
 :func:`with_version`); what else they have is left alone.
@@ -23,7 +23,6 @@ from kept.compaction.strategy import (
     resolve,
     rules,
 )
-from kept.pipeline.options import BadOption
 from kept.storage.records import Record
 from kept.storage.types import LogConfig
 
@@ -38,17 +37,6 @@ def strategy_of(config: Mapping[str, str]) -> Strategy:
     """The strategy that a topic's settings name. Raises InvalidConfig for one that is not here."""
     name = config.get("kept.compaction.strategy", "latest")
     return resolve(LogConfig(compaction_strategy=name, raw=dict(config)))
-
-
-def rules_of(strategy: Strategy) -> Sequence[Rule]:
-    """A built-in strategy as rules. Raises BadOption for another one."""
-    found = rules(strategy)
-    if found is None:
-        raise BadOption(
-            f"the strategy {type(strategy).__name__} is not built in: Spark has no implementation "
-            "of its own to compare with"
-        )
-    return found
 
 
 def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
@@ -105,15 +93,8 @@ def judged(rows: DataFrame, strategy: Strategy) -> DataFrame:
     """The rows with ``survives``, by any strategy: a built-in one as Spark computes it, another one
     by itself; for that, ``rows`` have ``value``, ``headers`` and ``timestamp`` as well.
     """
-    from pyspark.sql import functions as f
-
     known = rules(strategy)
-    if known is not None:
-        return surviving(rows, known)
-    where = ["topic", "partition", "offset"]
-    history = rows.select(*where, "key", "value", "headers", "timestamp")
-    kept = by_strategy(history, strategy).select(*where, f.lit(True).alias("survives"))
-    return rows.join(kept, where, "left").fillna({"survives": False})
+    return by_itself(rows, strategy) if known is None else surviving(rows, known)
 
 
 def _has_prefix(prefix: bytes) -> Column:
@@ -156,18 +137,19 @@ def _header_version(name: str) -> Column:
 # Strategies that are not built in.
 
 
-def by_strategy(rows: DataFrame, strategy: Strategy) -> DataFrame:
-    """The rows that any strategy keeps, each key's history given to it by itself.
+def by_itself(rows: DataFrame, strategy: Strategy) -> DataFrame:
+    """The rows with ``survives``, by any strategy, each key's history given to it by itself.
 
     ``rows`` have the columns of a read with headers. A key's records are held in memory at once.
     """
-    from pyspark.sql.types import BinaryType, StructField, StructType
+    from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
     subject = StructType([*rows.schema.fields, StructField("_subject", BinaryType())])
+    told = StructType([*subject.fields, StructField("survives", BooleanType(), nullable=False)])
     order = ["topic", "partition", "_subject", "offset"]
-    named = rows.filter("key is not null").mapInArrow(_subjects(strategy), subject)
+    named = rows.mapInArrow(_subjects(strategy), subject)
     grouped = named.repartition("topic", "partition", "_subject").sortWithinPartitions(*order)
-    return grouped.mapInArrow(_reduced(strategy), subject).drop("_subject")
+    return grouped.mapInArrow(_judgements(strategy), told).drop("_subject")
 
 
 def _subjects(strategy: Strategy) -> Any:
@@ -175,30 +157,28 @@ def _subjects(strategy: Strategy) -> Any:
         import pyarrow as pa
 
         for batch in batches:
-            made = pa.array([strategy.key(r) for r in record_objects(batch)], pa.binary())
-            yield pa.RecordBatch.from_arrays(
-                [*batch.columns, made], names=[*batch.schema.names, "_subject"]
-            )
+            found = [None if r.key is None else strategy.key(r) for r in record_objects(batch)]
+            yield batch.append_column("_subject", pa.array(found, pa.binary()))
 
     return run
 
 
-def _reduced(strategy: Strategy) -> Any:
+def _judgements(strategy: Strategy) -> Any:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         open_key: tuple[Any, ...] | None = None
         history: list[pa.RecordBatch] = []
         for batch in batches:
             for key, part in _runs(batch):
                 if key != open_key and history:
-                    yield from _survivors(strategy, history)
+                    yield from _told(strategy, history)
                     history = []
                 open_key = key
-                history.append(part)
+                if key[-1] is None:  # records without a key
+                    yield _flagged(part, set())
+                else:
+                    history.append(part)
         if history:
-            yield from _survivors(strategy, history)
-        del pa
+            yield from _told(strategy, history)
 
     return run
 
@@ -214,9 +194,8 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBat
             start = at
 
 
-def _survivors(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
+def _told(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of one key, and which of them the strategy keeps."""
     state = strategy.init(1)
     found = [record for part in history for record in record_objects(part)]
     tombstones = {record.offset for record in found if record.value is None}
@@ -225,9 +204,14 @@ def _survivors(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa
         strategy.reduce(state, subject, record)
     kept = _kept(strategy.collect(state).get(subject), found, tombstones)
     for part in history:
-        wanted = [offset in kept for offset in part.column("offset").to_pylist()]
-        if any(wanted):
-            yield part.filter(pa.array(wanted))
+        yield _flagged(part, kept)
+
+
+def _flagged(part: pa.RecordBatch, kept: set[int]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    told = [offset in kept for offset in part.column("offset").to_pylist()]
+    return part.append_column("survives", pa.array(told, pa.bool_()))
 
 
 def _kept(verdict: Verdict | None, found: Sequence[Record], tombstones: set[int]) -> set[int]:

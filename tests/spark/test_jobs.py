@@ -12,8 +12,11 @@ import pytest
 from kept.client.blocking import Client, OutRecord
 from kept.client.http import JsonApi
 from kept.client.view import Endpoint
+from kept.compaction.strategy import From, Latest
+from kept.compaction.strategy_kit import clean
 from kept.pipeline import jobs
 from kept.pipeline.options import BadOption
+from kept.storage.records import Record
 from kept.testing import Cluster
 from tests.spark.topics import COMPACTED, compact, fill
 
@@ -206,3 +209,40 @@ def test_an_analysis_counts_what_is_there(spark, client, kept_broker, tmp_path):
     assert saved.count() == 3
     page = jobs.page(found)
     assert page.count("<img alt=") == 5 and "user.1" in page and topic in page
+
+
+class Undeleted(Latest):
+    """Not built in: all records of a key that was not deleted."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    def collect(self, state: Any) -> Any:
+        return {key: From(0) for key in state.keys}
+
+
+def test_an_analysis_by_a_strategy_of_ones_own(spark, client, kept_broker, tmp_path, monkeypatch):
+    known = tmp_path / "own-1.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
+    (known / "entry_points.txt").write_text(
+        f"[kept.compaction.strategies]\nundeleted = {__name__}:Undeleted\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    topic = kept_broker.create_topic()
+    history(client, topic)
+    client.produce(topic, [OutRecord(None, b"no key"), OutRecord(b"user.4", None)])
+    log = [
+        Record(r.offset, r.timestamp, r.key, r.value, r.headers)
+        for r in client.read(topic)
+        if r.key is not None
+    ]
+    left = clean(Undeleted(), log)
+    own = {"kept.compaction.strategy": "undeleted"}
+    found = jobs.analyze(spark, kept_broker.bootstrap, topic, config=own)
+    assert (found.totals["records"], found.totals["kept_records"]) == (len(log) + 1, len(left))
+    kept = {p["prefix"]: p["kept_records"] for p in found.prefixes}
+    assert kept == {
+        prefix: sum(r.key.startswith(prefix.encode()) for r in left) for prefix in ("user.", "cfg.")
+    } | {"": 0}
+    assert kept["cfg."] == 40 < kept["user."] + 10 < 50

@@ -17,8 +17,7 @@ from kept.compaction.strategy import (
 )
 from kept.compaction.strategy_kit import clean
 from kept.pipeline.exports import compacted
-from kept.pipeline.options import BadOption
-from kept.pipeline.survivors import rules_of, strategy_of
+from kept.pipeline.survivors import strategy_of
 from kept.storage.errors import InvalidConfig
 from kept.storage.records import Record
 
@@ -91,5 +90,3 @@ def test_spark_keeps_what_the_cleaner_keeps(spark: Any, strategy: Strategy) -> N
 def test_a_strategy_that_is_not_here_is_refused_by_name() -> None:
     with pytest.raises(InvalidConfig, match="no compaction strategy 'mine'; there are by-key-pre"):
         strategy_of({"kept.compaction.strategy": "mine"})
-    with pytest.raises(BadOption, match="FirstAndLast is not built in"):
-        rules_of(FirstAndLast())

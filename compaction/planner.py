@@ -159,10 +159,13 @@ def _covered(log: LogView) -> bool:
     return bool(below) and below[-1].end_offset == log.state.end_offset
 
 
-def plan(log: LogView, now_ms: int, limits: Limits, *, asked: bool = False) -> Plan | NotNow:
+def plan(
+    log: LogView, now_ms: int, limits: Limits, *, asked: bool = False, renew: bool = False
+) -> Plan | NotNow:  # fmt: skip
     """What a pass would do now, or why none is due.
 
-    ``asked``: the user wants one; ratio and lag do not matter then.
+    ``asked``: somebody wants one; ratio and lag do not matter then. ``renew``: the manifest that is
+    applied cannot be read, so that one is wanted even where there is nothing to clean.
     """
     tp = log.topic_partition
     if not log.config.compact:
@@ -191,6 +194,13 @@ def plan(log: LogView, now_ms: int, limits: Limits, *, asked: bool = False) -> P
             tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
             "delete horizons have passed", asked=asked, horizons_only=True, rewrite=passed,
             previous=log.state.applied,
+        )  # fmt: skip
+    elif renew and _covered(log):
+        end = log.state.end_offset
+        made = Plan(
+            tp, log.log_start_offset, end, found.bound,
+            tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
+            "its manifest cannot be read", asked=asked,
         )  # fmt: skip
     else:
         return NotNow(tp, _why_not(log, found, cleanable, dirty_ratio), dirty_ratio)

@@ -169,7 +169,8 @@ class Cleaner:
             hosted.manifests.why_not,
         )
         limits = limits or self.limits(hosted)
-        return plan(found, self._node.now_ms(), limits, asked=asked)
+        renew = hosted.manifests.renew
+        return plan(found, self._node.now_ms(), limits, asked=asked, renew=renew)
 
     def limits(self, hosted: HostedPartition) -> Limits:
         """What one pass may use."""
@@ -210,6 +211,14 @@ class Cleaner:
             self._loop_task = self._node.loop.create_task(self._run())
         self._wake.set()
         return future
+
+    def renew(self, tp: TopicPartition) -> None:
+        """What is applied cannot be read, and others need it: have a pass make another manifest,
+        unless passes fail.
+        """
+        if tp not in self.failures.all():
+            # Whoever reads the future hears how it ended; here the log has said so.
+            self.request(tp).add_done_callback(lambda f: f.cancelled() or f.exception())
 
     def retry(self, tp: TopicPartition) -> bool:
         """Try a log that failed without waiting any longer; False: it had not failed."""

@@ -21,7 +21,8 @@ answers, and tests/replication/manifests plays them:
   only then has everything below b come from a leader that had applied nothing newer.
 - It keeps two: the newest it holds, and the newest told, so that a pending one stops nothing.
 - The high watermark is raised to b before anything is applied (C13).
-- *Lost*: a replica whose file of what it holds is damaged asks its leader. As leader it offers
+- *Lost*: a replica whose file of what it holds is damaged (at a start, or when it is to be applied)
+  asks its leader. As leader it offers
   nothing and admits nobody, for what it held may have been published; somebody else should lead. If
   it is the whole ISR, it begins anew with a base, like an unclean leader: all that was ever
   acknowledged is in its log.
@@ -56,11 +57,13 @@ from kept.replication.manifests_events import (
     ClearApplied,
     Cut,
     CutLog,
+    Damaged,
     Discard,
     Effects,
     Event,
     Follows,
     Leads,
+    Lose,
     MakeBase,
     ManifestRef,
     PassDone,
@@ -156,6 +159,8 @@ class ManifestCore:
                 return self._pass_done(event)
             case Retried():
                 return self._apply_next()
+            case Damaged():
+                return self._damaged(event.manifest)
             case Leads():
                 return self._leads(event, now_ms)
             case Follows():
@@ -383,6 +388,18 @@ class ManifestCore:
             return self._settle(now_ms)
         self.missing = event.missing
         return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
+
+    def _damaged(self, manifest: ManifestRef) -> Effects:
+        """A follower has it sent once more: with all that it holds, for a start would not know
+        either.
+        """
+        busy = self.applying is not None or self.storing is not None
+        if busy or self.role is Role.LEADER or manifest not in (self.held, self.told):
+            return ()
+        self.told = self._hearing = self.asked = None
+        self.held = self.applied = None
+        self.lost = True
+        return (Lose(),)
 
     def _cut_missing(self) -> Effects:
         """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""

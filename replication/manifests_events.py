@@ -163,6 +163,13 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """The file of a manifest cannot be read, or is gone."""
+
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True)
 class BaseMade:
     """The base generation is durable, and counts as applied (rule 19)."""
 
@@ -183,6 +190,7 @@ Event = (
     | Applied
     | ApplyEnded
     | Retried
+    | Damaged
     | BaseMade
 )
 
@@ -250,6 +258,11 @@ class ClearApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class Lose:
+    """Durably, nothing is applied, and what is held is not known: the leader is to be asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportMissing:
     """A record that the leader has is not here: corruption, or the trace of an unclean election."""
 
@@ -265,6 +278,15 @@ class CutLog:
 
 
 Effect = (
-    Tell | Store | Discard | Apply | CancelApply | MakeBase | ClearApplied | ReportMissing | CutLog
+    Tell
+    | Store
+    | Discard
+    | Apply
+    | CancelApply
+    | MakeBase
+    | ClearApplied
+    | Lose
+    | ReportMissing
+    | CutLog
 )
 Effects = tuple[Effect, ...]

@@ -9,6 +9,10 @@ class Withdrawn(KeptError):
     """What was to be put into place is not wanted any more, and was taken back."""
 
 
+class ManifestUnreadable(KeptError):
+    """The file of a manifest that this replica has is damaged, or gone."""
+
+
 class PassFailed(KeptError):
     """A worker said that its work failed. ``kind`` is the class of the error there; ``offset`` of
     the record that is missing, where that is the reason.

@@ -20,12 +20,13 @@ from kept.compaction.pass_ import Result, discard
 from kept.compaction.view import base_job
 from kept.compaction.worker import COMMAND
 from kept.node.manifests import placing
-from kept.node.manifests.failures import Withdrawn
+from kept.node.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.manifests.replica import pair_of
 from kept.node.manifests.workers import Work
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import (
+    DamagedData,
     InvariantViolation,
     KafkaStorageError,
     KeptError,
@@ -104,17 +105,27 @@ class Files:
             return None if ref is None else self.bodies[ref]
         return held.body(self._directory, self._node.disk, identity_of(ref))
 
-    async def encoded(self, ref: ManifestRef) -> bytes:
-        """A manifest that is here, as it travels. Raises FileNotFoundError, DamagedData."""
-
-        def read() -> bytes:
+    def readable(self, ref: ManifestRef) -> Manifest:
+        """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
+        try:
             found = self.body(ref)
-            assert found is not None
-            return held.encode(found)
+        except (FileNotFoundError, DamagedData) as error:
+            raise ManifestUnreadable(str(error)) from error
+        assert found is not None
+        return found
 
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
         async with self._lock:
-            data: bytes = await self._hosted.directory.pool.run(read)
+            data: bytes = await self._hosted.directory.pool.run(
+                lambda: held.encode(self.readable(ref))
+            )
         return data
+
+    def lose(self) -> None:
+        """What is held cannot be read; blocks. No other work may be under way."""
+        held.lose(self._directory, self._node.disk)
+        self.bodies.clear()
 
     async def store(self, newest: ManifestRef | None, told: ManifestRef | None) -> None:
         """Make ``newest`` what this replica holds, durably. Raises KeptError, OSError."""
@@ -210,7 +221,7 @@ class Files:
         await self.no_pass()
         await node.in_pool(discard, log_.directory, node.disk)
         async with self._lock:
-            found = await node.in_pool(self.body, ref)
+            found = await node.in_pool(self.readable, ref)
         self.check(work)
         job = replace(
             follow.job_for(log_, found, None, node.now_ms()),

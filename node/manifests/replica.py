@@ -13,13 +13,13 @@ what it held at a start, builds from the manifest (:mod:`kept.compaction.follow`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
-from kept.node.manifests.failures import PassFailed
+from kept.node.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.manifests.trouble import Trouble
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from kept.node.server import Node
 
 CUT_RETRY_S: Final = 0.1
-ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was adopted"
 APPLY_MS: Final = 60_000
 APPLY_PASSES: Final = 4
 """How long other replicas have at least to apply a generation before there is a newer one: so long,
@@ -80,6 +79,7 @@ class ReplicaManifests:
         "_tasks",
         "_works",
         "core",
+        "renew",
         "trouble",
     )
 
@@ -92,6 +92,8 @@ class ReplicaManifests:
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
         it took."""
+        self.renew = False
+        """The manifest that this leader has applied cannot be read: a pass is to make another."""
         self._files: Files | None = None
         self._made: Made | None = None
         self._works: set[Work] = set()
@@ -155,6 +157,7 @@ class ReplicaManifests:
     def _begin(self) -> None:
         """Another epoch or role: a pass for the old one is thrown away."""
         self._awaited_end = NEVER
+        self.renew = False
         self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
         if self._files is not None and self._files.computing is not None:
             self._files.computing.work.cancel()
@@ -231,8 +234,34 @@ class ReplicaManifests:
         return self.core.answer(request)
 
     async def encoded(self, ref: ManifestRef) -> bytes:
-        """A manifest that is here, as it travels. Raises FileNotFoundError, DamagedData."""
-        return await self._slow.encoded(ref)
+        """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
+        try:
+            return await self._slow.encoded(ref)
+        except ManifestUnreadable as error:
+            self._unreadable(ref, error)
+            raise
+
+    def _unreadable(self, ref: ManifestRef, error: ManifestUnreadable) -> None:
+        """A manifest is damaged on disk: a follower has it sent once more; a leader makes another
+        one, or lets somebody lead who can read it.
+        """
+        core, tp = self.core, self._partition.topic_partition
+        if self._closed or ref not in (core.held, core.told, core.published):
+            return  # it was replaced meanwhile
+        if not self.renew:
+            log.error(
+                "manifest given up", topic=tp.topic, partition=tp.partition,
+                generation=named(ref), error=str(error),
+            )  # fmt: skip
+        record = self._node.image.partition(tp.topic, tp.partition)
+        if core.role is not Role.LEADER:
+            self.tell(ev.Damaged(ref))
+            self.ask()
+        elif self.renew or (core.may_compute and ref == core.applied):
+            self.renew = True
+            self._node.cleaner.renew(tp)
+        elif record is not None and record.isr != (self._node.node_id,):
+            self._resign(record)
 
     # What the core wants done.
 
@@ -257,9 +286,12 @@ class ReplicaManifests:
                 case ev.Discard(ref):
                     self._discarded(ref)
                 case ev.ClearApplied():
-                    self._clear_applied()
+                    self._forget_applied(self._slow.clear_applied)
+                case ev.Lose():
+                    self._forget_applied(self._slow.lose)
                 case ev.ReportMissing(ref, offset):
-                    self._report_missing(ref, offset)
+                    adopted = self._hosted.directory.directory.adopted
+                    self.trouble.missing(named(ref), offset, adopted=adopted)
                 case ev.CutLog(offset):
                     self._cut_log(offset)
 
@@ -279,27 +311,14 @@ class ReplicaManifests:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.exception("manifest work failed", error)
 
-    def _clear_applied(self) -> None:
-        """The log was cut below what was applied; no file is in use (:meth:`_before_cut`)."""
+    def _forget_applied(self, change: Callable[[], None]) -> None:
+        """Nothing is applied any more; no file is in use (:meth:`_before_cut`)."""
         try:
-            self._slow.clear_applied()
+            change()
         except MachineError as error:
             self._node.hosting.fail(self._hosted.directory, error)
         self._hosted.compaction = None
         self._partition.applied_end = 0
-
-    def _report_missing(self, ref: ManifestRef, offset: int) -> None:
-        tp = self._partition.topic_partition
-        adopted = self._hosted.directory.directory.adopted
-        (log.warning if adopted else log.error)(
-            "a record that the leader has is missing here",
-            topic=tp.topic,
-            partition=tp.partition,
-            offset=offset,
-            generation=named(ref),
-            why=f"{ADOPTED if adopted else 'damage, or an unclean election'}; the log is cut "
-            "there and fetched again",
-        )
 
     def _cut_log(self, offset: int) -> None:
         if self._closed or self.core.missing != offset or self.core.in_isr:
@@ -353,13 +372,13 @@ class ReplicaManifests:
         missing: int | None = None
         superseded = False
         """Newer manifests were stored in its place while it waited for its turn."""
+        unreadable: ManifestUnreadable | None = None
         state: CompactionState | None = None
         try:
             state = await self._slow.bring(work, ref, self._made)
-        except FileNotFoundError as error:
+        except ManifestUnreadable as error:
             superseded = ref not in (self.core.held, self.core.told, self.core.published)
-            if not superseded:
-                self._failed("manifest not applied", ref, error)
+            unreadable = None if superseded else error
         except (KeptError, OSError) as error:
             missing = _missing(error)
             self._stopped(work, "manifest not applied", ref, error)
@@ -372,6 +391,8 @@ class ReplicaManifests:
             self.tell(ev.ApplyEnded(ref, missing))
             if superseded:
                 self.tell(ev.Retried())
+            elif unreadable is not None:
+                self._unreadable(ref, unreadable)
             return
         self._in_place(state)
         self.tell(ev.Applied(ref))
@@ -395,6 +416,7 @@ class ReplicaManifests:
             self._failed(what, ref, error)
 
     def _in_place(self, state: CompactionState) -> None:
+        self.renew = False
         self._hosted.compaction = state
         self._partition.applied_end = state.end_offset
         self.trouble.over()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 300.0
 """What failed is tried again after a second, then after twice as long each time."""
+ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was adopted"
 
 
 @dataclass(slots=True)
@@ -49,6 +50,18 @@ class Trouble:
             return
         wait_s = min(RETRY_S * 2 ** min(self.count - 1, 16), RETRY_MAX_S)
         self._timer = self.node.loop.call_later(wait_s, self.retry)
+
+    def missing(self, generation: str, offset: int, *, adopted: bool) -> None:
+        """A record that a manifest lists is not here. ``adopted``: the directory was Kafka's."""
+        (log.warning if adopted else log.error)(
+            "a record that the leader has is missing here",
+            topic=self.topic_partition.topic,
+            partition=self.topic_partition.partition,
+            offset=offset,
+            generation=generation,
+            why=f"{ADOPTED if adopted else 'damage, or an unclean election'}; the log is cut "
+            "there and fetched again",
+        )
 
     def wait_no_longer(self) -> None:
         """Nothing is tried by itself any more."""

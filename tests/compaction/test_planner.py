@@ -162,3 +162,12 @@ def test_a_failing_log_backs_off_and_stops_nobody():
 def test_identities_of_one_log_go_up():
     assert planner.next_identity(None, 4) == Identity(4, 1)
     assert planner.next_identity(Identity(2, 7), 4) == Identity(4, 8)
+
+
+def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_clean():
+    clean = log(0, 20, 50, end=50, start=3, state=state(50))
+    assert isinstance(plan(clean, NOW, Limits(), asked=True), NotNow)
+    made = plan(clean, NOW, Limits(), asked=True, renew=True)
+    assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
+    assert [segment.base_offset for segment in made.segments] == [0, 20]
+    assert not made.horizons_only

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from kept.node.manifests.failures import ManifestUnreadable
 from kept.node.manifests.replica import Known, ReplicaManifests
 from kept.node.manifests.workers import Work
 from kept.replication import manifests_events as ev
@@ -32,11 +33,14 @@ def replica() -> Telling:
     """One whose files of every manifest are gone."""
 
     async def bring(*_: Any) -> None:
-        raise FileNotFoundError("no manifest 1.5")
+        raise ManifestUnreadable("no manifest 1.5")
 
     tp = TopicPartition("orders", 0)
     node: Any = SimpleNamespace(
-        node_id=1, loop=SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=print))
+        node_id=1,
+        loop=SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=print)),
+        image=SimpleNamespace(partition=lambda *_: None),
+        membership=None,
     )
     hosted: Any = SimpleNamespace(partition=SimpleNamespace(topic_partition=tp))
     found = Telling(node, hosted, Known())
@@ -52,9 +56,9 @@ def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> 
     assert (replica.trouble.count, replica.trouble.reason) == (0, "")
 
 
-def test_a_manifest_whose_file_is_gone_is_a_failure(replica) -> None:
+def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
     replica.core.held = NEWER
     replica.core.told = OLDER
     asyncio.run(replica._apply(OLDER, Work()))
-    assert replica.told == [ev.ApplyEnded(OLDER, None)]
-    assert (replica.trouble.count, replica.trouble.reason) == (1, "no manifest 1.5")
+    assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Damaged(OLDER)]
+    assert (replica.trouble.count, replica.trouble.reason) == (0, "")

@@ -42,6 +42,34 @@ def test_a_replica_whose_manifest_is_damaged_gets_it_from_its_leader(damage):
         three.until_equal()
 
 
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_a_leader_whose_manifest_is_damaged_makes_another_for_who_comes_back(damage):
+    """It runs, and has nothing to clean: who was away could never enter the ISR again."""
+    with trio() as three:
+        leader = three.leader
+        away = (leader + 1) % 3
+        three.put((b"gone", b"alive"))
+        three.fill(20)
+        three.cluster.stop(away)
+        three.put((b"gone", None))
+        three.fill(20, start=20)
+        three.clean()
+        three.until_applied(leader, 3 - leader - away)
+        path = manifest_of(three, leader)
+        if damage == "torn":
+            os.truncate(path, os.path.getsize(path) // 2)
+        else:
+            os.unlink(path)
+        three.cluster.start(away)
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        assert three.leader == leader
+        assert 'event="manifest given up"' in three.cluster.log(leader)
+        assert 'why="its manifest cannot be read"' in three.cluster.log(leader)
+        assert three.live().keys() == {b"k%d" % i for i in range(7)}
+        three.until_equal()
+
+
 def test_a_leader_whose_manifest_is_damaged_begins_anew_when_there_is_no_other():
     """All were killed at once: the one that is elected then is the whole ISR."""
     with trio() as three:

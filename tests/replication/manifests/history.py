@@ -143,7 +143,7 @@ def play(
     if failing:
         weights |= {"fail_store": 2.0, "fail_apply": 1.0, "retry": 1.0}
     if tearing:
-        weights |= {"tear": 2.0, "crash": 0.3}
+        weights |= {"tear": 2.0, "crash": 0.3, "rot": 0.3}
     world = World(replicas, unclean=unclean, **broken)
     history = History(world, seed, weights)
     prepare(world, rnd.choice((0, 1, 1, 2)), rnd)

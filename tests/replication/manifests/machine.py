@@ -179,6 +179,8 @@ class Machine:
                     self.disk.held = self.disk.applied = self.told = None
                 case ev.ClearApplied():
                     self.disk.applied = None
+                case ev.Lose():
+                    self.tear()
                 case ev.CutLog(offset):
                     self.cut(offset)
                 case ev.ReportMissing(ref, offset):

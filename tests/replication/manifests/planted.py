@@ -300,7 +300,7 @@ PLANTED: dict[str, Planted] = {
     "old checkpoint kept (C15d)": shell("base-clean", unclean=True, seed=3, breaks="S1"),
     "b going down (C15e)": manifests(GoesDown, "b-down", unclean=True, seed=5, breaks="L2"),
     "damage taken for nothing held": manifests(
-        TakesDamageForNothing, tearing=True, seed=7, breaks="L2"
+        TakesDamageForNothing, tearing=True, seed=12, breaks="L2"
     ),
     "missing survivors ignored": shell("ignore-missing", unclean=True, seed=35, breaks="S3"),
 }

@@ -461,6 +461,19 @@ class World:
         self.ever_torn = True
         return True
 
+    def rot(self, node: int) -> bool:
+        """A process that runs finds it damaged; of one replica at a time."""
+        machine = self.machines[node]
+        held = machine.manifests.held
+        whole = not any(m.torn for m in self.machines)
+        if not machine.up or held is None or machine.disk.swapping is not None or not whole:
+            return False
+        machine.tell(ev.Damaged(held))
+        self.ever_torn = self.ever_torn or machine.torn
+        if machine.torn:
+            self.saw("lost while it ran")
+        return machine.torn
+
     def broker(self, node: int, epoch: int) -> None:
         brokers = list(self.image.brokers)
         brokers[node] = epoch

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "grpc.health.v1.Health"
 LOOK_S: Final = 1.0
-"""How often a watched state is looked at."""
+"""How often a watched state is looked at, for all who watch together."""
 
 _STATES: Final = health_pb2.HealthCheckResponse
 
@@ -29,6 +29,10 @@ class Health:
     def __init__(self, node: Node, services: tuple[str, ...]) -> None:
         self._admin = Admin(node)
         self._services = ("", *services)
+        self._watching = 0
+        self._known: Any = None
+        self._moved = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
 
     def handlers(self) -> Any:
         """For a gRPC server."""
@@ -58,9 +62,34 @@ class Health:
 
     async def _watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
         said = None
-        while True:
-            state = self._state(request.service)
-            if state != said:
-                said = state
-                yield _STATES(status=state)
-            await asyncio.sleep(LOOK_S)
+        self._watching += 1
+        try:
+            if self._looking is None:
+                self._looking = asyncio.get_running_loop().create_task(self._look())
+            while True:
+                self._refresh()
+                moved, state = self._moved, self._known
+                if request.service not in self._services:
+                    state = _STATES.SERVICE_UNKNOWN
+                if state != said:
+                    said = state
+                    yield _STATES(status=state)
+                await moved.wait()
+        finally:
+            self._watching -= 1
+
+    async def _look(self) -> None:
+        """Wake those that watch when there is something to say; ends when nobody does."""
+        try:
+            while self._watching:
+                await asyncio.sleep(LOOK_S)
+                self._refresh()
+        finally:
+            self._looking = None
+
+    def _refresh(self) -> None:
+        state = self._state("")
+        if state != self._known:
+            self._known = state
+            self._moved.set()
+            self._moved = asyncio.Event()

@@ -24,13 +24,16 @@ def available(start: Offsets, end: Offsets) -> int:
 
 def limited(start: Offsets, end: Offsets, most: int) -> dict[TopicPartition, int]:
     """The end of a trigger that takes ``most`` offsets: each partition in proportion to what waits
-    there, and at least one wherever something waits, as far as ``most`` goes.
+    there, and at least one wherever something waits. Where ``most`` does not go that far the
+    partitions take turns: what they have taken together says whose turn it is.
     """
     waiting = {tp: end[tp] - start[tp] for tp in sorted(end) if end[tp] > start[tp]}
     total = sum(waiting.values())
     if total <= most:
         return dict(end)
-    few = dict(sorted(waiting.items(), key=lambda one: one[1], reverse=True)[:most])
+    turn = sum(start[tp] for tp in waiting) % len(waiting) if most < len(waiting) else 0
+    queue = [*waiting.items()]
+    few = dict((queue[turn:] + queue[:turn])[:most])
     shares = dict.fromkeys(few, 1)
     left, rest = most - len(few), sum(few.values()) - len(few)
     if left and rest:

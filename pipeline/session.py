@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kept.client.blocking import Client
+
+
+_SETTINGS: Final = ("cleanup.", "delete.", "retention.", "kept.")
+"""What says which records stay; a topic that is restored has the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def bounds_of(client: Client, topic: str) -> Bounds:
     config = {
         entry.name: entry.value
         for entry in client.topic_configs([topic])[topic]
-        if entry.value is not None and entry.name.startswith(("cleanup.", "delete.", "kept."))
+        if entry.value is not None and entry.name.startswith(_SETTINGS)
     }
     return Bounds(
         topic,

@@ -126,7 +126,8 @@ def test_a_table_is_refreshed_by_what_is_new(spark, client, kept_broker, tmp_pat
 
 
 def test_export_and_restore(spark, client, kept_broker, tmp_path):
-    topic = kept_broker.create_topic(partitions=2, config=BY_HAND)
+    settings = {**BY_HAND, "retention.ms": "777600000"}
+    topic = kept_broker.create_topic(partitions=2, config=settings)
     where, path = kept_broker.bootstrap, str(tmp_path / "export")
     history(client, topic)
     made = jobs.export(spark, where, topic, path)
@@ -139,8 +140,9 @@ def test_export_and_restore(spark, client, kept_broker, tmp_path):
     )
     assert one == two
     assert as_dict(jobs.table(spark, where, again)) == model(client, topic)
-    settings = {entry.name: entry.value for entry in client.topic_configs([again])[again]}
-    assert settings["cleanup.policy"] == "compact"
+    restored = {entry.name: entry.value for entry in client.topic_configs([again])[again]}
+    assert restored["cleanup.policy"] == "compact"
+    assert restored["retention.ms"] == "777600000", "or records as old would be deleted at once"
     for action, why in (
         (lambda: jobs.restore(spark, where, path, again), "is not empty: restore into a new topic"),
         (lambda: jobs.export(spark, where, topic, path), "is there and not empty"),

@@ -70,6 +70,17 @@ def test_a_trigger_takes_no_more_than_its_limit_and_goes_on(
         assert all(found[tp] > start[tp] for tp in end if end[tp] > start[tp])
 
 
+def test_no_partition_starves_under_a_limit_below_their_number() -> None:
+    tps = [TopicPartition("a", n) for n in range(5)]
+    start, end = dict.fromkeys(tps, 7), dict.fromkeys(tps, 100)
+    for quiet in tps:
+        at, newest = dict(start), {**end, quiet: start[quiet] + 1}
+        for _ in range(3):
+            at = limited(at, newest, 2)
+            newest = {tp: last + (100 if tp != quiet else 0) for tp, last in newest.items()}
+        assert at[quiet] == newest[quiet], f"{quiet} has not had its turn"
+
+
 def test_a_checkpoint_is_the_connectors() -> None:
     assert to_json({A1: 5, A0: 3, B0: 0}) == {"a": {"0": 3, "1": 5}, "b": {"0": 0}}
     assert from_json({"a": {"0": 3, "1": 5}}) == {A0: 3, A1: 5}

@@ -250,7 +250,8 @@ def recover(
     for epoch, start in opening.epoch_starts:
         if epoch > (-1 if epochs.latest is None else epochs.latest):
             epochs.assign(epoch, start)
-    epochs.truncate_from_end(end_offset)
+    # After a clean stop the latest leader may have appended nothing: no record of its is lost.
+    epochs.truncate_from_end(end_offset + (clean and not scanned))
     epochs.truncate_from_start(log_start_offset)
     if born and first_epoch is not None and epochs.latest is None:
         epochs.assign(first_epoch, end_offset)

@@ -357,3 +357,19 @@ def test_another_topic_id_is_refused(kit, disk) -> None:
     disk.flip_bit(path, 30)
     with pytest.raises(DamagedData):
         kit.open_log(disk)
+
+
+@pytest.mark.parametrize("records", [0, 5])
+def test_a_clean_start_and_stop_of_an_idle_log_change_nothing(kit, disk, make_log, records) -> None:
+    """A node with thousands of logs would pay for each of them, twice."""
+    log = make_log()
+    for n in range(records):
+        kit.append(log, kit.batch(1, mark=n), leader_epoch=3)
+    log.leader_epochs.assign(4, records)  # led, and appended nothing
+    log.leader_epochs.save()
+    log.close(kit.NOW)
+    disk = disk.after_kill()
+    again = kit.open_log(disk, clean=True, recovery_point=records)
+    assert again.leader_epochs.latest == 4
+    again.close(kit.NOW)
+    assert disk.trace == []

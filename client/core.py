@@ -61,6 +61,8 @@ UNSUPPORTED_VERSION: Final = 35
 
 CONNECT_TIMEOUT_MS: Final = 10_000
 """For connecting and agreeing on versions."""
+SLOW_MS: Final = 1_000
+"""A node that is not ready after so long is not waited for where another one will do."""
 BACKOFF_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
 UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
@@ -78,6 +80,7 @@ class _Connection:
     since_ms: int
     established: bool = False
     ready: bool = False
+    slow: bool = False
     asking_version: int = 0
     incoming: Incoming = field(default_factory=Incoming)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -149,7 +152,11 @@ class ClientCore:
 
     def next_tick_ms(self) -> int | None:
         """When the next Tick is due."""
-        times = [c.since_ms + CONNECT_TIMEOUT_MS for c in self._connections.values() if not c.ready]
+        times = [
+            c.since_ms + (CONNECT_TIMEOUT_MS if c.slow else SLOW_MS)
+            for c in self._connections.values()
+            if not c.ready
+        ]
         for call in self._calls():
             times.append(call.deadline_ms)
         times.extend(c.not_before_ms for c in self._waiting if c.not_before_ms)
@@ -234,6 +241,8 @@ class ClientCore:
                 return connection.endpoint
         known = (*self.bootstrap, *(e for e in self.view.nodes.values() if e not in self.bootstrap))
         fresh = [e for e in known if e not in self._refused] or list(known)
+        slow = {c.endpoint for c in self._connections.values() if c.slow and not c.ready}
+        fresh = [e for e in fresh if e not in slow] or fresh
         return fresh[self._turn % len(fresh)]
 
     def _connection_to(self, endpoint: Endpoint, now_ms: int, effects: list[Effect]) -> _Connection:
@@ -549,7 +558,9 @@ class ClientCore:
 
     def _expire(self, now_ms: int, effects: list[Effect]) -> None:
         for connection in list(self._connections.values()):
-            if not connection.ready and connection.since_ms + CONNECT_TIMEOUT_MS <= now_ms:
+            waited_ms = now_ms - connection.since_ms
+            connection.slow = not connection.ready and waited_ms >= SLOW_MS
+            if not connection.ready and waited_ms >= CONNECT_TIMEOUT_MS:
                 effects.append(Close(connection.id))
                 why = f"no connection within {CONNECT_TIMEOUT_MS // 1000} s"
                 self._lost(connection.id, why, now_ms, effects)

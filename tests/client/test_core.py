@@ -31,6 +31,7 @@ from kept.client.core import (
     CONNECT_TIMEOUT_MS,
     FIND_COORDINATOR,
     METADATA,
+    SLOW_MS,
     UNKNOWN_TOPIC_GRACE_MS,
     ClientCore,
 )
@@ -472,6 +473,18 @@ def test_a_connection_that_never_stands_is_given_up():
     with pytest.raises(ConnectionFailed, match="no connection within 10 s"):
         world.result(call)
     assert world.now == 1000 + CONNECT_TIMEOUT_MS
+
+
+def test_a_node_that_stands_still_is_passed_over():
+    world = World(bootstrap=(A, B))
+    world.mute.add(A)  # accepts, says nothing
+    world.leader = 1
+    call = offsets(world, timeout_ms=60_000)
+    while call.id not in world.finished:
+        world.now = world.core.next_tick_ms()
+        world.step(Tick())
+    assert world.result(call).topics[0].partitions[0].offset == 7
+    assert world.now == 1000 + SLOW_MS
 
 
 @pytest.mark.parametrize(

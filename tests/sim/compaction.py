@@ -230,9 +230,9 @@ class CompactionHistory(ClusterHistory):
 
     def __init__(
         self, seed: int, *, unclean: bool | None = None, forsakes: bool | None = None,
-        **options: Any,
+        rots: bool | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """``unclean``, ``forsakes``: for planted bugs that show only there; otherwise drawn."""
+        """``unclean``, ``forsakes``, ``rots``: for planted bugs that show only there, else drawn."""
         super().__init__(seed, **options)
         world = self.world
         self.unclean = self.unclean if unclean is None else unclean
@@ -246,7 +246,7 @@ class CompactionHistory(ClusterHistory):
         extra = world.extra
         self.delete_retention_ms = extra.choice((HOUR_MS, HOUR_MS, 0))
         self.hours_every_ms = extra.choice((400, 1500, 4000))
-        self.rots = extra.random() < 0.2
+        self.rots = extra.random() < 0.2 if rots is None else rots
         self.forsakes = extra.random() < 0.5 if forsakes is None else forsakes
         self.jumped_ms = 0
 
@@ -258,18 +258,33 @@ class CompactionHistory(ClusterHistory):
 
     def boot(self, machine: Machine) -> RaftApp:
         if self.rots and self.world.extra.random() < 0.3:
-            self._rot(machine)
+            self._rot(machine, "/held-manifest")
         return CompactingNode(machine, self)
 
     def replicas_of(self, node: SimNode) -> Replicas:
         return CompactingReplicas(node)
 
-    def _rot(self, machine: Machine) -> None:
-        """A manifest that no swap needs is damaged while no process looks."""
+    def _rot_while_it_runs(self) -> None:
+        """A manifest that is held or applied, and not being put into place, is damaged."""
+        if self.nemesis.healed:
+            return
+        self.world.after(self.world.extra.randint(200, 3000) * MS, self._rot_while_it_runs)
+        machine = self.world.extra.choice(self.machines)
+        if not isinstance(machine.app, CompactingNode):
+            return
+        replicas = machine.app.replicas
+        assert isinstance(replicas, CompactingReplicas)
+        if all(m.work is None and m.core.storing is None for m in replicas.manifests.values()):
+            self._rot(machine, "/held-manifest", "/told-manifest", "/manifest-")
+
+    def _rot(self, machine: Machine, *kinds: str) -> None:
+        """Manifests that no swap needs are damaged."""
         names = [
             path
             for path, inode in machine.disk.files()
-            if path.endswith("/held-manifest") and len(inode.data) > 20
+            if any(kind in path for kind in kinds)
+            and not path.endswith(".tmp")
+            and len(inode.data) > 20
         ]
         for path in names:
             self.world.counts["manifests damaged"] += 1
@@ -303,6 +318,8 @@ class CompactionHistory(ClusterHistory):
 
     def suffer(self) -> None:
         self._hours_pass()
+        if self.rots:
+            self._rot_while_it_runs()
         super().suffer()
 
     def _hours_pass(self) -> None:

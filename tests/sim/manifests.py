@@ -31,6 +31,7 @@ from kept.replication.partition import Partition
 from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
+    DamagedData,
     KafkaStorageError,
     KeptError,
     MachineError,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from tests.sim.compaction import CompactingReplicas
 
 NEVER = MAX_INT64
+MANIFEST = "manifest"
+"""In the names of all their files."""
 RETRY_MS, RETRY_MAX_MS = 100, 2000
 REFUSED_MS, BACKOFF_MS = 200, 100
 CALL_MS = 1500
@@ -115,7 +118,7 @@ class SimManifests:
         self.computing: Pass | None = None
         self.placing = False
         """Some segments are swapped, others not: it is at no generation."""
-        self.pulling = self.again = self.closed = False
+        self.pulling = self.again = self.closed = self.renew = False
         self.awaited_end = NEVER
         self.published_ms = 0
         self.failures = 0
@@ -151,6 +154,7 @@ class SimManifests:
 
     def _begin(self) -> None:
         self.awaited_end = NEVER
+        self.renew = False
         self.made = None
         if self.computing is not None:
             self.computing.cancelled = True
@@ -261,7 +265,26 @@ class SimManifests:
                 raise Violation(
                     "older-needed", f"{self.machine.name} {self.tp}: {ref} is asked for: {error}"
                 ) from error
+            except DamagedData as error:
+                self._unreadable(ref)
+                reply(NotLeaderOrFollower(str(error)))
+                return
         reply((answer, bodies))
+
+    def _unreadable(self, ref: ManifestRef) -> None:
+        """A manifest was damaged while this process ran (``node/manifests/replica``)."""
+        core = self.core
+        record = self.node.image.partition(self.tp.topic, self.tp.partition)
+        self.world.counts["manifests lost while in use"] += 1
+        if self.closed or ref not in (core.held, core.told, core.published):
+            return
+        if core.role is not Role.LEADER:
+            self.tell(ev.Damaged(ref))
+            self.ask()
+        elif self.renew or (core.may_compute and ref == core.applied):
+            self.renew = True
+        elif record is not None and record.isr != (self.node.node_id,):
+            self.replicas.resign(self.tp, record)
 
     def announce(self) -> None:
         """Tell followers that lack something to ask."""
@@ -299,8 +322,9 @@ class SimManifests:
                     self.world.counts["passes thrown away"] += 1
                     self.bodies.pop(ref, None)
                     self.made = None
-                case ev.ClearApplied():
-                    held.clear_applied(self.directory, self.disk)
+                case ev.ClearApplied() | ev.Lose() as gone:
+                    forget = held.lose if isinstance(gone, ev.Lose) else held.clear_applied
+                    forget(self.directory, self.disk)
                     self.state, self.partition.applied_end = None, 0
                 case ev.ReportMissing(ref, offset):
                     self.replicas.missing(self.tp, ref, offset)
@@ -439,9 +463,12 @@ class SimManifests:
             self.work = None
             if error is not None or state is None:
                 missing = error.offset if isinstance(error, LogsDiffer) else None
-                if not isinstance(error, Withdrawn):
+                unreadable = isinstance(error, DamagedData) and MANIFEST in error.path
+                if not isinstance(error, Withdrawn) and not unreadable:
                     self.failed("apply", error)
                 self.tell(ev.ApplyEnded(ref, missing))
+                if unreadable:
+                    self._unreadable(ref)
                 return
             self._in_place(state)
             self.tell(ev.Applied(ref))
@@ -452,7 +479,7 @@ class SimManifests:
 
     def _in_place(self, state: CompactionState) -> None:
         self.state, self.partition.applied_end = state, state.end_offset
-        self.failures = 0
+        self.failures, self.renew = 0, False
 
     def _base(self, epoch: int) -> Steps:
         self.check()
@@ -502,7 +529,8 @@ class SimManifests:
         log, now_ms = partition.log, self.machine.wall_ms
         state = self.state or CompactionState()
         limits = Limits(free_bytes=self.disk.free_bytes(self.directory))
-        due = plan(view(log, state, partition.last_stable_offset), now_ms, limits)
+        seen = view(log, state, partition.last_stable_offset)
+        due = plan(seen, now_ms, limits, asked=self.renew, renew=self.renew)
         if isinstance(due, NotNow):
             return
         discard(self.directory, self.disk)

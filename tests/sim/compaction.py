@@ -232,7 +232,7 @@ class CompactionHistory(ClusterHistory):
         self, seed: int, *, unclean: bool | None = None, forsakes: bool | None = None,
         rots: bool | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """``unclean``, ``forsakes``, ``rots``: for planted bugs that show only there, else drawn."""
+        """``unclean``, ``forsakes``, ``rots``: for planted bugs that show only there."""
         super().__init__(seed, **options)
         world = self.world
         self.unclean = self.unclean if unclean is None else unclean

@@ -89,20 +89,31 @@ def _applied(directory: str, disk: Disk) -> Manifest | None:
 
 def body(directory: str, disk: Disk, identity: Identity) -> Manifest:
     """A manifest that is here: held, told, or applied. Raises FileNotFoundError, DamagedData."""
+    damage: DamagedData | None = None
     for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (identity,))):
         path = f"{directory}/{name}"
-        with suppress(FileNotFoundError):
+        try:
             found = decode(path, disk.read(path))
-            if found.identity == identity:
-                return found
+        except FileNotFoundError:
+            continue
+        except DamagedData as error:
+            damage = error  # perhaps it is in another file
+            continue
+        if found.identity == identity:
+            return found
+    if damage is not None:
+        raise damage
     raise FileNotFoundError(f"{directory}: no manifest {identity}")
 
 
 def applied(directory: str, disk: Disk, identity: Identity) -> None:
-    """After the mark names ``identity``: a copy in a slot is not needed any more."""
+    """After the mark names ``identity``: a copy in a slot is not needed any more.
+
+    One that is damaged stays: what it was is not known, and a start says so.
+    """
     for name in (HELD, TOLD):
         path = f"{directory}/{name}"
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, DamagedData):
             if decode(path, disk.read(path)).identity == identity:
                 _put(directory, disk, name, None)
 

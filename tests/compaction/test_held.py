@@ -70,12 +70,15 @@ def test_what_was_stored_is_durable(disk) -> None:
         assert held.load(DIRECTORY, disk.after_power_loss(seed)) == made(1)
 
 
-@pytest.mark.parametrize("name", [held.HELD, held.TOLD])
-def test_damage_is_noticed(disk, name: str) -> None:
+@pytest.mark.parametrize(("name", "other"), [(held.HELD, 1), (held.TOLD, 2)])
+def test_damage_is_noticed_by_who_needs_it(disk, name: str, other: int) -> None:
     held.store(DIRECTORY, disk, made(2), made(1))
     disk.flip_bit(f"{DIRECTORY}/{name}", 60)
     with pytest.raises(DamagedData, match=name):
-        held.body(DIRECTORY, disk, Identity(1, 1))
+        held.body(DIRECTORY, disk, Identity(1, 3 - other))
+    assert held.body(DIRECTORY, disk, Identity(1, other)) == made(other)
+    held.applied(DIRECTORY, disk, Identity(1, other))  # what is in place is not put in doubt by it
+    assert disk.exists(f"{DIRECTORY}/{name}")
 
 
 def test_a_body_is_found_wherever_it_is(world) -> None:

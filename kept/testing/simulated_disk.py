@@ -56,6 +56,10 @@ class Inode:
             self.data.extend(bytes(size - len(self.data)))
         self.pending.append((size, None))
 
+    def copy(self) -> Inode:
+        """As it is: what is pending still is."""
+        return Inode(bytearray(self.data), self.durable, self.pending.copy(), self.mtime_ms)
+
     def sync(self) -> None:
         """Everything is durable now."""
         self.durable = bytes(self.data)
@@ -135,15 +139,19 @@ class Directory:
     def _settled(entries: dict[str, Inode | Directory]) -> Directory:
         return Directory(entries, dict(entries))
 
-    def copy(self) -> Directory:
-        """Everything the process saw, as if it were durable (``kill -9`` keeps the page cache)."""
-        entries: dict[str, Inode | Directory] = {}
-        for name, node in self.entries.items():
-            if isinstance(node, Directory):
-                entries[name] = node.copy()
-            else:
-                entries[name] = Inode(bytearray(node.data), bytes(node.data), [], node.mtime_ms)
-        return Directory._settled(entries)
+    def copy(self, copies: dict[int, Inode | Directory]) -> Directory:
+        """As it is, and all below it: ``kill -9`` keeps the page cache. ``copies``: by identity."""
+
+        def again(node: Inode | Directory) -> Inode | Directory:
+            if id(node) not in copies:
+                copies[id(node)] = node.copy() if isinstance(node, Inode) else node.copy(copies)
+            return copies[id(node)]
+
+        return Directory(
+            {name: again(node) for name, node in self.entries.items()},
+            {name: again(node) for name, node in self.durable.items()},
+            [(name, node and again(node), to) for name, node, to in self.pending],
+        )
 
 
 class SimulatedFile(File):
@@ -207,8 +215,8 @@ class SimulatedDisk(Disk):
         self.injections.append(Injection(operation, path, code, skip, partial))
 
     def after_kill(self) -> SimulatedDisk:
-        """A new disk with everything that was written."""
-        return SimulatedDisk(self.root.copy())
+        """A new disk with everything that was written; what was not synced still is not."""
+        return SimulatedDisk(self.root.copy({}))
 
     def after_power_loss(self, seed: int) -> SimulatedDisk:
         """A new disk with what was durable and, by chance, some of the rest."""

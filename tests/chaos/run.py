@@ -82,7 +82,7 @@ class Run:
 
     def verify(self, topic: str) -> None:
         """All replicas of a topic are equal on disk: ``kept compact verify``, in a container."""
-        print(self.command("compact", "verify", topic), flush=True)
+        print(self.command("compact", "verify", topic, "--patience", "240"), flush=True)
 
     def command(self, *arguments: str) -> str:
         """What ``kept`` says in a container beside the nodes."""

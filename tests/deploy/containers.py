@@ -20,11 +20,11 @@ from tests.deploy.files import ROOT
 IMAGE: Final = "kept:under-test"
 BASE: Final = "python:3.11-slim-bookworm"
 BUILD_S: Final = 600
-READY_S: Final = 90.0
+READY_S: Final = 180.0
 POLL_S: Final = 0.05
 
 
-def docker(*arguments: str, timeout: float = 120, check: bool = True) -> str:
+def docker(*arguments: str, timeout: float = 300, check: bool = True) -> str:
     """A docker command's output, both streams, in the order in which they came."""
     done = subprocess.run(
         ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -103,7 +103,7 @@ class Compose:
             **{f"PORT_{number}": str(port) for number, port in enumerate(ports)},
         }
 
-    def compose(self, *arguments: str, timeout: float = 180) -> str:
+    def compose(self, *arguments: str, timeout: float = 400) -> str:
         """A docker-compose command's output."""
         files = [f"--file={ROOT / 'deploy' / name}" for name in self._files]
         done = subprocess.run(

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 COUNT = 2000
 REQUESTS = 1500
+ACCEPTING_S = 0.2
+"""CPU seconds for the connections themselves."""
 KINDS = {
     "silent": b"",
     "Kafka": b"\0\0\0\x40\0\x12",
@@ -77,6 +79,7 @@ def test_kafka_clients_do_not_feel_half_open_connections(kept_cluster, dial):
                 f"CPU {cpu:.2f} -> {during_cpu:.2f} s, {grown:+.1f} MB"
             )
             # Other work on the machine moves the times, and the CPU seconds hardly.
-            assert during_cpu < 4 * cpu, kind
+            # What is accepted late counts as well: so much is given to it.
+            assert during_cpu < 4 * cpu + ACCEPTING_S, kind
             assert grown < 64, kind
         assert client.read(topic)

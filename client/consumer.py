@@ -243,23 +243,28 @@ class GroupConsumer:
             return []
         return self.consumer.poll(max_wait_ms)
 
-    def commit(self) -> None:
-        """Commit the positions, if they have moved."""
+    def commit(self) -> KeptError | None:
+        """Commit the positions, if they have moved.
+
+        Returns why the group refused it: this is no member any more, the next ``poll`` joins again,
+        and what was read since the last commit comes again.
+        """
         moved = {
             tp: position
             for tp, position in self.consumer.positions.items()
             if position >= 0 and self._committed.get(tp) != position
         }
         if not moved or self.generation < 0:
-            return
+            return None
         try:
             self.client.commit(self.group, moved, self.member_id, self.generation)
         except RetriableError:
             raise
-        except KeptError:
+        except KeptError as error:
             self.generation = -1
-            return
+            return error
         self._committed.update(moved)
+        return None
 
     def give_back(self, records: Iterable[ConsumedRecord]) -> None:
         """Records of the last ``poll`` that were not dealt with: they come again."""
@@ -268,13 +273,13 @@ class GroupConsumer:
             if record.offset < self.consumer.positions.get(tp, -1):
                 self.consumer.positions[tp] = record.offset
 
-    def close(self) -> None:
-        """Commit and leave the group."""
-        if self.generation >= 0:
-            self.commit()
+    def close(self) -> KeptError | None:
+        """Commit and leave the group; returns what :meth:`commit` does."""
+        refused = self.commit()
         if self.member_id:
             self.client.call(groups.leave_call(self.group, self.member_id))
         self.member_id, self.generation = "", -1
+        return refused
 
     def _heartbeat(self) -> None:
         now = time.monotonic()

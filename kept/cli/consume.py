@@ -168,7 +168,9 @@ def _of_group(
             batch = []
     finally:
         member.give_back(batch)
-        member.close()
+        refused = member.close()
+        if refused is not None:
+            click.echo(f"kept: what was printed last will come again: {refused}", err=True)
 
 
 def _limited(

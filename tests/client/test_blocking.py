@@ -12,11 +12,13 @@ import pytest
 from kept.client.blocking import BadAddress, Client, OutRecord
 from kept.client.consumer import Consumer, GroupConsumer
 from kept.client.failures import ConnectionFailed, NotKafka
+from kept.client.groups import leave_call
 from kept.client.http import HttpFailed, JsonApi
 from kept.client.records import EARLIEST, LATEST, MAX_TIMESTAMP, FetchLimits
 from kept.client.topics import NewTopic
 from kept.client.view import Endpoint
 from kept.storage import errors
+from kept.storage.errors import PeerError
 from kept.storage.types import Codec, TopicPartition
 from kept.testing.ports import free_port
 
@@ -204,6 +206,21 @@ def test_a_member_commits_what_it_returned_and_resumes(client, topic):
     assert client.committed(group, [TopicPartition(topic, 1)]) == {TopicPartition(topic, 1): 0}
     client.delete_group(group)
     assert client.describe_group(group).state == "Dead"
+
+
+def test_a_member_that_was_removed_hears_that_its_commit_was_refused(client, topic):
+    group = f"g-{time.time_ns()}"
+    client.produce(topic, rows(3))
+    member = GroupConsumer(client, group, [topic], reset=EARLIEST, limits=FAST)
+    end = time.monotonic() + 60
+    seen: list[object] = []
+    while len(seen) < 3:
+        seen += member.poll(100)
+        assert time.monotonic() < end
+    client.call(leave_call(group, member.member_id))
+    refused = member.close()
+    assert isinstance(refused, PeerError) and "UNKNOWN_MEMBER_ID" in str(refused)
+    assert client.committed(group) == {}
 
 
 def test_two_members_share_and_take_over(client, topic):

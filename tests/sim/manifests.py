@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from tests.sim.compaction import CompactingReplicas
 
 NEVER = MAX_INT64
+TOLD_OF = (ev.Stored, ev.PassDone, ev.Published, ev.Applied, ev.BaseMade, ev.Damaged)
+"""What a trace shows."""
 MANIFEST = "manifest"
 """In the names of all their files."""
 RETRY_MS, RETRY_MAX_MS = 100, 2000
@@ -132,6 +134,8 @@ class SimManifests:
 
     def tell(self, event: ev.Event) -> None:
         if not self.closed:
+            if isinstance(event, TOLD_OF):
+                self.world.note(self.machine.name, f"{self.tp}:", event)
             self.perform(self.core.step(event, self.replicas.now_ms()))
             if self.node.history.assertions:
                 self.core.check_invariants()

@@ -13,10 +13,14 @@ function fill(element, given, children) {
     else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== "") element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    if (child !== null && child !== undefined && child !== "") element.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
   }
   return element;
 }
+
+// Characters that turn the direction of others make text look like another one: they are spelled out.
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+export const visible = (text) => text.replace(TURNING, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
 // A column is [head, kind]; a cell is a value or [value, kind]. On a phone a row is a card.
 export function table(caption, columns, rows) {

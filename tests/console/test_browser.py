@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from kept.client.blocking import OutRecord
 from tests.console import scene
 
 pytestmark = [
@@ -63,6 +64,30 @@ def test_records_stay_what_they_are(cluster, chromium):
             "seen => [...document.querySelectorAll('pre')].some(o => o.textContent.includes(seen))",
             arg=seen,
         )
+    assert wrong == []
+
+
+def test_hostile_text_neither_hides_nor_spreads(cluster, chromium):
+    """Text that turns around is not shown as another one, and a long word stays in its place."""
+    from tests.console import browser
+
+    topic = cluster.create_topic()
+    long = b"W" * 3000
+    with cluster.client() as client:
+        client.produce(topic, [OutRecord(long, "\u202egnp.exe".encode(), headers=(("h", long),))])
+    page, wrong = browser.opened(chromium, width=390)
+    browser.show(page, cluster.url(), f"#records/{topic}/0")
+    assert page.locator("td.payload pre").all_text_contents()[1] == "\\u202egnp.exe"
+    spread = "all => all.map(one => one.scrollWidth - one.clientWidth)"
+    assert set(page.locator(".scroll").evaluate_all(spread)) == {0}
+    assert wrong == []
+
+
+def test_a_key_is_looked_up(cluster, chromium):
+    from tests.console import browser
+
+    page, wrong = browser.opened(chromium)
+    browser.show(page, cluster.url(), f"#records/{scene.USERS}/0")
     page.select_option("#from", "key")
     page.fill("#value", "user-3")
     page.keyboard.press("Enter")
@@ -103,6 +128,10 @@ def test_everybody_can_use_it(cluster, chromium):
             browser.show(page, cluster.url(), view)
             found = Axe().run(page)
             assert not found.response["violations"], found.generate_report()
+            spread = page.locator(".scroll").evaluate_all(
+                "all => all.map(one => one.scrollWidth - one.clientWidth)"
+            )
+            assert width > 390 or not any(spread), f"{view} is scrolled sideways: {spread}"
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{view} is {wide} wide"
         assert wrong == []

@@ -36,6 +36,7 @@ from kept.storage.records.columns import (
 from kept.storage.records.faults import Fault, refusal
 from kept.storage.records.header import (
     CRC_START,
+    HEADER,
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     MAGIC_POSITION,
@@ -203,7 +204,11 @@ def check_header(batch: Buffer, max_batch_bytes: int) -> BatchHeader:
         raise InvalidRecord(
             f"magic is {batch[MAGIC_POSITION]}: only version 2 batches are accepted"
         )
-    header = check_replica(batch)
+    try:
+        header = check_replica(batch)
+    except CorruptMessage:
+        _refuse_what_was_sent_so(batch)
+        raise
     if header.size_bytes != len(batch):
         raise InvalidRecord("exactly one batch per partition is accepted, and nothing after it")
     if header.base_offset != 0:
@@ -221,12 +226,34 @@ def check_header(batch: Buffer, max_batch_bytes: int) -> BatchHeader:
         raise InvalidRecord("producers must not set the timestamp type to LogAppendTime")
     if header.has_delete_horizon:
         raise InvalidRecord("producers must not set a delete horizon")
-    codec_of(header.attributes)
+    try:
+        codec_of(header.attributes)
+    except CorruptMessage as error:
+        raise InvalidRecord(str(error)) from None
     if header.producer_id != NO_PRODUCER_ID and header.base_sequence < 0:
         raise InvalidRecord(
             f"producer id {header.producer_id} with the sequence {header.base_sequence}"
         )
     return header
+
+
+def _refuse_what_was_sent_so(batch: Buffer) -> None:
+    """InvalidRecord, as Apache Kafka says, where a bad batch is no damage on the way: after
+    CorruptMessage producers would send it again.
+    """
+    size = len(batch) + 1
+    if len(batch) >= LENGTH_PREFIX_BYTES:
+        size = LENGTH_PREFIX_BYTES + int.from_bytes(batch[8:12], "big", signed=True)
+    if size > len(batch):
+        raise InvalidRecord(f"a batch is cut off after {len(batch)} bytes")
+    if size >= HEADER_BYTES:
+        header = BatchHeader(*HEADER.unpack_from(batch))
+        negative = header.record_count < 0 or header.last_offset_delta < 0
+        if negative and header.crc == package_crc32c(memoryview(batch)[CRC_START:size]):
+            raise InvalidRecord(
+                f"negative record count {header.record_count} or "
+                f"last offset delta {header.last_offset_delta}"
+            )
 
 
 def timestamp_window(rules: CheckRules, now_ms: int) -> tuple[int, int]:

@@ -39,10 +39,11 @@ def bad_batches(tools):
     yield "crc", patched(good, 40, b"\xff", crc=False), 2
     yield "magic 1", patched(good, 16, b"\x01", crc=False), None
     yield "magic 9", patched(good, 16, b"\x09", crc=False), None
-    yield "length too long", patched(good, 8, struct.pack(">i", len(good)), crc=False), 2
+    yield "length too long", patched(good, 8, struct.pack(">i", len(good)), crc=False), 87
     yield "length too short", patched(good, 8, struct.pack(">i", 20), crc=False), 2
-    yield "cut", good[:-1], 2
-    yield "header only", good[:30], 2
+    yield "cut", good[:-1], 87
+    yield "header only", good[:30], 87
+    yield "length alone", good[:12], 87
     yield "empty", b"", None
     yield "two batches", good + good, 87
     yield "trailing bytes", good + b"\0\0\0", None
@@ -51,7 +52,8 @@ def bad_batches(tools):
     yield "last delta", patched(good, 23, struct.pack(">i", 7)), 87
     yield "control bit", patched(good, 21, b"\x00\x20"), 87
     yield "no bytes", b"", 87
-    yield "codec 5", patched(good, 21, b"\x00\x05"), None
+    yield "count -1", patched(good, 57, struct.pack(">i", -1)), 87
+    yield "codec 5", patched(good, 21, b"\x00\x05"), 87
     yield "not gzip", patched(good, 21, b"\x00\x01"), None
     yield "varint", patched(good, 61, b"\xff\xff\xff\xff\xff\xff"), 87
     yield "record length", patched(good, 61, b"\x7e"), 87
@@ -248,7 +250,7 @@ def test_one_request_with_good_and_bad_partitions(wire, kept_broker, tools):
     )
     first, second = response.responses
     codes = [int(p.error_code) for p in first.partition_responses]
-    assert codes == [0, 2, 0, 3]
+    assert codes == [0, 87, 0, 3]
     assert [int(p.error_code) for p in second.partition_responses] == [3]
 
 

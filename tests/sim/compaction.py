@@ -137,7 +137,7 @@ class CompactingReplicas(Replicas):
         self.world.note(self.machine.name, f"{tp}: {offset} of {ref} is missing")
         assert isinstance(self.checks, CompactionChecks)
         # Without its manifest a start cannot tell a file that power took from what was compacted.
-        rotten = self.node.history.rots and self.node.node_id in self.checks.dark
+        rotten = self.node.history.rots and any(k == "power" for _, k in self.machine.deaths)
         if not rotten and not self.checks.may_miss(tp):
             raise Violation(
                 "survivor-missing", f"{self.machine.name} {tp}: {offset} of generation {ref}"
@@ -265,6 +265,10 @@ class CompactionHistory(ClusterHistory):
 
     def replicas_of(self, node: SimNode) -> Replicas:
         return CompactingReplicas(node)
+
+    def cleans(self, machine: Machine) -> bool:
+        """Whether its leaders clean whenever there is something to clean."""
+        return True
 
     def _rot_while_it_runs(self) -> None:
         """A manifest that is held or applied, and not being put into place, is damaged."""

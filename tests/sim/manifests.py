@@ -32,6 +32,7 @@ from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
     DamagedData,
+    InvariantViolation,
     KafkaStorageError,
     KeptError,
     MachineError,
@@ -121,6 +122,8 @@ class SimManifests:
         self.placing = False
         """Some segments are swapped, others not: it is at no generation."""
         self.pulling = self.again = self.closed = self.renew = False
+        self.cleans, self.waits = self.node.history.cleans(self.machine), False
+        """For scripts: it may begin a pass; what is to be put into place waits."""
         self.awaited_end = NEVER
         self.published_ms = 0
         self.failures = 0
@@ -350,11 +353,15 @@ class SimManifests:
         """Take the steps one by one; errors of the machine end the process."""
 
         def step() -> None:
+            work = self.work
+            if self.waits and work is not None and work.steps is steps and not work.cancelled:
+                self.machine.after_ms(10, step)
+                return
             try:
                 next(steps)
             except StopIteration as end:
                 then(end.value, None)
-            except (MachineError, KafkaStorageError):
+            except (MachineError, KafkaStorageError, InvariantViolation):
                 raise
             except (KeptError, OSError) as error:
                 then(None, error)
@@ -528,7 +535,13 @@ class SimManifests:
         """Begin a pass if one is due (``node/cleaner``)."""
         partition, core = self.partition, self.core
         busy = self.computing is not None or self.closed or self.work is not None
-        if busy or not partition.is_leader or not core.may_compute or self._gives_time():
+        if (
+            busy
+            or not self.cleans
+            or not partition.is_leader
+            or not core.may_compute
+            or self._gives_time()
+        ):
             return
         log, now_ms = partition.log, self.machine.wall_ms
         state = self.state or CompactionState()

@@ -22,6 +22,7 @@ STAGES: Final = {
     "storage": ("tests.sim.cluster", "StorageHistory"),
     "compaction": ("tests.sim.compaction", "CompactionHistory"),
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),
+    "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),
 }
 """Name -> (module, class) of a history."""
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kept.node.hosting import HostedDirectory, HostedPartition
     from kept.node.server import Node
     from kept.replication.partition import Partition
+    from kept.storage.log import Log
 
 FLUSH_TICK_MS: Final = 500
 """How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""
@@ -35,6 +36,9 @@ SLICE_S: Final = 0.0005
 """How long a job holds the loop before requests have their turn."""
 PAUSE_S: Final = 0.002
 """How long they have it at least, whatever jobs are due."""
+
+LOOK_AT: Final = 32
+"""Logs that are looked at between two looks at the clock, where a look costs next to nothing."""
 
 Job = Callable[[], Iterator[None]]
 """Starts a job; it may be paused wherever it yields."""
@@ -106,10 +110,16 @@ class Timers:
 
         self._handles[name] = loop.call_later(seconds, start)
 
-    def _each(self, job: Callable[[HostedPartition], Any]) -> Iterator[None]:
-        """Run a job for every partition; a disk error takes its directory offline only."""
+    def _each(
+        self,
+        job: Callable[[HostedPartition], Any],
+        chosen: list[tuple[TopicPartition, HostedPartition]] | None = None,
+    ) -> Iterator[None]:
+        """Run a job for every partition, or those chosen; a disk error takes its directory offline
+        only.
+        """
         hosting = self._node.hosting
-        for tp, hosted in list(hosting.hosted.items()):
+        for tp, hosted in list(hosting.hosted.items()) if chosen is None else chosen:
             if hosting.hosted.get(tp) is not hosted:
                 continue
             try:
@@ -201,15 +211,13 @@ class Timers:
     def flush_due(self) -> Iterator[None]:
         """Flush by ``flush.ms`` and ``flush.messages``, and every rolled segment."""
         now_ms = self._node.now_ms()
-
-        def one(hosted: HostedPartition) -> None:
-            log_ = hosted.partition.log
-            due = log_.config.flush_ms < MAX_INT64 and log_.flush_due(now_ms)
-            rolled = log_.recovery_point < log_.active_segment.base_offset
-            if due or rolled or log_.unsynced_snapshots:
-                hosted.directory.pool.flush(log_)
-
-        return self._each(one)
+        everything = list(self._node.hosting.hosted.items())
+        due = []
+        for first in range(0, len(everything), LOOK_AT):
+            some = everything[first : first + LOOK_AT]
+            due += [item for item in some if wants_flush(item[1].partition.log, now_ms)]
+            yield
+        yield from self._each(lambda hosted: hosted.directory.pool.flush(hosted.partition.log), due)
 
     def delete_expired(self) -> Iterator[None]:
         """Remove files and logs whose ``file.delete.delay.ms`` is over, in threads."""
@@ -247,6 +255,15 @@ class Timers:
         for listener in self._node.listeners:
             listener.close_idle()
             yield
+
+
+def wants_flush(log_: Log, now_ms: int) -> bool:
+    """Whether a log has something that is to be durable by now."""
+    return (
+        log_.recovery_point < log_.active_segment.base_offset
+        or bool(log_.unsynced_snapshots)
+        or (log_.config.flush_ms < MAX_INT64 and log_.flush_due(now_ms))
+    )
 
 
 def advance(steps: Iterator[None]) -> bool:

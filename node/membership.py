@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -323,7 +323,9 @@ class Membership:
                 controller = self._node.metadata.leader_id
                 if controller is None:
                     raise NotController("no controller is elected")
-                reply = await self.peers.call(controller, method, request(), FORWARD_S)
+                reply = await self._while_it_leads(
+                    controller, self.peers.call(controller, method, request(), FORWARD_S)
+                )
             except (NotController, NetworkException):
                 if loop.time() >= deadline:
                     raise
@@ -335,6 +337,20 @@ class Membership:
             except TimeoutError:
                 log.warning("metadata lags behind the controller", index=reply.index)
             return reply
+
+    async def _while_it_leads(self, controller: int, call: Coroutine[Any, Any, Any]) -> Any:
+        """The answer to a call. Raises what it raises, and NotController once another one leads:
+        one that stands still answers nothing, and whoever asked need not wait for it.
+        """
+        answer = self._node.loop.create_task(call)
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=RETRY_S)
+                if not answer.done() and self._node.metadata.leader_id not in (controller, None):
+                    raise NotController(f"node {controller} is the controller no more")
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def change_voters(self, request: calls.ChangeVotersRequest) -> None:
         """Let a node vote, or no longer. Raises InvalidRequest with what would be right, and as

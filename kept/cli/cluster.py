@@ -119,11 +119,11 @@ def _part(number: int, leader: int, voters: set[int], observers: set[int]) -> st
 
 def _epochs(client: Client) -> dict[int, int]:
     """Broker epochs, from a node of kept; Kafka's own APIs do not tell them."""
-    from kept.client.http import HttpFailed, JsonApi
+    from kept.client.http import PRESENT_S, HttpFailed, JsonApi
 
     for endpoint in client.view.nodes.values():
         try:
-            found = JsonApi(endpoint).get("cluster")
+            found = JsonApi(endpoint, PRESENT_S).get("cluster")
             return {int(b["node_id"]): int(b["epoch"]) for b in found["brokers"]}
         except (HttpFailed, KeyError):
             continue

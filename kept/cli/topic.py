@@ -153,12 +153,12 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
 
 def _compaction(client: Client, name: str) -> dict[int, dict[str, Any]]:
     """What kept's own API knows of compaction; nothing when the other side is not kept."""
-    from kept.client.http import HttpFailed, JsonApi
+    from kept.client.http import PRESENT_S, HttpFailed, JsonApi
 
     out: dict[int, dict[str, Any]] = {}
     for endpoint in client.view.nodes.values():
         try:
-            answer = JsonApi(endpoint).get("compaction", topic=name)
+            answer = JsonApi(endpoint, PRESENT_S).get("compaction", topic=name)
         except HttpFailed:
             continue
         for one in answer["partitions"]:

@@ -149,7 +149,7 @@ plant(
     (f"{CORE}._counts", always(True)),
 )  # fmt: skip
 plant(
-    "joins-at-any-generation", STAGE, 7, "resurrection generation-differs value-lost",
+    "joins-at-any-generation", STAGE, 8, "resurrection generation-differs value-lost",
     "who joins has applied what was published last (15)",
     (f"{LEADER}._may_join", by_eligibility),
     forsakes=True,
@@ -178,7 +178,7 @@ plant(
     (f"{CORE}.may_compute", cleans_first),
 )  # fmt: skip
 plant(
-    "below-log-end", STAGE, 13, "crash survivor-missing value-lost resurrection",
+    "below-log-end", STAGE, 17, "crash survivor-missing value-lost resurrection",
     "a manifest is applied once the log reaches its end (14, 15, C6)",
     (f"{CORE}.pull", below_log_end),
 )  # fmt: skip

@@ -228,7 +228,7 @@ class Client:
         """Write records, one batch a partition, and wait for the acknowledgements.
 
         Records without a partition go where Java's client would put their key; those without a key
-        share one partition, drawn anew for each call. ``producer`` is (id, epoch, next sequence by
+        share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch, next sequence by
         partition) of an idempotent producer; the sequences are moved on.
         """
         known = self.view.topics.get(topic)
@@ -236,7 +236,8 @@ class Client:
             known = self._topic_for_produce(topic, auto_create)
         by_partition: dict[int, list[Any]] = {}
         now = time.time_ns() // 1_000_000
-        sticky = secrets.randbits(31)
+        led = [p for p, one in known.partitions.items() if one.leader >= 0]
+        sticky = secrets.choice(led or list(known.partitions))
         for r in records:
             where = r.partition
             if where is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kept.client.blocking import OutRecord
 from kept.testing import Cluster
 from tests.cli.conftest import Kept
 
@@ -170,3 +171,6 @@ def test_what_is_offline_is_shown_without_waiting():
         read = ("consume", "t", "--partition", 0, "--until-end", "--value-only")
         assert kept(*read, "--from-beginning").lines == ["a", "c"]
         assert kept(*read, "--offset", 1).lines == ["c"]
+        with cluster.client() as client:
+            for _ in range(20):
+                assert client.produce("t", [OutRecord(None, b"d")])[0].partition == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kept.client.blocking import OutRecord
+from tests.spark.topics import has_limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -32,6 +33,8 @@ def test_the_blocks_of_the_guide_run_in_order(spark, kept_cluster, tmp_path):
         try:
             for block in blocks:
                 code = block.replace("localhost:9092", cluster.bootstrap)
+                if not has_limits():
+                    code = code.replace('    .option("maxOffsetsPerTrigger", "100000")\n', "")
                 exec(code.replace("/tmp/", f"{tmp_path}/"), names)
         finally:
             spark.conf.unset("spark.sql.python.filterPushdown.enabled")

@@ -63,3 +63,12 @@ def eventually(there: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
     return found
+
+
+def has_limits() -> bool:
+    """Whether streams of this Spark can be limited: 4.1 has no admission control for us."""
+    try:
+        from kept.pipeline.streaming import ADMISSION
+    except ImportError:  # no Spark: the tests that ask do not run
+        return False
+    return ADMISSION

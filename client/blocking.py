@@ -228,8 +228,8 @@ class Client:
         """Write records, one batch a partition, and wait for the acknowledgements.
 
         Records without a partition go where Java's client would put their key; those without a key
-        share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch, next sequence by
-        partition) of an idempotent producer; the sequences are moved on.
+        share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch,
+        next sequence by partition) of an idempotent producer; the sequences are moved on.
         """
         known = self.view.topics.get(topic)
         if known is None or not known.partitions:

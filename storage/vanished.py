@@ -41,7 +41,7 @@ def look(disk: Disk, directory: str) -> Traces:
     logs: set[int] = set()
     indexes: set[int] = set()
     snapshots: list[int] = []
-    for name in disk.listdir(directory):
+    for name in disk.listdir(directory) if disk.exists(directory) else ():
         parsed = layout.parse_segment_file(name)
         if parsed is None:
             continue

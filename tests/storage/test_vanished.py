@@ -63,6 +63,14 @@ def test_nothing_is_said_of_a_log_that_lacks_nothing(kit, caplog, clean) -> None
     assert errors(caplog) == []
 
 
+def test_a_log_that_is_not_there_is_opened_anew(kit, caplog) -> None:
+    site = Site(kit)
+    other = TopicPartition("t", 1)
+    log = site.open().open_log(other, kit.TOPIC_ID, CONFIG, now_ms=kit.NOW)
+    assert log.log_end_offset == 0
+    assert errors(caplog) == []
+
+
 def test_an_active_segment_below_the_high_watermark(kit, caplog) -> None:
     site = Site(kit)
     last = site.bases[-1]

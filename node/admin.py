@@ -236,10 +236,12 @@ class Admin:
         return topic
 
     def _offline(self, topic: str, record: PartitionRecord) -> str | None:
-        """Why a partition is not served; None when it is."""
+        """Why a partition is not served, as far as this node knows; None when it is."""
         tp = TopicPartition(topic, record.partition)
         if tp in self._node.partitions:
             return None
+        if self._node.node_id not in record.replicas:
+            return None if record.leader >= 0 else f"{tp} has no leader"
         try:
             self._node.partition(tp)
         except KeptError as error:

@@ -233,6 +233,9 @@ def test_any_node_answers_for_all(kept_cluster):
     }
     for partition in at:
         fill(cluster, alone, 9, partition)
+    for i in range(3):  # what other nodes serve is not offline
+        assert given(cluster, "cluster", i)["offline_partitions"] == 0
+        assert not any(one["offline_partitions"] for one in given(cluster, "topics", i)["topics"])
     cluster.kill(leader)
     _, done = ask(cluster, "compaction/now", other, body={"topic": alone, "wait": True})
     for one in done["partitions"]:

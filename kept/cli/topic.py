@@ -124,7 +124,8 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     policy = next(
         (c.value for c in client.topic_configs([name])[name] if c.name == "cleanup.policy"), ""
     )
-    compaction = _compaction(client, name) if "compact" in (policy or "") else {}
+    leaders = {number: p.leader for number, p in known.partitions.items()}
+    compaction = _compaction(client, name, leaders) if "compact" in (policy or "") else {}
     partitions = []
     for number, p in sorted(known.partitions.items()):
         start, end = bounds.get(number, (None, None))
@@ -151,18 +152,27 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     }
 
 
-def _compaction(client: Client, name: str) -> dict[int, dict[str, Any]]:
-    """What kept's own API knows of compaction; nothing when the other side is not kept."""
+def _compaction(
+    client: Client, name: str, leaders: dict[int, int]
+) -> dict[int, dict[str, Any]]:  # fmt: skip
+    """What kept's own API knows of compaction, from who leads; nothing when the other side is not
+    kept.
+    """
     from kept.client.http import PRESENT_S, HttpFailed, JsonApi
 
     out: dict[int, dict[str, Any]] = {}
-    for endpoint in client.view.nodes.values():
+    for node, endpoint in client.view.nodes.items():
+        if node not in leaders.values():
+            continue
         try:
             answer = JsonApi(endpoint, PRESENT_S).get("compaction", topic=name)
         except HttpFailed:
             continue
         for one in answer["partitions"]:
-            out[int(one["partition"])] = {
+            number = int(one["partition"])
+            if leaders.get(number) != node:
+                continue
+            out[number] = {
                 key: one[key] for key in ("dirty_ratio", "last_compaction_ms", "state", "reason")
             }
     return out

@@ -46,6 +46,13 @@ def test_status_of_three_nodes(kept, topic):
     assert lines[3].split()[:4] == ["NODE", "ROLES", "STATE", "ADDRESS"]
 
 
+def test_compaction_is_described_as_the_leaders_say(kept, three):
+    name = three.create_topic(partitions=3, config={"cleanup.policy": "compact"})
+    described = kept("topic", "describe", name, "--json").json
+    assert described["compacted"]
+    assert [p["reason"] for p in described["partitions"]] == ["everything is clean"] * 3
+
+
 def test_leaders_leave_a_node_and_come_back(kept, topic):
     before = replicas_of(kept, topic)
     led = [p for p, (leader, _) in before.items() if leader == 2]

@@ -13,7 +13,7 @@ from kept.cli.shell import Failure
 if TYPE_CHECKING:
     from kept.storage.errors import KeptError
 
-ANSWER_S: Final = 3.0
+ANSWER_S: Final = 10.0
 
 
 def teller() -> Callable[[KeptError], None]:

@@ -325,7 +325,7 @@ def test_members_go_on_without_a_rebalance_when_the_coordinator_dies(kept_cluste
 def deleted(admin: AdminClient, group: str) -> bool:
     """Static members do not leave: whether the last one's session is over and the group is gone."""
     try:
-        admin.delete_consumer_groups([group], request_timeout=5)[group].result()
+        admin.delete_consumer_groups([group], request_timeout=DEADLINE_S)[group].result()
     except KafkaException as error:
         assert error.args[0].name() == "NON_EMPTY_GROUP", error
         return False

@@ -128,11 +128,6 @@ VOTERS = "KEPT_CONTROLLER_QUORUM_VOTERS=0@a:10092,1@b:10092,2@c:10092"
         (["KEPT_LISTENERS=PLAINTEXT://:9092"], "advertised.listeners must say where clients reach"),
         (["KEPT_NODEID=1"], "KEPT_NODEID names no setting; did you mean KEPT_NODE_ID?"),
         ([VOTERS], "node.id is not set, but controller.quorum.voters names 3 nodes"),
-        ([VOTERS, "KEPT_NODE_ID=7"], "controller.quorum.voters names no node 7"),
-        (
-            ["KEPT_CONTROLLER_QUORUM_VOTERS=0@a:10092,0@b:10092", "KEPT_NODE_ID=0"],
-            "node id 0 is given twice",
-        ),
         (
             [
                 VOTERS,
@@ -142,14 +137,10 @@ VOTERS = "KEPT_CONTROLLER_QUORUM_VOTERS=0@a:10092,1@b:10092,2@c:10092"
             ],
             "give both the same port",
         ),
-        (
-            ["KEPT_LISTENERS=INTERNAL://:9092", "KEPT_ADVERTISED_LISTENERS=INTERNAL://a:9092"],
-            "add INTERNAL:PLAINTEXT to listener.security.protocol.map",
-        ),
-        (["KEPT_NODE_ID=one"], "environment variable KEPT_NODE_ID"),
     ],
 )
 def test_a_wrong_environment_is_the_last_line_of_the_log(run, given, said):
+    """What else is refused, and in which words: ``tests/node/test_config.py`` and its sister."""
     status, last = ended(run(*(f"-e{one}" for one in given)))
     assert status == 1
     assert last.startswith("kept: ") and said in last, last

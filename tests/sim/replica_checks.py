@@ -454,9 +454,12 @@ class ReplicaChecks:
         return batches[at] if at < len(batches) and batches[at].base <= offset else None
 
     def has(self, tp: TopicPartition, producer_id: int, sequence: int) -> bool:
-        """Whether a producer's batch is committed, or may be: it is on a replica."""
+        """Whether a producer's batch is committed (and perhaps compacted), or may be: it is on a
+        replica.
+        """
         key = (producer_id, sequence)
-        held = (copy.batches for (_, owner), copy in self.copies.items() if owner == tp)
+        held = [copy.batches for (_, owner), copy in self.copies.items() if owner == tp]
+        held.append(self.register(tp).batches)
         return any((b.producer_id, b.sequence) == key for batches in held for b in batches)
 
     def finish(self) -> None:

@@ -84,10 +84,11 @@ class Run:
         """All replicas of a topic are equal on disk: ``kept compact verify``, in a container."""
         print(self.command("compact", "verify", topic, "--patience", "240"), flush=True)
 
-    def command(self, *arguments: str) -> str:
+    def command(self, *arguments: str, check: bool = True) -> str:
         """What ``kept`` says in a container beside the nodes."""
         network = f"--network={self.cluster.project}_default"
-        return docker("run", "--rm", network, image(), *arguments, "--bootstrap=kept-0:9092")
+        command = ("run", "--rm", network, image(), *arguments, "--bootstrap=kept-0:9092")
+        return docker(*command, check=check)
 
     def one_by_one(self, faults: Iterable[Fault]) -> Callable[[Load], None]:
         """Each fault once, to a leader."""

@@ -57,11 +57,17 @@ def test_a_cluster_is_upgraded_node_by_node_under_load():
 
 def lead_again(run, node, topics):
     """A node leads what it is the first replica of, so that each version leads in its turn."""
-    for topic in topics:
-        for one in run.cluster.ask(node, f"topics/{topic}")["partitions"]:
-            if one["replicas"][0] == node and one["leader"] != node:
-                run.command("cluster", "elect", f"{topic}:{one['partition']}")
-    run.cluster.wait_until(
-        lambda: any(run.cluster.leader(topics[0], number) == node for number in range(3)),
-        f"node {node} leads a partition of {topics[0]}",
-    )
+
+    def leads():
+        theirs = [
+            f"{topic}:{one['partition']}"
+            for topic in topics
+            for one in run.cluster.ask(node, f"topics/{topic}")["partitions"]
+            if one["replicas"][0] == node and one["leader"] != node
+        ]
+        if theirs:  # refused while it is not in sync: asked again
+            print(run.command("cluster", "elect", *theirs, check=False))
+        return not theirs
+
+    run.cluster.wait_until(leads, f"node {node} leads what it is the first replica of")
+    assert any(run.cluster.leader(topics[0], number) == node for number in range(3))

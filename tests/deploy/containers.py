@@ -175,9 +175,9 @@ class Compose:
         ) as told:
             return str(told.read().decode())
 
-    def ask(self, node: int, path: str) -> dict[str, object]:
+    def ask(self, node: int, path: str, timeout_s: float = 60.0) -> dict[str, object]:
         """What a node's API answers. Raises HttpFailed."""
-        found = JsonApi(Endpoint("localhost", self.port(node)), 5.0).get(path)
+        found = JsonApi(Endpoint("localhost", self.port(node)), timeout_s).get(path)
         assert isinstance(found, dict)
         return found
 
@@ -200,16 +200,23 @@ class Compose:
         return name
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Who leads a partition, by the word of the first node that answers."""
-        for node in filter(self.running, range(self.nodes)):
-            try:
-                answer = self.ask(node, f"topics/{topic}")
-            except HttpFailed:
-                continue
-            leader = answer["partitions"][partition]["leader"]  # type: ignore[index]
-            if leader is not None and leader >= 0:
-                return int(leader)
-        raise AssertionError(f"nobody knows the leader of {topic}-{partition}")
+        """Who leads a partition, as the first node says that knows; an election is waited for."""
+        told: list[int] = []
+
+        def known() -> bool:
+            for node in filter(self.running, range(self.nodes)):
+                try:
+                    answer = self.ask(node, f"topics/{topic}", 5.0)
+                except HttpFailed:
+                    continue
+                leader = answer["partitions"][partition]["leader"]  # type: ignore[index]
+                if leader is not None and leader >= 0:
+                    told.append(int(leader))
+                    return True
+            return False
+
+        until(known, f"somebody knows the leader of {topic}-{partition}")
+        return told[0]
 
     def await_ready(self, deadline_s: float = READY_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""

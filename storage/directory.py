@@ -94,6 +94,9 @@ class LogDirectory:
         """What the files say: read at open, then as last written."""
         self.missing: dict[TopicPartition, int] = {}
         """Logs that the checkpoints know and nobody finds, with where they ended at least."""
+        self.unopened: set[TopicPartition] = set()
+        """Logs that were there, and that nobody has opened yet: what the checkpoints say of them
+        stays, and after a crash there is no clean stop before all were looked through."""
         self.created = 0
         """How many logs were created since it was opened; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
@@ -170,6 +173,12 @@ class LogDirectory:
                 self.checkpoints[kind] = {}
                 self.was_clean = False
         self._look_for_missing()
+        for name in self.disk.listdir(self.path):
+            parsed = layout.parse_directory_name(name)
+            if parsed is None or parsed.state or name in layout.IGNORED_NAMES:
+                continue
+            if self.disk.stat(self._file(name)).is_directory:
+                self.unopened.add(parsed.topic_partition)
         if epoch is not None:
             self.disk.unlink(mark)
             self.disk.fsync_dir(self.path)
@@ -243,6 +252,7 @@ class LogDirectory:
         compacted_to: int | None = None,
     ) -> Log:  # fmt: skip
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
+        self.unopened.discard(tp)
         recovery_point = self.recovery_points.get(tp, 0)
         traces = vanished.look(self.disk, self.log_path(tp))
         log = Log.open(
@@ -276,6 +286,7 @@ class LogDirectory:
         """
         with self._writing:
             for birth in births:
+                self.unopened.discard(birth.topic_partition)
                 self.created += 1
                 self._births[birth.topic_partition] = self.created
             for kind, known in self.checkpoints.items():
@@ -332,6 +343,7 @@ class LogDirectory:
             elif parsed.kind == layout.LOG and self.disk.stat(f"{path}/{name}").size_bytes:
                 return False
         self.disk.remove_tree(path)
+        self.unopened.discard(tp)
         return True
 
     def purge(self, now_ms: int) -> int:
@@ -363,6 +375,8 @@ class LogDirectory:
             if created < self.created:
                 births = self._births
                 current = {tp: n for tp, n in offsets.items() if births.get(tp, 0) <= created}
+            known = self.checkpoints[kind]
+            current |= {tp: known[tp] for tp in self.unopened.copy() if tp in known}
             checkpoints.write_offsets(self.disk, self._file(kind.value), current)
             self.checkpoints[kind] = current
 
@@ -374,10 +388,18 @@ class LogDirectory:
 
     def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
         """Release the directory. ``clean``: all logs were closed and the checkpoints written; the
-        mark is left, last of all. A directory that is offline is never marked clean.
+        mark is left, last of all. A directory that is offline is never marked clean, nor one with
+        logs that were not opened since a crash; without ``broker_epoch`` the mark says the old one.
         """
         try:
-            if clean and self.offline is None:
+            if clean and self.unopened and not self.was_clean:
+                logger.warning(
+                    "%s: %d logs were not opened since the last crash: not marked as stopped "
+                    "cleanly", self.path, len(self.unopened),
+                )  # fmt: skip
+            elif clean and self.offline is None:
+                if broker_epoch == -1 and self.was_clean:
+                    broker_epoch = self.broker_epoch
                 mark = self._file(layout.CLEAN_SHUTDOWN)
                 checkpoints.write_clean_shutdown(self.disk, mark, broker_epoch)
         finally:

@@ -53,11 +53,13 @@ def test_the_last_node_stops_cleanly_without_the_others():
 
 def test_a_node_that_waits_for_a_majority_stops_when_it_is_told():
     with Cluster(nodes=3, **{PATIENCE: 200_000}) as cluster:
+        cluster.create_topic(partitions=3)
         for node in range(3):
             cluster.kill(node)
         cluster.start(1, wait=False)
         cluster.wait_until(lambda: "joining" in cluster.log(1).rpartition(" ready on ")[2], "")
         assert cluster.stop(1) == 0
+        assert not clean(cluster, 1), "nobody has looked through its logs since it was killed"
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from kept.storage.flush import FlushTicket
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 
+TP = TopicPartition("t", 0)
 DIRECTORY_ID = uuid.UUID("aaaaaaaa-2222-3333-4444-555555555555")
 
 
@@ -386,3 +387,39 @@ def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, 
     again = opened(disk.after_kill())
     assert not again.was_clean and again.missing == {gone: 9}
     assert "lacks t-1 now" in caplog.text
+
+
+def crashed_with_a_log(disk) -> SimulatedDisk:
+    """A directory whose process was killed; its log begins at 7."""
+    directory = opened(disk)
+    directory.create_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    for kind in Checkpoint:
+        directory.write_checkpoints(kind, {TP: 7})
+    return disk.after_kill()
+
+
+def test_who_stops_before_the_logs_were_opened_does_not_say_that_all_is_well(disk, caplog) -> None:
+    """Nobody has looked through them since the crash; and what is known of them stays."""
+    disk = crashed_with_a_log(disk)
+    early = opened(disk)
+    for kind in Checkpoint:
+        early.write_checkpoints(kind, {})
+    early.close(broker_epoch=5)
+    assert "1 logs were not opened since the last crash" in caplog.text
+    again = opened(disk)
+    assert not again.was_clean
+    assert all(again.checkpoints[kind] == {TP: 7} for kind in Checkpoint)
+    again.open_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    again.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: 0})
+    again.close(broker_epoch=6)
+    last = opened(disk)
+    assert last.was_clean and last.recovery_points == {TP: 0}
+
+
+def test_who_stops_early_after_a_clean_stop_leaves_the_mark_as_it_was(disk) -> None:
+    directory = opened(disk)
+    directory.create_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    directory.close(broker_epoch=5)
+    opened(disk).close()
+    again = opened(disk)
+    assert again.was_clean and again.broker_epoch == 5

@@ -215,6 +215,8 @@ class WriteAheadLog:
             data = disk.read(path)
         log = cls(disk, path, disk.open_append(path), read_header(path, data))
         log._load(data)
+        # So may the name of the log, and that of the hard state beside it: both are acted upon now.
+        disk.fsync_dir(directory)
         return log
 
     @property

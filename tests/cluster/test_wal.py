@@ -294,3 +294,16 @@ def test_damaged_hard_state_is_refused(disk, position) -> None:
     disk.flip_bit(f"{DIR}/{HARD_STATE_NAME}", position)
     with pytest.raises((DamagedData, DirectoryRefused)):
         read_hard_state(disk, DIR)
+
+
+def test_an_open_makes_the_names_that_a_kill_left_durable(monkeypatch) -> None:
+    """The process was killed after the rename of the first log, before the directory was synced."""
+    disk = SimulatedDisk()
+    make_directory(disk, DIR)
+    with monkeypatch.context() as killed:
+        killed.setattr(disk, "fsync_dir", lambda path: None)
+        open_log(disk)
+    again = open_log(disk.after_kill())
+    again.append(entries(1, 3))
+    for seed in range(20):
+        assert content(open_log(again._disk.after_power_loss(seed))) == entries(1, 3)

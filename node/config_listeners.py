@@ -47,6 +47,11 @@ class Listener(NamedTuple):
             return ("0.0.0.0", "::")
         return (self.host,)
 
+    @property
+    def is_loopback(self) -> bool:
+        """Only programs of this machine, or container, reach it."""
+        return all(host == "::1" or host.startswith("127.") for host in self.bind_hosts)
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.name}://{host}:{self.port}"

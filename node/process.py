@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,13 @@ GC_THRESHOLDS: Final = (5_000, 20, 1_000)
 async def serve(config: NodeConfig) -> str:
     """Run a node until TERM or INT, or until it fails; returns why it failed, else nothing."""
     loop = asyncio.get_running_loop()
+    local = bool(config.listeners) and all(one.is_loopback for one in config.listeners)
+    if local and os.getpid() == 1:
+        log.warning(
+            "clients outside of this container do not reach the node",
+            why=f"it listens on {', '.join(map(str, config.listeners))}: set KEPT_LISTENERS and "
+            "KEPT_ADVERTISED_LISTENERS",
+        )
     node = Node(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopped.set)

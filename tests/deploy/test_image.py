@@ -86,6 +86,17 @@ def test_it_serves_is_healthy_and_ends_as_pid_1(run):
     assert "recover" not in docker("logs", name)
 
 
+def test_without_listeners_it_says_that_nobody_reaches_it(run):
+    name = run()
+    until(lambda: " ready on " in docker("logs", name), "ready")
+    told = docker("logs", name)
+    assert "clients outside of this container do not reach the node" in told
+    assert "KEPT_ADVERTISED_LISTENERS" in told
+    other = run(*ALONE)
+    until(lambda: " ready on " in docker("logs", other), "ready")
+    assert "outside of this container" not in docker("logs", other)
+
+
 def test_term_before_it_is_ready_ends_it(run):
     """Process 1 ignores TERM until it has a handler: that must not be the start's last step."""
     name = run(*ALONE)

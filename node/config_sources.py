@@ -49,8 +49,8 @@ def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict
         if name is not None:
             found[name] = text
         elif not _is_kubernetes(key, text):
-            near = nearest(key, by_variable)
-            hint = f"; did you mean {near}?" if near else ""
+            near = nearest(key[5:], [known[5:] for known in by_variable])  # KEPT_ is no likeness
+            hint = f"; did you mean KEPT_{near}?" if near else ""
             raise ConfigurationError(f"environment variable {key} names no setting{hint}")
     return found
 

@@ -301,6 +301,10 @@ def test_refused(given, message):
     assert message in refusal(**given)
 
 
+def test_the_prefix_of_variables_is_no_likeness():
+    assert refusal(environ={"KEPT_CLUSTER_ID": "x"}).endswith("KEPT_CLUSTER_ID names no setting")
+
+
 # Sugar.
 
 

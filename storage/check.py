@@ -17,15 +17,13 @@ from kept.storage import checkpoints, layout, offset_index, snapshots, time_inde
 from kept.storage.disk import Disk, parent
 from kept.storage.errors import CorruptMessage, DamagedData, InvalidRecord
 from kept.storage.records import BatchHeader, check_replica, scan
+from kept.storage.records.header import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC_POSITION
 
 CHUNK_BYTES: Final = 1 << 20
 INFLATE_LIMIT_BYTES: Final = 1 << 28
 """Largest batch that the check inflates."""
 SEARCH_BYTES: Final = 8 << 20
 """How far behind a bad batch whole ones are looked for."""
-_LENGTH_END: Final = 12
-_HEADER_BYTES: Final = 61
-_MAGIC_AT: Final = 16
 
 
 class Finding(NamedTuple):
@@ -60,9 +58,9 @@ def batches(disk: Disk, path: str) -> Iterator[BatchAt]:
     while position < size:
         chunk = disk.pread(file, position, min(wanted, size - position))
         at = 0
-        while len(chunk) - at >= _HEADER_BYTES:
-            length = int.from_bytes(chunk[at + 8 : at + _LENGTH_END], "big", signed=True)
-            end = at + length + _LENGTH_END
+        while len(chunk) - at >= HEADER_BYTES:
+            length = int.from_bytes(chunk[at + 8 : at + LENGTH_PREFIX_BYTES], "big", signed=True)
+            end = at + length + LENGTH_PREFIX_BYTES
             if end > len(chunk) and length > 0 and position + end <= size:
                 break
             try:
@@ -75,7 +73,9 @@ def batches(disk: Disk, path: str) -> Iterator[BatchAt]:
             if wanted > len(chunk) and position + len(chunk) >= size:
                 raise DamagedData(path, position, -1, f"{size - position} bytes are no batch")
             wanted = max(
-                wanted * 2, int.from_bytes(chunk[8:_LENGTH_END], "big", signed=True) + _LENGTH_END
+                wanted * 2,
+                int.from_bytes(chunk[8:LENGTH_PREFIX_BYTES], "big", signed=True)
+                + LENGTH_PREFIX_BYTES,
             )
         else:
             wanted = CHUNK_BYTES
@@ -86,8 +86,8 @@ def _whole_batches(disk: Disk, path: str, position: int) -> int:
     """How many whole batches, by their CRC, lie anywhere in the bytes from ``position`` on."""
     data = disk.pread(disk.open_read(path), position, SEARCH_BYTES)
     found, at = 0, 0
-    while (magic := data.find(b"\x02", at + _MAGIC_AT)) >= 0:
-        at = magic - _MAGIC_AT
+    while (magic := data.find(b"\x02", at + MAGIC_POSITION)) >= 0:
+        at = magic - MAGIC_POSITION
         try:
             at += check_replica(data, at).size_bytes
             found += 1

@@ -48,8 +48,8 @@ def load_producers(
     """Bring producer state to ``end_offset``: newest good snapshot, then the batches above it.
 
     Transaction indexes of ``scanned`` segments are made anew on the way, and snapshots that a power
-    cut took. Snapshots above the end, and strays between segments, are removed. Returns the paths
-    of those that may not be durable.
+    cut took or tore. Snapshots above the end, and strays between segments, are removed. Returns the
+    paths of those that may not be durable.
     """
     rebuilt = scanned or []
     for segment in rebuilt:
@@ -63,12 +63,8 @@ def load_producers(
         if offset > end_offset:
             disk.unlink(path)
         elif offset <= wanted and offset >= segments.bases[0]:
-            try:
-                entries = snapshots.decode(path, disk.read(path))
-            except DamagedData as error:
-                logger.warning("%s: removed", error)
-                disk.unlink(path)
-                available.remove(offset)
+            entries = _read(disk, path)
+            if entries is None:
                 continue
             for producer_id, state in entries:
                 producers.put(producer_id, state)
@@ -80,10 +76,12 @@ def load_producers(
     unsynced = []
     for segment in segments[segments.floor(start) :]:
         base = segment.base_offset
-        if rebuilt and base in available:
-            unsynced.append(layout.segment_file(directory, base, layout.SNAPSHOT))
-        elif rebuilt and base > start:
-            unsynced.append(write_snapshot(disk, directory, producers, base))
+        path = layout.segment_file(directory, base, layout.SNAPSHOT)
+        if rebuilt and base >= start:
+            if base in available and _read(disk, path) is not None:
+                unsynced.append(path)
+            elif base > start:
+                unsynced.append(write_snapshot(disk, directory, producers, base))
         _replay(segment, producers, start, any(segment is s for s in rebuilt))
     if start == end_offset and len(producers):
         _fill_last_batches(segments.active, producers)
@@ -93,6 +91,18 @@ def load_producers(
             segment.save_aborted()
     _remove_stray_snapshots(disk, directory, segments, end_offset)
     return unsynced
+
+
+def _read(disk: Disk, path: str) -> list[tuple[int, ProducerState]] | None:
+    """What a snapshot says; a damaged one goes, as one that is gone already."""
+    try:
+        return snapshots.decode(path, disk.read(path))
+    except FileNotFoundError:
+        return None
+    except DamagedData as error:
+        logger.warning("%s: removed", error)
+        disk.unlink(path)
+        return None
 
 
 def _remove_stray_snapshots(

@@ -19,7 +19,12 @@ from kept.storage import layout, txn_index
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData
 from kept.storage.offset_index import OffsetIndex
-from kept.storage.records.header import holds_batch, size_at
+from kept.storage.records.header import (
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    holds_batch,
+    size_at,
+)
 from kept.storage.time_index import TimeIndex
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import NO_TIMESTAMP
@@ -27,8 +32,6 @@ from kept.storage.types import NO_TIMESTAMP
 _PREFIX: Final = Struct(">qi4xb4x2xi8xq")
 """base offset, batch length, magic, last offset delta, max timestamp; of a header's first 43 bytes.
 """
-_HEADER_BYTES: Final = 61
-_LENGTH_END: Final = 12
 _MAGIC: Final = 2
 WALK_BYTES: Final = 8192
 """Read at once by :meth:`Segment.walk` for a look-up: two index intervals by default."""
@@ -160,16 +163,16 @@ class Segment:
         chunk, start = b"", position
         while position < end:
             at = position - start
-            if at + _HEADER_BYTES > len(chunk):
+            if at + HEADER_BYTES > len(chunk):
                 chunk = disk.pread(file, position, min(chunk_bytes, limit - position))
                 start, at = position, 0
-                if len(chunk) < _HEADER_BYTES:
+                if len(chunk) < HEADER_BYTES:
                     raise DamagedData(file.path, position, -1, "no room for a batch header")
             base, length, magic, delta, timestamp = _PREFIX.unpack_from(chunk, at)
-            size = length + _LENGTH_END
+            size = length + LENGTH_PREFIX_BYTES
             if magic != _MAGIC:
                 raise DamagedData(file.path, position, base, f"batch of magic {magic}, not 2")
-            if size < _HEADER_BYTES or position + size > limit or delta < 0:
+            if size < HEADER_BYTES or position + size > limit or delta < 0:
                 raise DamagedData(
                     file.path, position, base, f"batch of {size} bytes in a log of {limit}"
                 )

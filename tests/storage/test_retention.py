@@ -175,14 +175,18 @@ def test_a_power_cut_does_not_forget_a_producer_whose_records_are_gone(
         check_producer(left, 1)
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_start_makes_snapshots_durable(kit, disk, make_log, taken) -> None:
-    """Those that a kill left in the page cache, and anew those that a power cut took."""
+@pytest.mark.parametrize("became", ["unsynced", "gone", "torn"])
+def test_a_start_makes_snapshots_durable(kit, disk, make_log, became) -> None:
+    """Those that a kill left in the page cache, and anew those that a power cut took or tore."""
     log = make_log(config=LogConfig(segment_bytes=1000))
     silent_producer(kit, log)
     left = disk.after_kill()
-    for base in (2, 4) if taken else ():
-        left.unlink(layout.segment_file("/d/t-0", base, layout.SNAPSHOT))
+    for base in (2, 4):
+        path = layout.segment_file("/d/t-0", base, layout.SNAPSHOT)
+        if became == "gone":
+            left.unlink(path)
+        elif became == "torn":
+            left.write_file(path, left.read(path)[:-7])
     again = kit.open_log(left)
     assert left.exists(layout.segment_file("/d/t-0", 2, layout.SNAPSHOT))
     again.flush()

@@ -41,16 +41,17 @@ class Probe:
         self.schedstat = os.open(path, os.O_RDONLY)
         self.collecting = 0.0
         self.reset()
-        self.waited, self.cpu = self.waiting(), time.thread_time()
-        self.expected = time.monotonic() + TICK_S
         loop.call_later(TICK_S, self.tick)
         gc.callbacks.append(self.collected)
         sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=self.look, daemon=True).start()
 
     def reset(self) -> None:
+        """Begin anew: the stall that writing the last report was is nobody's."""
         self.gaps: list[tuple[float, float, float, float]] = []
         self.seen: list[tuple[float, str]] = []
+        self.waited, self.cpu = self.waiting(), time.thread_time()
+        self.expected = time.monotonic() + TICK_S
 
     def waiting(self) -> float:
         """Seconds that this thread was ready to run and no core was free for it."""

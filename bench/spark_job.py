@@ -54,19 +54,62 @@ def measure(rows: int, act: Callable[[], Any], found: Any) -> dict[str, float]:
     return best
 
 
+def beyond(
+    whole: dict[str, float], rows: int, part: dict[str, float], part_rows: int
+) -> dict[str, float]:
+    """What the rows cost that one run had more than the other: without what a run costs once."""
+    more, seconds = rows - part_rows, whole["seconds"] - part["seconds"]
+    cpu = whole["cpu_s_per_m"] * rows - part["cpu_s_per_m"] * part_rows
+    return {"rows_per_s": more / seconds, "cpu_s_per_m": cpu / more, "seconds": seconds}
+
+
+def median(act: Callable[[], int], times: int) -> float:
+    """Seconds that a read of nothing takes."""
+    taken = []
+    for _ in range(times + 1):
+        began = time.perf_counter()
+        assert act() == 0
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])
+
+
 def start_up(spark: SparkSession, count_of_nothing: Callable[[], int]) -> float:
     """How much longer a read of an empty topic takes than an empty job: medians of nine each."""
-
-    def median(act: Callable[[], int]) -> float:
-        taken = []
-        for _ in range(10):
-            began = time.perf_counter()
-            assert act() == 0
-            taken.append(time.perf_counter() - began)
-        return statistics.median(taken[1:])
-
     empty = spark.createDataFrame([], "partition int")
-    return median(count_of_nothing) - median(empty.count)
+    return median(count_of_nothing, 9) - median(empty.count, 9)
+
+
+COLUMNS = "value binary, offset bigint, timestamp timestamp"
+
+
+def streams(spark: SparkSession, spec: dict[str, Any], rows: int) -> dict[str, dict[str, float]]:
+    """Queries over a topic of that many rows, over a longer one and over nothing."""
+
+    def follow(topic: str, schema: str | None = None) -> int:
+        """One query over all of a topic; the rows that it took."""
+        reader = spark.readStream.format(spec["format"]).option("subscribe", topic)
+        if schema is not None:
+            reader = reader.schema(schema)
+        reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
+        frame = reader.option("startingOffsets", "earliest").load()
+        frame = frame.selectExpr("length(value) size", "offset", "timestamp")
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = frame.writeStream.format("noop").trigger(availableNow=True)
+            query = query.option("checkpointLocation", checkpoint).start()
+            query.awaitTermination()
+            return sum(p.numInputRows for p in query.recentProgress)
+
+    one = measure(rows, lambda: follow(spec["topics"]["none"]), rows)
+    longer = rows * spec["longer"]
+    whole = measure(longer, lambda: follow(spec["long"]), longer)
+    runs = {"stream": one, "stream, longer": whole}
+    runs["stream, once started"] = beyond(whole, longer, one, rows)
+    if spec["format"] == "kept":
+        runs["stream, longer, three columns"] = measure(
+            longer, lambda: follow(spec["long"], COLUMNS), longer
+        )
+    runs["start, stream"] = {"seconds": median(lambda: follow("bench-empty"), 5)}
+    return runs
 
 
 def main() -> None:
@@ -98,7 +141,6 @@ def main() -> None:
         runs["count, one column"] = measure(
             rows, lambda: load(plain, "partition int").count(), rows
         )
-    columns = "value binary, offset bigint, timestamp timestamp"
     wanted = ("sum(length(value))", "max(offset)", "max(timestamp)")
     for codec, topic in spec["topics"].items():
         runs[f"values, {codec}"] = measure(
@@ -107,23 +149,11 @@ def main() -> None:
         if spec["format"] == "kept" and codec == "none":
             runs["values, three columns"] = measure(
                 rows,
-                lambda: load(plain, columns).selectExpr(*wanted).collect()[0][0],
+                lambda: load(plain, COLUMNS).selectExpr(*wanted).collect()[0][0],
                 rows * 100,
             )
 
-    def follow() -> int:
-        """One query over all of a topic; the rows that it took."""
-        reader = spark.readStream.format(spec["format"]).option("subscribe", plain)
-        reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
-        frame = reader.option("startingOffsets", "earliest").load()
-        frame = frame.selectExpr("length(value) size", "offset", "timestamp")
-        with tempfile.TemporaryDirectory() as checkpoint:
-            query = frame.writeStream.format("noop").trigger(availableNow=True)
-            query = query.option("checkpointLocation", checkpoint).start()
-            query.awaitTermination()
-            return sum(p.numInputRows for p in query.recentProgress)
-
-    runs["stream"] = measure(rows, follow, rows)
+    runs |= streams(spark, spec, rows)
     runs["start"] = {"seconds": start_up(spark, lambda: load("bench-empty").count())}
     count = spec["rows_written"]
     made = spark.range(count).selectExpr("string(id) key", "repeat('x', 100) value")

@@ -28,17 +28,27 @@ from kept.client.failures import failure
 from kept.client.groups import GroupDescription, GroupListing
 from kept.client.partitioner import partition_for
 from kept.client.protocol import Values
-from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits, OffsetAt, Produced
+from kept.client.records import (
+    EARLIEST,
+    LATEST,
+    Fetched,
+    FetchLimits,
+    OffsetAt,
+    Produced,
+    Standing,
+)
 from kept.client.sockets import Sockets, first_failure
 from kept.client.topics import BROKER, TOPIC, ConfigEntry, NewTopic
 from kept.client.view import ClusterView, TopicView, parse_bootstrap
-from kept.storage.errors import KeptError, PeerError
+from kept.storage.errors import KeptError, PeerError, RetriableError
 from kept.storage.records import build_batch
 from kept.storage.types import Codec, IsolationLevel, TopicPartition
 
 _T = TypeVar("_T")
 
 TIMEOUT_MS: Final = 30_000
+SILENT_MS: Final = 3_000
+"""Who says nothing for so long may be done without, where something can be told all the same."""
 
 
 class BadAddress(PeerError):
@@ -123,12 +133,18 @@ class Client:
         return self.calls([call])[0]
 
     def calls(self, calls: Sequence[Call]) -> list[Any]:
-        """Run calls side by side; their responses, or the first error raised."""
+        """Run calls side by side; their responses, or the first error raised. In place of the
+        response of one that is optional there may be a RetriableError.
+        """
         finished = self._sockets.run(calls)
-        error = first_failure(finished)
+        error = first_failure(
+            one
+            for one in finished
+            if not (one.call.optional and isinstance(one.error, RetriableError))
+        )
         if error is not None:
             raise error
-        return [one.response for one in finished]
+        return [one.response if one.error is None else one.error for one in finished]
 
     def run(self, operation: Generator[list[Call], list[Any], _T]) -> _T:
         """Drive an operation of :mod:`kept.client.topics` and its siblings."""
@@ -212,6 +228,14 @@ class Client:
     def log_sizes(self, topic: str) -> dict[int, int]:
         """Bytes on disk of each partition's leader."""
         return self.run(topic_operations.log_sizes(self.topic(topic)))
+
+    def standings(self, topic: str) -> dict[int, Standing]:
+        """Where each partition that has a leader stands. Who leads and says nothing for
+        ``SILENT_MS`` is not waited for, where there are other nodes.
+        """
+        alone = len(self.view.nodes) == 1
+        patience_ms = self.timeout_ms if alone else min(self.timeout_ms, SILENT_MS)
+        return self.run(record_operations.standings(self.topic(topic), patience_ms))
 
     # Writing.
 
@@ -356,10 +380,12 @@ class Client:
 
     # Groups.
 
-    def list_groups(self) -> list[GroupListing]:
-        """All groups."""
+    def list_groups(self, silent: list[int] | None = None) -> list[GroupListing]:
+        """All groups. Given ``silent``, a node that says nothing for ``SILENT_MS`` is put there,
+        and not waited for.
+        """
         self.metadata([])
-        return self.run(group_operations.list_groups())
+        return self.run(group_operations.list_groups(silent, SILENT_MS))
 
     def describe_group(self, group: str) -> GroupDescription:
         """One group; state ``Dead`` when there is none."""

@@ -58,7 +58,8 @@ class Call:
     ``values`` are the message's fields for all versions, or a function of the version. ``check``
     turns a response that is an error into one of ours; a RetriableError is tried again until
     ``timeout_ms``. Not ``patient``: it ends when its node is not there, and whoever asked finds
-    another way.
+    another way. ``optional``: whoever asked does without the answer; the last RetriableError comes
+    in its place.
     """
 
     api_key: int
@@ -69,6 +70,7 @@ class Call:
     check: Callable[[Any], KeptError | None] | None = None
     repeatable: bool = True
     patient: bool = True
+    optional: bool = False
     answered: bool = True
     max_version: int = 32767
     needed_for: tuple[object, ...] | None = None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kept.client.calls import (
@@ -39,8 +38,8 @@ from kept.client.calls import (
     ToNode,
     Waiting,
 )
-from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, api_name, failure
-from kept.client.incoming import Incoming
+from kept.client.connections import Connection
+from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, api_name, failure, nobody
 from kept.client.leaderless import offline_grace_ms, why_no_leader
 from kept.client.protocol import Values, decode_response, encode_request, versions
 from kept.client.view import ClusterView, Endpoint
@@ -62,30 +61,13 @@ UNSUPPORTED_VERSION: Final = 35
 CONNECT_TIMEOUT_MS: Final = 10_000
 """For connecting and agreeing on versions."""
 SLOW_MS: Final = 1_000
-"""A node that is not ready after so long is not waited for where another one will do."""
+"""A node that is silent for so long is not waited for where another one will do."""
 BACKOFF_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
 UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
 """A topic that was just created may be unknown to a node for so long."""
 NOTICE_MS: Final = 2_000
 """A call that is still tried after so long is told of by Waiting."""
-
-
-@dataclass(slots=True)
-class _Connection:
-    """One connection: connecting, then agreeing on versions, then ready."""
-
-    id: int
-    endpoint: Endpoint
-    since_ms: int
-    established: bool = False
-    ready: bool = False
-    slow: bool = False
-    asking_version: int = 0
-    incoming: Incoming = field(default_factory=Incoming)
-    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    in_flight: dict[int, Call | None] = field(default_factory=dict)
-    in_flight_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class ClientCore:
@@ -101,13 +83,15 @@ class ClientCore:
         self.client_id = client_id
         self.software = software
         self.view = ClusterView()
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._by_endpoint: dict[Endpoint, int] = {}
         self._waiting: list[Call] = []
         self._next_connection = 0
         self._next_correlation = 0
         self._next_call = 0
         self._turn = 0
+        self._patience_ms = SLOW_MS
+        """Who owes an answer for so long is silent; more where answers come late."""
         self._reached = False
         self._refused: dict[Endpoint, ConnectionFailed] = {}
         self._asking: set[tuple[object, ...]] = set()
@@ -152,11 +136,9 @@ class ClientCore:
 
     def next_tick_ms(self) -> int | None:
         """When the next Tick is due."""
-        times = [
-            c.since_ms + (CONNECT_TIMEOUT_MS if c.slow else SLOW_MS)
-            for c in self._connections.values()
-            if not c.ready
-        ]
+        connections = self._connections.values()
+        times = [c.since_ms + CONNECT_TIMEOUT_MS for c in connections if not c.ready]
+        times += [c.next_doubt_ms(self._patience_ms) for c in connections if c.owes_answers]
         for call in self._calls():
             times.append(call.deadline_ms)
         times.extend(c.not_before_ms for c in self._waiting if c.not_before_ms)
@@ -204,18 +186,18 @@ class ClientCore:
         if not connection.ready:
             return False
         try:
-            call.version = self._version(call, connection)
+            call.version = connection.version_for(call)
         except UnsupportedVersion as error:
             self._finish(call, error, effects)
             return True
-        self._send(call, connection, effects)
+        self._send(call, connection, now_ms, effects)
         return True
 
     def _resolve(self, call: Call, now_ms: int) -> Endpoint | None:
         """Where the call goes now; None when that has to be found out first."""
         route, view = call.route, self.view
         if isinstance(route, Anywhere):
-            return self._any_endpoint()
+            return self._any_endpoint(now_ms)
         if isinstance(route, ToLeader):
             endpoint = view.leader(route.topic, route.partition)
             if endpoint is None:
@@ -231,54 +213,40 @@ class ClientCore:
         endpoint = view.nodes.get(node)
         if endpoint is None:
             if isinstance(route, ToController) and view.nodes:
-                return self._any_endpoint()
+                return self._any_endpoint(now_ms)
             self._ask_metadata(now_ms, call, (), False)
         return endpoint
 
-    def _any_endpoint(self) -> Endpoint:
-        for connection in self._connections.values():
-            if connection.ready:
+    def _any_endpoint(self, now_ms: int) -> Endpoint:
+        """Who answers what anybody may: not one that stands still, where there is another."""
+        connections = self._connections.values()
+        silent = {c.endpoint for c in connections if c.is_silent(now_ms, self._patience_ms)}
+        for connection in connections:
+            if connection.ready and connection.endpoint not in silent:
                 return connection.endpoint
         known = (*self.bootstrap, *(e for e in self.view.nodes.values() if e not in self.bootstrap))
         fresh = [e for e in known if e not in self._refused] or list(known)
-        slow = {c.endpoint for c in self._connections.values() if c.slow and not c.ready}
-        fresh = [e for e in fresh if e not in slow] or fresh
+        fresh = [e for e in fresh if e not in silent] or fresh
         return fresh[self._turn % len(fresh)]
 
-    def _connection_to(self, endpoint: Endpoint, now_ms: int, effects: list[Effect]) -> _Connection:
+    def _connection_to(self, endpoint: Endpoint, now_ms: int, effects: list[Effect]) -> Connection:
         number = self._by_endpoint.get(endpoint)
         if number is None:
             self._next_connection += 1
             number = self._next_connection
-            self._connections[number] = _Connection(number, endpoint, now_ms)
+            self._connections[number] = Connection(number, endpoint, now_ms, now_ms)
             self._by_endpoint[endpoint] = number
             effects.append(Connect(number, endpoint))
         return self._connections[number]
 
-    def _version(self, call: Call, connection: _Connection) -> int:
-        """The newest version that both sides know."""
-        ours = versions(call.api_key)
-        theirs = connection.versions.get(call.api_key)
-        if theirs is None:
-            raise UnsupportedVersion(
-                f"{connection.endpoint}: {call.name}: the broker does not serve "
-                f"{api_name(call.api_key)}"
-            )
-        version = min(max(ours, default=-1), theirs[1], call.max_version)
-        if version < max(min(ours, default=0), theirs[0]):
-            raise UnsupportedVersion(
-                f"{connection.endpoint}: {call.name}: the broker serves versions "
-                f"{theirs[0]} to {theirs[1]} of {api_name(call.api_key)}, none is known here"
-            )
-        return version
-
-    def _send(self, call: Call, connection: _Connection, effects: list[Effect]) -> None:
+    def _send(self, call: Call, connection: Connection, now_ms: int, effects: list[Effect]) -> None:
         values = call.values(call.version) if callable(call.values) else call.values
         correlation = self._correlation()
         data = encode_request(call.api_key, call.version, correlation, self.client_id, values)
         call.tries += 1
         effects.append(Send(connection.id, data))
         if call.answered:
+            connection.asked(now_ms)
             connection.in_flight[correlation] = call
             connection.in_flight_versions[correlation] = (call.api_key, call.version)
         else:
@@ -330,10 +298,39 @@ class ClientCore:
             asked = key[1]
             assert isinstance(asked, tuple)
             self.view.update(response, asked)
-            self._judge_waiting(now_ms)
         else:
             self._found_coordinator(key, response, now_ms)
+        self._leave_silent(key, now_ms)
+        if key[0] == "metadata":
+            self._judge_waiting(now_ms)
         return True
+
+    def _doubt(self, connection: Connection, now_ms: int) -> None:
+        """A node is silent that owes answers: another one may give them, or know who leads now."""
+        connection.doubts += 1
+        if self._any_endpoint(now_ms) == connection.endpoint:
+            return
+        for correlation, call in connection.repeatable_calls():
+            route = call.route
+            if isinstance(route, Anywhere):
+                self._take_back(connection, correlation, call)
+            elif isinstance(route, ToCoordinator):
+                self._ask_coordinator(now_ms, call, route)
+            elif isinstance(route, ToLeader):
+                self._ask_metadata(now_ms, call, (route.topic,), route.auto_create)
+
+    def _leave_silent(self, key: tuple[object, ...], now_ms: int) -> None:
+        """Calls to a silent node that another one was found for."""
+        for connection in self._connections.values():
+            if connection.is_silent(now_ms, self._patience_ms):
+                for correlation, call in connection.repeatable_calls():
+                    if _needs(call) == key and not self._goes_to(call, connection.endpoint):
+                        self._take_back(connection, correlation, call)
+
+    def _take_back(self, connection: Connection, correlation: int, call: Call) -> None:
+        """Its answer does not count any more."""
+        connection.in_flight[correlation] = None
+        self._waiting.append(call)
 
     def _judge_waiting(self, now_ms: int) -> None:
         """Note why calls for a partition still cannot go, and when to ask again."""
@@ -388,7 +385,7 @@ class ClientCore:
             connection.established = True
             self._ask_versions(connection, max(versions(API_VERSIONS)), effects)
 
-    def _ask_versions(self, connection: _Connection, version: int, effects: list[Effect]) -> None:
+    def _ask_versions(self, connection: Connection, version: int, effects: list[Effect]) -> None:
         values = {
             "client_software_name": self.software[0],
             "client_software_version": self.software[1],
@@ -400,7 +397,7 @@ class ClientCore:
         data = encode_request(API_VERSIONS, version, correlation, self.client_id, values)
         effects.append(Send(connection.id, data))
 
-    def _received(self, connection: _Connection, now_ms: int, effects: list[Effect]) -> None:
+    def _received(self, connection: Connection, now_ms: int, effects: list[Effect]) -> None:
         while connection.id in self._connections:
             why = ""
             try:
@@ -415,11 +412,13 @@ class ClientCore:
 
     def _frame(
         self,
-        connection: _Connection,
+        connection: Connection,
         frame: bytes | memoryview,
         now_ms: int,
         effects: list[Effect],
     ) -> None:
+        if connection.heard(now_ms):
+            self._patience_ms = min(2 * self._patience_ms, CONNECT_TIMEOUT_MS)
         (correlation,) = struct.unpack_from(">i", frame)
         asked = connection.in_flight_versions.pop(correlation, None)
         if asked is None:
@@ -444,7 +443,7 @@ class ClientCore:
             effects.append(Finished(call, None, error))
 
     def _versions_came(
-        self, connection: _Connection, frame: bytes | memoryview, effects: list[Effect]
+        self, connection: Connection, frame: bytes | memoryview, effects: list[Effect]
     ) -> None:
         """KIP-511: an unknown version is answered in version 0 with error 35."""
         (code,) = struct.unpack_from(">h", frame, 4)
@@ -525,7 +524,8 @@ class ClientCore:
             error = kind(f"{endpoint}: {call.name}: {why}")
             concerned = isinstance(call.route, Anywhere) or self._goes_to(call, endpoint)
             if hopeless or kind is NotKafka or (concerned and not call.patient):
-                self._finish(call, error, effects)
+                all_tried = self._refused.values() if hopeless else ()
+                self._finish(call, nobody(call.name, error, all_tried), effects)
                 continue
             self._waiting.append(call)
             if concerned:
@@ -558,9 +558,9 @@ class ClientCore:
 
     def _expire(self, now_ms: int, effects: list[Effect]) -> None:
         for connection in list(self._connections.values()):
-            waited_ms = now_ms - connection.since_ms
-            connection.slow = not connection.ready and waited_ms >= SLOW_MS
-            if not connection.ready and waited_ms >= CONNECT_TIMEOUT_MS:
+            if connection.owes_answers and now_ms >= connection.next_doubt_ms(self._patience_ms):
+                self._doubt(connection, now_ms)
+            if not connection.ready and now_ms - connection.since_ms >= CONNECT_TIMEOUT_MS:
                 effects.append(Close(connection.id))
                 why = f"no connection within {CONNECT_TIMEOUT_MS // 1000} s"
                 self._lost(connection.id, why, now_ms, effects)
@@ -573,14 +573,14 @@ class ClientCore:
         self._end_if_late(now_ms, effects)
 
     def _end_if_late(self, now_ms: int, effects: list[Effect]) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, connections = self._waiting, [], self._connections.values()
         for call in waiting:
             if call.deadline_ms > now_ms:
                 self._waiting.append(call)
                 continue
-            seconds = (now_ms - call.started_ms) / 1000
-            late = NoAnswer(f"{call.name}: not possible within {seconds:.3g} s")
-            self._finish(call, call.last_error or late, effects)
+            late = f"{call.name}: not possible within {(now_ms - call.started_ms) / 1000:.3g} s"
+            tried = () if any(c.ready for c in connections) else self._refused.values()
+            self._finish(call, nobody(call.name, call.last_error or NoAnswer(late), tried), effects)
 
 
 def _again(call: Call, error: KeptError) -> bool:

@@ -7,6 +7,7 @@ becomes :class:`BrokerError` or :class:`RetriableBrokerError`.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import cache
 from typing import Final
 
@@ -55,6 +56,15 @@ class NoAnswer(RetriableError):
 
 class NotKafka(PeerError):
     """The other side does not speak the Kafka protocol."""
+
+
+def nobody(name: str, error: KeptError, tried: Collection[ConnectionFailed]) -> KeptError:
+    """What to say of a call that found no node: ``error``, or all that were tried where they are
+    several.
+    """
+    if len(tried) < 2 or not isinstance(error, ConnectionFailed):
+        return error
+    return ConnectionFailed(f"{name}: no node answers: {'; '.join(map(str, tried))}")
 
 
 @cache

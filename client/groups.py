@@ -62,21 +62,31 @@ class GroupDescription:
     members: tuple[GroupMember, ...]
 
 
-def list_groups() -> Operation[list[GroupListing]]:
-    """All groups of the cluster; every node that lives is asked."""
+def list_groups(silent: list[int] | None, silent_ms: int) -> Operation[list[GroupListing]]:
+    """All groups of the cluster; every node that lives is asked. Given ``silent``, one that does
+    not answer within ``silent_ms`` is put there and done without.
+    """
     _, members = yield from describe_members()
-    responses = yield [
+    asked = [member.node_id for member in members if not member.fenced]
+    calls = [
         Call(
             LIST_GROUPS,
             {"states_filter": (), "types_filter": ()},
-            ToNode(member.node_id),
+            ToNode(node_id),
             check=lambda r: failure(int(r.error_code), "ListGroups"),
         )
-        for member in members
-        if not member.fenced
+        for node_id in asked
     ]
+    if silent is not None:
+        for call in calls:
+            call.optional, call.timeout_ms = True, silent_ms
+    responses = yield calls
     found = {}
-    for response in responses:
+    for node_id, response in zip(asked, responses, strict=True):
+        if isinstance(response, KeptError):
+            assert silent is not None
+            silent.append(node_id)
+            continue
         for g in response.groups:
             state = getattr(g, "group_state", "")
             found[str(g.group_id)] = GroupListing(str(g.group_id), g.protocol_type, state)

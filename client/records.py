@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from kept.client import positions
 from kept.client.calls import Anywhere, Call, Route, ToLeader, ToNode
 from kept.client.failures import failure
-from kept.client.topics import Operation
-from kept.client.view import ClusterView
+from kept.client.topics import Operation, log_size_calls, sizes_in
+from kept.client.view import ClusterView, TopicView
 from kept.storage.errors import KeptError, UnknownTopicId
 from kept.storage.types import IsolationLevel, TopicPartition
 
@@ -168,6 +168,38 @@ def list_offsets(
         epoch = int(getattr(one, "leader_epoch", -1))
         out[tp] = OffsetAt(int(one.offset), int(one.timestamp), epoch)
     return out
+
+
+class Standing(NamedTuple):
+    """Where a partition stands, by its leader; None is what that one did not say."""
+
+    log_start_offset: int | None
+    high_watermark: int | None
+    size_bytes: int | None
+
+
+def standings(topic: TopicView, patience_ms: int) -> Operation[dict[int, Standing]]:
+    """Where each partition that has a leader stands; a leader is waited for so long at most."""
+    led = [number for number, one in topic.partitions.items() if one.leader >= 0]
+    tps = [TopicPartition(topic.name, number) for number in led]
+    calls = [
+        _list_offsets_call(tp, when, IsolationLevel.READ_UNCOMMITTED, patience_ms)
+        for when in (EARLIEST, LATEST)
+        for tp in tps
+    ]
+    calls += log_size_calls(topic)
+    for call in calls:
+        call.optional, call.timeout_ms = True, patience_ms
+    answers = yield calls
+    offsets = [
+        None if isinstance(answer, KeptError) else int(answer.topics[0].partitions[0].offset)
+        for answer in answers[: 2 * len(tps)]
+    ]
+    sizes = sizes_in(a for a in answers[2 * len(tps) :] if not isinstance(a, KeptError))
+    return {
+        number: Standing(offsets[at], offsets[len(tps) + at], sizes.get(number))
+        for at, number in enumerate(led)
+    }
 
 
 def _list_offsets_call(

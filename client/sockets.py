@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from kept.client.calls import (
@@ -210,7 +210,7 @@ def result_of(finished: Finished) -> Any:
     return finished.response
 
 
-def first_failure(finished: Sequence[Finished]) -> KeptError | None:
+def first_failure(finished: Iterable[Finished]) -> KeptError | None:
     """The first error of several calls."""
     return next((f.error for f in finished if f.error is not None), None)
 

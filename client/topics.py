@@ -258,11 +258,16 @@ def _config_route(kind: int, name: str) -> Route:
 
 def log_sizes(topic: TopicView) -> Operation[dict[int, int]]:
     """Bytes on disk by partition, from DescribeLogDirs of the leaders: others may be away."""
+    return sizes_in((yield log_size_calls(topic)))
+
+
+def log_size_calls(topic: TopicView) -> list[Call]:
+    """What each leader is asked for :func:`log_sizes`."""
     by_leader: dict[int, list[int]] = {}
     for number, partition in topic.partitions.items():
         if partition.leader >= 0:
             by_leader.setdefault(partition.leader, []).append(number)
-    responses = yield [
+    return [
         Call(
             DESCRIBE_LOG_DIRS,
             {"topics": [{"topic": topic.name, "partitions": tuple(numbers)}]},
@@ -270,6 +275,10 @@ def log_sizes(topic: TopicView) -> Operation[dict[int, int]]:
         )
         for leader, numbers in by_leader.items()
     ]
+
+
+def sizes_in(responses: Iterable[Any]) -> dict[int, int]:
+    """Bytes by partition in answers to :func:`log_size_calls`."""
     return {
         int(found.partition_index): int(found.partition_size)
         for response in responses

@@ -4,6 +4,9 @@ Rules as in ``ConfigurationControlManager``: an incremental change starts from t
 (for APPEND and SUBTRACT the default, when nothing was set), a full one forgets what it does not
 name. What names and values are legal is the caller's knowledge (``kept.cluster.settings``), given
 as a :class:`ConfigSchema`.
+
+One fact is noted beside the settings: that a topic was compacted and is not any more
+(:func:`was_compacted`). It is no setting: nobody can alter it, and it goes with the topic.
 """
 
 from __future__ import annotations
@@ -24,6 +27,12 @@ from kept.storage.errors import (
 
 MAX_VALUE_LENGTH: Final = 32_767
 """Kafka's limit for a value, in characters."""
+
+
+POLICY: Final = "cleanup.policy"
+COMPACT: Final = "compact"
+COMPACTED: Final = "kept.compacted.before"
+"""What the fact is called among the records of a topic's settings."""
 
 
 class AlterOp(IntEnum):
@@ -77,7 +86,7 @@ def incremental_alter_configs(
         raise InvalidRequest(
             f"Error due to duplicate config keys for {resource_name!r}: {', '.join(twice)}"
         )
-    current = image.config(resource_type, resource_name)
+    current = settings_given(image, resource_type, resource_name)
     values = dict(current)
     for change in changes:
         value = _changed(resource_type, change, values.get(change.name), schema)
@@ -86,7 +95,10 @@ def incremental_alter_configs(
         else:
             values[change.name] = value
     schema.validate(resource_type, resource_name, values)
-    return _difference(resource_type, resource_name, current, values)
+    return [
+        *_difference(resource_type, resource_name, current, values),
+        *_compacted_before(image, resource_type, resource_name, values, schema),
+    ]
 
 
 def alter_configs(
@@ -105,8 +117,24 @@ def alter_configs(
     for name, value in values.items():
         _check_length(name, value)
     schema.validate(resource_type, resource_name, values)
-    current = image.config(resource_type, resource_name)
-    return _difference(resource_type, resource_name, current, values)
+    current = settings_given(image, resource_type, resource_name)
+    return [
+        *_difference(resource_type, resource_name, current, values),
+        *_compacted_before(image, resource_type, resource_name, values, schema),
+    ]
+
+
+def was_compacted(image: Image, topic: str) -> bool:
+    """Whether the topic was compacted, and then its policy was altered: replicas of it that are
+    away may have been compacted, though nothing says so here.
+    """
+    return COMPACTED in image.config(ResourceType.TOPIC, topic)
+
+
+def settings_given(image: Image, resource_type: int, resource_name: str) -> dict[str, str]:
+    """The settings given explicitly, without :data:`COMPACTED`, which is none."""
+    given = image.config(resource_type, resource_name)
+    return {name: value for name, value in given.items() if name != COMPACTED}
 
 
 def check_resource(image: Image, resource_type: int, resource_name: str) -> None:
@@ -123,6 +151,22 @@ def check_resource(image: Image, resource_type: int, resource_name: str) -> None
             raise BrokerIdNotRegistered(f"Broker {resource_name} is not registered.")
     else:
         raise InvalidRequest(f"Resource type {resource_type} has no settings here.")
+
+
+def _compacted_before(
+    image: Image, resource_type: int, topic: str, after: Mapping[str, str], schema: ConfigSchema
+) -> list[MetadataRecord]:
+    """The fact, when the topic is compacted until now."""
+    if resource_type != ResourceType.TOPIC or was_compacted(image, topic):
+        return []
+    default = schema.default(resource_type, POLICY)
+    policies = (
+        _parts(values.get(POLICY) or default or "")
+        for values in (image.config(resource_type, topic), after)
+    )
+    if [COMPACT in policy for policy in policies] != [True, False]:
+        return []
+    return [ConfigRecord(ResourceType.TOPIC, topic, COMPACTED, "true")]
 
 
 def _changed(

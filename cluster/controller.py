@@ -25,6 +25,8 @@ from kept.cluster.config_changes import (
     alter_configs,
     check_resource,
     incremental_alter_configs,
+    settings_given,
+    was_compacted,
 )
 from kept.cluster.election import (
     AlterIsr,
@@ -106,6 +108,7 @@ __all__ = [
     "reassign",
     "reassign_all",
     "register_broker",
+    "settings_given",
     "settle",
     "shut_down_broker",
     "throttle",
@@ -115,4 +118,5 @@ __all__ = [
     "unfence_broker",
     "unregister_broker",
     "unthrottle",
+    "was_compacted",
 ]

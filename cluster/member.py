@@ -41,7 +41,7 @@ from kept.cluster.metadata_files import Files, Work, open_files
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.formation import Formation
 from kept.cluster.raft.membership import voters_entry
-from kept.cluster.raft.messages import NO_NODE, LeaderHint, Message, Observe
+from kept.cluster.raft.messages import NO_NODE, Append, LeaderHint, Message, Observe
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.records import (
     ClusterRecord,
@@ -270,6 +270,12 @@ class MetadataMember:
         return self.image.index >= min(self._opened_at, self.last_index)
 
     @property
+    def predecessor(self) -> dict[int, int]:
+        """On the leader: who led before it, and for how many ticks that one was not heard."""
+        node_id, heard_at = self.core.predecessor
+        return {} if node_id in (NO_NODE, self.core.node_id) else {node_id: self.ticks - heard_at}
+
+    @property
     def followers(self) -> dict[int, tuple[int, int]]:
         """On the leader: (end of its log as far as known, tick of its last answer) of each."""
         return {
@@ -311,6 +317,17 @@ class MetadataMember:
         elif isinstance(message, Observe) and self._formation is not None:
             self.core.observe_in = 0  # it is there: ask it
         self.core.step(message)
+        if self.core.set_back is not None:
+            self._refuse_set_back(self.core.set_back)
+
+    def _refuse_set_back(self, shown: Append) -> None:
+        """This disk is older than what this node has said: its vote cannot be relied on."""
+        self.refusal = (
+            f"{self._files.directory}: the metadata log ends at entry {self.last_index}, but this "
+            f"node has acknowledged entry {shown.acknowledged} to node {shown.sender}: the disk is "
+            f"an old copy, or lost what was synced. Empty {self._files.directory}: the node "
+            f"follows then, and `kept cluster voter add {self.core.node_id}` gives it its vote back"
+        )
 
     def peer_down(self, node_id: int) -> None:
         """There is evidence that a node's process died. It may be wrong."""

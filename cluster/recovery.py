@@ -12,9 +12,11 @@ the ISR he asks for.
 nobody leads (``PartitionRecord.recovering``). All suspects report how far their logs go
 (:class:`~kept.cluster.heartbeats.ReplicaLog`, with the broker epoch of now); when every one has,
 the largest (last epoch, log end offset) leads, since it has all that any of them has below its high
-watermark. While one is missing the partition stays offline and :func:`missing` names it; only
-``elect --unclean`` (:func:`kept.cluster.election.elect_unclean`) goes on without it, or, where the
-topic allows unclean election, the end of ``kept.unclean.recovery.wait.ms``.
+watermark. If it was not in the ISR any more it may lack what was compacted since, and is marked
+unclean: it begins with a base generation (rule 19), though no record is lost. While one is missing
+the partition stays offline and :func:`missing` names it; only ``elect --unclean``
+(:func:`kept.cluster.election.elect_unclean`) goes on without it, or, where the topic allows unclean
+election, the end of ``kept.unclean.recovery.wait.ms``.
 
 KIP-966 keeps "eligible leader replicas" for the same end; it drops an unclean one at once, and so
 loses what all of an ISR had in memory even if a member kept it.
@@ -73,9 +75,11 @@ def missing(image: Image, state: PartitionRecord, reports: Reports) -> tuple[int
 
 
 def longest(state: PartitionRecord, logs: Mapping[int, ReplicaLog]) -> int:
-    """Whose log is the longest; the first in replica order of equal ones. NO_LEADER of none."""
+    """Whose log is the longest; of equal ones a member of the ISR, which needs no base generation,
+    then the first in replica order. NO_LEADER of none.
+    """
     best = NO_LEADER
-    for broker_id in state.replicas:
+    for broker_id in sorted(state.replicas, key=lambda one: one not in state.isr):
         if broker_id in logs and (best == NO_LEADER or logs[broker_id].length > logs[best].length):
             best = broker_id
     return best
@@ -111,7 +115,7 @@ def elect_longest(
                 leader=leader,
                 isr=(leader,),
                 suspects=(),
-                unclean=state.unclean or not complete,
+                unclean=state.unclean or not complete or leader not in state.isr,
                 leader_epoch=state.leader_epoch + 1,
                 partition_epoch=state.partition_epoch + 1,
             )
@@ -161,8 +165,10 @@ class UncleanElection:
         )
 
 
-def unclean_elections(delta: Delta, reports: Reports | None = None) -> tuple[UncleanElection, ...]:
-    """The unclean elections among what an entry changed."""
+def unclean_elections(
+    image: Image, delta: Delta, reports: Reports | None = None
+) -> tuple[UncleanElection, ...]:
+    """The unclean elections among what an entry changed, which has led to ``image``."""
     found: list[UncleanElection] = []
     for change in delta.partitions:
         before, after = change.before, change.after
@@ -171,6 +177,8 @@ def unclean_elections(delta: Delta, reports: Reports | None = None) -> tuple[Unc
         if after.leader in before.isr and not before.recovering:
             continue
         known = (reports or {}).get(before.key, {})
+        if before.recovering and not before.unclean and not missing(image, before, reports or {}):
+            continue  # by length, of all: it only begins with a base generation
         found.append(
             UncleanElection(
                 change.topic_partition.topic,

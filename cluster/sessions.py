@@ -10,7 +10,9 @@ followed by a probe at once: *refused* means nobody listens, and *another incarn
 the one we know is gone; either fences immediately. The same incarnation is alive and will come
 back; an unanswered probe proves nothing. Both leave the judgement to ``session_timeout_ms`` without
 a heartbeat, and are probed again meanwhile. A new controller has no connections to lose, so it
-probes every unfenced broker when it starts.
+probes every unfenced broker when it starts, and takes it that each was heard of one heartbeat
+interval ago; the controller before it, whose silence ended its lead, when it was heard last, if
+that is not longer ago than two: no silence is forgiven because the controller was lost with it.
 
 **No false fencing.** Silence counts only while the controller itself was awake: after a gap in its
 own events longer than ``stall_ms`` every session starts afresh. A decision to fence looks again
@@ -24,7 +26,7 @@ completion of reassignments, preferred leaders. ``now_ms`` is a monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -57,8 +59,9 @@ MAX_PARTITIONS_PER_DECISION: Final = 1000
 class SessionSettings:
     """Times in ms, and what may be decided unasked.
 
-    ``session_timeout_ms``: ``broker.session.timeout.ms``. ``stall_ms``: a gap in this controller's
-    own events that is taken for its own stall. ``probe_again_ms``: how often a broker without
+    ``session_timeout_ms``: ``broker.session.timeout.ms``. ``heartbeat_interval_ms``: how old the
+    last word of a broker that lives may be. ``stall_ms``: a gap in this controller's own events
+    that is taken for its own stall. ``probe_again_ms``: how often a broker without
     connection is probed. ``scan_ms``: how often unsettled partitions are looked at.
     ``settle_after_ms``: suspects that their leader is about to take back cost no record of their
     own. ``recovery_wait_ms``: ``kept.unclean.recovery.wait.ms``. ``decision_timeout_ms``: a
@@ -67,6 +70,7 @@ class SessionSettings:
     """
 
     session_timeout_ms: int = 9000
+    heartbeat_interval_ms: int = 2000
     stall_ms: int = 1500
     probe_again_ms: int = 500
     scan_ms: int = 500
@@ -173,8 +177,13 @@ class Sessions:
 
     # Life of the controller.
 
-    def start(self, image: Image, now_ms: int) -> list[Effect]:
-        """This node leads and has applied an entry of its own term: probe whoever takes part."""
+    def start(
+        self, image: Image, now_ms: int, unheard_ms: Mapping[int, int] | None = None
+    ) -> list[Effect]:
+        """This node leads and has applied an entry of its own term: probe whoever takes part.
+
+        ``unheard_ms``: for how long the controller before this one was not heard, by its id.
+        """
         self.stop()
         self.active = True
         self._now_ms = now_ms
@@ -182,7 +191,10 @@ class Sessions:
         self._balance_at_ms = now_ms + self.settings.imbalance_check_ms
         effects: list[Effect] = []
         self._follow(image)
+        interval_ms = self.settings.heartbeat_interval_ms
         for broker_id, session in self._sessions.items():
+            known_ms = (unheard_ms or {}).get(broker_id, 0)
+            session.last_contact_ms -= min(max(known_ms, interval_ms), 2 * interval_ms)
             if not image.brokers[broker_id].fenced:
                 self._probe(broker_id, session, effects)
         return effects

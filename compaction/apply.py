@@ -99,10 +99,14 @@ def apply(
     pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
     the log's directory is to go offline: the next start completes or undoes the swap.
 
+    The log is made durable first: segments that stay as they are may lie between others, and once a
+    manifest is applied a start takes a gap below its end for the work of compaction.
+
     A node takes the same steps itself: :func:`publish`, :meth:`Replacement.prepare` and ``finish``,
     :func:`conclude` and :func:`withdraw` touch nothing that is in use and run in a pool;
     :func:`begin` and :meth:`Replacement.place_next` belong to the log's thread.
     """
+    log.flush()
     published = publish(log.directory, log.disk, result, expected)
     replacement = None
     try:

@@ -52,7 +52,9 @@ BYTES_PER_KEY: Final = 16 << 20
 """A log of so many bytes more is worth another key."""
 READ_SHARE: Final = 128
 MIN_READ_BYTES: Final = 1 << 20
-"""No further key is looked at once this share of the log, or so much, was read."""
+"""No further record is looked at once this share of the log, or so much, was read."""
+DRAWS_PER_KEY: Final = 4
+"""Records of keys that were drawn before are put back, and others drawn, so often at most."""
 GONE_CHECKED: Final = 2
 """Of the records of a key that must be gone so many are looked for, the newest first."""
 SHOWN_BYTES: Final = 48
@@ -90,13 +92,21 @@ def wanted_keys(check_keys: int, source_bytes: int) -> int:
     return min(check_keys, max(MIN_KEYS, source_bytes // BYTES_PER_KEY), MAX_KEYS)
 
 
+def read_limit(source_bytes: int) -> int:
+    """How many bytes of a log of this size are read before the drawing, or the proving, ends."""
+    return max(source_bytes // READ_SHARE, MIN_READ_BYTES)
+
+
 def draw(job: Job, disk: Disk, strategy: Strategy) -> list[Drawn]:
     """Records of the log at random, by the job's random bytes; each key once."""
     sources = [s for s in job.sources if not job.horizons_only or s.base_offset in job.rewrite]
     wanted = wanted_keys(job.check_keys, job.source_bytes)
     seed = b"check" + (job.hash_key or str(job.identity).encode())
     found: dict[bytes, Drawn] = {}
-    for source, batch, offset in _drawn(job.directory, disk, sources, _Dice(seed), wanted):
+    draws = DRAWS_PER_KEY * wanted
+    for source, batch, offset in _drawn(job.directory, disk, sources, _Dice(seed), draws):
+        if len(found) == wanted:
+            break
         record = batch.find(offset)
         if record is None or record.key is None or offset < job.log_start_offset:
             continue
@@ -107,12 +117,15 @@ def draw(job: Job, disk: Disk, strategy: Strategy) -> list[Drawn]:
 
 
 def _drawn(
-    directory: str, disk: Disk, sources: Sequence[Source], dice: _Dice, wanted: int
+    directory: str, disk: Disk, sources: Sequence[Source], dice: _Dice, draws: int
 ) -> Iterator[tuple[Source, Batch, int]]:
     """(source, batch, offset) of data records, each byte of the sources as likely as another."""
     total = sum(source.size_bytes for source in sources)
     readers: dict[int, SegmentReader] = {}
-    for _ in range(wanted if total else 0):
+    limit = read_limit(total)
+    for _ in range(draws if total else 0):
+        if sum(reader.read_bytes for reader in readers.values()) > limit:
+            break
         at = dice.below(total)
         for source in sources:
             if at < source.size_bytes:
@@ -154,7 +167,7 @@ def check(
     files = _Files(job.directory, disk, job.sources, after, built.plan)
     name = f"{job.topic_partition}: check of generation {job.identity}"
     judge = _Judge(job, strategy, found, files, name)
-    limit = max(job.source_bytes // READ_SHARE, MIN_READ_BYTES)
+    limit = read_limit(job.source_bytes)
     checked = 0
     for one in drawn:
         if files.read_bytes > limit:
@@ -172,7 +185,7 @@ def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
     after = [(p.base_offset, p.output.end_offset) for p in job.pieces if p.output is not None]
     files = _Files(job.directory, disk, sources, after, plan)
     name = f"{job.directory}: check of generation {job.manifest.identity}"
-    wanted, limit = wanted_keys(job.check_keys, total), max(total // READ_SHARE, MIN_READ_BYTES)
+    wanted, limit = wanted_keys(job.check_keys, total), read_limit(total)
     checked = 0
     for _, batch, offset in _drawn(job.directory, disk, chosen, _Dice(job.check_seed), wanted):
         record = batch.find(offset)

@@ -135,8 +135,13 @@ def lose(directory: str, disk: Disk) -> None:
     applying.clear(directory, disk)
 
 
+def begun(directory: str, disk: Disk, base: Identity) -> None:
+    """A leader that had to begin anew has ``base`` in place (rule 19): it is what it holds."""
+    store(directory, disk, body(directory, disk, base), None)
+
+
 def forget(directory: str, disk: Disk) -> None:
-    """An unclean leader begins anew (rule 19): nothing is held, told, or applied."""
+    """Nothing is held, told, or applied: for a replica of which there is no other."""
     _put(directory, disk, HELD, None)
     _put(directory, disk, TOLD, None)
     applying.clear(directory, disk)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kept.compaction.apply import CompactionState
 from kept.compaction.job import Job, Producer, Source
 from kept.compaction.manifest import Identity
-from kept.storage import layout
+from kept.storage import layout, producer_recovery
 from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.compaction.planner import Limits, Plan
     from kept.storage.log import Log
+    from kept.storage.producers import ProducerState
     from kept.storage.segment import Segment
 
 
@@ -104,8 +106,8 @@ def job_for(
             Source(base, segment.end_offset, segment.size_bytes, segment.mtime_ms, *sizes)
         )
     producers = tuple(
-        Producer(producer_id, state.last_offset, state.epoch)
-        for producer_id, state in log.producers.items()
+        Producer(producer_id, last_offset, state.epoch)
+        for producer_id, state, last_offset in _last_data_below(log, plan.end_offset)
     )
     tp = log.topic_partition
     return Job(
@@ -122,6 +124,23 @@ def job_for(
         urgent=plan.overdue,
         check_keys=limits.check_keys,
     )  # fmt: skip
+
+
+def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerState, int]]:
+    """(id, state, offset of its last data below ``end_offset``) of the active producers (rule 8).
+
+    What is above may be lost, with this leader, and is not what a pass may rely on. Who has written
+    more than five batches there is looked up in the snapshot of that offset.
+    """
+    snapshot: dict[int, ProducerState] | None = None
+    for producer_id, state in log.producers.items():
+        known = state
+        if state.batches and state.batches[0].last_offset >= end_offset:
+            if snapshot is None:
+                snapshot = dict(producer_recovery.known_at(log.disk, log.directory, end_offset))
+            known = snapshot.get(producer_id, state)
+        below = [batch.last_offset for batch in known.batches if batch.last_offset < end_offset]
+        yield producer_id, state, below[-1] if below else state.last_offset
 
 
 def base_job(log: Log, identity: Identity, *, now_ms: int, limits: Limits) -> Job:

@@ -8,6 +8,7 @@ delay nobody.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import kept
-from kept.cluster.controller import INTERNAL_TOPICS
+from kept.cluster.controller import INTERNAL_TOPICS, settings_given
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.node import cluster_views, compaction_ops, lost, on_demand, verifying
 from kept.node.cluster_exposition import is_under_replicated
@@ -213,10 +214,9 @@ class Admin:
         for number, record in enumerate(wanted):
             partitions.append(self._partition(name, record, segments))
             await breathe(number)
-        given = self._node.image.config(ResourceType.TOPIC, name)
         found = {
             **self._summary(topic),
-            "config": dict(given),
+            "config": settings_given(self._node.image, ResourceType.TOPIC, name),
             "broker_defaults": self._node.config.topic_defaults(),
             "partitions": partitions,
         }
@@ -323,17 +323,24 @@ class Admin:
             self._node, tp, offset=offset, timestamp=timestamp, limit=limit
         )
 
-    async def key(self, topic: str, partition: int | None, key: bytes) -> dict[str, Any]:
+    async def key(
+        self, topic: str, partition: int | None, key: bytes, *, here: bool = False
+    ) -> dict[str, Any]:
         """The life of a key: its records in the log, and how far back removals are known.
 
-        Without a partition the one that clients choose for the key. This node must hold it. Raises
-        UnknownTopicOrPartition, DryRunFailed.
+        Without a partition the one that clients choose for the key. Its leader says it, or with
+        ``here`` this node's replica. Raises UnknownTopicOrPartition, DryRunFailed.
         """
         from kept.client.partitioner import partition_for_key
 
         if partition is None:
             partition = partition_for_key(key, len(self._topic(topic).partitions))
         tp = self._known(topic, partition)
+        said = await on_demand.ask_leader(
+            self._node, tp, "/api/v1/records/key", _asked_key(key), here=here
+        )
+        if said is not None:
+            return said
         hosted = self._hosted(tp)
         found = await compaction_ops.life_of_key(self._node, hosted, key)
         told = await compaction_ops.passes(self._node, hosted)
@@ -410,15 +417,25 @@ class Admin:
             numbers = [n for n in numbers if led[n].leader == self._node.node_id]
         return await on_demand.compact(self._node, topic, numbers, wait=wait, here=here)
 
-    async def explain(self, topic: str, partition: int | None, key: bytes | None) -> dict[str, Any]:
-        """What a pass would do now, per partition; with ``key`` the life of that key.
+    async def explain(
+        self, topic: str, partition: int | None, key: bytes | None, *, here: bool = False
+    ) -> dict[str, Any]:
+        """What a pass of its leader would do now, per partition; with ``key`` the life of that key.
 
-        Raises UnknownTopicOrPartition, PolicyViolation, DryRunFailed.
+        With ``here`` as this node's replicas stand. Raises UnknownTopicOrPartition,
+        PolicyViolation, DryRunFailed.
         """
-        found = []
+        path, given = "/api/v1/compaction/explain", _asked_key(key)
+        found: list[dict[str, Any]] = []
         for tp in self._compacted(topic, partition):
-            hosted = self._hosted(tp)
-            found.append({**_named(tp), **await compaction_ops.explain(self._node, hosted, key)})
+            if here and partition is None and tp not in self._node.partitions:
+                continue
+            said = await on_demand.ask_leader(self._node, tp, path, given, here=here)
+            if said is not None:
+                found += said["partitions"]
+                continue
+            mine = await compaction_ops.explain(self._node, self._hosted(tp), key)
+            found.append({**_named(tp), **mine})
         return {"partitions": found}
 
     def _hosted(self, tp: TopicPartition) -> HostedPartition:
@@ -426,15 +443,20 @@ class Admin:
         return self._node.hosting.hosted[tp]
 
     async def why_missing(
-        self, topic: str, partition: int, offset: int, key: bytes | None
+        self, topic: str, partition: int, offset: int, key: bytes | None, *, here: bool = False
     ) -> dict[str, Any]:
         """Why no record is at an offset: ``fate``, a sentence, and for ``key`` its present winner.
 
-        Raises UnknownTopicOrPartition, DryRunFailed.
+        The leader says it, and of what it does not know the replica that does; with ``here`` this
+        node's replica alone. Raises UnknownTopicOrPartition, DryRunFailed.
         """
-        tp = self._known(topic, partition)
-        answer = await compaction_ops.why_missing(self._node, self._hosted(tp), offset, key)
-        return {**_named(tp), "offset": offset, **answer}
+        tp, node = self._known(topic, partition), self._node
+        asked = {"offset": str(offset), **_asked_key(key)}
+        answer = await on_demand.ask_leader(node, tp, on_demand.WHY_MISSING, asked, here=here)
+        if answer is None:
+            mine = await compaction_ops.why_missing(node, self._hosted(tp), offset, key)
+            answer = {**_named(tp), "offset": offset, **mine}
+        return answer if here else {**answer, **await on_demand.better_journal(node, tp, answer)}
 
     async def lost(
         self, topic: str | None = None, partition: int | None = None, offset: int | None = None
@@ -483,12 +505,17 @@ class Admin:
             raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
         return TopicPartition(topic, partition)
 
-    async def retry(self, topic: str, partition: int) -> dict[str, Any]:
-        """Try an uncleanable partition again at once.
+    async def retry(self, topic: str, partition: int, *, here: bool = False) -> dict[str, Any]:
+        """Have its leader, or with ``here`` this node, try an uncleanable partition again at once.
 
         Raises UnknownTopicOrPartition, PolicyViolation, InvalidRequest when it is not uncleanable.
         """
         (tp,) = self._compacted(topic, partition)
+        said = await on_demand.ask_leader(
+            self._node, tp, "/api/v1/compaction/retry", here=here, post=True
+        )
+        if said is not None:
+            return said
         if not self._node.cleaner.retry(tp):
             raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
         return {**_named(tp), "retrying": True}
@@ -500,6 +527,11 @@ def _name(topic: TopicImage) -> str:
 
 def _named(tp: TopicPartition) -> dict[str, Any]:
     return {"topic": tp.topic, "partition": tp.partition}
+
+
+def _asked_key(key: bytes | None) -> dict[str, str]:
+    """A key as another node is asked about it."""
+    return {} if key is None else {"key_base64": base64.b64encode(key).decode()}
 
 
 def _segments(log: Log, first_dirty: int | None, most: int) -> list[dict[str, Any]]:

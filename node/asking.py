@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.peers.calls import AskReply, AskRequest
-from kept.storage.errors import InvalidRequest, KeptError, NetworkException, PolicyViolation
+from kept.storage.errors import (
+    InvalidRequest,
+    KeptError,
+    NetworkException,
+    PolicyViolation,
+    UnknownTopicOrPartition,
+)
 
 if TYPE_CHECKING:
     from kept.node.http import HttpRequest
@@ -25,6 +31,11 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 PREFIX: Final = "/api/v1/"
 STREAM: Final = "/api/v1/events"
 """It never ends."""
+_REFUSALS: Final[Mapping[int, type[KeptError]]] = {
+    400: InvalidRequest,
+    404: UnknownTopicOrPartition,
+}
+"""What is wrong with the question itself, whoever is asked."""
 
 
 async def ask(node: Node, node_id: int, request: HttpRequest, timeout_s: float = ASK_S) -> AskReply:
@@ -55,8 +66,8 @@ async def ask_json(
     body: Mapping[str, Any] | None = None,
     timeout_s: float = ASK_S,
 ) -> Any:
-    """The value of a GET, or of a POST of ``body``. Raises as :func:`ask`, and NetworkException
-    for a refusal.
+    """The value of a GET, or of a POST of ``body``. Raises as :func:`ask`, and for a refusal
+    InvalidRequest, UnknownTopicOrPartition or NetworkException.
     """
     from kept.node.http import HttpRequest
 
@@ -65,6 +76,9 @@ async def ask_json(
     value = json.loads(reply.body)
     if reply.status != 200:
         message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""
+        refusal = _REFUSALS.get(reply.status)
+        if refusal is not None:
+            raise refusal(message)
         raise NetworkException(f"node {node_id} answers {reply.status}: {message}")
     return value
 

@@ -301,7 +301,7 @@ class Cleaner:
                 limits[hosted.directory] = self.limits(hosted)
             found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
             if isinstance(found, Plan):
-                if asked or found.overdue or not hosted.manifests.gives_time():
+                if asked or not hosted.manifests.gives_time(overdue=found.overdue):
                     plans.append(found)
             elif asked:
                 self._answer(tp, found)

@@ -32,6 +32,7 @@ def session_settings(config: NodeConfig) -> SessionSettings:
     """How the active controller judges brokers."""
     return SessionSettings(
         session_timeout_ms=config.broker_session_timeout_ms,
+        heartbeat_interval_ms=config.broker_heartbeat_interval_ms,
         recovery_wait_ms=config.unclean_recovery_wait_ms,
         auto_leader_rebalance=config.auto_leader_rebalance_enable,
         imbalance_check_ms=1000 * config.leader_imbalance_check_interval_seconds,

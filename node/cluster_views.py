@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.failures import failure
 from kept.node.metadata import TICK_S
-from kept.storage.errors import InvalidRequest, KeptError
+from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.server import Node
@@ -134,14 +134,6 @@ async def _described(
     except KeptError as error:
         return {}, str(error)
     return {one["partition"]: one for one in found["partitions"]}, None
-
-
-def leader_of(node: Node, tp: TopicPartition) -> int:
-    """Who leads a partition. Raises InvalidRequest when nobody does."""
-    leader = node.image.topics[tp.topic].partitions[tp.partition].leader
-    if leader < 0:
-        raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
-    return leader
 
 
 async def elect_preferred(node: Node, tp: TopicPartition) -> None:

@@ -356,6 +356,13 @@ class NodeConfig:
                 f"process.roles={shown} needs controller.quorum.voters: name every controller, as "
                 "in 0@node-0:10092. (A cluster of one is broker,controller.)"
             )
+        kafkas = self.given.get("controller.quorum.bootstrap.servers", "").split(",")
+        if not voters and len(kafkas) > 1:
+            raise ConfigurationError(
+                f"controller.quorum.bootstrap.servers names {len(kafkas)} controllers, and without "
+                "controller.quorum.voters this node would be a cluster of its own: name them there "
+                "with their ids, as in 0@node-0:10092"
+            )
         if not voters:
             return
         if "node.id" not in self.given and "broker.id" not in self.given and len(voters) > 1:

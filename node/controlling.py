@@ -19,7 +19,7 @@ from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord, ResourceType
 from kept.cluster.sessions import Decide, Effect, Probe, Sessions
 from kept.node.clock import elapsed_ms
-from kept.node.cluster_settings import session_settings
+from kept.node.cluster_settings import TICK_MS, session_settings
 from kept.node.logging import log
 from kept.node.peers import calls
 from kept.node.peers.failures import failure_of
@@ -84,7 +84,9 @@ class Controlling:
         now_ms = elapsed_ms()
         if metadata.leads and not self.sessions.active:
             log.info("controller", term=metadata.member.term, index=metadata.image.index)
-            self._perform(self.sessions.start(metadata.image, now_ms))
+            unheard = metadata.member.predecessor.items()
+            unheard_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
+            self._perform(self.sessions.start(metadata.image, now_ms, unheard_ms))
         elif not metadata.leads and self.sessions.active:
             log.info("controller no more", term=metadata.member.term)
             self.sessions.stop()

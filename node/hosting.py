@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from kept.cluster import reassignment
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
+from kept.node.attention import Attention
 from kept.node.logging import log
 from kept.node.manifests import opening as manifests_found
-from kept.node.manifests.replica import Known, ReplicaManifests
+from kept.node.manifests.replica import ReplicaManifests
+from kept.node.manifests.standing import Known
 from kept.node.pool import Callback, FlushPool
 from kept.node.roles import Roles
 from kept.node.slices import Pace
@@ -100,6 +102,21 @@ class HostedPartition:
         else:
             self.directory.pool.flush(log_, callback)
 
+    def flushed(self, end_offset: int) -> asyncio.Future[None]:
+        """Done when everything below ``end_offset`` is durable, or could not be made so."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.flush(end_offset, settle)
+        return done
+
 
 class HostedTopic:
     """A topic's partitions on this node, by number."""
@@ -154,6 +171,7 @@ class Hosting:
         self.follower_quota = ReplicationQuota()
         """What replicas here that are out of sync may fetch."""
         self.roles = Roles(node)
+        self.attention = Attention()
         self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
         """Generations that are built and put into place at a time."""
         self.compaction_moved: Callable[[TopicPartition], None] = lambda _: None
@@ -361,7 +379,7 @@ class Hosting:
             producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
         )
         if state is not None:
-            state, known = manifests_found.after(path, disk, state, alone)
+            state, known = manifests_found.after(path, disk, state, alone, found.log_end_offset)
         return found, state, known
 
     def _unavailable(self, opening: _Opening, why: str) -> None:
@@ -405,6 +423,7 @@ class Hosting:
         self._throttle(self._node.image, tp.topic, (hosted,))
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
+        self.attention.begin(hosted)
         self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
         self.roles.take(hosted, opening.record)
 
@@ -467,6 +486,7 @@ class Hosting:
         for tp, hosted in several:
             self.partitions.pop(tp, None)
             self.hosted.pop(tp, None)
+            self.attention.end(hosted)
             hosted.directory.count -= 1
             self._node.partition_gone(tp)
             self.roles.leave(hosted)
@@ -511,6 +531,7 @@ class Hosting:
         if directory.offline is not None:
             return
         directory.offline = str(error)
+        self._node.readiness.on_move()
         if isinstance(error, MachineError):
             directory.directory.fail(error)
         log.error("log directory offline", path=directory.name, error=str(error))
@@ -518,6 +539,7 @@ class Hosting:
             if hosted.directory is not directory:
                 continue
             del self.hosted[tp]
+            self.attention.end(hosted)
             del self.partitions[tp]
             topic = self.by_name.get(tp.topic.encode())
             if topic is not None:

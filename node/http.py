@@ -136,9 +136,12 @@ def host_is_known(node: Node, host: str) -> bool:
     Addresses are safe from DNS rebinding, which needs a name that the attacker owns.
     """
     try:
-        name = (urlsplit(f"//{host}").hostname or "").lower()
+        address = urlsplit(f"//{host}")
     except ValueError:  # a bracket without its other half
         return False
+    if address.netloc != host or "@" in host:
+        return False
+    name = (address.hostname or "").lower()
     try:
         ip_address(name)
     except ValueError:

@@ -38,7 +38,8 @@ POST    /api/v1/voters/remove                         {"node_id": N}
 
 A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
 answers (``kept.node.asking``); only streams do not travel. Compaction is asked for at any node,
-which asks the leaders (``kept.node.on_demand``).
+which asks the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life of a key
+(``kept.node.on_demand``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from kept.node.admin import DEFAULT_RECORDS, MAX_SEGMENTS, Admin
 from kept.node.http import JSON, TEXT, HttpRequest, HttpResponse, failure
 from kept.node.slices import breathe
 from kept.storage.errors import InvalidRequest
-from kept.storage.types import TopicPartition
+from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.server import Node
@@ -128,8 +129,8 @@ def _number(given: Mapping[str, Any], name: str, optional: bool = False) -> int 
     if value is None and optional:
         return None
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT64:
         return value
     raise InvalidRequest(f"{name} must be a number, 0 or more")
 
@@ -267,7 +268,8 @@ async def _life(node: Node, request: HttpRequest) -> HttpResponse:
     if key is None:
         raise InvalidRequest("key is missing")
     partition = _number(query, "partition", optional=True)
-    return _large(await Admin(node).key(_text(query, "topic"), partition, key))
+    topic = _text(query, "topic")
+    return _large(await Admin(node).key(topic, partition, key, here=request.here))
 
 
 async def _cleaner(node: Node, request: HttpRequest) -> HttpResponse:
@@ -323,8 +325,9 @@ async def _compaction(node: Node, request: HttpRequest) -> HttpResponse:
 async def _explain(node: Node, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "key", "key_base64")
-    partition = _number(query, "partition", optional=True)
-    return _large(await Admin(node).explain(_text(query, "topic"), partition, _key(query)))
+    topic, partition = _text(query, "topic"), _number(query, "partition", optional=True)
+    found = await Admin(node).explain(topic, partition, _key(query), here=request.here)
+    return _large(found)
 
 
 async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
@@ -335,7 +338,8 @@ async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
         _needed(query, "partition"),
         _needed(query, "offset"),
     )
-    return HttpResponse(await Admin(node).why_missing(topic, partition, offset, _key(query)))
+    found = await Admin(node).why_missing(topic, partition, offset, _key(query), here=request.here)
+    return HttpResponse(found)
 
 
 async def _lost(node: Node, request: HttpRequest) -> HttpResponse:
@@ -378,7 +382,8 @@ async def _now(node: Node, request: HttpRequest) -> HttpResponse:
 async def _retry(node: Node, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
-    return HttpResponse(await Admin(node).retry(_text(body, "topic"), _needed(body, "partition")))
+    topic, partition = _text(body, "topic"), _needed(body, "partition")
+    return HttpResponse(await Admin(node).retry(topic, partition, here=request.here))
 
 
 async def _add_voter(node: Node, request: HttpRequest) -> HttpResponse:

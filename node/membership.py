@@ -222,6 +222,7 @@ class Membership:
             peers.voters = self._addressed(self._voters)
             self._tell_of_vote()
         self.controlling.metadata_moved()
+        self._node.readiness.on_move()
         if self.brokering is not None:
             self.brokering.controller_is(metadata.leader_id)
 

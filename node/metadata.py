@@ -206,6 +206,7 @@ class Metadata:
             for node_id in member.take_probes():
                 self.probe(node_id)
             if member.refusal is not None:
+                self._closed = True
                 self.on_failure(member.refusal)
                 return
             if self._working:

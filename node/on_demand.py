@@ -1,8 +1,9 @@
-"""Compaction on demand, at any node: each partition's leader is the one to do it.
+"""Compaction on demand, and questions about it, at any node: for each partition's leader.
 
 Partitions that are led here are cleaned here; the other leaders are asked, side by side, over the
 connections between nodes (:mod:`kept.node.asking`). A partition whose leader is not known, does not
-answer or has changed meanwhile says so by itself, and hinders no other one.
+answer or has changed meanwhile says so by itself, and hinders no other one. A question about one
+partition goes the same way, but for what replicas know apart (:func:`better_journal`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.compaction.journal import Fate
 from kept.node import compaction_ops
 from kept.node.asking import ASK_S, ask_json
-from kept.storage.errors import KeptError, RequestTimedOut
+from kept.storage.errors import (
+    InvalidRequest,
+    KeptError,
+    NetworkException,
+    RequestTimedOut,
+    RetriableError,
+)
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -23,6 +31,9 @@ if TYPE_CHECKING:
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
 PATH: Final = "/api/v1/compaction/now"
+WHY_MISSING: Final = "/api/v1/compaction/why-missing"
+FOLLOWED: Final = "as the leader decided"
+"""The reason that a replica has which applied another one's manifest."""
 
 
 @dataclass(slots=True)
@@ -65,6 +76,69 @@ def _named(topic: str, number: int) -> dict[str, Any]:
 
 def _leader(node: Node, topic: str, number: int) -> int:
     return node.image.topics[topic].partitions[number].leader
+
+
+async def ask_leader(
+    node: Node,
+    tp: TopicPartition,
+    path: str,
+    given: Mapping[str, str] | None = None,
+    *,
+    here: bool,
+    post: bool = False,
+) -> dict[str, Any] | None:
+    """What the leader of a partition says to a request for it; None: this node is to say it.
+
+    That is so with ``here``, where it leads, and where nobody does and a replica is here. Raises
+    InvalidRequest when there is neither, UnknownTopicOrPartition, NetworkException,
+    RequestTimedOut.
+    """
+    leader = _leader(node, tp.topic, tp.partition)
+    if here or leader == node.node_id or (leader < 0 and tp in node.hosting.hosted):
+        return None
+    if leader < 0:
+        raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
+    said = {"topic": tp.topic, "partition": str(tp.partition), **(given or {})}
+    try:
+        answer: dict[str, Any] = await ask_json(
+            node, leader, path, None if post else said, body=said if post else None
+        )
+    except RetriableError as error:
+        raise NetworkException(f"{tp} is led by node {leader}, which was asked: {error}") from error
+    return answer
+
+
+async def better_journal(
+    node: Node, tp: TopicPartition, answer: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What another replica knows better of an offset that is missing: who only followed, or keeps
+    less history, has no reason of its own; the one that led the pass has.
+    """
+    if answer["fate"] not in (Fate.REMOVED, Fate.BEFORE_HISTORY):
+        return {}
+    if answer["reason"] not in (None, FOLLOWED):
+        return {}
+    for replica in node.image.topics[tp.topic].partitions[tp.partition].replicas:
+        try:
+            other = await _journal_of(node, replica, tp, answer["offset"])
+        except KeptError:
+            continue  # it is away, or its replica is
+        if other["fate"] == Fate.REMOVED and other["reason"] != FOLLOWED:
+            said = f"{other['explanation']}, by the journal of node {replica}"
+            known = {name: other[name] for name in ("fate", "reason", "generation")}
+            return {**known, "explanation": said}
+    return {}
+
+
+async def _journal_of(
+    node: Node, replica: int, tp: TopicPartition, offset: int
+) -> Mapping[str, Any]:
+    if replica == node.node_id:
+        node.partition(tp)
+        return await compaction_ops.why_missing(node, node.hosting.hosted[tp], offset, None)
+    query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
+    found: Mapping[str, Any] = await ask_json(node, replica, WHY_MISSING, query)
+    return found
 
 
 def _failed(why: str) -> dict[str, Any]:

@@ -28,13 +28,8 @@ GC_THRESHOLDS: Final = (5_000, 20, 1_000)
 async def serve(config: NodeConfig) -> str:
     """Run a node until TERM or INT, or until it fails; returns why it failed, else nothing."""
     loop = asyncio.get_running_loop()
-    local = bool(config.listeners) and all(one.is_loopback for one in config.listeners)
-    if local and os.getpid() == 1:
-        log.warning(
-            "clients outside of this container do not reach the node",
-            why=f"it listens on {', '.join(map(str, config.listeners))}: set KEPT_LISTENERS and "
-            "KEPT_ADVERTISED_LISTENERS",
-        )
+    if (unreached := out_of_reach(config, os.getpid())) is not None:
+        log.warning(unreached[0], why=unreached[1])
     node = Node(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopped.set)
@@ -55,6 +50,25 @@ async def serve(config: NodeConfig) -> str:
     log.info("stopping")
     await node.stop()
     return node.failure
+
+
+def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
+    """Which clients do not reach the node though somebody may think so, and why."""
+    if not config.listeners or not all(one.is_loopback for one in config.listeners):
+        return None
+    listens = f"it listens on {', '.join(map(str, config.listeners))}"
+    if pid == 1:
+        return (
+            "clients outside of this container do not reach the node",
+            f"{listens}: set KEPT_LISTENERS and KEPT_ADVERTISED_LISTENERS",
+        )
+    told = [str(one) for one in config.advertised_listeners if not one.is_loopback]
+    if not told:
+        return None
+    return (
+        "clients on other machines do not reach the node",
+        f"{listens}, and they are told {', '.join(told)}: set listeners, as in PLAINTEXT://:9092",
+    )
 
 
 def ready_line(node: Node) -> str:

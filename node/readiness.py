@@ -8,7 +8,7 @@ or a log directory is offline: replicas that lag now and then are no reason to s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -26,11 +26,17 @@ class _Awaited(NamedTuple):
     partition: int
 
 
+def _nobody() -> None:
+    """Nobody watches."""
+
+
 class Readiness:
     """What has been seen since the node started. Pure: it looks at images."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+        self.on_move: Callable[[], None] = _nobody
+        """The node calls it whenever the answer may be another one now."""
         self._awaited: set[_Awaited] | None = None
 
     @property

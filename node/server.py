@@ -205,13 +205,14 @@ class Node:
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_broker_settings()
         self.metrics.cluster.acting_on(image, delta, self.node_id)
-        unclean.tell(self, delta)
+        unclean.tell(self, image, delta)
         await self.hosting.apply(image, delta)
         self.groups.metadata_changed(image, delta)
         if self.membership is not None:
             if delta.brokers:
                 self.hosting.roles.brokers_changed(image)
             self.membership.acted_on(image)
+        self.readiness.on_move()
 
     def _reload_broker_settings(self) -> None:
         own = self.image.config(ResourceType.BROKER, str(self.node_id))
@@ -395,6 +396,7 @@ class Node:
                 await listener.start()
             self._timers.start()
             self.ready = True
+            self.readiness.on_move()
             self._warming = self.loop.create_task(self._warm_up())
         except BaseException:
             for listener in self._all_listeners():
@@ -536,6 +538,7 @@ class Node:
     async def stop(self) -> None:
         """Stop cleanly; what is acknowledged is durable when this returns."""
         self.ready = False
+        self.readiness.on_move()
         if self.membership is not None and not self.failure:
             await self.membership.leave()
         self._timers.stop()

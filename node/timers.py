@@ -1,18 +1,20 @@
 """What a node does on a clock: checkpoints, retention, rolling of idle logs, flushes, expiry.
 
 Each job runs on the loop, in slices of :data:`SLICE_S` with the loop free in between, and hands
-what blocks to the threads of its directory. A job that raises is logged and runs again at its next
-turn: one log's trouble never stops the others.
+what blocks to the threads of its directory. What comes round every few seconds looks only at logs
+that something happened to (:mod:`kept.node.attention`). A job that raises is logged and runs again
+at its next turn: one log's trouble never stops the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.attention import LOOK_AT, flushes_later
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
 from kept.storage import retention
@@ -36,9 +38,6 @@ SLICE_S: Final = 0.0005
 """How long a job holds the loop before requests have their turn."""
 PAUSE_S: Final = 0.002
 """How long they have it at least, whatever jobs are due."""
-
-LOOK_AT: Final = 32
-"""Logs that are looked at between two looks at the clock, where a look costs next to nothing."""
 
 Job = Callable[[], Iterator[None]]
 """Starts a job; it may be paused wherever it yields."""
@@ -113,13 +112,14 @@ class Timers:
     def _each(
         self,
         job: Callable[[HostedPartition], Any],
-        chosen: list[tuple[TopicPartition, HostedPartition]] | None = None,
+        chosen: Iterable[HostedPartition] | None = None,
     ) -> Iterator[None]:
         """Run a job for every partition, or those chosen; a disk error takes its directory offline
         only.
         """
         hosting = self._node.hosting
-        for tp, hosted in list(hosting.hosted.items()) if chosen is None else chosen:
+        for hosted in list(hosting.hosted.values()) if chosen is None else chosen:
+            tp = hosted.partition.topic_partition
             if hosting.hosted.get(tp) is not hosted:
                 continue
             try:
@@ -133,8 +133,14 @@ class Timers:
     # Checkpoints.
 
     def checkpoint_high_watermarks(self) -> Iterator[None]:
-        """replication-offset-checkpoint."""
-        return self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
+        """replication-offset-checkpoint, where one can have moved."""
+        attention = self._node.hosting.attention
+        yield from attention.gather(self._node.now_ms())
+        if not attention.unsettled and not attention.left:
+            return
+        if not any(kind is Checkpoint.HIGH_WATERMARKS for _, kind in self._writing):
+            attention.settle()
+        yield from self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
 
     def checkpoint_recovery_points(self) -> Iterator[None]:
         """recovery-point-offset-checkpoint."""
@@ -181,6 +187,8 @@ class Timers:
 
     def expel_lagging(self) -> Iterator[None]:
         """Replicas that lag leave the ISR, half of ``replica.lag.time.max.ms`` late at most."""
+        if self._node.membership is None:
+            return iter(())  # a lone node has no other
         if perf_counter() >= self._node.serve_until:
             self._node.look_up()  # if this node stood still, nobody lagged
         now_ms = monotonic_ms()
@@ -206,31 +214,43 @@ class Timers:
     def roll_idle(self) -> Iterator[None]:
         """Roll active segments that are too old though nobody appends (rule 3)."""
         now_ms = self._node.now_ms()
-        return self._each(lambda hosted: hosted.partition.log.maybe_roll(now_ms))
+        attention = self._node.hosting.attention
+        yield from attention.gather(now_ms)
+        yield from self._each(
+            lambda hosted: hosted.partition.log.maybe_roll(now_ms), attention.aged(now_ms)
+        )
 
     def flush_due(self) -> Iterator[None]:
         """Flush by ``flush.ms`` and ``flush.messages``, and every rolled segment."""
         now_ms = self._node.now_ms()
-        everything = list(self._node.hosting.hosted.items())
+        attention = self._node.hosting.attention
+        yield from attention.gather(now_ms)
         due = []
-        for first in range(0, len(everything), LOOK_AT):
-            some = everything[first : first + LOOK_AT]
-            due += [item for item in some if wants_flush(item[1].partition.log, now_ms)]
-            yield
+        for number, hosted in enumerate(list(attention.unflushed)):
+            log_ = hosted.partition.log
+            if wants_flush(log_, now_ms):
+                due.append(hosted)
+            elif not flushes_later(log_):
+                attention.unflushed.pop(hosted, None)
+            if number % LOOK_AT == LOOK_AT - 1:
+                yield
         yield from self._each(lambda hosted: hosted.directory.pool.flush(hosted.partition.log), due)
 
     def delete_expired(self) -> Iterator[None]:
         """Remove files and logs whose ``file.delete.delay.ms`` is over, in threads."""
         now_ms = self._node.now_ms()
+        attention = self._node.hosting.attention
 
         def one(hosted: HostedPartition) -> None:
             log_ = hosted.partition.log
             if not log_.waiting_deletes:
+                attention.leaving.pop(hosted, None)
                 return
             if paths := retention.take_expired(log_, now_ms):
                 self._in_thread(hosted.directory, retention.remove, log_, paths)
 
-        yield from self._each(one)
+        yield from attention.gather(now_ms)
+        yield from self._each(one, list(attention.leaving))
         for directory in self._node.hosting.directories:
             if directory.offline is None:
                 self._in_thread(directory, directory.directory.purge, now_ms)

@@ -11,7 +11,7 @@ from kept.cluster import controller
 from kept.node.logging import log
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta
+    from kept.cluster.image import Delta, Image
     from kept.cluster.recovery import Reports
     from kept.node.server import Node
 
@@ -21,10 +21,10 @@ def reports(node: Node) -> Reports:
     return {} if node.membership is None else node.membership.controlling.sessions.reports
 
 
-def tell(node: Node, delta: Delta) -> None:
+def tell(node: Node, image: Image, delta: Delta) -> None:
     """Tell the unclean elections of an entry that the active controller is about to act on."""
     if not delta.partitions or not node.metadata.leads:
         return
-    for election in controller.unclean_elections(delta, reports(node)):
+    for election in controller.unclean_elections(image, delta, reports(node)):
         node.metrics.cluster.unclean_elections += 1
         log.warning("unclean election", report=str(election))

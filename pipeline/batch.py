@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
 from kept.pipeline.options import BadOption, ReadOptions
-from kept.pipeline.planning import MIN_INT64, Bounds, Range, plan, split, split_by_bytes
+from kept.pipeline.planning import Bounds, Range, plan, split, split_by_bytes
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -24,8 +24,7 @@ def plan_batch(client: Client, options: ReadOptions, bounds: Bounds) -> list[Ran
         if starts[tp] > ends[tp] and options.fail_on_data_loss:
             raise BadOption(f"{tp}: the read starts at {starts[tp]}, after its end at {ends[tp]}")
     admitted = [tp for tp in tps if bounds.admits(tp)]
-    if bounds.min_timestamp > MIN_INT64:
-        since = max(bounds.min_timestamp, 0)
+    if (since := bounds.min_timestamp) > 0:  # brokers look for no earlier one, logs may have it
         for tp, first in offsets.all_at(client, admitted, since, options.isolation).items():
             starts[tp] = max(starts[tp], first) if first >= 0 else ends[tp]
     ids = offsets.topic_ids(client, tps)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from kept.client.positions import EARLIEST, LATEST
 from kept.client.view import parse_bootstrap
 from kept.storage.errors import InvariantViolation, PeerError
-from kept.storage.types import MAX_INT32, Codec, IsolationLevel, TopicPartition
+from kept.storage.types import MAX_INT32, MAX_INT64, Codec, IsolationLevel, TopicPartition
 
 _T = TypeVar("_T")
 
@@ -30,6 +30,11 @@ WITHOUT_EFFECT: Final = frozenset(
         "kafka.enable.auto.commit", "kafka.linger.ms", "kafka.buffer.memory", "kafka.retries",
         "kafka.retry.backoff.ms", "kafka.max.in.flight.requests.per.connection",
         "kafka.connections.max.idle.ms", "kafka.metadata.max.age.ms", "kafka.max.poll.interval.ms",
+        "kafka.metadata.max.idle.ms", "kafka.retry.backoff.max.ms",
+        "kafka.reconnect.backoff.ms", "kafka.reconnect.backoff.max.ms",
+        "kafka.socket.connection.setup.timeout.ms", "kafka.socket.connection.setup.timeout.max.ms",
+        "kafka.fetch.min.bytes", "kafka.client.dns.lookup", "kafka.delivery.timeout.ms",
+        "kafka.max.block.ms", "kafka.max.request.size",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.consumeTimeoutMs",
     )
 )  # fmt: skip
@@ -157,8 +162,9 @@ class WriteOptions:
 
 _READ: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
-    "kafka.security.protocol", "subscribe", "subscribePattern", "assign", "startingOffsets",
-    "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "kafka.default.api.timeout.ms", "kafka.security.protocol",
+    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp",
+    "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "failOnDataLoss", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
     "maxBytesPerPartition",
     "kafka.isolation.level", "kafkaConsumer.pollTimeoutMs", "kafka.fetch.max.wait.ms",
@@ -171,8 +177,9 @@ _BATCH_READ: Final = (
 _STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
-    "kafka.security.protocol", "topic", "kafka.compression.type", "kafka.batch.size",
-    "includeTimestamps", "kafka.acks", "kafka.enable.idempotence",
+    "kafka.default.api.timeout.ms", "kafka.security.protocol",
+    "topic", "kafka.compression.type", "kafka.batch.size", "includeTimestamps",
+    "kafka.acks", "kafka.enable.idempotence",
     "exactlyOnce", "ledgerTopic",
 )  # fmt: skip
 _BATCH_WRITE: Final = ("txnAppId", "txnVersion")
@@ -346,10 +353,11 @@ def _connection(o: _Options) -> Connection:
     if where is None:
         raise BadOption("kafka.bootstrap.servers is missing: host:port of one node or more")
     o.take("kafka.security.protocol", _plaintext, None)
+    timeout_ms = o.take("kafka.request.timeout.ms", _int32, 30_000)
     return Connection(
         where[1],
         client_id=o.take("kafka.client.id", _any, "kept-spark"),
-        timeout_ms=o.take("kafka.request.timeout.ms", _int32, 30_000),
+        timeout_ms=o.take("kafka.default.api.timeout.ms", _int32, timeout_ms),
     )
 
 
@@ -538,8 +546,8 @@ def _offsets(name: str, text: str) -> Where:
 
 
 def _timestamp(name: str, text: str) -> Where:
-    if not text.strip().isdecimal():
-        raise _bad(name, text, "milliseconds since 1970")
+    if not text.strip().isdecimal() or int(text) > MAX_INT64:
+        raise _bad(name, text, f"milliseconds since 1970, up to {MAX_INT64}")
     return AtTimestamps(name, int(text))
 
 
@@ -557,7 +565,7 @@ def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int
         if not isinstance(numbers, dict):
             raise _bad(name, text, wanted)
         for partition, number in numbers.items():
-            if not partition.isdecimal() or not _is_int(number):
+            if not partition.isdecimal() or not _is_int(number) or number > MAX_INT64:
                 raise _bad(name, text, wanted)
             found[TopicPartition(topic, int(partition))] = number
     if not found:

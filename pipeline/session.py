@@ -111,9 +111,14 @@ def _log_setup() -> str:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("kept")`` known, wherever kept is installed."""
+    """Make ``format("kept")`` known, wherever kept is installed.
+
+    Spark refuses a name that the *active* session has, where that is another one (``newSession``);
+    a frame makes its own session the active one.
+    """
     from kept.pipeline.source import KeptSource
 
+    spark.createDataFrame([], "nothing int")
     spark.dataSource.register(KeptSource)
 
 

@@ -135,6 +135,11 @@ class ManifestOffered:
 
 
 @dataclass(frozen=True, slots=True)
+class ManifestLost:
+    """The leader cannot read what it has offered: nobody joins before it offers something else."""
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestHeld:
     """A replica acknowledged a manifest in the leader's epoch.
 
@@ -173,6 +178,7 @@ Event = (
     | MinIsrChanged
     | BrokersChanged
     | ManifestOffered
+    | ManifestLost
     | ManifestHeld
     | ManifestApplied
     | Resigned

@@ -41,6 +41,7 @@ from kept.replication.events import (
     IsrRefused,
     ManifestApplied,
     ManifestHeld,
+    ManifestLost,
     ManifestOffered,
     ManifestPublished,
     MinIsrChanged,
@@ -78,6 +79,7 @@ __all__ = [
     "LeaderCore",
     "ManifestApplied",
     "ManifestHeld",
+    "ManifestLost",
     "ManifestOffered",
     "ManifestPublished",
     "MinIsrChanged",
@@ -165,6 +167,9 @@ class LeaderCore:
                 return self._expand_known() + self._advance()
             case ManifestOffered() | ManifestHeld() | ManifestApplied():
                 return self._manifest(event)
+            case ManifestLost():
+                self.settling = True
+                return ()
             case Resigned():
                 return self.resigned()
 

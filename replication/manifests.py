@@ -46,6 +46,7 @@ from kept.replication.events import (
     CommitKnown,
     ManifestApplied,
     ManifestHeld,
+    ManifestLost,
     ManifestOffered,
 )
 from kept.replication.manifests_events import (
@@ -106,7 +107,8 @@ class ManifestCore:
     ``held`` and ``applied`` are durable, and come from the disk at a start; ``lost``: they could
     not be read. ``told``: what the leader followed called published, to be applied. ``published``:
     by this leader in this epoch. ``settled``: this leader has offered what it holds. ``cut_to``:
-    lowest end of the log since the apply under way began.
+    lowest end of the log since the apply under way began. ``replaces``: of this epoch, and lost:
+    the base that is made gets another name.
     """
 
     node_id: int
@@ -126,6 +128,7 @@ class ManifestCore:
     storing: Store | None = None
     applying: ManifestRef | None = None
     making_base: bool = False
+    replaces: ManifestRef | None = None
     missing: int | None = None
     cut_to: int = UNCUT
     pulls: int = 0
@@ -160,7 +163,7 @@ class ManifestCore:
             case Retried():
                 return self._apply_next()
             case Damaged():
-                return self._damaged(event.manifest)
+                return self._damaged(event, now_ms)
             case Leads():
                 return self._leads(event, now_ms)
             case Follows():
@@ -177,7 +180,7 @@ class ManifestCore:
         self.role, self.leader_epoch = role, leader_epoch
         self.published = None
         self.settled = self.making_base = self.unclean = False
-        self.missing = None
+        self.missing = self.replaces = None
         self._hear_nothing()
         return () if self.applying is None else (CancelApply(self.applying),)
 
@@ -210,7 +213,7 @@ class ManifestCore:
         if (self.unclean or self.lost) and not self._made_in_this_epoch():
             self.making_base = True
             self.held = self.applied = None
-            return (MakeBase(self.leader_epoch),)
+            return (MakeBase(self.leader_epoch, self.replaces),)
         self.settled = True
         if self.held == self.applied:
             self.published = self.held
@@ -330,7 +333,7 @@ class ManifestCore:
         )
 
     def _takes(self, offered: ManifestRef | None) -> bool:
-        return offered != self.held
+        return offered != self.held or self.lost
 
     def _stored(self, held: ManifestRef | None, now_ms: int) -> Effects:
         self.storing = None
@@ -389,17 +392,23 @@ class ManifestCore:
         self.missing = event.missing
         return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
 
-    def _damaged(self, manifest: ManifestRef) -> Effects:
+    def _damaged(self, event: Damaged, now_ms: int) -> Effects:
         """A follower has it sent once more: with all that it holds, for a start would not know
-        either.
+        either. A leader that is the whole ISR begins anew, as after such a start.
         """
-        busy = self.applying is not None or self.storing is not None
-        if busy or self.role is Role.LEADER or manifest not in (self.held, self.told):
+        manifest, busy = event.manifest, self.applying is not None or self.storing is not None
+        if busy or manifest not in (self.held, self.told):
             return ()
-        self.told = self._hearing = self.asked = None
-        self.held = self.applied = None
-        self.lost = True
-        return (Lose(),)
+        if self.role is not Role.LEADER:
+            self.told = self._hearing = self.asked = None
+            self.held = self.applied = None
+            self.lost = True
+            return (Lose(),)
+        if not (event.alone and self.settled and self.held != self.applied):
+            return ()
+        self.replaces = manifest if manifest.leader_epoch == self.leader_epoch else None
+        self.published, self.settled, self.lost, self.alone = None, False, True, True
+        return (Tell(ManifestLost()), *self._settle(now_ms))
 
     def _cut_missing(self) -> Effects:
         """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""

@@ -9,6 +9,7 @@ from kept.replication.events import (
     Identity,
     ManifestApplied,
     ManifestHeld,
+    ManifestLost,
     ManifestOffered,
 )
 
@@ -164,9 +165,14 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The file of a manifest cannot be read, or is gone."""
+    """The file of a manifest cannot be read, or is gone.
+
+    ``alone``: this leader is the whole ISR, and has asked for nobody else: whoever acknowledged
+    what it holds is no member, and whoever joins must have applied what comes instead.
+    """
 
     manifest: ManifestRef
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,7 @@ Event = (
 class Tell:
     """To be given to the partition's :class:`kept.replication.leader.LeaderCore` at once."""
 
-    event: ManifestOffered | ManifestHeld | ManifestApplied | CommitKnown
+    event: ManifestOffered | ManifestLost | ManifestHeld | ManifestApplied | CommitKnown
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +251,12 @@ class CancelApply:
 class MakeBase:
     """Forget all manifests; make durable one in which every record below the log end survives,
     with ``clean_to`` at the log start. :class:`BaseMade` follows.
+
+    ``replaces``: one of the same epoch, that must not have the base's name.
     """
 
     leader_epoch: int
+    replaces: ManifestRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

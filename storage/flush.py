@@ -1,4 +1,4 @@
-"""Tickets for durability: made on the loop, run in a thread, settled on the loop.
+"""Durability of a log: tickets, made on the loop, run in a thread, settled on the loop.
 
 A ticket holds what was written when it was made. Running it fsyncs that; the log's recovery point
 moves when it is settled, never before. A failed fsync is not tried again (the kernel has marked the
@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kept.storage.disk import Disk, File
 from kept.storage.epochs import LeaderEpochCache
 from kept.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from kept.storage.log import Log
 
 
 class FlushTicket:
@@ -66,3 +71,43 @@ class FlushTicket:
     def done(self) -> None:
         """On the loop, after :meth:`run` returned: the recovery point moves."""
         self._settle(self)
+
+
+def ticket_for(log: Log, up_to: int | None) -> FlushTicket | None:
+    """See :meth:`Log.flush_ticket`."""
+    end = log.written_end_offset
+    if up_to is not None and up_to <= log.recovery_point:
+        return None
+    unflushed = [segment for segment in log.segments[:-1] if not segment.flushed]
+    if end <= log.recovery_point and not unflushed and not log.unsynced_snapshots:
+        return None
+    return FlushTicket(
+        log.disk, log.directory, end, unflushed, log.active_segment.file, partial(_settle, log),
+        snapshots=tuple(log.unsynced_snapshots), sync_names=log.names_changed,
+        truncations=log.truncations, epochs=log.leader_epochs,
+    )  # fmt: skip
+
+
+def _settle(log: Log, ticket: FlushTicket) -> None:
+    if ticket.truncations != log.truncations:
+        return
+    if ticket.sync_names and ticket.end_offset >= log.active_segment.base_offset:
+        log.names_changed = False
+    del log.unsynced_snapshots[: len(ticket.snapshots)]
+    for segment in ticket.segments:
+        segment.flushed = True
+    end = min(ticket.end_offset, log.written_end_offset)
+    log.recovery_point = max(log.recovery_point, end)
+
+
+def is_due(log: Log, now_ms: int) -> bool:
+    """See :meth:`Log.flush_due`."""
+    unflushed = log.written_end_offset - log.recovery_point
+    if unflushed <= 0:
+        log.last_flush_ms = now_ms
+        return False
+    config = log.config
+    if unflushed < config.flush_messages and now_ms - log.last_flush_ms < config.flush_ms:
+        return False
+    log.last_flush_ms = now_ms
+    return True

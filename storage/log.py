@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
 from kept.storage import (
     closing,
+    flush,
     following,
     layout,
     producer_recovery,
@@ -68,6 +69,10 @@ MIN_INDEX_ENTRIES: Final = 2
 _made: Final = tuple.__new__  # three times as fast as AppendInfo(…), for each batch
 
 
+def _nobody() -> None:
+    """Nobody looks on a clock."""
+
+
 class AppendInfo(NamedTuple):
     """Where a batch went. ``duplicate``: it was there already, nothing was appended."""
 
@@ -108,6 +113,9 @@ class Log:
         """Segments that are being replaced: meanwhile retention takes none."""
         self.names_changed = False
         self.unsynced_snapshots = recovered.unsynced
+        self.at_rest = False
+        """Whoever looks at logs on a clock has looked, and wants to hear when anything moves."""
+        self.on_stir: Callable[[], None] = _nobody
         self.log_end_offset = self.written_end_offset = self._active.next_offset
         self.update_config(config)
 
@@ -171,9 +179,16 @@ class Log:
         """The topic's settings."""
         return self._config
 
+    def stir(self) -> None:
+        """Something is to be flushed, rolled, removed or checkpointed by and by: said once."""
+        if self.at_rest:
+            self.at_rest = False
+            self.on_stir()
+
     def update_config(self, config: LogConfig) -> None:
         """Take new settings; they hold from the next append on."""
         self._config = config
+        self.stir()
         age = min(config.segment_ms, config.max_compaction_lag_ms if config.compact else MAX_INT64)
         if config.segment_jitter_ms:
             seed = zlib.crc32(str(self.topic_partition).encode())
@@ -329,6 +344,8 @@ class Log:
         staged = self._staged
         if not staged:
             return
+        if self.at_rest:
+            self.stir()
         active = self._active
         disk = self.disk
         try:
@@ -361,6 +378,7 @@ class Log:
     def roll(self, now_ms: int, base_offset: int | None = None) -> None:
         """Close the active segment and begin one at the log end; an empty one stays."""
         self.write()
+        self.stir()
         active = self._active
         base = self.log_end_offset if base_offset is None else base_offset
         self.last_seen_ms = now_ms
@@ -388,12 +406,18 @@ class Log:
         """Roll a non-empty active segment whose first append is too long ago (rule 3: idle logs
         too).
         """
-        active = self._active
-        first = active.first_append_ms
-        if not active.size_bytes or first is None or now_ms - first <= self.roll_age_ms:
+        due_ms = self.roll_due_ms
+        if due_ms is None or now_ms <= due_ms:
             return False
         self.roll(now_ms)
         return True
+
+    @property
+    def roll_due_ms(self) -> int | None:
+        """After which moment the active segment is rolled though nobody appends; None: never."""
+        active = self._active
+        first = active.first_append_ms
+        return None if first is None or not active.size_bytes else first + self.roll_age_ms
 
     # Reading.
 
@@ -497,6 +521,7 @@ class Log:
         checkpoint is to be written before the next append.
         """
         self.truncations += 1
+        self.stir()
         self._active = self.segments.active
         self._active.index_interval_bytes = self._interval
         self._staged, self.staged_bytes = [], 0
@@ -508,40 +533,11 @@ class Log:
 
     def flush_ticket(self, up_to: int | None = None) -> FlushTicket | None:
         """A ticket for what is written and not durable (below ``up_to``); None for nothing."""
-        end = self.written_end_offset
-        if up_to is not None and up_to <= self.recovery_point:
-            return None
-        unflushed = [s for s in self.segments[:-1] if not s.flushed]
-        if end <= self.recovery_point and not unflushed and not self.unsynced_snapshots:
-            return None
-        return FlushTicket(
-            self.disk, self.directory, end, unflushed, self._active.file, self._settle_flush,
-            snapshots=tuple(self.unsynced_snapshots), sync_names=self.names_changed,
-            truncations=self.truncations, epochs=self.leader_epochs,
-        )  # fmt: skip
-
-    def _settle_flush(self, ticket: FlushTicket) -> None:
-        if ticket.truncations != self.truncations:
-            return
-        if ticket.sync_names and ticket.end_offset >= self._active.base_offset:
-            self.names_changed = False
-        del self.unsynced_snapshots[: len(ticket.snapshots)]
-        for segment in ticket.segments:
-            segment.flushed = True
-        end = min(ticket.end_offset, self.written_end_offset)
-        self.recovery_point = max(self.recovery_point, end)
+        return flush.ticket_for(self, up_to)
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether ``flush.messages`` or ``flush.ms`` ask for a flush now."""
-        unflushed = self.written_end_offset - self.recovery_point
-        if unflushed <= 0:
-            self.last_flush_ms = now_ms
-            return False
-        config = self._config
-        if unflushed < config.flush_messages and now_ms - self.last_flush_ms < config.flush_ms:
-            return False
-        self.last_flush_ms = now_ms
-        return True
+        return flush.is_due(self, now_ms)
 
     def flush(self) -> None:
         """Make everything written durable, here and now; blocks."""
@@ -574,6 +570,7 @@ class Log:
 
     def delete_later(self, paths: Sequence[str], now_ms: int) -> None:
         """These ``.deleted`` files go after ``file.delete.delay.ms``."""
+        self.stir()
         self.waiting_deletes.append((now_ms + self._config.file_delete_delay_ms, list(paths)))
 
     def delete_expired(self, now_ms: int) -> int:

@@ -93,6 +93,21 @@ def load_producers(
     return unsynced
 
 
+def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, ProducerState]]:
+    """The producers as the snapshot of an offset has them; nobody without a good one.
+
+    Nothing is removed here: a flush of the running log may be about to make the file durable.
+    """
+    path = layout.segment_file(directory, end_offset, layout.SNAPSHOT)
+    try:
+        return snapshots.decode(path, disk.read(path))
+    except FileNotFoundError:
+        return []
+    except DamagedData as error:
+        logger.warning("%s: not used", error)
+        return []
+
+
 def _read(disk: Disk, path: str) -> list[tuple[int, ProducerState]] | None:
     """What a snapshot says; a damaged one goes, as one that is gone already."""
     try:

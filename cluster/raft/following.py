@@ -26,6 +26,8 @@ class Following(Election):
     observe_gap = 1
     observe_in = 0
     hinted = False
+    set_back: Append | None = None
+    """Shows that this node's log has lost entries since it acknowledged them: it must end."""
 
     def handle_append(self, message: Append) -> None:
         """Entries of the leader, or a heartbeat.
@@ -35,6 +37,9 @@ class Following(Election):
         """
         self.follow(message.sender)
         log = self.log
+        if message.acknowledged > log.last_index and message.acknowledged_by == self.directory_id:
+            self.set_back = message
+            return
         last = message.prev_index + len(message.entries)
         if message.prev_index < log.commit_index:
             self._accept(message, log.commit_index)

@@ -58,6 +58,7 @@ class Leading(RaftState):
         """Elected: a first entry of this term, and everybody hears of it."""
         self._role = Role.LEADER
         self.leader_id = self.node_id
+        self.predecessor, self.heard = self.heard, (self.node_id, self.ticks)
         self.soon = None
         self.attempts = 0
         self.suspect = NO_NODE
@@ -258,6 +259,8 @@ class Leading(RaftState):
                 entries=entries,
                 commit_index=self.log.commit_index,
                 round=self.round,
+                acknowledged=progress.match_index,
+                acknowledged_by=progress.directory_id,
             )
         )
         progress.sent_commit = self.log.commit_index

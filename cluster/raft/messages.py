@@ -74,6 +74,8 @@ class Append(Message):
 
     Empty it is a heartbeat. ``commit_index`` is the leader's. ``round`` counts the leader's
     heartbeats; the answer repeats it, so the leader knows until when it was still followed.
+    ``acknowledged``: the disk ``acknowledged_by`` was said in this term to have the entries up to
+    there.
     """
 
     prev_index: int
@@ -81,6 +83,8 @@ class Append(Message):
     entries: tuple[Entry, ...] = ()
     commit_index: int = 0
     round: int = 0
+    acknowledged: int = 0
+    acknowledged_by: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

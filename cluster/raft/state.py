@@ -50,6 +50,10 @@ class RaftState:
         self._role = Role.FOLLOWER
         self.leader_id = NO_NODE
         """Who leads this term, as far as known."""
+        self.heard = (NO_NODE, 0)
+        """Who led when this node last had word of a leader, and the tick of that."""
+        self.predecessor = (NO_NODE, 0)
+        """The same when this node began to lead."""
         self.down: set[int] = set()
         """Nodes of which there is evidence that they died, and no word since."""
         self.ticks = 0
@@ -155,6 +159,7 @@ class RaftState:
         if self._role is not Role.FOLLOWER:
             self.become_follower(self.term, leader_id)
         self.leader_id = leader_id
+        self.heard = (leader_id, self.ticks)
         self.suspect = NO_NODE
         self.soon = None
         self.attempts = 0

@@ -473,6 +473,26 @@ def drain(
                 raise Failure(f"{failed[0]} (of {len(failed)} that stay)")
 
 
+@cluster.command(epilog=examples("kept cluster unregister 2"))
+@click.argument("number", metavar="NODE", type=click.IntRange(0))
+@bootstrap_option
+def unregister(*, number: int, bootstrap: str) -> None:
+    """Forget NODE, which was drained and stopped, and is gone for good."""
+    from kept.cli.output import write
+    from kept.client import cluster as operations
+    from kept.client import moves
+
+    with _client(bootstrap) as client:
+        quorum = client.run(operations.describe_cluster()).quorum
+        if quorum is not None and number in {one.node_id for one in quorum.voters}:
+            raise Failure(f"node {number} votes: kept cluster voter remove {number}")
+        replicas, _ = moves.counts(client.metadata().topics.values())
+        if held := replicas.get(number, 0):
+            raise Failure(f"node {number} has {held} replicas: kept cluster drain {number} --wait")
+        client.run(operations.unregister(number))
+    write(f"node {number} is forgotten\n")
+
+
 def _names(described: ClusterDescription) -> str:
     return ", ".join(str(member.node_id) for member in described.members) or "none"
 

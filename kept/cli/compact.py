@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.waiting import note_silent
 
 if TYPE_CHECKING:
     from kept.client.http import JsonApi
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 TIMEOUT_S: Final = 30.0
-FOLLOWED: Final = "as the leader decided"
-"""The reason that a replica has which applied another one's manifest."""
 AT_A_TIME: Final = 8
 """Partitions of several nodes that are asked about side by side."""
 SHOWN_KEYS: Final = 5
@@ -159,7 +158,6 @@ def why_missing(
             "compaction/why-missing", topic=topic, partition=number, offset=offset, key=key
         ),
     )
-    answer |= _journal_of_another(bootstrap, answer)
     reports = _lost(bootstrap, topic=topic, partition=partition, offset=offset)
     lost_here = [
         {
@@ -175,29 +173,6 @@ def why_missing(
         show_json(answer)
     else:
         show_tree(answer)
-
-
-def _journal_of_another(bootstrap: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """What another replica knows better: who only followed, or keeps less history, has no reason of
-    its own; the one that led the pass has.
-    """
-    from kept.client.http import HttpFailed, each_node
-
-    if answer["fate"] not in ("removed", "before the history kept here"):
-        return {}
-    if answer["reason"] not in (None, FOLLOWED):
-        return {}
-    asked = {name: answer[name] for name in ("topic", "partition", "offset")}
-    for node, api in each_node(bootstrap, TIMEOUT_S).items():
-        try:
-            other = api.get("compaction/why-missing", **asked)
-        except HttpFailed:
-            continue  # it has no replica, or has just gone
-        if other["fate"] == "removed" and other["reason"] != FOLLOWED:
-            said = f"{other['explanation']}, by the journal of node {node}"
-            known = {name: other[name] for name in ("fate", "reason", "generation")}
-            return {**known, "explanation": said}
-    return {}
 
 
 @compact.command(epilog=examples("kept compact lost", "kept compact lost users --json"))
@@ -239,7 +214,7 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 
 def _keys(records: list[dict[str, Any]]) -> str:
     """The first few distinct keys."""
-    keys = list(dict.fromkeys(str(r.get("key", r.get("key_base64"))) for r in records))
+    keys = list(dict.fromkeys(r.get("key", r.get("key_base64", "(no key)")) for r in records))
     more = f" and {len(keys) - SHOWN_KEYS} more" if len(keys) > SHOWN_KEYS else ""
     return ", ".join(keys[:SHOWN_KEYS]) + more
 
@@ -439,7 +414,12 @@ def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
 
     found: dict[tuple[str, int], dict[str, Any]] = {}
     failed: HttpFailed | None = None
-    for api in each_node(bootstrap, TIMEOUT_S).values():
+    silent: list[int] = []
+    nodes = each_node(bootstrap, TIMEOUT_S)
+    for number, api in nodes.items():
+        if len(nodes) > 1 and not api.is_there():
+            silent.append(number)
+            continue
         try:
             partitions = api.get("compaction", topic=topic)["partitions"]
         except HttpFailed as error:
@@ -449,6 +429,8 @@ def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
             where = one["topic"], one["partition"]
             if one["leads"] or where not in found:
                 found[where] = one
+    if silent:
+        note_silent(silent, "of partitions led there it is told what others see")
     if not found and failed is not None:
         raise failed
     return [one for _, one in sorted(found.items())]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.waiting import note_silent
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -27,8 +28,11 @@ def list_groups(*, as_json: bool, bootstrap: str) -> None:
     """List all groups."""
     from kept.cli.output import show_json, show_table
 
+    silent: list[int] = []
     with _client(bootstrap) as client:
-        groups = client.list_groups()
+        groups = client.list_groups(silent)
+    if silent:
+        note_silent(silent, "groups coordinated there are not listed")
     if as_json:
         show_json([g._asdict() for g in groups])
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option, pairs
+from kept.cli.waiting import note_silent
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -114,21 +115,23 @@ def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) ->
 
 def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     known = client.topic(name)
-    bounds = client.bounds(name, [n for n, p in known.partitions.items() if p.leader >= 0])
-    sizes = client.log_sizes(name)
+    standings = client.standings(name)
+    leaders = {number: p.leader for number, p in known.partitions.items()}
+    silent = {leaders[number] for number, s in standings.items() if s.high_watermark is None}
+    if silent:
+        note_silent(silent, "where partitions led there stand is not known")
+        leaders = {number: leader for number, leader in leaders.items() if leader not in silent}
+    settings = client.topic_configs([name])[name]
     config = {
         c.name: {"value": c.value, "source": c.source}
-        for c in client.topic_configs([name])[name]
+        for c in settings
         if all_settings or c.source == "topic"
     }
-    policy = next(
-        (c.value for c in client.topic_configs([name])[name] if c.name == "cleanup.policy"), ""
-    )
-    leaders = {number: p.leader for number, p in known.partitions.items()}
+    policy = next((c.value for c in settings if c.name == "cleanup.policy"), "")
     compaction = _compaction(client, name, leaders) if "compact" in (policy or "") else {}
     partitions = []
     for number, p in sorted(known.partitions.items()):
-        start, end = bounds.get(number, (None, None))
+        start, end, size = standings.get(number, (None, None, None))
         partitions.append(
             {
                 "partition": number,
@@ -138,7 +141,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
                 "isr": list(p.isr),
                 "log_start_offset": start,
                 "high_watermark": end,
-                "size_bytes": sizes.get(number),
+                "size_bytes": size,
                 **compaction.get(number, {}),
             }
         )

@@ -1,8 +1,10 @@
-"""What a command says of partitions that nobody leads: while it waits, and when that was vain."""
+"""What a command says of whoever is not there: of partitions that nobody leads, while it waits and
+when that was vain, and of nodes that do not answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +30,16 @@ def teller() -> Callable[[KeptError], None]:
             click.echo(f"kept: {why}; still trying", err=True)
 
     return tell
+
+
+def note_silent(nodes: Iterable[int], so: str) -> None:
+    """Tell on standard error that nodes do not answer, and what follows from that."""
+    numbers = sorted(nodes)
+    which = ", ".join(map(str, numbers))
+    plural = len(numbers) > 1
+    click.echo(
+        f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True
+    )
 
 
 @contextmanager

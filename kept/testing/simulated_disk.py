@@ -11,7 +11,8 @@ every call that changes something, so that a test can crash at each of them:
   prefix, torn, with holes of zeros, or nothing.
 
 Errors are injected with :meth:`SimulatedDisk.fail`, a full disk with ``capacity_bytes``, rot with
-:meth:`SimulatedDisk.flip_bit`.
+:meth:`SimulatedDisk.flip_bit`; a device that is gone is a path in ``broken``: every call on it and
+below fails.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ class SimulatedDisk(Disk):
         self.now_ms = 0
         self.capacity_bytes: int | None = None
         self.injections: list[Injection] = []
+        self.broken: set[str] = set()
         self.trace: list[str] = []
         self._crash_at: int | None = None
         self._locks: set[str] = set()
@@ -269,6 +271,8 @@ class SimulatedDisk(Disk):
         return self.calls == self._crash_at
 
     def _inject(self, operation: str, path: str) -> Injection | None:
+        if any(path == one or path.startswith(f"{one}/") for one in self.broken):
+            return Injection(operation, path, errno.EIO)
         for injection in self.injections:
             if injection.operation == operation and injection.path in path:
                 if injection.skip:

@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 NOTE: Final = "adopting"
 """In the metadata directory while it is not whole."""
 ENTRIES_A_WRITE: Final = 1000
-TRANSACTION_STATE: Final = "__transaction_state"
-NO_TRANSACTIONS: Final = f"transactional ids; {TRANSACTION_STATE} stays as a topic"
+NOT_SERVED: Final = {
+    "__transaction_state": "transactional ids",
+    "__share_group_state": "share groups",
+    "__remote_log_metadata": "what is in remote storage",
+}
+"""Topics in which Kafka keeps what kept does not serve: they stay as topics, and it is said."""
 
 
 def adopt(
@@ -171,8 +175,9 @@ def _check(
     reasons += _missing(config, found, begun)
     reasons += directories.problems(disk, found)
     directories.refuse(reasons)
-    served_not = TRANSACTION_STATE in translation.topics.values()
-    for what in [*left.described(), *[NO_TRANSACTIONS] * served_not]:
+    held = sorted(NOT_SERVED.keys() & set(translation.topics.values()))
+    states = (f"{NOT_SERVED[topic]}; {topic} stays as a topic" for topic in held)
+    for what in (*left.described(), *states):
         log.warning("not taken over from Apache Kafka", what=what)
 
 

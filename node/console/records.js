@@ -50,11 +50,11 @@ function headers(record) {
     record.headers_left_out ? make("li", {}, `and ${record.headers_left_out} more`) : "");
 }
 
-function gap(first, end, topic, number, leader) {
+function gap(first, end, topic, number) {
   const answer = make("span", { role: "status" });
   const ask = make("button", { class: "plain", onclick: async () => {
     try {
-      const found = await api("compaction/why-missing", { topic, partition: number, offset: first, node: leader });
+      const found = await api("compaction/why-missing", { topic, partition: number, offset: first });
       answer.textContent = ` Offset ${count(first)}: ${found.explanation}.`;
     } catch (error) { answer.textContent = ` ${error.message}`; }
   } }, "why?");
@@ -62,11 +62,11 @@ function gap(first, end, topic, number, leader) {
   return make("tr", { class: "gap" }, make("td", { colspan: 5, class: "payload" }, `${said} not there: `, ask, answer));
 }
 
-function rows(found, topic, number, leader) {
+function rows(found, topic, number) {
   const made = [];
   let expected = found.first_offset;
   for (const record of found.records) {
-    if (record.offset > expected) made.push(gap(expected, record.offset, topic, number, leader));
+    if (record.offset > expected) made.push(gap(expected, record.offset, topic, number));
     expected = record.offset + 1;
     const search = new URLSearchParams({ key: record.key_base64 || "" });
     const cells = [
@@ -77,7 +77,7 @@ function rows(found, topic, number, leader) {
       ["Headers", headers(record), "payload"]];
     made.push(make("tr", {}, cells.map(([head, content, kind]) => make("td", { class: kind, "data-head": head }, content))));
   }
-  if (found.next_offset > expected) made.push(gap(expected, found.next_offset, topic, number, leader));
+  if (found.next_offset > expected) made.push(gap(expected, found.next_offset, topic, number));
   return made;
 }
 
@@ -106,26 +106,20 @@ function form(topic, number, query, go) {
   return made;
 }
 
-async function leaderOf(topic, number) {
-  const found = await api("topics/" + encodeURIComponent(topic), { partition: number, segments: 1 });
-  return [found.partitions[0].leader, found.partition_count];
-}
-
 const head = (topic, number, title, ...more) => [crumbs(link("#topics", "Topics"), link(hash("topic", topic), topic), link(hash("topic", topic, number), `partition ${number}`), ...more), make("h1", {}, title)];
 
 export const records = {
   still: true,
   async ask(topic, number, query) {
-    const [leader] = await leaderOf(topic, number);
     const wanted = { topic, partition: number, limit: query.get("limit") || LIMIT, offset: query.get("offset"), timestamp: query.get("timestamp") };
-    return [await api("records", wanted), topic, number, query, leader < 0 ? null : leader];
+    return [await api("records", wanted), topic, number, query];
   },
-  show([found, topic, number, query, leader], refresh, act, go) {
+  show([found, topic, number, query], refresh, act, go) {
     const at = hash("records", topic, number), limit = LIMIT;
     const earlier = Math.max(found.log_start_offset, found.first_offset - limit);
     return [...head(topic, number, "Records"), form(topic, number, query, go),
       found.records.length ? "" : quiet("There is no record from there on."),
-      found.records.length || found.next_offset > found.first_offset ? table(`Records of ${topic}, partition ${number}`, [["Offset", "number"], "Time", "Key", ["Value", "wide"], "Headers"], rows(found, topic, number, leader)) : "",
+      found.records.length || found.next_offset > found.first_offset ? table(`Records of ${topic}, partition ${number}`, [["Offset", "number"], "Time", "Key", ["Value", "wide"], "Headers"], rows(found, topic, number)) : "",
       make("nav", { class: "row", "aria-label": "More records" },
         found.first_offset > found.log_start_offset ? link(`${at}?offset=${earlier}`, "earlier") : "",
         found.next_offset < found.high_watermark ? link(`${at}?offset=${found.next_offset}`, "later") : "",
@@ -151,18 +145,16 @@ function before({ records: left, passes }) {
 export const life = {
   still: true,
   async ask(topic, number, query) {
-    const [leader] = await leaderOf(topic, number);
-    const wanted = { topic, partition: number, key_base64: query.get("key"), node: leader < 0 ? null : leader };
-    return [await api("records/key", wanted), topic, number, query, leader < 0 ? null : leader];
+    return [await api("records/key", { topic, partition: number, key_base64: query.get("key") }), topic, number, query];
   },
-  show([found, topic, number, query, leader], refresh, act, go) {
+  show([found, topic, number, query], refresh, act, go) {
     const at = hash("records", topic, number), oldest = found.passes[found.passes.length - 1];
     const offset = make("input", { id: "missing", inputmode: "numeric", autocomplete: "off" }), answer = make("p", { role: "status" });
     const why = make("form", {}, make("label", {}, "Why is an offset not there?", offset), make("button", {}, "Ask"));
     why.addEventListener("submit", async (event) => {
       event.preventDefault();
       try {
-        const said = await api("compaction/why-missing", { topic, partition: number, offset: offset.value.trim(), key_base64: query.get("key"), node: leader });
+        const said = await api("compaction/why-missing", { topic, partition: number, offset: offset.value.trim(), key_base64: query.get("key") });
         answer.textContent = `Offset ${said.offset}: ${said.explanation}.` + (said.winner ? ` The key's newest record is at ${said.winner.offset}.` : "");
       } catch (error) { answer.textContent = error.message; }
     });

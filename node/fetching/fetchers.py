@@ -232,27 +232,13 @@ class _Stream:
         The stream waits for it, as Kafka's does: a request sent without these partitions could be
         held by the leader for much longer than a flush takes.
         """
-        flushes = [self._flushed(self._hosted[tp]) for tp in waiting]
+        several = [self._hosted[tp] for tp in waiting]
+        flushes = [hosted.flushed(hosted.partition.log_end_offset) for hosted in several]
         outcomes = await asyncio.gather(*flushes, return_exceptions=True)
         for tp, error in zip(waiting, outcomes, strict=True):
             if error is not None:
                 failed = KafkaStorageError(f"{tp}: not flushed: {error}")
                 self.core.effect_failed(tp, failed, monotonic_ms())
-
-    def _flushed(self, hosted: HostedPartition) -> asyncio.Future[None]:
-        """Done when what a partition holds now is durable."""
-        done: asyncio.Future[None] = self._node.loop.create_future()
-
-        def settle(error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        hosted.flush(hosted.partition.log_end_offset, settle)
-        return done
 
     async def _pause(self) -> None:
         """Until something is to be asked again."""

@@ -21,7 +21,7 @@ from kept.compaction.view import base_job
 from kept.compaction.worker import COMMAND
 from kept.node.manifests import placing
 from kept.node.manifests.failures import ManifestUnreadable, Withdrawn
-from kept.node.manifests.replica import pair_of
+from kept.node.manifests.standing import pair_of
 from kept.node.manifests.workers import Work
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
@@ -245,11 +245,12 @@ class Files:
     # A base generation (rule 19).
 
     async def base(
-        self, work: Work, epoch: int, still_wanted: Callable[[], bool]
+        self, work: Work, name: tuple[int, int], still_wanted: Callable[[], bool]
     ) -> CompactionState:
         """Forget all manifests and begin anew with one in which everything survives.
 
-        Raises Withdrawn, PassFailed, KeptError, OSError.
+        Until it is in place a start finds that what was held is lost. Raises Withdrawn, PassFailed,
+        KeptError, OSError.
         """
         node, hosted = self._node, self._hosted
         log_ = hosted.partition.log
@@ -263,14 +264,19 @@ class Files:
             await self.no_pass()
             async with self._lock:
                 check()
-                await hosted.directory.pool.run(held.forget, log_.directory, node.disk)
+                await hosted.directory.pool.run(held.lose, log_.directory, node.disk)
             hosted.compaction = None
             hosted.partition.applied_end = 0
             check()
             limits = node.cleaner.limits(hosted)
-            identity = Identity(epoch, 0)
+            identity = Identity(*name)
             job = base_job(log_, identity, now_ms=node.now_ms(), limits=limits)
             result = await work.run(COMMAND, jobs.encode(job))
             check()
             hosted.partition.raise_high_watermark(result.end_offset)
-            return await self._place(result, check)
+            state = await self._place(result, check)
+            async with self._lock:
+                await hosted.directory.pool.run(
+                    held.begun, log_.directory, node.disk, state.applied
+                )
+            return state

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kept.node.logging import log
-from kept.node.manifests.replica import Known
+from kept.node.manifests.standing import Known
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
@@ -34,13 +34,18 @@ def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, 
     except DamagedData as error:
         if any(name.endswith(layout.SWAP) for name in names):
             raise
-        return None, _lost(path, disk, alone, error)
+        log.error("manifest given up", path=path, error=str(error))
+        return None, _lost(path, disk, alone)
 
 
 def after(
-    path: str, disk: Disk, state: CompactionState, alone: bool
+    path: str, disk: Disk, state: CompactionState, alone: bool, log_end_offset: int
 ) -> tuple[CompactionState | None, Known]:
-    """The log was opened, and a swap completed: make the mark say so, and read what is held."""
+    """The log was opened, and a swap completed: make the mark say so, and read what is held.
+
+    A log that ends below what is held lost its tail in a power cut, or was not fetched so far.
+    Whatever comes there next may not be what was compacted: the manifest counts no more (C15).
+    """
     from kept.compaction import apply, held
     from kept.node.manifests.files import ref_of
 
@@ -53,16 +58,20 @@ def after(
             applied = ref_of(held.body(path, disk, state.applied))
         newest = held.load(path, disk)
     except DamagedData as error:
-        return None, _lost(path, disk, alone, error)
+        log.error("manifest given up", path=path, error=str(error))
+        return None, _lost(path, disk, alone)
     known = Known(None if newest is None else ref_of(newest), applied)
+    to = max((one.end_offset for one in (known.held, applied) if one is not None), default=0)
+    if to > log_end_offset:
+        log.warning("log ends below its manifest", path=path, end=log_end_offset, manifest_end=to)
+        return None, _lost(path, disk, alone)
     return (None if applied is None else state), known
 
 
-def _lost(path: str, disk: Disk, alone: bool, error: DamagedData) -> Known:
-    """A manifest cannot be read. A lone replica cleans anew; one of several asks its leader."""
+def _lost(path: str, disk: Disk, alone: bool) -> Known:
+    """No manifest is relied on. A lone replica cleans anew; one of several asks its leader."""
     from kept.compaction import held
 
-    log.error("manifest given up", path=path, error=str(error))
     if alone:
         held.forget(path, disk)
     else:

@@ -2,8 +2,10 @@
 
 The same for what a pass here made and for what was built from another replica's manifest. The loop
 does the renames of one group of segments at a time; all that blocks longer runs in the directory's
-threads (:mod:`kept.storage.replacement`). Before the first swap the high watermark, which the
-caller has raised to the manifest's end, is checkpointed (rule 12).
+threads (:mod:`kept.storage.replacement`). Before the first swap the closed segments are made
+durable: those that stay as they are may lie between others, and once a manifest is applied a start
+takes a gap below its end for the work of compaction. Then the high watermark, which the caller has
+raised to the manifest's end, is checkpointed (rule 12).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ async def place(
     ``check`` raises while all can be taken back and is to be; then nothing was placed.
     """
     pool, log_ = hosted.directory.pool, hosted.partition.log
+    await hosted.flushed(log_.active_segment.base_offset)
     created = hosted.directory.directory.created
     offsets: dict[TopicPartition, int] = {}
     await timers.in_slices(

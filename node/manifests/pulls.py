@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.logging import log
-from kept.node.manifests.replica import pair_of
+from kept.node.manifests.standing import pair_of
 from kept.node.peers import manifest_calls as calls
 from kept.node.peers.failures import error_of, failure_of
 from kept.replication import manifests_events as ev

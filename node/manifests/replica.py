@@ -14,12 +14,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
 from kept.node.manifests.failures import ManifestUnreadable, PassFailed
+from kept.node.manifests.standing import (
+    APPLY_MS,
+    APPLY_PASSES,
+    Known,
+    base_name,
+    is_alone,
+    leads,
+    named,
+    others_apply,
+)
 from kept.node.manifests.trouble import Trouble
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
@@ -46,20 +55,7 @@ if TYPE_CHECKING:
     from kept.node.server import Node
 
 CUT_RETRY_S: Final = 0.1
-APPLY_MS: Final = 60_000
-APPLY_PASSES: Final = 4
-"""How long other replicas have at least to apply a generation before there is a newer one: so long,
-or so many times as long as its pass took."""
 NEVER: Final = MAX_INT64
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a start found: manifests held and applied; ``lost``: they could not be read."""
-
-    held: ManifestRef | None = None
-    applied: ManifestRef | None = None
-    lost: bool = False
 
 
 class ReplicaManifests:
@@ -125,13 +121,9 @@ class ReplicaManifests:
         new = core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch
         if new:
             self._begin()
-        # Logs that were never compacted have nothing to begin anew with: a base would cost a
-        # reading of all of it.
-        compacts = self._partition.log.config.compact
-        unclean = record.unclean and (compacts or core.held is not None or core.lost)
-        alone = record.isr == (self._node.node_id,)
-        self.tell(ev.Leads(record.leader_epoch, unclean, alone))
-        if core.lost and not core.settled and not core.making_base and not alone:
+        event = leads(self._node.image, self._partition, record, core, self._node.node_id)
+        self.tell(event)
+        if core.lost and not core.settled and not core.making_base and not event.alone:
             self._resign(record)
         if core.held is not None:
             self._announce()
@@ -260,8 +252,12 @@ class ReplicaManifests:
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
             self._node.cleaner.renew(tp)
+        elif is_alone(self._partition.core, self._node.node_id):
+            self.tell(ev.Damaged(ref, alone=True))
         elif record is not None and record.isr != (self._node.node_id,):
             self._resign(record)
+        else:
+            self.trouble.failed("manifest not applied", named(ref), error)
 
     # What the core wants done.
 
@@ -281,8 +277,8 @@ class ReplicaManifests:
                     self._spawn(self._apply(ref, self._begin_work()))
                 case ev.CancelApply():
                     self._cancel_work()
-                case ev.MakeBase(epoch):
-                    self._spawn(self._make_base(epoch, self._begin_work()))
+                case ev.MakeBase():
+                    self._spawn(self._make_base(effect, self._begin_work()))
                 case ev.Discard(ref):
                     self._discarded(ref)
                 case ev.ClearApplied():
@@ -423,21 +419,24 @@ class ReplicaManifests:
 
     # A base generation (rule 19).
 
-    async def _make_base(self, epoch: int, work: Work) -> None:
+    async def _make_base(self, effect: ev.MakeBase, work: Work) -> None:
+        epoch, generation = base_name(effect)
+
         def still_wanted() -> bool:
             core = self.core
             return core.making_base and core.leader_epoch == epoch and not self._closed
 
         state: CompactionState | None = None
         try:
-            state = await self._slow.base(work, epoch, still_wanted)
+            state = await self._slow.base(work, (epoch, generation), still_wanted)
         except (KeptError, OSError) as error:
             self._stopped(work, "base generation not made", None, error)
         self._works.discard(work)
         if state is not None:
             self._in_place(state)
             if still_wanted():
-                self.tell(ev.BaseMade(ManifestRef((epoch, 0), epoch, state.end_offset)))
+                ref = ManifestRef((epoch, generation), epoch, state.end_offset)
+                self.tell(ev.BaseMade(ref))
             self._node.hosting.compaction_moved(self._partition.topic_partition)
 
     # Passes of this leader.
@@ -468,17 +467,16 @@ class ReplicaManifests:
         core = self.core
         return core.role is Role.LEADER and not core.may_compute and not core.lost
 
-    def gives_time(self) -> bool:
+    def gives_time(self, *, overdue: bool = False) -> bool:
         """Replicas that are there still apply what was published last: a newer generation would
-        keep those that take longer than a pass out of the ISR. Not for ever.
+        keep those that take longer than a pass out of the ISR. Not for ever; an ``overdue`` pass
+        waits no longer than the records of it may (``max.compaction.lag.ms``).
         """
-        leader = self._partition.core
-        applies = any(
-            follower.held == leader.published != follower.applied and replica in leader.eligible
-            for replica, follower in leader.followers.items()
-        )
         allowed_ms = max(APPLY_MS, APPLY_PASSES * self._pass_ms)
-        return applies and monotonic_ms() - self._published_ms < allowed_ms
+        if overdue:
+            allowed_ms = min(allowed_ms, self._partition.config.max_compaction_lag_ms)
+        passed_ms = monotonic_ms() - self._published_ms
+        return others_apply(self._partition.core) and passed_ms < allowed_ms
 
     def begin_pass(self, work: Work) -> None:
         """A pass computes from now on, in worker ``work``. Raises NotLeaderOrFollower."""
@@ -553,7 +551,8 @@ class ReplicaManifests:
         trouble.wait_no_longer()
         core = self.core
         if core.making_base and not self._works:
-            self._spawn(self._make_base(core.leader_epoch, self._begin_work()))
+            effect = ev.MakeBase(core.leader_epoch, core.replaces)
+            self._spawn(self._make_base(effect, self._begin_work()))
         elif core.role is not Role.NONE:
             self.tell(ev.Retried())
             self.ask()
@@ -581,15 +580,3 @@ def _missing(error: BaseException) -> int | None:
     from kept.compaction.follow import LogsDiffer
 
     return error.offset if isinstance(error, PassFailed | LogsDiffer) else None
-
-
-def named(ref: ManifestRef | None) -> str:
-    """A generation as it is shown: ``<leader epoch>.<generation>``."""
-    if ref is None:
-        return "none"
-    return ".".join(map(str, pair_of(ref)))
-
-
-def pair_of(ref: ManifestRef) -> tuple[int, int]:
-    """Leader epoch and generation."""
-    return cast("tuple[int, int]", ref.identity)

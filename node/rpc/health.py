@@ -1,4 +1,8 @@
-"""``grpc.health.v1.Health``: serving when ``/readyz`` says ready."""
+"""``grpc.health.v1.Health``: serving when ``/readyz`` says ready.
+
+Whoever watches is told when that moves: the node says when it may have (``Readiness.on_move``), one
+look serves all, and while nothing happens nobody looks.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ if TYPE_CHECKING:
     from kept.node.server import Node
 
 NAME: Final = "grpc.health.v1.Health"
-LOOK_S: Final = 1.0
-"""How often a watched state is looked at, for all who watch together."""
+PAUSE_S: Final = 0.05
+"""Between two looks: thousands of partitions may move at once."""
 
 _STATES: Final = health_pb2.HealthCheckResponse
 
@@ -32,7 +36,9 @@ class Health:
         self._watching = 0
         self._known: Any = None
         self._moved = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._again = False
+        node.readiness.on_move = self._may_have_moved
 
     def handlers(self) -> Any:
         """For a gRPC server."""
@@ -64,10 +70,8 @@ class Health:
         said = None
         self._watching += 1
         try:
-            if self._looking is None:
-                self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._refresh()
             while True:
-                self._refresh()
                 moved, state = self._moved, self._known
                 if request.service not in self._services:
                     state = _STATES.SERVICE_UNKNOWN
@@ -78,14 +82,18 @@ class Health:
         finally:
             self._watching -= 1
 
-    async def _look(self) -> None:
-        """Wake those that watch when there is something to say; ends when nobody does."""
-        try:
-            while self._watching:
-                await asyncio.sleep(LOOK_S)
-                self._refresh()
-        finally:
-            self._looking = None
+    def _may_have_moved(self) -> None:
+        """Look now, or when the pause after the last look is over."""
+        self._again = bool(self._watching)
+        if self._again and self._looking is None:
+            self._look()
+
+    def _look(self) -> None:
+        self._looking = None
+        if self._again:
+            self._again = False
+            self._refresh()
+            self._looking = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
 
     def _refresh(self) -> None:
         state = self._state("")

@@ -419,9 +419,22 @@ def test_nobody_at_any_bootstrap_address_is_said_at_once():
     world.down = {A, B}
     call = offsets(world)
     world.run()
-    with pytest.raises(ConnectionFailed, match=r"b:2: .*connection refused"):
+    both = r"ListOffsets of t-0: no node answers: a:1: connection refused; b:2: connection refused$"
+    with pytest.raises(ConnectionFailed, match=both):
         world.result(call)
     assert world.now < 2000
+
+
+def test_nodes_that_are_gone_for_good_are_all_named():
+    world = World()
+    assert world.result(offsets(world)) is not None
+    world.down = {A, B}
+    for number in list(world.connections):
+        world.step(Lost(number, "connection reset by peer"))
+    call = offsets(world, timeout_ms=5000)
+    world.run()
+    with pytest.raises(ConnectionFailed, match=r"no node answers: (a:1.*; b:2|b:2.*; a:1): "):
+        world.result(call)
 
 
 def test_the_second_bootstrap_address_serves_when_the_first_does_not():

@@ -215,7 +215,7 @@ def test_all_lose_power_and_only_the_first_to_be_missed_kept_its_disk() -> None:
     assert cluster.state.leader == NO_LEADER, "3 has not reported"
     cluster.report(3)
     assert cluster.state.leader == 3 and cluster.state.isr == (3,)
-    assert not cluster.state.unclean and not cluster.state.suspects
+    assert cluster.state.unclean and not cluster.state.suspects
 
 
 def test_a_node_that_died_long_ago_is_not_waited_for() -> None:
@@ -312,6 +312,41 @@ def test_the_last_epoch_counts_before_the_offset(logs, winner) -> None:
     assert record.leader == winner and record.isr == (winner,)
 
 
+@pytest.mark.parametrize(("winner", "unclean"), [(1, True), (2, False)])
+def test_who_was_not_in_the_isr_any_more_begins_with_a_base(winner, unclean) -> None:
+    """Others may have been compacted since; but nothing is lost, and nobody is told so."""
+    cluster = waiting_for_three()
+    cluster.start(3)
+    state = cluster.state
+    assert winner in state.suspects and (winner in state.isr) is not unclean
+    logs = {n: ReplicaLog(*KEY, state.leader_epoch, 0, 9 if n == winner else 5) for n in NODES}
+    reports = {KEY: {n: (cluster.up[n], log) for n, log in logs.items()}}
+    (record,) = decide.elect_longest(cluster.image, [KEY], reports)
+    assert (record.leader, record.unclean) == (winner, unclean)
+    image, delta = cluster.image.apply([record])
+    assert decide.unclean_elections(image, delta, reports) == ()
+    if unclean:  # what another one's former process said is no word of its disk now
+        reports[KEY][3] = (cluster.up[3] - 1, logs[3])
+        (told,) = decide.unclean_elections(image, delta, reports)
+        assert told.leader == winner
+
+
+def test_of_equal_logs_one_that_was_in_the_isr_leads() -> None:
+    """All were killed, and their disks have everything: no log is read for a base generation."""
+    cluster = Cluster()
+    for node in (1, 2, 3):
+        cluster.crash(node)
+        cluster.detect(node)
+    for node in (1, 2, 3):
+        cluster.start(node)
+    state = cluster.state
+    assert state.recovering and state.isr != state.replicas[:1]
+    log = ReplicaLog(*KEY, state.leader_epoch, 0, 5)
+    reports = {KEY: {n: (cluster.up[n], log) for n in NODES}}
+    (record,) = decide.elect_longest(cluster.image, [KEY], reports)
+    assert (record.leader,) == state.isr and not record.unclean
+
+
 def test_who_gives_up_the_missing_one_is_told_what_may_be_lost() -> None:
     cluster = waiting_for_three()
     cluster.report(1)
@@ -322,7 +357,7 @@ def test_who_gives_up_the_missing_one_is_told_what_may_be_lost() -> None:
     records = decide.elect_unclean(before, "t", 0, logs)
     image, delta = before.apply(records)
     assert image.partition(*KEY).leader == 2 and image.partition(*KEY).unclean
-    (lost,) = decide.unclean_elections(delta, cluster.reports)
+    (lost,) = decide.unclean_elections(image, delta, cluster.reports)
     assert set(lost.isr) == {1, 2, 3} and lost.leader == 2
     assert [broker for broker, _, _ in lost.logs] == [1, 2]
     assert "acknowledged records may be lost" in str(lost) and "t-0" in str(lost)
@@ -332,8 +367,8 @@ def test_an_ordinary_election_is_no_loss() -> None:
     cluster = Cluster()
     leader = cluster.state.leader
     records = decide.fence_broker(cluster.image, leader, cluster.up[leader])
-    _, delta = cluster.image.apply(records)
-    assert decide.unclean_elections(delta) == ()
+    image, delta = cluster.image.apply(records)
+    assert decide.unclean_elections(image, delta) == ()
 
 
 @pytest.mark.parametrize(("behind", "waits"), [(0, False), (1, True)])

@@ -211,6 +211,41 @@ def test_a_new_controller_probes_whoever_takes_part() -> None:
         fresh.heartbeat(1, 1, 1, False, 8)
 
 
+def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() -> None:
+    """The old one may have been cut off for seconds before it was deposed."""
+    c = Controller()
+    c.sessions.stop()
+    c.run(c.sessions.start(c.image, c.now_ms))
+    c.pass_time(7000, beating=(1, 3))
+    assert not c.fenced(2)
+    c.pass_time(100, beating=(1, 3))
+    assert c.fenced(2), "a session of 9 s that began with a heartbeat 2 s before"
+    assert c.made == ["fence 2"]
+
+
+@pytest.mark.parametrize(("unheard_ms", "left_ms"), [(0, 7000), (3100, 5900), (60_000, 5000)])
+def test_the_controller_before_is_judged_by_when_it_was_heard_last(unheard_ms, left_ms) -> None:
+    """Not by more than two intervals: this node may have heard less of it than others did."""
+    c = Controller()
+    c.sessions.stop()
+    c.run(c.sessions.start(c.image, c.now_ms, {2: unheard_ms}))
+    c.pass_time(left_ms, beating=(1, 3))
+    assert not c.fenced(2)
+    c.pass_time(100, beating=(1, 3))
+    assert c.fenced(2) and c.made == ["fence 2"]
+
+
+def test_who_presents_itself_to_a_new_controller_has_a_whole_session() -> None:
+    c = Controller()
+    c.sessions.stop()
+    c.run(c.sessions.start(c.image, c.now_ms))
+    c.heartbeat(2)
+    c.pass_time(9000, beating=(1, 3))
+    assert not c.fenced(2)
+    c.pass_time(100, beating=(1, 3))
+    assert c.fenced(2)
+
+
 def test_heartbeats_of_the_wrong_process() -> None:
     c = Controller()
     with pytest.raises(StaleBrokerEpoch):

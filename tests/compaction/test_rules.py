@@ -466,3 +466,19 @@ def test_identity_goes_up_and_the_manifest_lists_the_whole_log(world):
     assert all(s.digest for s in found.segments)
     assert plan.groups, "the swap plan is in the file"
     assert not w.disk.exists(layout.manifest_file("/t-0", 0, 1))
+
+
+@pytest.mark.parametrize("later", [1, 9])
+def test_what_a_producer_wrote_last_below_the_end_of_a_pass_keeps_its_batch(world, later):
+    """What is above may be lost with the leader. Memory has five batches, a snapshot the rest."""
+    w = world()
+    w.append((b"a", b"1"), pid=7, sequence=0)
+    last = w.append((b"b", b"1"), pid=7, sequence=1)
+    w.append((b"a", b"2"), (b"b", b"2"))
+    w.roll()
+    for number in range(later):
+        w.append((b"c%d" % number, b"1"), pid=7, sequence=2 + number)
+    w.clean()
+    kept = [h for h in w.headers() if h.producer_id == 7 and h.base_offset < w.state.end_offset]
+    assert [(h.base_offset, h.base_sequence) for h in kept] == [(last, 1)]
+    assert [key for _, key, _ in w.pairs()][:2] == [b"a", b"b"]

@@ -7,9 +7,12 @@ seen all of it, what they committed is committed, and who comes later goes on fr
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from kept.storage.types import TopicPartition
@@ -86,6 +89,32 @@ def leader(cluster: Cluster, topic: str, partition: int = 0) -> int:
     """The node that leads a partition."""
     with cluster.client() as client:
         return client.topic(topic).partitions[partition].leader
+
+
+def story_over_a_kill(
+    cluster: Cluster, topic: str, command: Sequence[str], folder: Path | None = None
+) -> dict[str, int]:
+    """Run a program that writes a topic and reads it in a group; what it says of it, as JSON.
+
+    When it prints "half", a leader is killed and started again. ``held`` is what the log then has.
+    """
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() == "half\n":
+            victim = leader(cluster, topic)
+            cluster.kill(victim)
+            cluster.start(victim)
+        out, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, errors
+    with cluster.client() as client:
+        held = sum(end - start for start, end in client.bounds(topic).values())
+    return {**json.loads(out.splitlines()[-1]), "held": held}
 
 
 def check_log(cluster: Cluster, topic: str, sent: Iterable[bytes]) -> None:

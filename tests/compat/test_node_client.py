@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kept.testing import Cluster
-from tests.compat.scenario import leader
+from tests.compat.scenario import story_over_a_kill
 
 pytestmark = [pytest.mark.node_js, pytest.mark.slow, pytest.mark.timeout(600)]  # npm is slow
 
@@ -43,22 +43,11 @@ def test_codecs_groups_and_commits(broker, workspace):
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_nothing_is_lost_over_kill_9(workspace, nodes):
     with Cluster(nodes) as cluster:
-        process = subprocess.Popen(
+        result = story_over_a_kill(
+            cluster,
+            "survivor",
             ["node", "over_a_kill.js", cluster.bootstrap, "survivor"],
-            cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stdout.readline() == "half\n"
-            victim = leader(cluster, "survivor")
-            cluster.kill(victim)
-            cluster.start(victim)
-            out, errors = process.communicate(timeout=300)
-        finally:
-            process.kill()
-            process.wait()
-        assert process.returncode == 0, errors
-        with cluster.client() as client:
-            held = sum(end - start for start, end in client.bounds("survivor").values())
-    result = json.loads(out.splitlines()[-1])
-    assert (result["sent"], result["seen"], held) == (600, 600, 600)
+            workspace,
+        )
+    assert (result["sent"], result["seen"], result["held"]) == (600, 600, 600)
     assert result["twice"] <= 300  # read again since the last commit, at most

@@ -188,6 +188,22 @@ def test_a_stream_tells_what_moves_and_there_are_few(kept_cluster):
     assert cluster.stop() == 0
 
 
+def say_the_same_everywhere(cluster, topic, leaders):
+    """Whichever node is asked about a partition of one replica, its leader answers."""
+    for i in range(3):
+        told = given(cluster, "compaction/explain", i, topic=topic, key="k1")["partitions"]
+        assert [(one["partition"], one["status"]["node"]) for one in told] == list(leaders.items())
+        assert all(len(one["key"]) == 3 for one in told)
+        for partition in leaders:
+            there = {"topic": topic, "partition": partition}
+            life = given(cluster, "records/key", i, **there, key="k1")
+            assert [one["offset"] for one in life["records"]] == [1, 4, 7]
+            why = given(cluster, "compaction/why-missing", i, **there, offset=99, key="k1")
+            assert (why["fate"], why["winner"]["offset"]) == ("never written", 7)
+            status, said = ask(cluster, "compaction/retry", i, body=there)
+            assert status == 400 and said.startswith(f"{topic}-{partition} is not uncleanable")
+
+
 @pytest.mark.slow
 def test_any_node_answers_for_all(kept_cluster):
     cluster = kept_cluster(3, log_cleaner_enable="false")
@@ -236,7 +252,13 @@ def test_any_node_answers_for_all(kept_cluster):
     for i in range(3):  # what other nodes serve is not offline
         assert given(cluster, "cluster", i)["offline_partitions"] == 0
         assert not any(one["offline_partitions"] for one in given(cluster, "topics", i)["topics"])
+    say_the_same_everywhere(cluster, alone, at)
     cluster.kill(leader)
+    (orphan,) = (partition for partition, node in at.items() if node == leader)
+    status, said = ask(cluster, "records/key", other, topic=alone, partition=orphan, key="k1")
+    assert (status == 503 and f"{alone}-{orphan} is led by node {leader}" in said) or (
+        status == 400 and "no leader now" in said
+    )
     _, done = ask(cluster, "compaction/now", other, body={"topic": alone, "wait": True})
     for one in done["partitions"]:
         if at[one["partition"]] != leader:

@@ -46,8 +46,32 @@ def image() -> str:
     """The image of this checkout, built once in a run, or ``TEST_IMAGE``; its name."""
     if given := os.environ.get("TEST_IMAGE"):
         return given
-    docker("build", "-f", f"{ROOT}/deploy/Dockerfile", "-t", IMAGE, str(ROOT), timeout=BUILD_S)
+    _build(IMAGE, "-f", f"{ROOT}/deploy/Dockerfile", str(ROOT))
     return IMAGE
+
+
+def _build(name: str, *arguments: str, context: bytes | None = None) -> None:
+    """Build an image and nothing that stays beside it.
+
+    Its first stage gets a name, too, under which the next build finds the layers; the images that
+    had the two names before are removed.
+    """
+    stage = f"{name}-build"
+    before = set(_ids(name, stage))
+    for target in (("--target=build", "-t", stage), ("-t", name)):
+        subprocess.run(
+            ["docker", "build", "-q", *target, *arguments], input=context, check=True,
+            timeout=BUILD_S,
+        )  # fmt: skip
+    for old in before - set(_ids(name, stage)):
+        docker("rmi", old, check=False)  # refused while somebody's container is of it
+
+
+def _ids(*names: str) -> list[str]:
+    """Of those images that there are."""
+    return docker(
+        "images", "-q", "--no-trunc", *(f"--filter=reference={one}" for one in names)
+    ).split()
 
 
 @functools.cache
@@ -59,10 +83,7 @@ def image_of(commit: str) -> str:
         tree = subprocess.run(
             ["git", "archive", commit], cwd=ROOT, capture_output=True, check=True, timeout=60
         ).stdout
-        subprocess.run(
-            ["docker", "build", "-q", "-f", "deploy/Dockerfile", "-t", name, "-"],
-            input=tree, check=True, capture_output=True, timeout=BUILD_S,
-        )  # fmt: skip
+        _build(name, "-f", "deploy/Dockerfile", "-", context=tree)
     return name
 
 

@@ -86,6 +86,21 @@ def test_it_serves_is_healthy_and_ends_as_pid_1(run):
     assert "recover" not in docker("logs", name)
 
 
+def test_a_node_of_a_file_is_healthy(run, tmp_path):
+    """Elsewhere than at the port that the image names."""
+    tmp_path.chmod(0o755)
+    listeners = "listeners: PLAINTEXT://:9095\nadvertised.listeners: PLAINTEXT://k:9095\n"
+    (tmp_path / "kept.yaml").write_text(listeners)
+    name = run(
+        "--health-interval=1s", "-v", f"{tmp_path}:/etc/kept:ro",
+        command=("serve", "--config", "/etc/kept/kept.yaml"),
+    )  # fmt: skip
+    until(
+        lambda: docker("inspect", "-f", "{{.State.Health.Status}}", name).strip() == "healthy",
+        "healthy",
+    )
+
+
 def test_without_listeners_it_says_that_nobody_reaches_it(run):
     name = run()
     until(lambda: " ready on " in docker("logs", name), "ready")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from grpc_health.v1 import health_pb2
 
+from kept.node.readiness import Readiness
 from kept.node.rpc import health
 
 STATES = health_pb2.HealthCheckResponse
@@ -20,20 +21,26 @@ class Node:
 
     def __init__(self):
         self.stopping, self.looks = False, 0
+        self.readiness = Readiness(0)
 
     @property
     def ready(self):
         self.looks += 1
         return not self.stopping
 
+    def moves(self, stopping):
+        self.stopping = stopping
+        self.readiness.on_move()
 
-def test_watches_share_one_look(monkeypatch):
-    monkeypatch.setattr(health, "LOOK_S", 0.01)
+
+def test_watches_are_told_of_what_moves_and_share_one_look():
     asyncio.run(watched(Node()))
 
 
 async def watched(node):
     face = health.Health(node, ("broker.Broker",))
+    node.readiness.on_move()
+    assert node.looks == 0, "nobody watches"
 
     def watch(service):
         return face._watch(health_pb2.HealthCheckRequest(service=service), None)
@@ -47,18 +54,17 @@ async def watched(node):
     assert await following(watches) == {STATES.SERVING}
     unknown = watch("none")
     assert await following([unknown]) == {STATES.SERVICE_UNKNOWN}
-    node.stopping = True
-    assert await following(watches) == {STATES.NOT_SERVING}
-    node.stopping = False
-    assert await following(watches) == {STATES.SERVING}
-    node.looks = 0
-    waiting = [asyncio.ensure_future(anext(one)) for one in watches]
-    while node.looks < 5:
+    for stopping, state in ((True, STATES.NOT_SERVING), (False, STATES.SERVING)):
+        waiting = asyncio.ensure_future(following(watches))
         await asyncio.sleep(0)
-    assert node.looks < len(watches)
-    for one in waiting:
-        one.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await unknown.aclose()
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.wait_for(asyncio.gather(*left), DEADLINE_S)  # nobody watches: no more looks
+        node.looks = 0
+        for _ in range(1000):  # thousands of partitions move
+            node.moves(stopping)
+        assert await waiting == {state}
+        assert node.looks <= 2
+    for one in (*watches, unknown):
+        await one.aclose()
+    node.looks = 0
+    node.readiness.on_move()
+    await asyncio.sleep(2 * health.PAUSE_S)
+    assert node.looks == 0, "nobody watches any more"

@@ -57,6 +57,13 @@ def test_any_node_takes_any_request(trio):
                 rpc.produce(compacted, partition=partition, key=b"k", payload=payload)
         done = rpc.call("kept.Admin/CompactNow", topic=compacted, wait=True).partitions
         assert [(one.partition, one.done) for one in done] == [(0, True), (1, True), (2, True)]
+        there = {"topic": compacted, "partition": 1}
+        told = rpc.call("kept.Admin/Explain", topic=compacted, key=b"k").partitions
+        assert [(one.partition, one.status.leads) for one in told] == [(n, True) for n in range(3)]
+        assert len(rpc.call("kept.Admin/Key", **there, key=b"k").records) == 1
+        assert rpc.call("kept.Admin/WhyMissing", **there, offset=0).reason == "superseded"
+        code, said = rpc.refusal("kept.Admin/Retry", **there)
+        assert code is Code.INVALID_ARGUMENT and "is not uncleanable" in said
     for n, rpc in enumerate(rpcs):
         code, why = rpc.refusal("broker.Broker/CreateTopic", topic="t")
         assert code is Code.ALREADY_EXISTS, (n, why)

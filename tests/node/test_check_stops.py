@@ -12,6 +12,7 @@ from kept.node.admin import Admin
 from kept.node.manifests.failures import PassFailed
 from tests.node.test_cleaner_faults import TP, clean, filled, newest
 
+# Every key is lost, also those of segments that stay as they are: whichever are drawn.
 BROKEN = """
 import sys
 from kept.compaction import pass_, worker
@@ -20,6 +21,7 @@ def survey(*args, **kwargs):
     found = real(*args, **kwargs)
     for group in found.groups:
         group.output.survivors.clear()
+        group.changed = True
     return found
 pass_.survey = survey
 sys.exit(worker.main())

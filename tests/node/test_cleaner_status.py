@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -143,6 +144,11 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     assert found["awaits"] == [] and found["replicas"][0]["behind"] is True
     hosted.partition.step(BrokersChanged(frozenset({0, 1})))
     assert hosted.manifests.gives_time(), "the next one would come too early for replica 1"
+    assert hosted.manifests.gives_time(overdue=True), "also where records are old when they come"
+    config = hosted.partition.config
+    hosted.partition.update_config(replace(config, max_compaction_lag_ms=1))
+    assert not hosted.manifests.gives_time(overdue=True) and hosted.manifests.gives_time()
+    hosted.partition.update_config(config)
     monkeypatch.setattr(replica, "APPLY_MS", 0)
     monkeypatch.setattr(replica, "APPLY_PASSES", 0)
     assert not hosted.manifests.gives_time(), "it does not wait for ever"

@@ -23,6 +23,16 @@ def refusal(**settings) -> str:
 # What follows from what.
 
 
+def test_kafkas_way_to_name_controllers_makes_no_cluster_of_one():
+    said = refusal(node_id="1", controller_quorum_bootstrap_servers="a:9093,b:9093,c:9093")
+    assert "names 3 controllers" in said and "as in 0@node-0:10092" in said
+    assert load(node_id="1", controller_quorum_bootstrap_servers="localhost:9093").alone
+    both = load(
+        node_id="1", controller_quorum_voters=THREE, controller_quorum_bootstrap_servers="a:1,b:1"
+    )
+    assert len(both.controller_quorum_voters) == 3
+
+
 def test_a_voter_of_three_has_a_node_listener_on_the_client_port_plus_1000():
     config = load(node_id="1", controller_quorum_voters=THREE)
     assert not config.alone
@@ -217,6 +227,7 @@ def test_the_cores_settings_follow():
     assert raft_settings(load(controller_quorum_fetch_timeout_ms="100")).heartbeat_ticks == 1
     sessions = session_settings(config)
     assert (sessions.session_timeout_ms, sessions.recovery_wait_ms) == (6000, 7)
+    assert sessions.heartbeat_interval_ms == 500
     assert sessions.imbalance_check_ms == 5000
     life = lifecycle_settings(config)
     assert (life.heartbeat_interval_ms, life.stall_ms, life.shutdown_timeout_ms) == (500, 1000, 0)

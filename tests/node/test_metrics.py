@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import sys
+import threading
 import time
 
 import pytest
@@ -312,3 +314,15 @@ def test_nothing_heavy_is_imported_for_counting():
 
     code = "import sys, kept.node.metrics; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_library_is_imported_in_a_thread(lone, monkeypatch):
+    places = []
+    monkeypatch.delitem(sys.modules, exposition.LIBRARY)
+    monkeypatch.setattr(
+        exposition, "import_module", lambda _: places.append(threading.current_thread().name)
+    )
+    for _ in range(2):
+        scrape(lone)
+    (place,) = places
+    assert place.startswith("call")

@@ -8,7 +8,9 @@ import pytest
 
 from kept.cluster.image import Image
 from kept.cluster.records import BrokerChangeRecord, BrokerRecord, PartitionRecord, TopicRecord
+from kept.node.admin import Admin
 from kept.node.readiness import Readiness
+from kept.storage.errors import MachineError
 
 TOPIC = uuid.UUID(int=7)
 EPOCHS = {1: 11, 2: 12}
@@ -76,3 +78,25 @@ def test_replicas_that_are_gone_are_not_waited_for(image):
 def test_what_an_earlier_start_left_does_not_count(image):
     assert Readiness(1).unready(image, 99, {}) == "not registered with the controller yet"
     assert Readiness(3).unready(image, 99, {}) == "not registered with the controller yet"
+
+
+def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
+    lone = lone_node()
+    node, calls = lone.node, []
+    node.readiness.on_move = lambda: calls.append(Admin(node).unready())
+
+    def said():
+        found, calls[:] = list(calls), []
+        return found
+
+    lone.create("t")
+    assert None in said()
+    (directory,) = node.log_directories
+
+    async def fail():
+        node.hosting.fail(directory, MachineError(directory.name, "open", OSError(5, "EIO")))
+
+    lone.run(fail())
+    assert any("is offline" in why for why in said())
+    lone.stop()
+    assert "starting or stopping" in said()

@@ -183,6 +183,7 @@ def test_a_disk_error_takes_the_directory_offline(kit):
         raise MachineError(kit.hosted("first").partition.log.directory, "open", OSError(5, "EIO"))
 
     kit.hosted("first").partition.log.maybe_roll = broken
+    kit.ahead_ms = 61_000
     kit.on_loop(kit.timers.roll_idle)
     assert kit.node.log_directories[0].offline is not None
     assert kit.node.failure, "it was the only one"

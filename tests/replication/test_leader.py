@@ -69,6 +69,8 @@ def parse(line: str):
             return core.BrokersChanged(frozenset(members(plain[0])))
         case "offer":
             return core.ManifestOffered(identity(plain[0]), at, "applied" in plain)
+        case "loses":
+            return core.ManifestLost()
         case "holds":
             return core.ManifestHeld(int(given["by"]), identity(plain[0]))
         case "applies":

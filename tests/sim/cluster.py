@@ -11,6 +11,7 @@ of the time with ``flush.messages=1``, when even a loss of power everywhere may 
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from kept.cluster.topics import CreateTopic, create_topic
 from kept.storage.errors import TopicAlreadyExists
 from kept.storage.types import TopicPartition
 from tests.sim.clients import Consumer, Producer
+from tests.sim.directories import BrokenDirectories
 from tests.sim.faults import KINDS, Nemesis, Profile
 from tests.sim.machine import Machine
 from tests.sim.node import LIFECYCLE, SimNode
@@ -47,6 +49,8 @@ class ClusterHistory(RaftHistory):
     kinds: tuple[str, ...] = KINDS
     durable_share = 0.0
     replication = 3
+    log_dirs = 1
+    """Of each node."""
 
     def __init__(
         self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] | None = None,
@@ -148,7 +152,7 @@ class ClusterHistory(RaftHistory):
         self._clients()
         world.run(world.now_us + 1 * SECOND)
         self.suffer()
-        self.nemesis.heal()
+        self.heal()
         self._live()
 
     def suffer(self) -> None:
@@ -158,6 +162,10 @@ class ClusterHistory(RaftHistory):
         self.operator.start()
         self.awake_from_us = world.now_us + self.fault_us + LAST_NAP_US
         world.run(world.now_us + self.fault_us)
+
+    def heal(self) -> None:
+        """No fault any more."""
+        self.nemesis.heal()
 
     def _is_up(self) -> bool:
         return all(self.checks.register(tp).state is not None for tp in self.partitions)
@@ -223,6 +231,7 @@ class ClusterHistory(RaftHistory):
             world.run(world.now_us + 250 * MS)
         if self.limps:
             self._limp()
+        self.once_more()
         for producer in self.producers:
             producer.stopped = True
         while not self.settled():
@@ -230,6 +239,9 @@ class ClusterHistory(RaftHistory):
                 raise Violation("liveness", f"healed, and not settled: {self._state()}")
             world.run(world.now_us + 250 * MS)
         self.checks.finish()
+
+    def once_more(self) -> None:
+        """A last trial, while producers produce."""
 
     def _limp(self) -> None:
         """A follower lives and does not reach its leader: it leaves the ISR, and holds up nobody.
@@ -377,3 +389,50 @@ class StorageHistory(ClusterHistory):
 
     stage = "storage"
     durable_share = 0.5
+
+
+class DirectoriesHistory(ClusterHistory):
+    """Every fault, and nodes with several log directories, one of which fails now and then.
+
+    At the end one fails of a leader that is well otherwise: others lead what it led, though it
+    lives, and nobody waits for it.
+    """
+
+    stage = "directories"
+    durable_share = 0.5
+
+    def __init__(self, seed: int, **given: Any) -> None:
+        super().__init__(seed, **given)
+        self.log_dirs = self.world.extra.choice((2, 2, 3))
+        self.devices = BrokenDirectories(self, Random(f"devices {seed}"))
+
+    def suffer(self) -> None:
+        """With devices that fail, too."""
+        self.devices.start()
+        super().suffer()
+
+    def heal(self) -> None:
+        """No fault any more, nor of devices."""
+        super().heal()
+        self.devices.heal()
+
+    def once_more(self) -> None:
+        """The device fails to which a leader writes."""
+        world, tp = self.world, self.partitions[0]
+        state = self.checks.register(tp).state
+        leader = NO_LEADER if state is None else state.leader
+        app = None if leader == NO_LEADER else self.machines[leader].app
+        if not isinstance(app, SimNode) or tp not in app.replicas.partitions:
+            return
+        since, limit = world.now_us, world.now_us + LIMP_US
+        self.devices.break_one(app.machine, app.directories.home(tp).path)
+        while not all(producer.acknowledged_us > since + SECOND for producer in self.producers):
+            if world.now_us >= limit:
+                raise Violation("liveness", f"a device failed, others wait: {self._state()}")
+            world.run(world.now_us + 250 * MS)
+        world.counts["leaders whose device failed"] += 1
+        self.devices.mend(app.machine)
+        while not self._led(since):
+            if world.now_us >= limit + PATIENCE_US:
+                raise Violation("liveness", f"it is in order, and not well: {self._state()}")
+            world.run(world.now_us + 250 * MS)

@@ -196,6 +196,17 @@ class ScriptedCompaction(CompactionHistory):
         self.jump()
         self.put((b"z", b"2"))
 
+    def resign(self, machine: Machine) -> Machine:
+        """It leads no more; who does, once all are in sync again."""
+        mine, before = self.of(machine), self.state
+        mine.replicas.resign(self.tp, before)
+        self.soon("another one leads", lambda: self.state.leader not in (-1, before.leader))
+        now = self.machines[self.state.leader]
+        self.leads(now)
+        self.members(*self.machines)
+        self.soon("it is settled", lambda: self.of(now).core.settled)
+        return now
+
     def compact(self, leader: Machine) -> None:
         """Two passes, if the leader may: the tombstone gets its horizon, and goes."""
         for _ in range(2):
@@ -363,6 +374,26 @@ def a_tail_of_its_own_is_compacted_before_it_is_cut(h: ScriptedCompaction) -> No
     h.wait(3000)
 
 
+def a_pass_is_told_of_in_a_later_term(h: ScriptedCompaction) -> None:
+    """Rule 13: meanwhile another one led, and all have applied what it made."""
+    leader, *_ = h.cast()
+    h.put((b"a", b"alive"), (b"a", None), (b"z", b"1"))
+    h.roll()
+    mine = h.of(leader)
+    mine.dawdles = mine.cleans = True
+    h.soon("it computes", lambda: mine.computing is not None)
+    mine.cleans = False
+    h.wait(1000)
+    other = h.resign(leader)
+    h.compact(other)
+    theirs = h.of(other).core
+    h.soon("it has applied that", lambda: mine.core.applied == theirs.applied is not None)
+    while other is not leader:
+        other = h.resign(other)
+    mine.dawdles = False
+    h.wait(3000)
+
+
 def _comes_back_and_follows(
     h: ScriptedCompaction, leader: Machine, follower: Machine, away: Machine
 ) -> None:
@@ -388,8 +419,10 @@ SCRIPTS = (
     what_is_held_is_taken_for_published,
     an_answer_of_another_epoch_counts,
     a_tail_of_its_own_is_compacted_before_it_is_cut,
+    a_pass_is_told_of_in_a_later_term,
 )
 PATIENT = (
+    a_pass_is_told_of_in_a_later_term,
     the_first_acts_before_it_is_published,
     what_was_published_is_discarded,
     what_is_held_is_taken_for_published,

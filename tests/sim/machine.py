@@ -138,6 +138,7 @@ class Machine:
         else:
             self.disk = SimulatedDisk(old.root, self.world.between(0, 1 << 30))
         self.disk.capacity_bytes = old.capacity_bytes
+        self.disk.broken = old.broken
         self.deaths.append((self.world.now_us, kind))
         if was_alive or kind == "power":
             for callback in self.on_death:

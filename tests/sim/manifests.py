@@ -21,7 +21,7 @@ from kept.compaction.manifest import Identity, Manifest
 from kept.compaction.pass_ import Result, discard, run_pass
 from kept.compaction.planner import Limits, NotNow, next_identity, plan
 from kept.compaction.view import base_job, job_for, view
-from kept.node.manifests.replica import Known
+from kept.node.manifests.standing import Known, base_name, is_alone, leads, others_apply
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
 from kept.replication.leader import Follower, LeaderCore
@@ -123,7 +123,9 @@ class SimManifests:
         """Some segments are swapped, others not: it is at no generation."""
         self.pulling = self.again = self.closed = self.renew = False
         self.cleans, self.waits = self.node.history.cleans(self.machine), False
-        """For scripts: it may begin a pass; what is to be put into place waits."""
+        self.dawdles = False
+        """For scripts: it may begin a pass; what is to be put into place waits; a pass that has
+        ended is told of later."""
         self.awaited_end = NEVER
         self.published_ms = 0
         self.failures = 0
@@ -147,9 +149,9 @@ class SimManifests:
         core = self.core
         if core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch:
             self._begin()
-        alone = record.isr == (self.node.node_id,)
-        self.tell(ev.Leads(record.leader_epoch, record.unclean, alone))
-        if core.lost and not core.settled and not core.making_base and not alone:
+        event = leads(self.node.image, self.partition, record, core, self.node.node_id)
+        self.tell(event)
+        if core.lost and not core.settled and not core.making_base and not event.alone:
             self.replicas.resign(self.tp, record)
         self.announce()
 
@@ -290,8 +292,13 @@ class SimManifests:
             self.ask()
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
+        elif is_alone(self.partition.core, self.node.node_id):
+            self.world.counts["lone leaders that begin anew"] += 1
+            self.tell(ev.Damaged(ref, alone=True))
         elif record is not None and record.isr != (self.node.node_id,):
             self.replicas.resign(self.tp, record)
+        else:
+            self.failed("apply", None)
 
     def announce(self) -> None:
         """Tell followers that lack something to ask."""
@@ -323,8 +330,8 @@ class SimManifests:
                 case ev.CancelApply():
                     if self.work is not None:
                         self.work.cancelled = True
-                case ev.MakeBase(epoch):
-                    self._start(self._base(epoch), self._base_made(epoch))
+                case ev.MakeBase():
+                    self._start(self._base(effect), self._base_made(effect))
                 case ev.Discard(ref):
                     self.world.counts["passes thrown away"] += 1
                     self.bodies.pop(ref, None)
@@ -428,6 +435,11 @@ class SimManifests:
         """``node/manifests/placing``."""
         log = self.partition.log
         self.check()
+        ticket = log.flush_ticket(log.active_segment.base_offset)
+        if ticket is not None:
+            ticket.run()
+            ticket.done()
+            yield
         kind = Checkpoint.HIGH_WATERMARKS
         offsets = self.replicas.collect(CHECKPOINTS[kind])
         self.replicas.directory.write_checkpoints(kind, offsets)
@@ -492,32 +504,36 @@ class SimManifests:
         self.state, self.partition.applied_end = state, state.end_offset
         self.failures, self.renew = 0, False
 
-    def _base(self, epoch: int) -> Steps:
+    def _base(self, effect: ev.MakeBase) -> Steps:
         self.check()
         self._no_pass()
-        held.forget(self.directory, self.disk)
+        held.lose(self.directory, self.disk)
         self.state, self.partition.applied_end = None, 0
         yield
         self.check()
         log = self.partition.log
         discard(self.directory, self.disk)
         job = base_job(
-            log, Identity(epoch, 0), now_ms=self.machine.wall_ms, limits=Limits()
+            log, Identity(*base_name(effect)), now_ms=self.machine.wall_ms, limits=Limits()
         )  # fmt: skip
         yield
         result = run_pass(job, self.disk)
         yield
         self.check()
-        self._wanted(epoch)
+        self._wanted(effect.leader_epoch)
         self.partition.raise_high_watermark(result.end_offset)
         self.world.counts["base generations"] += 1
-        return (yield from self._place(result))
+        state = yield from self._place(result)
+        held.begun(self.directory, self.disk, state.applied)
+        return state
 
     def _wanted(self, epoch: int) -> None:
         if not (self.core.making_base and self.core.leader_epoch == epoch):
             raise Withdrawn(f"{self.tp}: another leader was elected")
 
-    def _base_made(self, epoch: int) -> Callable[[Any, Exception | None], None]:
+    def _base_made(self, effect: ev.MakeBase) -> Callable[[Any, Exception | None], None]:
+        name = epoch, _ = base_name(effect)
+
         def then(state: CompactionState | None, error: Exception | None) -> None:
             self.work = None
             if state is None:
@@ -525,7 +541,7 @@ class SimManifests:
                 return
             self._in_place(state)
             if self.core.making_base and self.core.leader_epoch == epoch:
-                self.tell(ev.BaseMade(ManifestRef((epoch, 0), epoch, state.end_offset)))
+                self.tell(ev.BaseMade(ManifestRef(name, epoch, state.end_offset)))
 
         return then
 
@@ -540,7 +556,10 @@ class SimManifests:
             or not self.cleans
             or not partition.is_leader
             or not core.may_compute
-            or self._gives_time()
+            or (
+                others_apply(partition.core)
+                and self.replicas.now_ms() - self.published_ms < GIVE_MS
+            )
         ):
             return
         log, now_ms = partition.log, self.machine.wall_ms
@@ -556,13 +575,12 @@ class SimManifests:
         running = self.computing = Pass(partition.leader_epoch, log.truncations)
         based_on = core.applied
 
-        def then(result: Result | None, error: Exception | None) -> None:
+        def then(made: tuple[Result, Manifest] | None, error: Exception | None) -> None:
             self.computing = None
-            if error is not None or result is None:
+            if error is not None or made is None:
                 self.world.note(self.machine.name, f"its pass of {self.tp} ended: {error!r}")
                 return
-            path = layout.manifest_file(self.directory, *identity) + layout.TEMPORARY
-            found = manifest.decode(path, self.disk.read(path))[0]
+            result, found = made
             ref = ref_of(found)
             self.made = Made(ref, result, running.truncations)
             self.bodies = {ref: found}
@@ -577,7 +595,11 @@ class SimManifests:
         result = run_pass(job, self.disk)
         yield
         self._still(running)
-        return result
+        path = layout.manifest_file(self.directory, *result.identity) + layout.TEMPORARY
+        found = manifest.decode(path, self.disk.read(path))[0]
+        while self.dawdles:  # a thread reads it, and nobody asks again before the core does
+            yield
+        return result, found
 
     def _still(self, running: Pass) -> None:
         partition = self.partition
@@ -589,14 +611,6 @@ class SimManifests:
         if self.computing is not None:
             self.computing.cancelled = True
             self.computing = None
-
-    def _gives_time(self) -> bool:
-        leader = self.partition.core
-        applies = any(
-            follower.held == leader.published != follower.applied and replica in leader.eligible
-            for replica, follower in leader.followers.items()
-        )
-        return applies and self.replicas.now_ms() - self.published_ms < GIVE_MS
 
     # Failure and the end.
 
@@ -612,7 +626,8 @@ class SimManifests:
         if self.closed:
             return
         if core.making_base and self.work is None:
-            self._start(self._base(core.leader_epoch), self._base_made(core.leader_epoch))
+            effect = ev.MakeBase(core.leader_epoch, core.replaces)
+            self._start(self._base(effect), self._base_made(effect))
         elif core.role is not Role.NONE:
             self.tell(ev.Retried())
             self.ask()

@@ -22,11 +22,12 @@ from kept.cluster.member import Outcome
 from kept.cluster.records import Endpoint, ResourceType
 from kept.cluster.sessions import TIMEOUT, Decide, Probe, Sessions, SessionSettings
 from kept.cluster.snapshot import difference
-from kept.storage.directory import LogDirectory
 from kept.storage.errors import KeptError, NetworkException, NotController
 from kept.storage.types import TopicPartition
+from tests.sim.directories import Directories
 from tests.sim.machine import Exited, Machine
 from tests.sim.network import NO_ANSWER, REFUSED
+from tests.sim.raft_cluster import TICK_MS as RAFT_TICK_MS
 from tests.sim.raft_cluster import RaftApp
 from tests.sim.replicas import UPKEEP_MS, Reply
 
@@ -37,8 +38,8 @@ LIFECYCLE = LifecycleSettings(
     heartbeat_interval_ms=500, session_timeout_ms=3000, stall_ms=800, answer_timeout_ms=1000
 )
 SESSIONS = SessionSettings(
-    session_timeout_ms=3000, stall_ms=800, settle_after_ms=1500, imbalance_check_ms=5000,
-    decision_timeout_ms=5000,
+    session_timeout_ms=3000, heartbeat_interval_ms=500, stall_ms=800, settle_after_ms=1500,
+    imbalance_check_ms=5000, decision_timeout_ms=5000,
 )  # fmt: skip
 TICK_MS = 100
 CONFIRM_MS, LOOK_MS = 2000, 20
@@ -62,15 +63,12 @@ class SimNode(RaftApp):
 
     def __init__(self, machine: Machine, history: ClusterHistory) -> None:
         super().__init__(machine, history)  # type: ignore[arg-type]
-        self.directory = LogDirectory.open(
-            "/data", machine.disk, cluster_id="sim", node_id=machine.node_id,
-            new_directory_id=UUID(int=1000 + machine.node_id), now_ms=machine.wall_ms,
-        )  # fmt: skip
+        self.directories = Directories(machine, history.log_dirs)
         random = Random(machine.world.between(0, 1 << 30))
         self.incarnation = UUID(int=random.getrandbits(128))
         registration = Registration(
             machine.node_id, self.incarnation, (Endpoint("SIM", "PLAINTEXT", "sim", 1),), None,
-            self.directory.broker_epoch, (self.directory.directory_id,),
+            self.directories.clean_epoch, self.directories.ids,
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
         self.sessions = Sessions(SESSIONS, unclean_allowed)
@@ -210,7 +208,9 @@ class SimNode(RaftApp):
                 self.machine.name, f"is the controller, term {self.member.term}"
             )
             self.deposed = False
-            self.perform(self.sessions.start(self.image, self.now_ms()))
+            before = self.member.predecessor.items()
+            unheard_ms = {node_id: ticks * RAFT_TICK_MS for node_id, ticks in before}
+            self.perform(self.sessions.start(self.image, self.now_ms(), unheard_ms))
         elif not leads and self.sessions.active:
             self.machine.world.note(self.machine.name, "is the controller no more")
             self.sessions.stop()
@@ -479,5 +479,5 @@ class SimNode(RaftApp):
 
     def end(self, reason: str) -> None:
         self.replicas.close()
-        self.directory.close(clean=True, broker_epoch=self.lifecycle.broker_epoch)
+        self.directories.close(self.lifecycle.broker_epoch)
         raise Exited(reason)

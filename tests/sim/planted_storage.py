@@ -8,6 +8,7 @@ from typing import Any
 from kept.cluster.raft.ready import Role
 from kept.cluster.records import NO_LEADER
 from kept.replication.replica import Replica
+from kept.storage.errors import InvalidRequest
 from tests.sim.planted import plant
 from tests.sim.planted_cluster import FOLLOWER, LEADER, LIFECYCLE, MEMBER, PARTITION, returns
 
@@ -131,6 +132,17 @@ def everyone_clean(original: Any) -> Any:
     return register
 
 
+def nobody_leaves(original: Any) -> Any:
+    """Only a leader with its replica changes an ISR."""
+
+    def alter_isr(image: Any, request: Any) -> Any:
+        if request.broker_id not in {broker_id for broker_id, _ in request.isr}:
+            raise InvalidRequest("it leaves itself out")
+        return original(image, request)
+
+    return alter_isr
+
+
 plant(
     "cut-at-recovery-point", "cores", 5, "kill-lost committed-lost isr-holds prefix",
     "what a killed process had written is there (33)",
@@ -212,4 +224,9 @@ plant(
     "unclean-elects", "storage", 4, "unclean",
     "unclean only when configured (36)",
     ("tests.sim.node.unclean_allowed", returns(lambda topic: True)),
+)  # fmt: skip
+plant(
+    "offline-stays", "directories", 2, "liveness",
+    "a replica whose log directory failed leaves the ISR, and others lead (30)",
+    (f"{ELECTION}.alter_isr", nobody_leaves),
 )  # fmt: skip

@@ -172,8 +172,11 @@ class ReplicaChecks:
         if state.leader not in (NO_LEADER, before.leader) and state.leader not in state.isr:
             raise Violation("one-leader", f"{tp}: the leader is outside the ISR: {state}")
         if state.unclean and state.leader_epoch != before.leader_epoch:
-            self._elected_unclean(tp, register, state)
-            return
+            if self.unclean:
+                self._elected_unclean(tp, register, state)
+                return
+            if not before.unclean and not before.recovering:  # by length nothing may be lost
+                raise Violation("unclean", f"{tp}: {state} with unclean election off")
         for member in set(state.isr) - set(before.isr):
             if member not in self.dark:
                 register.certain.add(member)
@@ -186,8 +189,6 @@ class ReplicaChecks:
     def _elected_unclean(
         self, tp: TopicPartition, register: Register, state: PartitionRecord
     ) -> None:
-        if not self.unclean:
-            raise Violation("unclean", f"{tp}: {state} with unclean election off")
         self.world.counts["unclean elections"] += 1
         self.world.note("checks", f"{tp}: an unclean election, losses are allowed")
         register.given_up_us = self.world.now_us

@@ -7,6 +7,7 @@ blocks on the disk takes virtual time where the order matters (epoch tickets, fl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -46,7 +47,8 @@ from kept.storage.records import CheckRules, check
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 from tests.sim import batches
 from tests.sim.clients import ProduceAnswer, ProduceRequest, ReadAnswer, ReadRequest
-from tests.sim.flushes import Flushes
+from tests.sim.directories import Directories, resignation
+from tests.sim.flushes import Flushes, nothing
 from tests.sim.streams import Streams
 
 if TYPE_CHECKING:
@@ -90,17 +92,25 @@ class Replicas:
         self.world = node.machine.world
         self.checks = node.history.checks
         self.partitions: dict[TopicPartition, Partition] = {}
+        self.offline: set[TopicPartition] = set()
+        """Replicas whose log directory failed."""
+        self.resigning: dict[TopicPartition, AlterIsrItem] = {}
         self.serving = False
         self.suspended = False
-        self.flushes = Flushes(self.machine)
+        self.flushes = Flushes(self.machine, self.attempt)
         self.streams = Streams(self)
         self.wanted: dict[TopicPartition, None] = {}
         self.asking = False
         self.acks: list[tuple[TopicPartition, batches.Batch, Reply]] = []
 
     @property
+    def directories(self) -> Directories:
+        return self.node.directories
+
+    @property
     def directory(self) -> LogDirectory:
-        return self.node.directory
+        """The only one, where there is one."""
+        return self.directories.all[0]
 
     def now_ms(self) -> int:
         return self.machine.monotonic_ms
@@ -110,6 +120,7 @@ class Replicas:
     def apply(self, image: Image, delta: Delta) -> None:
         """An entry of the metadata log."""
         for gone in delta.topics_deleted:
+            self.offline -= {tp for tp in self.offline if tp.topic == gone.name}
             for tp, partition in list(self.partitions.items()):
                 if tp.topic == gone.name and partition.topic_id == gone.topic_id:
                     self.remove(tp)
@@ -119,9 +130,16 @@ class Replicas:
                 if tp in self.partitions:
                     self.remove(tp)
                 continue
+            if tp in self.offline:
+                self.lost(tp, record)
+                continue
             if tp not in self.partitions:
-                self.open(image, tp, record.topic_id)
-            self.take(self.partitions[tp], record)
+                self.attempt(partial(self.open, image, tp, record.topic_id))
+            if tp in self.partitions:
+                self.take(self.partitions[tp], record)
+            else:
+                self.offline.add(tp)
+                self.lost(tp, record)
         if delta.brokers:
             event = self.brokers(image)
             for partition in self.partitions.values():
@@ -131,15 +149,15 @@ class Replicas:
 
     def open(self, image: Image, tp: TopicPartition, topic_id: UUID) -> None:
         config = log_config(image.config(ResourceType.TOPIC, tp.topic), {})
-        found = any(e.topic_partition == tp and not e.is_delete for e in self.directory.scan())
-        if found:
-            log = self.directory.open_log(tp, topic_id, config, now_ms=self.machine.wall_ms)
-        else:
-            log = self.directory.create_log(tp, topic_id, config, now_ms=self.machine.wall_ms)
+        directory, found = self.directories.place(tp)
+        if directory.offline is not None:
+            return
+        make = directory.open_log if found else directory.create_log
+        log = make(tp, topic_id, config, now_ms=self.machine.wall_ms)
         self.partitions[tp] = Partition(
             log,
             self.node.node_id,
-            high_watermark=self.directory.high_watermarks.get(tp, log.log_start_offset),
+            high_watermark=directory.high_watermarks.get(tp, log.log_start_offset),
             lag_time_max_ms=self.node.history.lag_ms,
             on_machine_error=self.disk_error,
             on_effect=lambda effect: self.heard(tp, effect),
@@ -154,31 +172,69 @@ class Replicas:
         partition.resign()
         self.world.counts["replicas removed"] += 1
         self.checks.removed(self.node.node_id, tp)
-        self.directory.mark_deleted(partition.log, self.unique(), self.machine.wall_ms)
+        home, unique = self.directories.home(tp), self.unique()
+        self.directories.forget(tp)
+        self.attempt(partial(home.mark_deleted, partition.log, unique, self.machine.wall_ms))
 
     def unique(self) -> UUID:
         return UUID(int=self.world.random.getrandbits(128))
 
     def remove_strays(self, image: Image) -> None:
         """Logs of topics that were deleted, or that moved away, while no process was here."""
-        for entry in self.directory.scan():
+        for directory, entry in list(self.directories.scan()):
             tp = entry.topic_partition
             record = image.partition(tp.topic, tp.partition)
             mine = record is not None and record.topic_id == entry.topic_id
-            if entry.is_delete or (mine and self.node.node_id in record.replicas):
+            if (
+                directory.offline is not None
+                or entry.is_delete
+                or (mine and self.node.node_id in record.replicas)
+            ):
                 continue
-            if self.directory.remove_unborn(tp):
+            if directory.remove_unborn(tp):
                 self.world.counts["creations interrupted"] += 1
                 continue
-            stray = self.directory.open_log(tp, None, LogConfig(), now_ms=self.machine.wall_ms)
+            stray = directory.open_log(tp, None, LogConfig(), now_ms=self.machine.wall_ms)
             self.world.note(self.machine.name, f"removes {tp}, which is nobody's")
             self.world.counts["strays removed"] += 1
-            self.directory.mark_deleted(stray, self.unique(), self.machine.wall_ms)
+            directory.mark_deleted(stray, self.unique(), self.machine.wall_ms)
 
     def disk_error(self, error: MachineError) -> None:
+        """A directory goes offline with its replicas; with the last one the process ends."""
+        directory = self.directories.of(error.path)
+        if directory is None or directory.offline is not None:
+            return
         self.world.note(self.machine.name, f"its log directory fails: {error}")
-        self.directory.fail(error)
-        self.machine.after_us(0, self.node.die_of, error)
+        directory.fail(error)
+        if not self.directories.online:
+            self.machine.after_us(0, self.node.die_of, error)
+            return
+        self.world.counts["log directories offline"] += 1
+        for tp in [tp for tp in self.partitions if self.directories.home(tp) is directory]:
+            partition = self.partitions.pop(tp)
+            self.wanted.pop(tp, None)
+            self.offline.add(tp)
+            partition.mark_offline(str(error))
+            self.lost(tp, self.node.image.partition(tp.topic, tp.partition))
+
+    def lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
+        """A replica here is offline: fetch it no more, leave its ISR, let another one lead."""
+        self.streams.stop_following(tp)
+        item = None if record is None else resignation(tp, record, self.node.node_id)
+        if self.serving and item is not None:
+            self.resigning[tp] = item
+            self.machine.after_us(0, self.ask_isr)
+
+    def attempt(self, action: Callable[[], None]) -> bool:
+        """Do something on a disk; False: its directory failed, and others are there."""
+        try:
+            action()
+        except MachineError as error:
+            if len(self.directories.all) == 1:
+                raise
+            self.disk_error(error)
+            return False
+        return True
 
     @staticmethod
     def brokers(image: Image) -> BrokersChanged:
@@ -213,8 +269,8 @@ class Replicas:
         if ticket is not None:
 
             def run() -> None:
-                ticket.run()
-                self.machine.after_us(100, ticket.done)
+                if self.attempt(ticket.run):
+                    self.machine.after_us(100, ticket.done)
 
             self.machine.after_us(self.world.between(*self.machine.disk_us), run)
 
@@ -236,6 +292,8 @@ class Replicas:
                 self.take(partition, record)
             if not first:
                 partition.resume()
+        for tp in self.offline:
+            self.lost(tp, image.partition(tp.topic, tp.partition))
 
     def suspend(self) -> None:
         self.suspended = True
@@ -253,8 +311,9 @@ class Replicas:
             self.machine.after_us(0, self.ask_isr)
         elif isinstance(effect, Truncated):
             self.world.note(self.machine.name, f"cuts {tp} to {effect.log_end_offset}")
-            points = {**self.directory.recovery_points, tp: effect.recovery_point}
-            self.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, points)
+            home, kind = self.directories.home(tp), Checkpoint.RECOVERY_POINTS
+            points = {**home.recovery_points, tp: effect.recovery_point}
+            self.attempt(partial(home.write_checkpoints, kind, points))
 
     def ask_isr(self) -> None:
         """One call for all that is wanted, one at a time (``node/isr_changes``)."""
@@ -267,7 +326,8 @@ class Replicas:
             if partition is not None and item is not None:
                 asking[partition] = item
         self.wanted.clear()
-        if not asking:
+        resigning, self.resigning = self.resigning, {}
+        if not asking and not resigning:
             return
         self.asking = True
 
@@ -280,9 +340,12 @@ class Replicas:
                 if partition.alter_isr_request() is not None:
                     self.wanted[partition.topic_partition] = None
                 self.look(partition.topic_partition)
+            if not known:
+                self.resigning = {**resigning, **self.resigning}
             self.machine.after_ms(1 if known else 50, self.ask_isr)
 
-        request = (tuple(asking.values()), self.node.lifecycle.broker_epoch)
+        items = (*asking.values(), *resigning.values())
+        request = (items, self.node.lifecycle.broker_epoch)
         self.node.ask_controller("alter_isrs", request, answered)
 
     # Followers here.
@@ -344,11 +407,22 @@ class Replicas:
             return PartitionAnswer(tp, code_of(error))
         finally:
             self.settle(tp)
-        data = b"" if found.slice is None else self.machine.disk.pread(*found.slice)
+        data = self.read(found.slice)
+        if data is None:
+            return PartitionAnswer(tp, KAFKA_STORAGE_ERROR)
         return PartitionAnswer(
             tp, 0, found.high_watermark, found.last_stable_offset, found.log_start_offset,
             found.diverging, None, data,
         )  # fmt: skip
+
+    def read(self, where: Any) -> bytes | None:
+        """What a fetch found; None when its directory fails now."""
+        found: list[bytes] = [b""]
+        if where is not None and not self.attempt(
+            lambda: found.append(self.machine.disk.pread(*where))
+        ):
+            return None
+        return found[-1]
 
     def serve_offsets(self, replica: int, asked: Any, reply: Reply) -> None:
         request, _ = asked
@@ -432,7 +506,10 @@ class Replicas:
             start = partition.log_start_offset
             reply(ReadAnswer(type(error).__name__, log_start_offset=start))
             return
-        data = b"" if found.slice is None else self.machine.disk.pread(*found.slice)
+        data = self.read(found.slice)
+        if data is None:
+            reply(ReadAnswer("KafkaStorageError"))
+            return
         reply(ReadAnswer("", data, found.high_watermark, found.log_start_offset))
 
     def serve_delete_records(self, source: int, request: Any, reply: Reply) -> None:
@@ -453,29 +530,46 @@ class Replicas:
         """The jobs of ``node/timers``, more often; checkpoints now and then."""
         for tp, partition in list(self.partitions.items()):
             if partition.offline is None:
-                log = partition.log
-                partition.tick(self.now_ms())
-                partition.maybe_roll(self.machine.wall_ms)
-                partition.retention(self.machine.wall_ms)
-                partition.delete_expired(self.machine.wall_ms)
-                if log.recovery_point < log.active_segment.base_offset:
-                    self.flushes.flush(partition, log.written_end_offset, lambda: None)
+                self.attempt(partial(self.keep, partition))
                 self.settle(tp)
-        self.directory.purge(self.machine.wall_ms)
+        for directory in self.directories.online:
+            self.attempt(partial(self.purge, directory))
         for kind, offset_of in CHECKPOINTS.items():
             if self.world.chance(UPKEEP_MS / CHECKPOINT_MS):
                 self.checkpoint(kind, offset_of)
 
+    def keep(self, partition: Partition) -> None:
+        """The jobs on one partition."""
+        log = partition.log
+        partition.tick(self.now_ms())
+        partition.maybe_roll(self.machine.wall_ms)
+        partition.retention(self.machine.wall_ms)
+        partition.delete_expired(self.machine.wall_ms)
+        if log.recovery_point < log.active_segment.base_offset:
+            self.flushes.flush(partition, log.written_end_offset, nothing)
+
+    def purge(self, directory: LogDirectory) -> None:
+        """Remove what was deleted a while ago."""
+        directory.purge(self.machine.wall_ms)
+
     def checkpoint(self, kind: Checkpoint, offset_of: OffsetOf) -> None:
         """Collect now, write in a thread: what is cut meanwhile is in the file all the same."""
-        created = self.directory.created
-        offsets = self.collect(offset_of)
-        delay = self.world.between(*self.machine.disk_us)
-        self.machine.after_us(delay, self.directory.write_checkpoints, kind, offsets, created)
+        for directory in self.directories.online:
+            created = directory.created
+            offsets = self.collect(offset_of, directory)
+            write = partial(directory.write_checkpoints, kind, offsets, created)
+            delay = self.world.between(*self.machine.disk_us)
+            self.machine.after_us(delay, self.attempt, write)
 
-    def collect(self, offset_of: OffsetOf) -> dict[TopicPartition, int]:
-        """What a checkpoint says of every partition."""
-        found = {tp: offset_of(p) for tp, p in self.partitions.items() if p.offline is None}
+    def collect(
+        self, offset_of: OffsetOf, directory: LogDirectory | None = None
+    ) -> dict[TopicPartition, int]:
+        """What a checkpoint says of every partition, of those of one directory if given."""
+        found = {
+            tp: offset_of(partition)
+            for tp, partition in self.partitions.items()
+            if partition.offline is None and directory in (None, self.directories.home(tp))
+        }
         return {tp: offset for tp, offset in found.items() if offset is not None}
 
     def close(self) -> None:
@@ -483,7 +577,8 @@ class Replicas:
         for partition in self.partitions.values():
             partition.close(self.machine.wall_ms)
         for kind, offset_of in CHECKPOINTS.items():
-            self.directory.write_checkpoints(kind, self.collect(offset_of))
+            for directory in self.directories.online:
+                directory.write_checkpoints(kind, self.collect(offset_of, directory))
 
     # What is judged.
 

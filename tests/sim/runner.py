@@ -20,6 +20,7 @@ STAGES: Final = {
     "raft": ("tests.sim.raft_cluster", "RaftHistory"),
     "cores": ("tests.sim.cluster", "CoresHistory"),
     "storage": ("tests.sim.cluster", "StorageHistory"),
+    "directories": ("tests.sim.cluster", "DirectoriesHistory"),
     "compaction": ("tests.sim.compaction", "CompactionHistory"),
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),
     "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),

@@ -6,6 +6,7 @@ asks again. New partitions do not wait long behind a request that the leader hol
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.records import NO_LEADER
@@ -112,7 +113,8 @@ class Streams:
         for tp in unflushed:
             partition = self.replicas.partitions[tp]
             end = partition.log_end_offset
-            self.replicas.flushes.flush(partition, end, lambda tp=tp: flushed(tp))
+            go_on = partial(flushed, tp)
+            self.replicas.flushes.flush(partition, end, go_on, go_on)
 
     def answered(
         self, core: FetcherCore, request: FetchRequest | OffsetsRequest, answer: Any

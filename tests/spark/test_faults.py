@@ -30,18 +30,16 @@ class OfOnesOwn(Latest):
     """Not built in, though it does the same."""
 
 
-HIGHEST = {"kept.compaction.strategy": "highest-version"}
 PREFIXES = {
     "kept.compaction.strategy": "by-key-prefix",
     "kept.compaction.prefixes": "a=latest-n:1,d=highest-version",
 }
-LATEST_N = {"kept.compaction.strategy": "latest-n", "kept.compaction.latest.n": "1"}
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [*(strategy_of(config) for config in ({}, HIGHEST, LATEST_N, PREFIXES)), OfOnesOwn()],
-    ids=["latest", "highest-version", "latest-n", "by-key-prefix", "of-ones-own"],
+    [strategy_of({}), strategy_of(PREFIXES), OfOnesOwn()],
+    ids=["latest", "latest-n and highest-version by key prefix", "of-ones-own"],
 )
 def test_faults_by_kind_offset_and_replica(spark: Any, strategy: Strategy) -> None:
     def holds(replica: int, records: dict[int, tuple[bytes, bytes | None]]) -> Any:

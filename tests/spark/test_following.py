@@ -9,9 +9,12 @@ import pytest
 from kept.client.blocking import Client
 from kept.client.ranges import OffsetsLost
 from kept.pipeline.admission import from_json, to_json, topic_ids_in
+from kept.pipeline.batch import plan_batch
 from kept.pipeline.following import Following
 from kept.pipeline.options import parse_read
+from kept.pipeline.planning import Bounds, Range
 from kept.storage.errors import UnknownTopicOrPartition
+from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import delete_before, eventually, fill, recreate
@@ -140,3 +143,13 @@ def test_a_checkpoint_knows_a_topic_that_was_replaced_while_nobody_followed(clie
     assert [(r.start, r.end) for r in ranges] == [(0, 5)]
     # A checkpoint of the connector has no ids, and is taken as it is.
     assert following(client, topic).next_end(from_json({topic: {"0": 3}}), None, None) == {tp: 20}
+
+
+def test_a_batch_since_before_1970_has_the_records_without_a_timestamp(client, kept_broker):
+    topic = kept_broker.create_topic()
+    for when in (-1, 5000):
+        client.append(topic, {0: build_batch([(when, b"k", b"v", ())])})
+    options = parse_read({"bootstrap": client.bootstrap, "subscribe": topic}, streaming=False)
+    for since, first in ((-9000, 0), (0, 0), (1, 1)):
+        (one,) = plan_batch(client, options, Bounds(min_timestamp=since))
+        assert one == Range(topic, 0, first, 2, one.topic_id)

@@ -22,6 +22,7 @@ READ = {**WHERE, "subscribe": "a"}
 
 EVERY_VALUE = {
     "kafka.bootstrap.servers": "h:1", "kafka.client.id": "me", "kafka.request.timeout.ms": "1000",
+    "kafka.default.api.timeout.ms": "2000",
     "kafka.security.protocol": "PLAINTEXT", "subscribe": "a, b", "startingOffsets": "earliest",
     "startingOffsetsByTimestampStrategy": "latest", "failOnDataLoss": "FALSE",
     "includeHeaders": "true", "minPartitions": "7", "maxRecordsPerPartition": "100",
@@ -48,6 +49,15 @@ def test_defaults_are_those_of_the_connector() -> None:
     assert stream.starting == AtOffsets("startingOffsets", LATEST)
     assert stream.ending is None
     assert stream.max_trigger_delay_ms == 15 * 60 * 1000
+
+
+def test_how_long_the_cluster_may_be_away() -> None:
+    for given, patience_ms in (
+        ({}, 30_000),
+        ({"kafka.request.timeout.ms": "1000"}, 1000),
+        ({"kafka.request.timeout.ms": "1000", "kafka.default.api.timeout.ms": "9000"}, 9000),
+    ):
+        assert parse_read({**READ, **given}, streaming=True).connection.timeout_ms == patience_ms
 
 
 def test_reading_on_until_it_has_caught_up() -> None:
@@ -124,6 +134,8 @@ REFUSED = [
     ({**READ, "startingOffsets": '{"a": {"0": true}}'}, "it must be earliest, latest, or JSON"),
     ({**READ, "startingOffsets": "earliest", "startingTimestamp": "1"}, "only one of them"),
     ({**READ, "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
+    ({**READ, "startingTimestamp": str(2**63)}, "milliseconds since 1970, up to 922337203685477"),
+    ({**READ, "startingOffsetsByTimestamp": f'{{"a": {{"0": {2**63}}}}}'}, "must be JSON such as"),
     ({**READ, "subscrbe": "b"}, "subscrbe is no option of a batch read; did you mean subscribe?"),
     ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism is no option"),
     ({**READ, "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported"),

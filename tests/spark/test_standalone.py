@@ -33,7 +33,9 @@ def where(_):
     return kept.__file__, os.environ.get("SPARK_EXECUTOR_DIRS") or os.getcwd()
 
 found = spark.sparkContext.parallelize(range(8), 8).map(where).collect()
-rows = jobs.table(spark, bootstrap, topic).selectExpr("string(key) key", "string(value) value")
+jobs.table(spark, bootstrap, topic)
+another = jobs.table(spark.newSession(), bootstrap, topic)  # the zip is not found by itself
+rows = another.selectExpr("string(key) key", "string(value) value")
 table = {row.key: row.value for row in rows.collect()}
 print("FOUND", json.dumps({"kept": sorted({f for f, _ in found}), "table": table,
       "executors": len({d for _, d in found})}))

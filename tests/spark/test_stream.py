@@ -197,4 +197,6 @@ def test_kill_9_of_the_driver_and_exactly_once_into_parquet(query, client, kept_
         driver.wait()
     fill(client, topic, range(100))
     one.run()
+    if not LIMITS:  # Spark 4.1 takes one batch a run, also where that is the one it repeats
+        one.run()
     assert one.offsets() == list(range(next(written) + 100))

@@ -57,6 +57,23 @@ def transactions(bootstrap: str) -> None:
         (producer.abort_transaction if n % 3 == 1 else producer.commit_transaction)(30)
 
 
+def wait_for_markers(bootstrap: str) -> None:
+    """Apache Kafka answers the end of a transaction before its marker is in the log."""
+    from confluent_kafka import IsolationLevel, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    admin, asked = AdminClient({"bootstrap.servers": bootstrap}), TopicPartition("txn", 0)
+
+    def end(level: IsolationLevel) -> int:
+        (found,) = admin.list_offsets({asked: OffsetSpec.latest()}, isolation_level=level).values()
+        return found.result(30).offset
+
+    deadline = time.monotonic() + 60
+    while end(IsolationLevel.READ_COMMITTED) < end(IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline, "a transaction stays open"
+        time.sleep(0.05)
+
+
 def create(bootstrap: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -104,6 +121,7 @@ def written(tmp_path_factory, kafka_dist) -> dict[bool, Path]:
         for _ in range(3):
             produce(broker.bootstrap, "compacted", 2000, 1000)
         transactions(broker.bootstrap)
+        wait_for_markers(broker.bootstrap)
         wait_for_cleaning(broker.data)
         shutil.copytree(broker.data, root / "crashed", ignore=shutil.ignore_patterns(".lock"))
     return {True: broker.data, False: root / "crashed"}

@@ -1,4 +1,5 @@
-"""Programs in Go that tests run: tools from their modules, and a client made from ``broker.proto``.
+"""Programs in Go that tests run: tools from their modules, a client made from ``broker.proto``, and
+clients of Kafka.
 
 Each is built once into a cache (``GO_TOOLS_CACHE``, else ``~/.cache/kept/go``), named with its
 version. Needs Go 1.23.
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,22 +68,35 @@ def tool(module: str) -> Path:
 def client() -> Path:
     """The program of ``tests/grpc/go``, with code generated from ``node/proto/broker.proto``."""
     sources = [*sorted((ROOT / "tests/grpc/go").iterdir()), ROOT / "node/proto/broker.proto"]
+    return _built("broker-client", sources, generate)
+
+
+def kafka_clients() -> Path:
+    """The program of ``tests/compat/go``, which has clients of Kafka in it."""
+    return _built("kafka-clients", sorted((ROOT / "tests/compat/go").iterdir()))
+
+
+def _built(
+    name: str, sources: Sequence[Path], prepare: Callable[[Path], None] | None = None
+) -> Path:
+    """A program from its sources, after ``prepare`` in the folder where they are."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    found = cache() / f"broker-client-{digest}"
+    found = cache() / f"{name}-{digest}"
     if found.exists():
         return found
     with tempfile.TemporaryDirectory(prefix="kept-go-") as root:
         folder = Path(root)
         for source in sources:
             shutil.copy(source, folder)
-        (folder / "broker").mkdir()
-        generate(folder)
-        _run(["go", "build", "-o", "client", "."], folder)
-        return _placed(folder / "client", found.name)
+        if prepare is not None:
+            prepare(folder)
+        _run(["go", "build", "-o", name, "."], folder)
+        return _placed(folder / name, found.name)
 
 
 def generate(folder: Path) -> None:
     """``folder/broker.proto`` to ``folder/broker/*.go``."""
+    (folder / "broker").mkdir()
     options = [
         f"--plugin=protoc-gen-go={tool(PROTOC_GEN_GO)}",
         f"--plugin=protoc-gen-go-grpc={tool(PROTOC_GEN_GO_GRPC)}",

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from kept.cli.serve import serve
 from kept.cluster.metadata_files import open_files
+from kept.node.adopting import adopt as adopt_module
 from kept.node.adopting.adopt import adopt
 from kept.storage import checkpoints, layout, snapshots
 from kept.storage.directory import LogDirectory, refuse_kafka
@@ -190,6 +191,16 @@ def test_rules_and_credentials_are_refused_unless_given_up(tmp_path: Path) -> No
     with pytest.raises(DirectoryRefused, match=r"1 ACL.*1 SCRAM.*--ignore-security"):
         adopt(config, Disk())
     adopt(config, Disk(), ignore_security=True)
+
+
+def test_topics_that_hold_what_is_not_served_are_named(
+    kafka: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(adopt_module.NOT_SERVED, "plain", "a thing")
+    adopt(fixtures.config(kafka), Disk(), dry=True)
+    told = capsys.readouterr()
+    assert "a thing; plain stays as a topic" in told.out + told.err
+    assert "share groups" not in told.out + told.err
 
 
 def test_a_lone_node_is_not_three(kafka: Path) -> None:

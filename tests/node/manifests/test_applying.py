@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 
 from kept.node.manifests.failures import ManifestUnreadable
-from kept.node.manifests.replica import Known, ReplicaManifests
+from kept.node.manifests.replica import ReplicaManifests
+from kept.node.manifests.standing import Known
 from kept.node.manifests.workers import Work
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef

@@ -9,6 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from kept.compaction import held
+from kept.node.manifests import opening, placing
+from kept.node.manifests.failures import Withdrawn
+from kept.node.manifests.standing import Known
+from kept.replication.manifests_events import ManifestRef, PassDone, Stored
+from kept.storage.errors import DamagedData
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -55,6 +61,15 @@ def elect(lone, hosted, **changes):
     return record.leader_epoch
 
 
+def until(lone, condition):
+    async def wait():
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    lone.run(wait())
+
+
 def test_it_lets_another_member_lead_and_admits_nobody(damaged):
     lone, hosted, resigned = damaged
     elect(lone, hosted, replicas=(0, 1), isr=(0, 1))
@@ -68,14 +83,86 @@ def test_it_begins_with_a_base_generation_when_it_is_alone(damaged):
     lone, hosted, resigned = damaged
     epoch = elect(lone, hosted, replicas=(0, 1), isr=(0,))
 
-    async def settled():
-        async with asyncio.timeout(WAIT_S):
-            while not hosted.manifests.core.settled:
-                await asyncio.sleep(0.01)
-
-    lone.run(settled())
+    until(lone, lambda: hosted.manifests.core.settled)
     assert resigned == []
     core = hosted.manifests.core
     assert core.held == core.applied == core.published and not core.lost
     assert core.held.identity == (epoch, 0)
     assert hosted.compaction.end_offset == 2 and hosted.compaction.clean_to == 0
+
+
+def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
+    """It was published: nobody else is asked, and all that was acknowledged is in its log."""
+    lone, hosted, resigned = damaged
+    epoch = elect(lone, hosted, replicas=(0, 1), isr=(0,))
+    core = hosted.manifests.core
+    until(lone, lambda: core.settled)
+    gone = ManifestRef((epoch, 1), epoch, 2)
+
+    async def rots():
+        hosted.manifests.tell(PassDone(gone, epoch, core.applied))
+        core.storing = None
+        hosted.manifests.tell(Stored(gone))
+        assert hosted.partition.core.published == gone.identity
+
+    lone.run(rots())
+    until(lone, lambda: core.held == core.applied != gone and core.settled)
+    assert core.published.identity == (epoch, 2) != gone.identity
+    assert hosted.partition.core.all_published and resigned == []
+    assert hosted.manifests.trouble.reason == ""
+    assert hosted.compaction.end_offset == 2 and hosted.compaction.clean_to == 0
+
+
+def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damaged, monkeypatch):
+    """Else it would take itself for one that has nothing, and admit whoever has nothing."""
+    lone, hosted, _ = damaged
+
+    async def dies(*arguments):
+        raise Withdrawn("the process ends here")
+
+    monkeypatch.setattr(placing, "place", dies)
+    elect(lone, hosted, replicas=(0, 1), isr=(0,))
+    core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
+    until(lone, lambda: hosted.manifests.trouble.count)
+    with pytest.raises(DamagedData):
+        held.load(path, disk)
+    monkeypatch.undo()
+    lone.run(asyncio.sleep(0))
+    assert hosted.manifests.retry()
+    until(lone, lambda: core.settled)
+    state, known = opening.before(path, disk, False)
+    state, known = opening.after(path, disk, state, False, 2)
+    assert known.held == known.applied == core.held and not known.lost
+
+
+@pytest.mark.parametrize("before", ["delete", "compact"])
+def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, before):
+    """Replicas that are away may have been compacted when the policy was another one."""
+    lone = lone_node(log_cleaner_enable="false")
+    lone.create("t", cleanup_policy=before)
+    change = {"name": "cleanup.policy", "config_operation": 0, "value": "delete"}
+    topic = {"resource_type": 2, "resource_name": "t", "configs": [change]}
+    (done,) = lone.ask(44, 1, resources=[topic], validate_only=False).responses
+    assert done.error_code.name == "none"
+    assert "kept.compacted.before" not in lone.get("/api/v1/topics/t")["config"]
+    hosted = lone.node.hosting.hosted[TP]
+    epoch = elect(lone, hosted, unclean=True)
+    core = hosted.manifests.core
+    until(lone, lambda: core.settled)
+    assert (core.held and core.held.identity) == ((epoch, 0) if before == "compact" else None)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
+    """A power cut took its tail: what comes there next is not what was compacted."""
+    lone, hosted, _ = damaged
+    elect(lone, hosted, replicas=(0, 1), isr=(0,))
+    core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
+    until(lone, lambda: core.settled)
+    end = core.held.end_offset
+    state, _ = opening.before(path, disk, alone)
+    assert opening.after(path, disk, state, alone, end)[1].applied == core.applied
+    state, known = opening.after(path, disk, state, alone, end - 1)
+    assert state is None and known == Known(lost=not alone)
+    state, found = opening.before(path, disk, alone)
+    assert (found if state is None else opening.after(path, disk, state, alone, end)[1]) == known

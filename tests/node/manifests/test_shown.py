@@ -61,10 +61,12 @@ def test_the_one_that_was_away_leads_and_can_tell_why():
         three.until_applied(0, 1, 2)
         three.elect(away)
         assert b"gone" not in three.table()
-        here = three.api(away).get(
-            "compaction/why-missing", topic=three.topic, partition=0, offset=ALIVE_AT
-        )
+        asked = {"topic": three.topic, "partition": 0, "offset": ALIVE_AT}
+        here = three.api(away).get("compaction/why-missing", **asked, node=away)
         assert here["reason"] == "as the leader decided", "its own journal knows no more"
+        for node in range(3):  # each says the same, whoever leads and whoever knows
+            said = three.api(node).get("compaction/why-missing", **asked)
+            assert (said["fate"], said["reason"]) == ("removed", "superseded")
         alive, deleted = why(three, ALIVE_AT), why(three, DELETED_AT)
         assert (alive["fate"], alive["reason"]) == ("removed", "superseded")
         assert (deleted["fate"], deleted["reason"]) == ("removed", "expired tombstone")

@@ -33,10 +33,12 @@ def newest_epoch(three: Trio, node: int) -> int:
         return int(checkpoint.read().split()[-2])
 
 
-def plant(three: Trio, *batches: tuple[int, int | None, bytes, bytes]) -> None:
+def plant(three: Trio, *batches: tuple[int, int | None, bytes, bytes]) -> int:
     """Append (producer id, marker or None, key, value) to the files of all, who were killed: there
-    is no coordinator to do it. Whoever starts without a clean mark reads its log again.
+    is no coordinator to do it. Whoever starts without a clean mark reads its log again. Returns
+    the offset of the first.
     """
+    begins = 0
     three.until_equal()
     for node in NODES:
         three.cluster.kill(node)
@@ -47,7 +49,7 @@ def plant(three: Trio, *batches: tuple[int, int | None, bytes, bytes]) -> None:
         with open(newest, "r+b") as log:
             data = log.read()
             found = [header.next_offset for _, header in headers(data)]
-            offset = found[-1] if found else int(os.path.basename(newest)[:20])
+            begins = offset = found[-1] if found else int(os.path.basename(newest)[:20])
             for producer_id, marker, key, value in batches:
                 row = (key, value) if marker is None else control(marker)
                 log.write(
@@ -64,6 +66,7 @@ def plant(three: Trio, *batches: tuple[int, int | None, bytes, bytes]) -> None:
         three.cluster.start(node, wait=False)
     three.cluster.await_ready()
     three.until_in_sync(*NODES)
+    return begins
 
 
 def values(three: Trio, node: int) -> set[bytes]:
@@ -79,8 +82,7 @@ def test_leaders_that_die_clean_up_to_the_same_open_transaction():
             (501, None, b"k1", b"aborted"), (501, ABORT, b"", b""),
         )  # fmt: skip
         three.fill(25)
-        opened = three.client.bounds(three.topic)[0][1]
-        plant(three, (502, None, b"k2", b"open"))
+        opened = plant(three, (502, None, b"k2", b"open"))
         three.fill(25, start=100)
         three.clean()
         for number in (2, 3):

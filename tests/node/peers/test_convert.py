@@ -50,6 +50,7 @@ RAFT = [
     messages.TimeoutNow(**HEAD),
     messages.Observe(**HEAD, last_index=9, last_term=6),
     messages.LeaderHint(**HEAD, leader_id=-1, last_index=3, voters=(0, 1, 2), cluster_id="c"),
+    messages.Append(**HEAD, prev_index=8, prev_term=6, acknowledged=8, acknowledged_by=OTHER),
 ]  # fmt: skip
 """Each kind; with :func:`test_every_kind_is_here` none can be forgotten."""
 

@@ -78,6 +78,7 @@ def check_liveness(world: World, down: tuple[int, ...] = (), *, copied: bool = T
         return  # the last member is the one that is down
     up = [machine for machine in world.machines if machine.id not in down]
     _together(world, up)
+    world.compacts = world.compacted = True
     for live in (False, True):
         leader = world.image.leader
         world.produce(leader, 1, live=live)

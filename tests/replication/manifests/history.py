@@ -135,7 +135,7 @@ def _fetch_all(world: World) -> None:
 def play(
     seed: int, *, replicas: int = 3, unclean: bool = False, steps: int = STEPS,
     in_the_end: bool = True, failing: bool = False,
-    tearing: bool = False, **broken: Any,
+    tearing: bool = False, policies: bool = False, **broken: Any,
 ) -> World:  # fmt: skip
     """A whole history. Raises Violation, with the seed and what happened last."""
     rnd = random.Random(seed)
@@ -144,7 +144,10 @@ def play(
         weights |= {"fail_store": 2.0, "fail_apply": 1.0, "retry": 1.0}
     if tearing:
         weights |= {"tear": 2.0, "crash": 0.3, "rot": 0.3}
+    if policies:
+        weights |= {"alter": 0.05}
     world = World(replicas, unclean=unclean, **broken)
+    world.compacts = world.compacted = not policies or rnd.random() < 0.8
     history = History(world, seed, weights)
     prepare(world, rnd.choice((0, 1, 1, 2)), rnd)
     try:

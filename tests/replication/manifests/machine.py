@@ -174,8 +174,9 @@ class Machine:
                     self.world.saw("cancelled")
                     if self.job is not None:
                         self.job.cancelled = True
-                case ev.MakeBase(epoch):
-                    self.store = StoreJob(self.base(epoch), None, base=True)
+                case ev.MakeBase(epoch, replaces):
+                    generation = 0 if replaces is None else replaces.identity[1] + 1
+                    self.store = StoreJob(self.base(epoch, generation), None, base=True)
                     self.disk.held = self.disk.applied = self.told = None
                 case ev.ClearApplied():
                     self.disk.applied = None
@@ -202,12 +203,12 @@ class Machine:
                 return body
         raise Violation(f"BODY replica {self.id} has no body of {ref}")
 
-    def base(self, epoch: int) -> Body:
+    def base(self, epoch: int, generation: int) -> Any:
         end = self.log_end_offset
         survivors = {rec.offset: logs.as_it_is(rec) for rec in self.disk.log}
         clean_to = end if self.world.bug("base-clean") else 0
-        ref = ManifestRef(self.world.identity(epoch, 0), epoch, end)
-        return Body(ref, 0, end, clean_to, survivors)
+        ref = ManifestRef(self.world.identity(epoch, generation), epoch, end)
+        return Body(ref, generation, end, clean_to, survivors)
 
     def cut(self, offset: int) -> None:
         """Cut the log; a swap that has begun is completed before (``Replacement.settle``)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kept.replication.events import ManifestOffered, ManifestPublished
+from kept.replication.events import ManifestLost, ManifestOffered, ManifestPublished
 from kept.replication.leader import LeaderCore
 from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import Store, Tell
@@ -79,6 +79,13 @@ class DoesNotSettle(AdmitsEarly):
     @property
     def all_published(self) -> bool:
         return self.published == self.offered
+
+
+class AdmitsWhileLost(Unchecked):
+    """Goes on admitting while the base that replaces what was offered is being made."""
+
+    def step(self, event: Any) -> Any:
+        return () if isinstance(event, ManifestLost) else super().step(event)
 
 
 class ForgetsLives(AdmitsEarly):
@@ -212,6 +219,19 @@ class TakesDamageForNothing(Broken):
         return super()._settle(now_ms)
 
 
+class SameName(Broken):
+    """The base that replaces a lost manifest gets the name of any base."""
+
+    def _settle(self, now_ms: int) -> Any:
+        self.replaces = None
+        return super()._settle(now_ms)
+
+
+class BeginsAnewBesideOthers(Broken):
+    def _damaged(self, event: Any, now_ms: int) -> Any:
+        return super()._damaged(replace(event, alone=True), now_ms)
+
+
 class NoBase(Broken):
     def _settle(self, now_ms: int) -> Any:
         if self.unclean and not self.settled and self.storing is None and self.applying is None:
@@ -229,6 +249,7 @@ class Planted:
     replicas: int = 3
     unclean: bool = False
     tearing: bool = False
+    policies: bool = False
     bugs: tuple[str, ...] = ()
     cores: dict[str, type] = field(default_factory=dict)
 
@@ -236,7 +257,7 @@ class Planted:
         """For :func:`tests.replication.manifests.history.play`."""
         return {
             "replicas": self.replicas, "unclean": self.unclean,
-            "tearing": self.tearing, "bugs": frozenset(self.bugs),
+            "tearing": self.tearing, "policies": self.policies, "bugs": frozenset(self.bugs),
             **self.cores,
         }  # fmt: skip
 
@@ -256,7 +277,7 @@ def shell(*bugs: str, **more: Any) -> Planted:
 PLANTED: dict[str, Planted] = {
     "confirmed ISR only (C1)": leader(ConfirmedOnly, seed=214, breaks="L2"),
     "uncommitted shrink counted (C1)": leader(ShrinkCounted, seed=10, breaks="S5"),
-    "act before publication (C2)": leader(ActsFirst, seed=12, breaks="L2"),
+    "act before publication (C2)": leader(ActsFirst, seed=24, breaks="S5"),
     "wait for every replica": leader(WaitsForAll, seed=1, breaks="L2"),
     "discard (C3)": shell("discard", seed=38, breaks="L2"),
     "admit early (C4)": leader(AdmitsEarly, seed=143, breaks="S1"),
@@ -299,8 +320,14 @@ PLANTED: dict[str, Planted] = {
     "elected again, cleanly (C15c)": shell("forget-unclean", unclean=True, seed=20, breaks="L2"),
     "old checkpoint kept (C15d)": shell("base-clean", unclean=True, seed=3, breaks="S1"),
     "b going down (C15e)": manifests(GoesDown, "b-down", unclean=True, seed=5, breaks="L2"),
+    "admits while it is lost": leader(AdmitsWhileLost, tearing=True),
+    "a base of the same name": manifests(SameName, tearing=True, seed=121, breaks="BODY"),
+    "begins anew beside others": manifests(
+        BeginsAnewBesideOthers, tearing=True, seed=9, breaks="S2"
+    ),
+    "policy forgotten": shell("forget-policy", unclean=True, policies=True, seed=3, breaks="L2"),
     "damage taken for nothing held": manifests(
-        TakesDamageForNothing, tearing=True, seed=12, breaks="L2"
+        TakesDamageForNothing, tearing=True, seed=24, breaks="L2"
     ),
     "missing survivors ignored": shell("ignore-missing", unclean=True, seed=35, breaks="S3"),
 }

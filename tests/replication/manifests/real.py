@@ -225,15 +225,16 @@ class RealMachine(Machine):
         discard(DIRECTORY, files)
         return RealBody(found)
 
-    def base(self, epoch: int) -> Any:
+    def base(self, epoch: int, generation: int) -> Any:
         files = self.disk.files
         self.withdraw()
-        held.forget(DIRECTORY, files)
-        identity = Identity(epoch, 0)
+        held.lose(DIRECTORY, files)
+        identity = Identity(epoch, generation)
         self.state = CompactionState()
         job = view.base_job(self.real, identity, now_ms=self.clock, limits=planner.Limits())
         result = run_pass(job, files)
         self.state = applying.apply(self.real, result, None, self.clock)
+        held.begun(DIRECTORY, files, identity)
         self.disk.batches = None
         return RealBody(held.body(DIRECTORY, files, identity))
 

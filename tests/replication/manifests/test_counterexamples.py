@@ -178,6 +178,22 @@ SCRIPTS = {
         compute 1 3 keep; end_pass 1            # a later epoch's, which nobody else hears of
         elect 0; learn 0; elect 1; compute 0 1; end_pass 0
         """),
+    "admits while it is lost": ("S5", """
+        learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
+        put 0 a; put 0 b; late; decide 0; learn # 1 is asked no more: 0 is alone
+        fetch 1; pass 0 3; fetch 1 2; pull 1; pull 1; swap 1
+        put 0 b; pull 1                         # 1 has applied it, and is not level
+        rot 0                                   # 0 cannot apply what it has published
+        fetch 1 2; decide 0; learn
+        store 0; fetch 1; pull 1; pull 1; swap 1
+        """),
+    "a base of the same name": ("S3", """
+        learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
+        put 0 a; put 0 b; late; decide 0; learn; fetch 1
+        pass 0 3; fetch 1 2; pull 1; pull 1; swap 1     # 1 has applied the first
+        rot 0; store 0; put 0 a; pass 0 4; swap 0       # and 0 makes another that is called so
+        fetch 1 2; pull 1; decide 0; learn
+        """),
     "another life's acknowledgement": ("S1", """
         learn; put 0 a; del 0 a; put 0 b; fetch 1 4; fetch 2 4; fetch 0
         pass 0 3; pull 1; pull 2; pull 1; pull 2; swap 2; pull 2    # 0 takes its time
@@ -209,7 +225,7 @@ def test_without_the_rule(name: str) -> None:
     planted: Planted = PLANTED[name]
     with pytest.raises(Violation, match=f"^{breaks}"):
         options = planted.options()
-        del options["tearing"]
+        del options["tearing"], options["policies"]
         world = World(**options)
         run(world, script)
         if not breaks.startswith("S"):

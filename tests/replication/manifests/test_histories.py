@@ -21,7 +21,7 @@ FIRST = int(os.environ.get("FIRST_SEED", "0"))
 KINDS = {
     "three replicas": {},
     "four replicas": {"replicas": 4},
-    "unclean elections": {"unclean": True},
+    "unclean elections": {"unclean": True, "policies": True},
     "failing disks": {"failing": True},
     "damaged files": {"tearing": True},
 }
@@ -31,8 +31,8 @@ COME_ACROSS = {
 }  # fmt: skip
 """What must have happened in some history of each kind, or they show nothing."""
 ALSO = {
-    "unclean elections": {"cut below b", "missing survivor"},
-    "damaged files": {"lost while it ran"},
+    "unclean elections": {"cut below b", "missing survivor", "policy changed"},
+    "damaged files": {"lost while it ran", "begun anew while it ran"},
 }
 
 

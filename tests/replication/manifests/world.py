@@ -48,10 +48,12 @@ class Image:
 class World:
     """See the module. ``bugs`` name mistakes of the shell, for the tests of the checks.
 
-    ``two_passes``: a tombstone gets its horizon from one pass and goes with another.
+    ``two_passes``: a tombstone gets its horizon from one pass and goes with another. ``compacts``:
+    the topic's policy, which anybody may change; ``compacted``: it was so once.
     """
 
     two_passes = False
+    compacts = compacted = True
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class World:
         core = machine.leader
         if core.leading and core.leader_epoch == image.epoch:
             machine.lead(IsrDecided(image.partition_epoch, self.replicas, image.isr))
-            machine.tell(ev.Leads(image.epoch, image.unclean, image.isr == (node,)))
+            machine.tell(self._leads(machine))
         elif machine.born_epoch == image.epoch:
             return True  # restarted in its own epoch: leads again only in a new one
         else:
@@ -180,7 +182,14 @@ class World:
                 machine.high_watermark, self.now_ms, settling=True,
             )
         )  # fmt: skip
-        machine.tell(ev.Leads(image.epoch, image.unclean, image.isr == (machine.id,)))
+        machine.tell(self._leads(machine))
+
+    def _leads(self, machine: Machine) -> ev.Leads:
+        """As the shell says it: where nothing was ever compacted there is nothing to begin anew."""
+        image, core = self.image, machine.manifests
+        before = self.compacts if self.bug("forget-policy") else self.compacted
+        unclean = image.unclean and (before or core.held is not None or core.lost)
+        return ev.Leads(image.epoch, unclean, image.isr == (machine.id,))
 
     def _follow(self, machine: Machine) -> bool:
         image = self.image
@@ -189,6 +198,13 @@ class World:
         machine.leader.follow(image.epoch, image.partition_epoch, self.replicas, image.isr)
         machine.follower.step(fol.BecameFollower(image.leader, image.epoch))
         machine.tell(ev.Follows(image.epoch, machine.id in image.isr))
+        return True
+
+    def alter(self, node: int) -> bool:
+        """The topic's policy is changed."""
+        self.compacts = not self.compacts
+        self.compacted = True
+        self.saw("policy changed")
         return True
 
     # Time and clients.
@@ -352,7 +368,7 @@ class World:
         core = machine.manifests
         if not machine.up or machine.pass_ is not None or not core.may_compute:
             return False
-        body = machine.compute(end, expire=expire)
+        body = machine.compute(end, expire=expire) if self.compacts else None
         if body is None:
             return False
         machine.pass_ = PassJob(body, machine.leader.leader_epoch, core.applied)
@@ -462,13 +478,25 @@ class World:
         return True
 
     def rot(self, node: int) -> bool:
-        """A process that runs finds it damaged; of one replica at a time."""
+        """A process that runs finds it damaged, if only when it applies it; of one replica at a
+        time.
+        """
         machine = self.machines[node]
         held = machine.manifests.held
+        job = machine.job
+        if machine.up and job is not None and job.body.ref == held and not job.begun:
+            machine.job = None
+            machine.tell(ev.ApplyEnded(job.body.ref))
         whole = not any(m.torn for m in self.machines)
         if not machine.up or held is None or machine.disk.swapping is not None or not whole:
             return False
-        machine.tell(ev.Damaged(held))
+        leader = machine.leader
+        alone = leader.leading and leader.isr == (node,) and leader.pending_isr is None
+        before = machine.manifests.held
+        machine.tell(ev.Damaged(held, alone))
+        if machine.manifests.making_base and before != machine.manifests.held:
+            self.saw("begun anew while it ran")
+            machine.torn = True
         self.ever_torn = self.ever_torn or machine.torn
         if machine.torn:
             self.saw("lost while it ran")

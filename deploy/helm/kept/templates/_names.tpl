@@ -39,6 +39,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if gt (int .Values.voters) (int .Values.replicas) -}}
 {{- fail (printf "voters: %d of %d nodes cannot vote; give voters a number up to replicas" (int .Values.voters) (int .Values.replicas)) -}}
 {{- end -}}
+{{- $factor := int (index .Values.config "default.replication.factor" | default (min 3 (int .Values.replicas))) -}}
+{{- if gt $factor (int .Values.replicas) -}}
+{{- fail (printf "config: default.replication.factor=%d wants that many nodes, and replicas is %d" $factor (int .Values.replicas)) -}}
+{{- end -}}
+{{- $isr := int (index .Values.config "min.insync.replicas" | default (ternary 2 1 (ge (int .Values.replicas) 3))) -}}
+{{- if gt $isr $factor -}}
+{{- fail (printf "config: min.insync.replicas=%d of default.replication.factor=%d replicas can never be in sync" $isr $factor) -}}
+{{- end -}}
 {{- if and .Values.external.enabled (eq .Values.external.type "NodePort") -}}
 {{- $first := int .Values.external.firstNodePort -}}
 {{- $last := sub (add $first (int .Values.replicas)) 1 -}}

@@ -1,0 +1,80 @@
+"""One connection of :class:`kept.client.core.ClientCore`: how far it is, and what it owes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kept.client.calls import Call
+from kept.client.failures import api_name
+from kept.client.incoming import Incoming
+from kept.client.protocol import versions
+from kept.client.view import Endpoint
+from kept.storage.errors import UnsupportedVersion
+
+
+@dataclass(slots=True)
+class Connection:
+    """Connecting, then agreeing on versions, then ready.
+
+    ``in_flight`` has a call for each answer that is to come, None where nobody waits for it.
+    ``heard_ms``: nothing is owed that was asked before. ``doubts``: how often others were asked
+    since then because of its silence.
+    """
+
+    id: int
+    endpoint: Endpoint
+    since_ms: int
+    heard_ms: int
+    doubts: int = 0
+    established: bool = False
+    ready: bool = False
+    asking_version: int = 0
+    incoming: Incoming = field(default_factory=Incoming)
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    in_flight: dict[int, Call | None] = field(default_factory=dict)
+    in_flight_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def owes_answers(self) -> bool:
+        """Whether somebody waits for it."""
+        return not self.ready or any(call is not None for call in self.in_flight.values())
+
+    def repeatable_calls(self) -> list[tuple[int, Call]]:
+        """Calls under way, by correlation id, that may be sent again elsewhere."""
+        return [(n, call) for n, call in self.in_flight.items() if call and call.repeatable]
+
+    def asked(self, now_ms: int) -> None:
+        """A request is about to leave."""
+        if not self.in_flight:
+            self.heard_ms = now_ms
+
+    def heard(self, now_ms: int) -> bool:
+        """An answer has come; whether after it was doubted that one would."""
+        doubted = self.ready and self.doubts > 0
+        self.heard_ms, self.doubts = now_ms, 0
+        return doubted
+
+    def is_silent(self, now_ms: int, patience_ms: int) -> bool:
+        """Whether it has said nothing for so long although it was asked."""
+        owes = not self.ready or bool(self.in_flight)
+        return owes and now_ms - self.heard_ms >= patience_ms
+
+    def next_doubt_ms(self, patience_ms: int) -> int:
+        """When others are asked in its place, if nothing comes until then: ever more seldom."""
+        return self.heard_ms + (patience_ms << min(self.doubts, 10))
+
+    def version_for(self, call: Call) -> int:
+        """The newest version of a call's API that both sides know. Raises UnsupportedVersion."""
+        ours = versions(call.api_key)
+        theirs = self.versions.get(call.api_key)
+        if theirs is None:
+            raise UnsupportedVersion(
+                f"{self.endpoint}: {call.name}: the broker does not serve {api_name(call.api_key)}"
+            )
+        version = min(max(ours, default=-1), theirs[1], call.max_version)
+        if version < max(min(ours, default=0), theirs[0]):
+            raise UnsupportedVersion(
+                f"{self.endpoint}: {call.name}: the broker serves versions "
+                f"{theirs[0]} to {theirs[1]} of {api_name(call.api_key)}, none is known here"
+            )
+        return version

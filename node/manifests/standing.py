@@ -1,0 +1,82 @@
+"""What a replica of a partition knows of manifests, and what it says of itself: without I/O.
+
+The shell of the node (:mod:`.replica`) and the simulator's use the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+from kept.cluster.controller import was_compacted
+from kept.replication import manifests_events as ev
+from kept.replication.manifests_events import ManifestRef
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image
+    from kept.cluster.records import PartitionRecord
+    from kept.replication.leader import LeaderCore
+    from kept.replication.manifests import ManifestCore
+    from kept.replication.partition import Partition
+
+APPLY_MS: Final = 60_000
+APPLY_PASSES: Final = 4
+"""How long other replicas have at least to apply a generation before there is a newer one: so long,
+or so many times as long as its pass took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a start found: manifests held and applied; ``lost``: they could not be read."""
+
+    held: ManifestRef | None = None
+    applied: ManifestRef | None = None
+    lost: bool = False
+
+
+def leads(
+    image: Image, partition: Partition, record: PartitionRecord, core: ManifestCore, node_id: int
+) -> ev.Leads:
+    """That this node leads. Where nothing was ever compacted an unclean leader has nothing to begin
+    anew with: a base generation would cost a reading of the whole log.
+    """
+    compacted = (
+        partition.log.config.compact
+        or core.held is not None
+        or core.lost
+        or was_compacted(image, partition.topic_partition.topic)
+    )
+    return ev.Leads(record.leader_epoch, record.unclean and compacted, record.isr == (node_id,))
+
+
+def is_alone(core: LeaderCore, node_id: int) -> bool:
+    """This leader is the whole ISR, and has asked for nobody else."""
+    return core.leading and core.isr == (node_id,) and core.pending_isr is None
+
+
+def base_name(effect: ev.MakeBase) -> tuple[int, int]:
+    """Leader epoch and generation of a base: those of nothing else in that epoch."""
+    lost = effect.replaces
+    return effect.leader_epoch, 0 if lost is None else pair_of(lost)[1] + 1
+
+
+def others_apply(core: LeaderCore) -> bool:
+    """Replicas that are there still apply what was published last: a newer generation would keep
+    those that take longer than a pass out of the ISR.
+    """
+    return any(
+        follower.held == core.published != follower.applied and replica in core.eligible
+        for replica, follower in core.followers.items()
+    )
+
+
+def named(ref: ManifestRef | None) -> str:
+    """A generation as it is shown: ``<leader epoch>.<generation>``."""
+    if ref is None:
+        return "none"
+    return ".".join(map(str, pair_of(ref)))
+
+
+def pair_of(ref: ManifestRef) -> tuple[int, int]:
+    """Leader epoch and generation."""
+    return cast("tuple[int, int]", ref.identity)

@@ -1,0 +1,193 @@
+"""What is told although a node does not answer: operations, and who asks for them."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.client import groups, records
+from kept.client.blocking import Client
+from kept.client.calls import Call, Send, Tick, ToLeader, ToNode
+from kept.client.core import METADATA, SLOW_MS
+from kept.client.failures import NoAnswer
+from kept.client.records import Standing
+from kept.client.view import PartitionView, TopicView
+from kept.storage.errors import InvalidRequest, KeptError
+from tests.client.test_core import LIST_OFFSETS, A, B, World, offsets
+
+PATIENCE_MS = 700
+
+
+def ended(operation: Any, answers: list[Any]) -> Any:
+    with pytest.raises(StopIteration) as end:
+        operation.send(answers)
+    return end.value.value
+
+
+def offset(value: int) -> Any:
+    return SimpleNamespace(topics=[SimpleNamespace(partitions=[SimpleNamespace(offset=value)])])
+
+
+def directory(topic: str, sizes: dict[int, int]) -> Any:
+    partitions = [
+        SimpleNamespace(partition_index=n, partition_size=size, is_future_key=False)
+        for n, size in sizes.items()
+    ]
+    found = SimpleNamespace(name=topic, partitions=partitions)
+    return SimpleNamespace(results=[SimpleNamespace(topics=[found])])
+
+
+def view(leaders: dict[int, int]) -> TopicView:
+    partitions = {
+        number: PartitionView(number, leader, 1, (1, 2), (1, 2))
+        for number, leader in leaders.items()
+    }
+    return TopicView("t", None, False, partitions)
+
+
+def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_without():
+    asked = records.standings(view({0: 1, 1: 2, 2: -1}), PATIENCE_MS)
+    calls: list[Call] = next(asked)
+    assert [call.route for call in calls] == [
+        ToLeader("t", 0), ToLeader("t", 1), ToLeader("t", 0), ToLeader("t", 1), ToNode(1), ToNode(2)
+    ]  # fmt: skip
+    assert all(call.optional and call.timeout_ms == PATIENCE_MS for call in calls)
+    nothing = NoAnswer("node 2 stands still")
+    answers = [offset(5), nothing, offset(9), nothing, directory("t", {0: 77}), nothing]
+    assert ended(asked, answers) == {0: Standing(5, 9, 77), 1: Standing(None, None, None)}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_groups_are_listed_without_a_silent_node_where_it_is_named(told):
+    silent: list[int] | None = [] if told else None
+    asked = groups.list_groups(silent, PATIENCE_MS)
+    next(asked)
+    brokers = [
+        SimpleNamespace(broker_id=n, host="h", port=n, rack=None, is_fenced=n == 3)
+        for n in (1, 2, 3)
+    ]
+    calls = asked.send([SimpleNamespace(brokers=brokers)])
+    assert [call.route for call in calls] == [ToNode(1), ToNode(2)], "3 is fenced"
+    assert {call.optional for call in calls} == {told}
+    one = SimpleNamespace(group_id="g", protocol_type="consumer", group_state="Stable")
+    second = NoAnswer("2") if told else SimpleNamespace(groups=[])
+    (found,) = ended(asked, [SimpleNamespace(groups=[one]), second])
+    assert found.group == "g" and silent == ([2] if told else None)
+
+
+def test_an_optional_call_ends_with_its_error_in_place_of_an_answer():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as hangs,
+        Client("{}:{}".format(*hangs.getsockname())) as client,
+    ):
+        call = Call(3, {"topics": (), "allow_auto_topic_creation": False}, timeout_ms=50)
+        call.optional = True
+        (answer,) = client.calls([call])
+        assert isinstance(answer, NoAnswer)
+        call.optional = False
+        with pytest.raises(NoAnswer):
+            client.calls([call])
+
+
+def test_what_is_refused_is_no_silence(kept_broker):
+    def refuse(_: Any) -> KeptError:
+        return InvalidRequest("no")
+
+    with kept_broker.client() as client:
+        call = Call(3, {"topics": (), "allow_auto_topic_creation": False}, check=refuse)
+        call.optional = True
+        with pytest.raises(InvalidRequest):
+            client.calls([call])
+
+
+class Late(World):
+    """Nodes whose answers come ``late_ms`` after the requests."""
+
+    late_ms = 0
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.coming: list[tuple[int, Send]] = []
+
+    def deliver(self, sent: Send) -> None:
+        if self.late_ms:
+            self.coming.append((self.now + self.late_ms, sent))
+        else:
+            super().deliver(sent)
+
+    def pass_time(self, ms: int) -> None:
+        for _ in range(0, ms, 50):
+            self.now += 50
+            due = [sent for at, sent in self.coming if at <= self.now]
+            self.coming = [(at, sent) for at, sent in self.coming if at > self.now]
+            for sent in due:
+                super().deliver(sent)
+            if (tick := self.core.next_tick_ms()) is not None and tick <= self.now:
+                self.step(Tick())
+
+
+def told(world: World, **kwargs: Any) -> Call:
+    values = {"topics": (), "allow_auto_topic_creation": False}
+    return world.call(api_key=METADATA, values=values, **kwargs)
+
+
+def test_what_anybody_answers_is_asked_of_another_node_when_a_known_one_falls_silent():
+    world = Late()
+    offsets(world)
+    world.mute.add(A)
+    call = told(world)
+    world.pass_time(SLOW_MS - 50)
+    assert call.id not in world.finished and world.sent_to(METADATA) == [A, A]
+    world.pass_time(100)
+    assert world.result(call).cluster_id == "c"
+    assert world.sent_to(METADATA) == [A, A, B]
+    assert told(world).id in world.finished, "the silent one is not asked next time"
+
+
+def test_where_all_answers_come_late_they_are_waited_for():
+    world = Late(bootstrap=(A, B))
+    offsets(world)
+    world.late_ms = 3 * SLOW_MS
+    call = told(world)
+    world.pass_time(15 * SLOW_MS)
+    assert world.result(call).cluster_id == "c"
+
+
+def test_a_call_to_a_leader_that_fell_silent_goes_to_the_next_one():
+    world = Late()
+    offsets(world)
+    world.mute.add(A)
+    call = offsets(world)
+    world.pass_time(2 * SLOW_MS)
+    assert world.sent_to(METADATA)[-1] == B, "another node is asked who leads"
+    assert world.sent_to(LIST_OFFSETS) == [A, A] and call.id not in world.finished
+    world.leader = 1
+    world.pass_time(8 * SLOW_MS)
+    assert world.result(call).topics[0].partitions[0].offset == 7
+    assert world.sent_to(LIST_OFFSETS) == [A, A, B]
+    world.mute.clear()
+
+
+def test_a_change_that_may_have_been_made_is_not_asked_for_again():
+    world = Late()
+    offsets(world)
+    world.mute.add(A)
+    call = told(world, repeatable=False)
+    world.pass_time(29 * SLOW_MS)
+    assert call.id not in world.finished and world.sent_to(METADATA) == [A, A]
+    world.pass_time(2 * SLOW_MS)
+    with pytest.raises(NoAnswer):
+        world.result(call)
+
+
+def test_a_lone_node_is_waited_for():
+    world = Late()
+    world.nodes = (A,)
+    offsets(world)
+    world.late_ms = 9 * SLOW_MS
+    call = told(world)
+    world.pass_time(10 * SLOW_MS)
+    assert world.result(call).cluster_id == "c" and world.sent_to(METADATA) == [A, A]

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+type franz struct {
+	place
+	producers map[string]*kgo.Client
+}
+
+func newFranz(where place) (library, error) {
+	made := &franz{where, map[string]*kgo.Client{}}
+	byName := map[string]kgo.CompressionCodec{
+		"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
+		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
+	}
+	for name, codec := range byName {
+		client, err := kgo.NewClient(kgo.SeedBrokers(where.bootstrap...), kgo.DefaultProduceTopic(where.topic),
+			kgo.ProducerBatchCompression(codec), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
+		if err != nil {
+			return nil, err
+		}
+		made.producers[name] = client
+	}
+	return made, nil
+}
+
+func (f *franz) Create(ctx context.Context) error {
+	made, err := kadm.NewClient(f.producers["none"]).CreateTopic(ctx, partitions, -1, nil, f.topic)
+	return errors.Join(err, made.Err)
+}
+
+func (f *franz) Send(ctx context.Context, codec string, values []string) error {
+	records := make([]*kgo.Record, len(values))
+	for i, value := range values {
+		records[i] = kgo.StringRecord(value)
+	}
+	return f.producers[codec].ProduceSync(ctx, records...).FirstErr()
+}
+
+func (f *franz) Read(ctx context.Context, seen func(string)) error {
+	client, err := kgo.NewClient(kgo.SeedBrokers(f.bootstrap...), kgo.ConsumerGroup(f.topic),
+		kgo.ConsumeTopics(f.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.AutoCommitInterval(autoCommit))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	for ctx.Err() == nil {
+		fetches := client.PollFetches(ctx)
+		if ctx.Err() == nil && len(fetches.Errors()) > 0 {
+			return fetches.Errors()[0].Err
+		}
+		fetches.EachRecord(func(record *kgo.Record) { seen(string(record.Value)) })
+	}
+	return nil
+}

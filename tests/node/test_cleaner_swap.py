@@ -83,6 +83,30 @@ def test_appends_reads_and_retention_go_on(filled, point):
     assert hosted.compaction.clean_to == 40
 
 
+def test_closed_segments_are_durable_before_anything_is_put_into_place(filled, monkeypatch):
+    """Those that stay as they are, too: a start takes gaps among them for compaction's work."""
+    lone, hosted = filled
+    lone.node._timers.stop()
+    disk, log = lone.node.disk, hosted.partition.log
+    closed = {segment.path(".log") for segment in log.segments[:-1]}
+    assert log.recovery_point < log.segments[1].base_offset
+    fsync, synced, found = disk.fsync, set(), []
+
+    def notice(file):
+        fsync(file)
+        synced.add(file.path)
+
+    monkeypatch.setattr(disk, "fsync", notice)
+    disk.fail_points["compaction.manifest"] = lambda: found.append(closed - synced)
+
+    async def go():
+        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+
+    lone.run(go())
+    assert found == [set()]
+    assert log.recovery_point >= hosted.compaction.end_offset == 40
+
+
 def test_segments_that_retention_takes_just_before_the_swap(filled):
     """The swap was made for segments that are gone: it is made again, and nothing has failed."""
     lone, hosted = filled

@@ -371,3 +371,57 @@ def test_replace_for_a_broker(lone):
     assert lone.node.config.log_cleaner_threads == 2
     assert replace(lone, BROKER, "0") == ("none", None)
     assert lone.node.config.log_cleaner_threads == 1
+
+
+# A fact that is kept among a topic's settings, and is none.
+
+FACT = "kept.compacted.before"
+
+
+def test_that_a_topic_was_compacted_is_no_setting(lone):
+    """Nobody sees it among the settings, and nobody sets, alters or takes it away."""
+    lone.create("t", cleanup_policy="compact", segment_ms="1000000")
+    assert alter(lone, TOPIC, "t", ("cleanup.policy", SET, "delete")) == ("none", None)
+
+    def noted():
+        return lone.node.image.config(TOPIC, "t").get(FACT)
+
+    assert noted() == "true"
+    for version in range(1, 5):
+        described = describe(lone, TOPIC, "t", version=version)
+        assert set(entries(described)) == set(TOPIC_SETTINGS)
+        assert entries(describe(lone, TOPIC, "t", FACT, version=version)) == {}
+    assert FACT not in str(lone.get("/api/v1/topics/t")) + str(lone.get("/api/v1/topics"))
+
+    for change in ((FACT, SET, "false"), (FACT, APPEND, "x"), (FACT, SUBTRACT, "true")):
+        code, message = alter(lone, TOPIC, "t", change)
+        assert code == "invalid_config" and FACT in message
+    assert alter(lone, TOPIC, "t", (FACT, DELETE, None)) == ("none", None)
+    assert replace(lone, TOPIC, "t", **{FACT: "false"})[0] == "invalid_config"
+    assert replace(lone, TOPIC, "t") == ("none", None)
+    assert alter(lone, TOPIC, "t", ("cleanup.policy", SET, "compact")) == ("none", None)
+    assert noted() == "true"
+    assert alter(lone, BROKER, "", (FACT, SET, "true"))[0] != "none"
+
+
+def test_no_topic_is_created_as_one_that_was_compacted(lone):
+    topic = {
+        "name": "t",
+        "num_partitions": 1,
+        "replication_factor": -1,
+        "assignments": (),
+        "configs": [{"name": FACT, "value": "true"}],
+    }
+    (result,) = lone.ask(19, 7, topics=[topic], timeout=1000, validate_only=False).topics
+    assert result.error_code.name == "invalid_config" and FACT in result.error_message
+    assert "t" not in lone.node.image.topics
+
+
+def test_another_topic_of_that_name_was_never_compacted(lone):
+    lone.create("t", cleanup_policy="compact")
+    assert alter(lone, TOPIC, "t", ("cleanup.policy", SET, "delete")) == ("none", None)
+    wanted = [{"name": "t", "topic_id": None}]
+    (gone,) = lone.ask(20, 6, topics=wanted, timeout=60_000).responses
+    assert gone.error_code.name == "none"
+    lone.create("t")
+    assert FACT not in lone.node.image.config(TOPIC, "t")

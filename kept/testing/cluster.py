@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError, KeptError
 from kept.testing import reaper
-from kept.testing.ports import free_port, is_free
+from kept.testing.ports import free_port, give_back, is_free
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -312,6 +312,8 @@ class Cluster:
             else:
                 self._close_all()
         finally:
+            for node in self._nodes:
+                give_back((node.port, node.node_port))
             if self._temporary:
                 shutil.rmtree(self.directory, ignore_errors=True)
             reaper.forget(self.directory)

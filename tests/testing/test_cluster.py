@@ -11,11 +11,11 @@ import pytest
 
 from kept.client.http import HttpFailed, JsonApi, cluster_is_up
 from kept.client.view import Endpoint
-from kept.node.local_settings import cluster_settings
+from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError
-from kept.testing import Cluster, NodeFailed
+from kept.testing import Cluster, NodeFailed, ports
 from kept.testing import cluster as module
-from kept.testing.ports import HIGHEST, LOWEST, free_port, is_free
+from kept.testing.ports import HIGHEST, LOWEST, free_port, give_back, is_free
 
 
 def test_a_node_keeps_port_and_data_through_stop_and_kill(kept_cluster):
@@ -68,11 +68,11 @@ def test_files_are_removed_unless_a_directory_was_given(tmp_path):
 
 def test_a_port_that_is_taken_meanwhile_is_given_up(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = [taken.getsockname()[1], free_port()]
-        monkeypatch.setattr(module, "free_port", lambda: ports.pop(0))
+        drawn = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(module, "free_port", lambda: drawn.pop(0))
         with Cluster() as cluster:
             assert cluster.port() != taken.getsockname()[1]
-    assert ports == []
+    assert drawn == []
 
 
 def test_free_ports_are_free():
@@ -80,6 +80,53 @@ def test_free_ports_are_free():
     assert is_free(port)
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
+
+
+DRAWS = """
+import sys
+from kept.testing import ports
+ports.LOWEST, ports.HIGHEST = map(int, sys.argv[1:])
+try:
+    print(ports.free_port(above=[2]))
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_port_is_drawn_once_in_this_process_and_in_others(monkeypatch):
+    """A node that was killed has its port again when it comes back, whoever draws meanwhile."""
+    first = free_port(above=[1, 2])
+    give_back([first, first + 1, first + 2])
+    monkeypatch.setattr(ports, "LOWEST", first)
+    monkeypatch.setattr(ports, "HIGHEST", first)
+
+    def elsewhere() -> str:
+        command = [sys.executable, "-c", DRAWS, str(first), str(first)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    none = f"no free port from {first} to {first}"
+    assert free_port(above=[1]) == first
+    with pytest.raises(OSError, match=none):
+        free_port()
+    assert elsewhere() == none + "\n"
+    give_back([first + 1])
+    assert elsewhere() == none + "\n", "one of the two is held"
+    give_back([first])
+    assert elsewhere() == f"{first}\n"
+    assert free_port(above=[1, 2]) == first, "whoever ended has given its ports back"
+    give_back([first, first + 1, first + 2])
+
+
+def test_a_closed_cluster_gives_its_ports_back(kept_cluster, monkeypatch):
+    cluster = kept_cluster(nodes=2)
+    monkeypatch.setattr(ports, "LOWEST", cluster.port())
+    monkeypatch.setattr(ports, "HIGHEST", cluster.port())
+    cluster.kill(0)
+    with pytest.raises(OSError, match="no free port"):
+        free_port()
+    cluster.close()
+    assert free_port(above=[NODE_PORT_OFFSET]) == cluster.port()
+    give_back([cluster.port(), cluster.port() + NODE_PORT_OFFSET])
 
 
 def test_a_cluster_has_a_node():

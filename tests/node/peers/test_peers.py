@@ -453,19 +453,19 @@ def test_a_stream_without_a_hello_and_a_call_without_one(play):
 # Who is gone.
 
 
-def test_a_dead_process_is_noticed_at_once_on_either_end_of_a_stream(play):
+def test_a_dead_process_is_noticed_at_once_on_either_end_of_a_stream(play, monkeypatch):
+    """By the stream's end: nobody writes to it any more, and nobody tries to reach it again."""
+    monkeypatch.setattr(channel, "BACKOFF_S", 3600.0)
+
     async def scene(net):
         one, two, three = await net.node(1), await net.node(2), await net.node(3)
         one.peers.send(append(1, 2, 1))
         two.peers.send(append(2, 3, 1))
         await two.messages.get()
         await three.messages.get()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         await two.die()
         assert await one.down.get() == 2
         assert await three.down.get() == 2
-        assert loop.time() - started < 1.0
         assert await one.peers.probe(2) is None
         await asyncio.sleep(0.1)
         assert one.down.empty(), "once"
@@ -689,7 +689,7 @@ def test_the_control_stream_follows_the_controller(play):
         while reply is None:
             try:
                 reply = await one.peers.heartbeat(HeartbeatRequest(1, 1, 5), 1.0)
-            except NetworkException:
+            except (NetworkException, RequestTimedOut):
                 await asyncio.sleep(0.01)
         assert reply.index == 22
 

@@ -37,6 +37,8 @@ VALUES = {
         "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "data", "operator": "Exists"}],
         "podLabels": {"team": "logs"}, "podAnnotations": {"note": "7"},
         "image": {"repository": "registry.example/kept", "tag": "1.2"},
+        "resources": {"requests": {"cpu": "1500m", "memory": "2Gi"},
+                      "limits": {"cpu": 1.5, "memory": 2147483648}},
     },
     "load balancers": {
         "external": {"enabled": True, "domain": "logs.example", "annotations": {"a": "b"}}
@@ -217,6 +219,9 @@ def test_pods_restart_for_new_settings_and_not_for_more_brokers():
         ({"resources": {"limits": {"memory": 0}}}, "memory"),
         ({"resources": {"limits": {"memroy": "1Gi"}}}, "limits"),
         ({"resources": {"limits": {"memory": "much"}}}, "memory"),
+        ({"resources": {"limits": {"memory": "4K"}}}, "memory"),
+        ({"resources": {"limits": {"memory": "256Mi"}}}, "512Mi, which is more than the 256Mi of"),
+        ({"resources": {"limits": {"cpu": 0.25}}}, "cpu: requests has 500m, which is more than"),
         ({"external": {"enabled": True}}, "domain"),
         ({"external": {"enabled": True, "domain": "x.org", "type": "ClusterIP"}}, "type"),
         (

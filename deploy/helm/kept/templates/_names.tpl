@@ -34,6 +34,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- join "," $voters -}}
 {{- end -}}
 
+{{/* A quantity of Kubernetes, such as 500m or 2Gi, as a plain number. */}}
+{{- define "kept.amount" -}}
+{{- if kindIs "string" . -}}
+{{- $number := regexFind "^[0-9.]+" . -}}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
+{{- printf "%.3f" (mulf (float64 $number) (float64 (get $units (trimPrefix $number .)))) -}}
+{{- else -}}
+{{- printf "%.3f" (float64 .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What values.schema.json cannot say: values that contradict each other. */}}
 {{- define "kept.check" -}}
 {{- if gt (int .Values.voters) (int .Values.replicas) -}}
@@ -46,6 +57,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $isr := int (index .Values.config "min.insync.replicas" | default (ternary 2 1 (ge (int .Values.replicas) 3))) -}}
 {{- if gt $isr $factor -}}
 {{- fail (printf "config: min.insync.replicas=%d of default.replication.factor=%d replicas can never be in sync" $isr $factor) -}}
+{{- end -}}
+{{- range $name, $limit := .Values.resources.limits -}}
+{{- $request := index (default dict $.Values.resources.requests) $name -}}
+{{- if and $request (gt (float64 (include "kept.amount" $request)) (float64 (include "kept.amount" $limit))) -}}
+{{- fail (printf "resources: %s: requests has %v, which is more than the %v of limits" $name $request $limit) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.external.enabled (eq .Values.external.type "NodePort") -}}
 {{- $first := int .Values.external.firstNodePort -}}

@@ -27,7 +27,7 @@ from kept.node.roles import Roles
 from kept.node.slices import Pace
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
-from kept.storage.directory import Birth, Checkpoint
+from kept.storage.directory import Birth, Checkpoint, FoundLog
 from kept.storage.errors import (
     DamagedData,
     KafkaStorageError,
@@ -230,17 +230,20 @@ class Hosting:
     # Start.
 
     async def start(self, image: Image) -> None:
-        """Open what the image says is here; logs of topics that are gone are deleted."""
+        """Open what the image says is here; logs of topics that are gone are deleted.
+
+        While a directory is offline, a log that is not found may be there: none is created.
+        """
         self._defaults = self._node.config.topic_defaults()
         found: dict[TopicPartition, list[tuple[HostedDirectory, uuid.UUID | None]]] = {}
         for directory in self.directories:
-            for entry in directory.directory.scan():
-                _, tp, topic_id, is_delete = entry
+            for _, tp, topic_id, is_delete in self._scan(directory):
                 if not is_delete:
                     found.setdefault(tp, []).append((directory, topic_id))
-        openings = []
+        broken = next((one for one in self.directories if one.offline is not None), None)
+        openings, absent = [], 0
         for topic in image.topics.values():
-            self._register(topic)
+            here = self._register(topic)
             config = self.config_for(image, topic.name)
             for record in topic.partitions:
                 if self._node.node_id not in record.replicas:
@@ -253,6 +256,13 @@ class Hosting:
                     # would lose it all. Opening it says what is wrong, and with which file.
                     directory, exists = mine[0][0], True
                     there.remove(mine[0])
+                elif broken is not None:
+                    why = (
+                        f"it is not in the log directories that work, and {broken.name} is offline"
+                    )
+                    here.offline[record.partition] = f"{why}: {broken.offline}"
+                    absent += 1
+                    continue
                 else:
                     directory, exists = self._emptiest(), False
                     self._say_missing(tp)
@@ -261,7 +271,16 @@ class Hosting:
         for tp, strays in found.items():
             for directory, _ in strays:
                 await self._delete_stray(directory, tp)
+        if broken is not None:
+            log.error("partitions offline", count=absent, path=broken.name, error=broken.offline)
         await self._open_all(openings)
+
+    def _scan(self, directory: HostedDirectory) -> list[FoundLog]:
+        try:
+            return [] if directory.offline is not None else directory.directory.scan()
+        except MachineError as error:
+            self.fail(directory, error)
+            return []
 
     def _say_missing(self, tp: TopicPartition) -> None:
         for one in self.directories:

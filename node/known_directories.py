@@ -10,7 +10,7 @@ directory ids that a broker registers (KIP-858), partition by partition.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from kept.cluster.wal import WAL_NAME
@@ -28,15 +28,28 @@ def _known(disk: Disk, metadata_directory: str) -> dict[str, str]:
     return checkpoints.read_properties(disk, f"{metadata_directory}/{FILE}") or {}
 
 
-def refuse_missing(disk: Disk, metadata_directory: str, log_directories: Iterable[str]) -> None:
+def _last_seen_at(paths: Iterable[str], known: dict[str, str]) -> dict[str, str]:
+    there = {path.rstrip("/") or "/" for path in paths}
+    return {directory_id: path for directory_id, path in known.items() if path in there}
+
+
+def refuse_missing(
+    disk: Disk,
+    metadata_directory: str,
+    log_directories: Iterable[str],
+    broken: Collection[str] = (),
+) -> None:
     """Raise DirectoryRefused when a directory that was used is not among ``log_directories``.
 
-    To be asked before any of them is opened, for opening an empty one makes it a new one.
+    To be asked before any of them is opened, for opening an empty one makes it a new one. What was
+    last seen where one is ``broken`` now is still there.
     """
     known = _known(disk, metadata_directory)
-    found = set()
+    found: set[str | None] = set(_last_seen_at(broken, known))
     unknown = ""
     for path in log_directories:
+        if path in broken:
+            continue
         name = f"{path}/{layout.META_PROPERTIES}"
         directory_id = (checkpoints.read_properties(disk, name) or {}).get("directory.id")
         found.add(directory_id)
@@ -110,10 +123,17 @@ def remember_cluster(disk: Disk, metadata_directory: str, node_id: int, cluster_
         checkpoints.write_properties(disk, f"{metadata_directory}/{OWNER_FILE}", now)
 
 
-def remember(disk: Disk, metadata_directory: str, opened: Iterable[LogDirectory]) -> None:
-    """Note the directories that are open now, durably."""
-    now = {_text(one.directory_id): one.path for one in opened}
-    if now != _known(disk, metadata_directory):
+def remember(
+    disk: Disk,
+    metadata_directory: str,
+    opened: Iterable[LogDirectory],
+    broken: Collection[str] = (),
+) -> None:
+    """Note the directories that are open now, durably, and still those that are ``broken``."""
+    known = _known(disk, metadata_directory)
+    now = _last_seen_at(broken, known)
+    now |= {_text(one.directory_id): one.path for one in opened}
+    if now != known:
         checkpoints.write_properties(disk, f"{metadata_directory}/{FILE}", now)
 
 

@@ -131,7 +131,7 @@ class Membership:
             endpoints,
             node.config.broker_rack,
             clean_epoch,
-            tuple(one.directory.directory_id for one in node.log_directories),
+            tuple(d.directory.directory_id for d in node.log_directories if d.offline is None),
         )
         self.brokering = Brokering(node, registration)
         self.brokering.controller_is(node.metadata.leader_id)

@@ -23,7 +23,7 @@ from kept.cluster.records import Endpoint, MetadataRecord, ResourceType
 from kept.cluster.settings import validate_topic
 from kept.cluster.voters import Voter
 from kept.cluster.wal import NO_DIRECTORY
-from kept.node import api, internal_topics, known_directories, timers, unclean
+from kept.node import api, internal_topics, known_directories, log_directories, timers, unclean
 from kept.node.budget import Budget
 from kept.node.cluster_settings import raft_settings
 from kept.node.console.history import History
@@ -38,7 +38,7 @@ from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
 from kept.node.readiness import Readiness
 from kept.node.rpc.front import Front
-from kept.storage.directory import Checkpoint, LogDirectory, refuse_kafka
+from kept.storage.directory import Checkpoint, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     KeptError,
@@ -110,6 +110,7 @@ class Node:
         self._proposals = asyncio.Lock()
         self._timers = timers.Timers(self)
         self._metadata_lock: Any = None
+        self._broken: log_directories.Broken = {}
 
     # What handlers use.
 
@@ -437,12 +438,12 @@ class Node:
     def _open_metadata(self) -> None:
         path = self.config.metadata_log_dir
         log_dirs = self.config.log_dirs if self.is_broker else ()
-        for place in (*log_dirs, path):
-            refuse_kafka(self.disk, place)
+        self._broken = log_directories.look(self.disk, log_dirs)
+        refuse_kafka(self.disk, path)
         known_directories.refuse_foreign(
             self.disk,
             path,
-            log_dirs,
+            [one for one in log_dirs if one not in self._broken],
             node_id=self.node_id,
             alone=len(self.config.controller_quorum_voters) <= 1,
         )
@@ -464,26 +465,10 @@ class Node:
         )
 
     def _open_directories(self) -> None:
-        self.reads_in_memory = False
-        metadata = self.config.metadata_log_dir
-        known_directories.refuse_missing(self.disk, metadata, self.config.log_dirs)
-        for path in self.config.log_dirs:
-            directory = LogDirectory.open(
-                path,
-                self.disk,
-                cluster_id=self.cluster_id,
-                node_id=self.node_id,
-                new_directory_id=self.new_id(),
-                now_ms=self.now_ms(),
-            )
-            hosted = HostedDirectory(directory, self._flush_pool(len(self.log_directories)), path)
-            self.hosting.directories.append(hosted)
-            probe = self.disk.open_read(f"{path}/meta.properties")
-            if self.disk.preadv_nowait(probe, 0, 1) is None:
-                self.reads_in_memory = True
-            self._in_thread(directory.purge_found)
-        opened = [one.directory for one in self.hosting.directories]
-        known_directories.remember(self.disk, metadata, opened)
+        log_directories.open_all(self, self._broken, self._flush_pool)
+        for one in self.log_directories:
+            if one.offline is None:
+                self._in_thread(one.directory.purge_found)
 
     def _in_thread(self, function: Callable[[], Any]) -> None:
         def done(finished: asyncio.Future[Any]) -> None:

@@ -78,7 +78,7 @@ def refuse_kafka(disk: Disk, path: str) -> None:
 class LogDirectory:
     """An open data directory; see the module."""
 
-    def __init__(self, path: str, disk: Disk, lock: Lock) -> None:
+    def __init__(self, path: str, disk: Disk, lock: Lock | None) -> None:
         self.path = path
         self.disk = disk
         self._lock = lock
@@ -126,6 +126,13 @@ class LogDirectory:
         except BaseException:
             lock.release()
             raise
+        return directory
+
+    @classmethod
+    def broken(cls, path: str, disk: Disk, error: MachineError) -> LogDirectory:
+        """One that cannot be opened: offline from the start, and nobody's."""
+        directory = cls(path.rstrip("/") or "/", disk, None)
+        directory.offline = str(error)
         return directory
 
     def _file(self, name: str) -> str:
@@ -403,4 +410,5 @@ class LogDirectory:
                 mark = self._file(layout.CLEAN_SHUTDOWN)
                 checkpoints.write_clean_shutdown(self.disk, mark, broker_epoch)
         finally:
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kept.client.failures import api_name
+from kept.client.failures import ConnectionFailed, api_name
 from kept.client.protocol import Values
 from kept.client.view import Endpoint
 from kept.storage.errors import KeptError
@@ -90,6 +90,14 @@ class Call:
     def name(self) -> str:
         """What a message calls it: ``Fetch of orders-0``."""
         return self.what or api_name(self.api_key)
+
+    @property
+    def told_before(self) -> str:
+        """What a node has answered to it, for a message that no other answer came."""
+        error = self.last_error
+        if error is None or isinstance(error, ConnectionFailed):
+            return ""
+        return f"; before that: {error}"
 
     def is_to_be_told_of(self, started_ms: int) -> bool:
         """Somebody else's call, begun by then, of which it was not told that it waits."""

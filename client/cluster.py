@@ -13,13 +13,15 @@ from typing import Any, Final, NamedTuple
 from kept.client.calls import Call, ToController
 from kept.client.failures import failure
 from kept.client.topics import Operation
-from kept.storage.errors import KeptError, UnsupportedVersion
+from kept.storage.errors import KeptError, RetriableError, UnsupportedVersion
 from kept.storage.types import TopicPartition
 
 ELECT_LEADERS: Final = 43
 ALTER_REASSIGNMENTS: Final = 45
 LIST_REASSIGNMENTS: Final = 46
 DESCRIBE_QUORUM: Final = 55
+ELECTION_MS: Final = 6_000
+"""Within this a controller is elected, if there can be one."""
 DESCRIBE_CLUSTER: Final = 60
 UNREGISTER_BROKER: Final = 64
 
@@ -74,6 +76,8 @@ class ClusterDescription(NamedTuple):
     controller_id: int
     members: tuple[Member, ...]
     quorum: Quorum | None
+    unknown: KeptError | None = None
+    """Why the quorum is not known, where the nodes could tell it."""
 
 
 class Reassignment(NamedTuple):
@@ -98,14 +102,19 @@ class Outcome(NamedTuple):
 
 
 def describe_cluster() -> Operation[ClusterDescription]:
-    """The nodes, fenced ones too, the controller, and its quorum."""
+    """The nodes, fenced ones too, the controller, and its quorum, where one answers."""
     cluster, members = yield from describe_members()
+    quorum = unknown = None
     try:
-        quorum = yield from describe_quorum()
+        quorum = yield from describe_quorum(ELECTION_MS)
     except UnsupportedVersion:
-        quorum = None
-    controller_id = int(cluster.controller_id) if quorum is None else quorum.leader_id
-    return ClusterDescription(str(cluster.cluster_id), controller_id, members, quorum)
+        pass
+    except RetriableError as error:
+        unknown = error
+    controller_id = -1
+    if unknown is None:
+        controller_id = int(cluster.controller_id) if quorum is None else quorum.leader_id
+    return ClusterDescription(str(cluster.cluster_id), controller_id, members, quorum, unknown)
 
 
 def describe_members() -> Operation[tuple[Any, tuple[Member, ...]]]:
@@ -124,10 +133,16 @@ def describe_members() -> Operation[tuple[Any, tuple[Member, ...]]]:
     )
 
 
-def describe_quorum() -> Operation[Quorum]:
-    """Who leads the metadata log, in which term, and how far everybody is."""
+def describe_quorum(patience_ms: int) -> Operation[Quorum]:
+    """Who leads the metadata log, in which term, and how far everybody is. Raises RetriableError
+    when no controller has answered for so long.
+    """
     values = {"topics": [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]}
-    (response,) = yield [Call(DESCRIBE_QUORUM, values, what="DescribeQuorum", check=_quorum_error)]
+    call = Call(DESCRIBE_QUORUM, values, what="DescribeQuorum", check=_quorum_error)
+    call.optional, call.timeout_ms = True, patience_ms
+    (response,) = yield [call]
+    if isinstance(response, KeptError):
+        raise response
     found = response.topics[0].partitions[0]
     return Quorum(
         int(found.leader_id),

@@ -61,7 +61,7 @@ class Connection:
 
     def next_doubt_ms(self, patience_ms: int) -> int:
         """When others are asked in its place, if nothing comes until then: ever more seldom."""
-        return self.heard_ms + (patience_ms << min(self.doubts, 10))
+        return self.heard_ms + (patience_ms << self.doubts)
 
     def version_for(self, call: Call) -> int:
         """The newest version of a call's API that both sides know. Raises UnsupportedVersion."""

@@ -90,8 +90,7 @@ class ClientCore:
         self._next_correlation = 0
         self._next_call = 0
         self._turn = 0
-        self._patience_ms = SLOW_MS
-        """Who owes an answer for so long is silent; more where answers come late."""
+        self._patience_ms = SLOW_MS  # more where answers come late
         self._reached = False
         self._refused: dict[Endpoint, ConnectionFailed] = {}
         self._asking: set[tuple[object, ...]] = set()
@@ -569,7 +568,7 @@ class ClientCore:
                     connection.in_flight[correlation] = None
                     seconds = (now_ms - call.started_ms) / 1000
                     why = f"{connection.endpoint}: {call.name}: no answer within {seconds:.3g} s"
-                    self._finish(call, NoAnswer(why), effects)
+                    self._finish(call, NoAnswer(why + call.told_before), effects)
         self._end_if_late(now_ms, effects)
 
     def _end_if_late(self, now_ms: int, effects: list[Effect]) -> None:

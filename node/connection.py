@@ -355,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
             answer: Any
             if served.key in api.FORWARDED and membership is not None:
                 body = bytes(frame[position:])
-                answer = membership.forward(context, served.key, version, body)
+                answer = membership.answered(context, served.key, version, body, request)
             else:
                 answer = api.handler(served.key)(context, request)
         # The one place that reports our own bugs.

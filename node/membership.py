@@ -30,6 +30,7 @@ from kept.node.manifests.news import News
 from kept.node.manifests.pulls import Answers, Pulls
 from kept.node.peers import calls
 from kept.node.peers.peers import Peers
+from kept.node.unanswered import UNANSWERED, refusal
 from kept.storage.errors import NetworkException, NotController
 
 # isort: split
@@ -285,6 +286,16 @@ class Membership:
             self._departures.believe(node_id)
 
     # Admin requests.
+
+    async def answered(
+        self, context: api.RequestContext, api_key: int, version: int, body: bytes, request: Any
+    ) -> bytes | protocol.Values:
+        """What :meth:`forward` brings, or the response that says that no controller answered."""
+        try:
+            return await self.forward(context, api_key, version, body)
+        except UNANSWERED as error:
+            log.warning("no controller answers", api=api.served()[api_key].name, error=str(error))
+            return refusal(api_key, request, error)
 
     async def forward(
         self, context: api.RequestContext, api_key: int, version: int, body: bytes

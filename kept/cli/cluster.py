@@ -46,6 +46,10 @@ def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
 
     with _client(bootstrap) as client:
         found = _status(client)
+    unknown = found["quorum_unknown"]
+    why = [] if unknown is None else [f"no controller answers ({unknown})"]
+    if why and not check:
+        click.echo(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
     if as_json:
         show_json(found)
     else:
@@ -56,16 +60,17 @@ def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
         "under-replicated partitions": len(partitions["under_replicated"]),
         "offline partitions": len(partitions["offline"]),
     }
-    if check and any(troubles.values()):
-        raise Failure(", ".join(f"{count} {what}" for what, count in troubles.items() if count))
+    why += [f"{count} {what}" for what, count in troubles.items() if count]
+    if check and why:
+        raise Failure(", ".join(why))
 
 
 def _status(client: Client) -> dict[str, Any]:
     from kept.client import cluster as operations
     from kept.client import moves
 
+    topics = client.metadata().topics  # first: a node answers in order, and may await a controller
     described = client.run(operations.describe_cluster())
-    topics = client.metadata().topics
     replicas, leaders = moves.counts(topics.values())
     under, offline = moves.troubled(topics)
     known = _epochs(client)
@@ -99,6 +104,7 @@ def _status(client: Client) -> dict[str, Any]:
         "metadata_end_offset": None if quorum is None else quorum.high_watermark,
         "voters": sorted(voters),
         "observers": sorted(observers),
+        "quorum_unknown": None if described.unknown is None else str(described.unknown),
         "nodes": nodes,
         "partitions": {
             "total": sum(len(topic.partitions) for topic in topics.values()),
@@ -483,7 +489,10 @@ def unregister(*, number: int, bootstrap: str) -> None:
     from kept.client import moves
 
     with _client(bootstrap) as client:
-        quorum = client.run(operations.describe_cluster()).quorum
+        described = client.run(operations.describe_cluster())
+        if described.unknown is not None:
+            raise Failure(f"no controller answers: {described.unknown}")
+        quorum = described.quorum
         if quorum is not None and number in {one.node_id for one in quorum.voters}:
             raise Failure(f"node {number} votes: kept cluster voter remove {number}")
         replicas, _ = moves.counts(client.metadata().topics.values())

@@ -46,6 +46,23 @@ def test_status_of_three_nodes(kept, topic):
     assert lines[3].split()[:4] == ["NODE", "ROLES", "STATE", "ADDRESS"]
 
 
+def test_status_without_a_controller_tells_what_is_known():
+    with Cluster(nodes=3) as cluster:
+        topic = cluster.create_topic()
+        cluster.kill(0)
+        cluster.kill(1)
+        kept = Kept(cluster.bootstrap)
+        told = kept("cluster", "status", "--json")
+        assert told.json["controller_id"] == -1 and told.json["voters"] == []
+        assert [node["node_id"] for node in told.json["nodes"]] == [0, 1, 2]
+        assert told.json["partitions"]["total"] >= 1, topic
+        why = told.json["quorum_unknown"]
+        assert "DescribeQuorum" in why and f"no controller answers ({why})" in told.err
+        assert "no controller answers" in kept("cluster", "status", "--check", status=1).err
+        refused = kept("cluster", "unregister", 1, status=1)
+        assert "no controller answers" in refused.err
+
+
 def test_compaction_is_described_as_the_leaders_say(kept, three):
     name = three.create_topic(partitions=3, config={"cleanup.policy": "compact"})
     described = kept("topic", "describe", name, "--json").json

@@ -478,6 +478,34 @@ def test_silence_ends_at_the_deadline_and_a_late_answer_is_ignored():
     assert world.result(offsets(world)).topics[0].partitions[0].offset == 7
 
 
+def test_silence_after_a_refusal_tells_the_refusal_too():
+    world = World()
+    answers = [{"topics": [{"name": "t", "partitions": [
+        {"partition_index": 0, "error_code": 7, "offset": -1}]}]}]  # fmt: skip
+    world.answers[LIST_OFFSETS] = lambda *_: answers.pop() if answers else None
+    call = offsets(world, timeout_ms=2000, check=code_of_first_partition)
+    world.run(until_ms=20_000)
+    said = "no answer within 2 s; before that: ListOffsets of t-0: "
+    with pytest.raises(NoAnswer, match=said):
+        world.result(call)
+
+
+def test_a_long_silence_makes_the_core_neither_busy_nor_late():
+    """Doubts come ever more seldom, however long a call is waited for."""
+    world = World()
+    world.answers[LIST_OFFSETS] = lambda *_: None
+    call = offsets(world, timeout_ms=86_400_000)
+    ticks = 0
+    while call.id not in world.finished and ticks < 100:
+        due_ms = world.core.next_tick_ms()
+        assert due_ms is not None and due_ms > world.now, "it would tick without end"
+        world.now = due_ms
+        world.step(Tick())
+        ticks += 1
+    with pytest.raises(NoAnswer, match="no answer within"):
+        world.result(call)
+
+
 def test_a_connection_that_never_stands_is_given_up():
     world = World()
     world.mute.add(A)  # accepts, says nothing

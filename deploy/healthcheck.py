@@ -24,8 +24,8 @@ TIMEOUT_S = 4.0
 def settings(pid: str) -> NodeConfig:
     """What the process was started with. Raises ConfigurationError."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
-        lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[:-1]
+        lines = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
     except OSError:
         words, lines = [], []
     if "serve" not in words:

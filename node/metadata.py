@@ -189,11 +189,13 @@ class Metadata:
         return index
 
     async def read_barrier(self) -> int:
-        """Confirm that this node still leads; the index that a current reader must have seen."""
+        """Confirm that this node still leads; the index that a current reader must have seen.
+        Raises NotController.
+        """
         token = object()
+        self.member.read_barrier(token)
         future: asyncio.Future[int] = self._loop.create_future()
         self._barriers[token] = future
-        self.member.read_barrier(token)
         self.pump()
         return await future
 

@@ -118,11 +118,15 @@ async def better_journal(
         return {}
     if answer["reason"] not in (None, FOLLOWED):
         return {}
-    for replica in node.image.topics[tp.topic].partitions[tp.partition].replicas:
+    topic = node.image.topics.get(tp.topic)
+    for replica in () if topic is None else topic.partitions[tp.partition].replicas:
+        broker = node.image.brokers.get(replica)
+        if broker is None or broker.fenced:
+            continue
         try:
             other = await _journal_of(node, replica, tp, answer["offset"])
         except KeptError:
-            continue  # it is away, or its replica is
+            continue  # it has just gone, or its replica has
         if other["fate"] == Fate.REMOVED and other["reason"] != FOLLOWED:
             said = f"{other['explanation']}, by the journal of node {replica}"
             known = {name: other[name] for name in ("fate", "reason", "generation")}

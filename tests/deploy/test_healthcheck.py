@@ -38,6 +38,7 @@ def process(tmp_path, *words, **environ):
         (["serve", "--set=listeners=PLAINTEXT://localhost:7095"], {}),
         (["serve", "--port", "7095"], {}),
         (["serve"], {"KEPT_LISTENERS": "PLAINTEXT://localhost:7095"}),
+        (["serve", "--port", "7095"], {"NAME": os.fsdecode(b"\xe9t\xe9")}),
     ],
 )
 def test_it_asks_where_the_process_listens(tmp_path, words, environ):

@@ -109,3 +109,15 @@ def test_a_log_that_contradicts_itself_ends_the_node(monkeypatch):
         await three.leader(without=leader)
 
     play(scene, election_ticks=6)
+
+
+def test_nobody_is_remembered_who_asked_a_follower_whether_it_leads():
+    async def scene(three: Three) -> None:
+        leader = await three.leader()
+        follower = three.nodes[(leader + 1) % 3]
+        for _ in range(3):
+            with pytest.raises(NotController):
+                await follower.read_barrier()
+        assert not follower._barriers
+
+    play(scene, 20)

@@ -27,7 +27,7 @@ from kept.node.roles import Roles
 from kept.node.slices import Pace
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
-from kept.storage.directory import Birth, Checkpoint, FoundLog
+from kept.storage.directory import Birth, FoundLog
 from kept.storage.errors import (
     DamagedData,
     KafkaStorageError,
@@ -60,11 +60,6 @@ class HostedDirectory:
         self.name = name
         self.offline: str | None = None
         self.count = 0
-
-    def checkpoint_recovery_point(self, tp: TopicPartition, offset: int) -> None:
-        """Make one log's recovery point durable, after a cut; blocks. Raises MachineError."""
-        points = {**self.directory.recovery_points, tp: offset}
-        self.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, points)
 
 
 class HostedPartition:

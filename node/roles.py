@@ -189,7 +189,7 @@ class Roles:
         tp = hosted.partition.topic_partition
         log.info("log truncated", topic=tp.topic, partition=tp.partition, end=effect.log_end_offset)
         try:
-            hosted.directory.checkpoint_recovery_point(tp, effect.recovery_point)
+            hosted.directory.directory.state_recovery_point(tp, effect.recovery_point)
         except MachineError as error:
             self._node.hosting.fail(hosted.directory, error)
         hosted.manifests.tell(Cut(effect.log_end_offset))

@@ -158,7 +158,7 @@ class Timers:
             key = (directory.name, kind)
             if key in self._writing:
                 continue
-            created = directory.directory.created
+            changes = directory.directory.changes
             offsets: dict[TopicPartition, int] = {}
             yield from collecting(self._node, directory, value, offsets)
             if directory.offline is not None:
@@ -167,7 +167,7 @@ class Timers:
                 continue
             self._writing.add(key)
             write = directory.directory.write_checkpoints
-            future = directory.pool.run(write, kind, offsets, created)
+            future = directory.pool.run(write, kind, offsets, changes)
             future.add_done_callback(partial(self._checkpointed, key, directory))
 
     def _checkpointed(

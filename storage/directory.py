@@ -97,10 +97,11 @@ class LogDirectory:
         self.unopened: set[TopicPartition] = set()
         """Logs that were there, and that nobody has opened yet: what the checkpoints say of them
         stays, and after a crash there is no clean stop before all were looked through."""
-        self.created = 0
-        """How many logs were created since it was opened; see :meth:`write_checkpoints`."""
+        self.changes = 0
+        """How often it was said of a log where it stands, since this was opened: when it was
+        created, and with :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
-        self._births: dict[TopicPartition, int] = {}
+        self._changed: dict[TopicPartition, int] = {}
         self._deleting = threading.Lock()
         self._deleted: list[tuple[int, str]] = []
 
@@ -260,7 +261,7 @@ class LogDirectory:
     ) -> Log:  # fmt: skip
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
         self.unopened.discard(tp)
-        recovery_point = self.recovery_points.get(tp, 0)
+        recovery_point = self.recovery_points.get(tp)
         traces = vanished.look(self.disk, self.log_path(tp))
         log = Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
@@ -268,7 +269,7 @@ class LogDirectory:
             clean=self.was_clean, unfinished_swap=unfinished_swap,
             producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
         )  # fmt: skip
-        vanished.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point)
+        vanished.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0)
         return log
 
     def create_log(
@@ -289,17 +290,21 @@ class LogDirectory:
 
         What an old log of such a name left in the checkpoints is forgotten first, durably: after a
         crash the old one's log start would empty the new log. What was collected of the old one and
-        is not written yet, is not.
+        is not written yet, is not. The recovery point is there from the beginning: a start may
+        rely on it.
         """
         with self._writing:
             for birth in births:
                 self.unopened.discard(birth.topic_partition)
-                self.created += 1
-                self._births[birth.topic_partition] = self.created
+                self._note(birth.topic_partition)
+            born = {birth.topic_partition: 0 for birth in births}
             for kind, known in self.checkpoints.items():
-                gone = [known.pop(birth.topic_partition, None) for birth in births]
-                if any(offset is not None for offset in gone):
-                    checkpoints.write_offsets(self.disk, self._file(kind.value), known)
+                current = {tp: offset for tp, offset in known.items() if tp not in born}
+                if kind is Checkpoint.RECOVERY_POINTS:
+                    current |= born
+                if current != known:
+                    checkpoints.write_offsets(self.disk, self._file(kind.value), current)
+                    self.checkpoints[kind] = current
         logs = []
         for tp, topic_id, config, leader_epoch in births:
             self.disk.mkdir(self.log_path(tp))
@@ -327,7 +332,7 @@ class LogDirectory:
             log.leader_epochs.retire()
             self.disk.rename(log.directory, self._file(name))
             log.directory = self._file(name)
-            self._births.pop(log.topic_partition, None)
+            self._changed.pop(log.topic_partition, None)
         self.disk.fsync_dir(self.path)
         with self._deleting:
             for log, _ in logs:
@@ -370,22 +375,38 @@ class LogDirectory:
         return len(found)
 
     def write_checkpoints(
-        self, kind: Checkpoint, offsets: Mapping[TopicPartition, int], created: int = MAX_INT64
+        self, kind: Checkpoint, offsets: Mapping[TopicPartition, int], changes: int = MAX_INT64
     ) -> None:
         """Replace one of the checkpoints durably; blocks, any thread may.
 
-        ``created`` is what :attr:`created` was before the first of the offsets was looked up: a log
-        made since has nothing but its name in common with the one that an offset is of.
+        ``changes`` is what :attr:`changes` was before the first of the offsets was looked up. What
+        was said of a log since counts: one that was made meanwhile has nothing but its name in
+        common with the one that an offset is of, and one that was cut may not go that far.
         """
         with self._writing:
-            current = dict(offsets)
-            if created < self.created:
-                births = self._births
-                current = {tp: n for tp, n in offsets.items() if births.get(tp, 0) <= created}
-            known = self.checkpoints[kind]
-            current |= {tp: known[tp] for tp in self.unopened.copy() if tp in known}
+            current, known = dict(offsets), self.checkpoints[kind]
+            kept = set(self.unopened)
+            if changes < self.changes:
+                later = {tp for tp, n in self._changed.copy().items() if n > changes}
+                current = {tp: offset for tp, offset in current.items() if tp not in later}
+                kept |= later
+            current |= {tp: known[tp] for tp in kept if tp in known}
             checkpoints.write_offsets(self.disk, self._file(kind.value), current)
             self.checkpoints[kind] = current
+
+    def state_recovery_point(self, tp: TopicPartition, offset: int) -> None:
+        """Make one log's recovery point durable: after a cut, or before files are put into place
+        that have gaps below it. What was collected before does not undo it. Blocks, any thread may.
+        """
+        with self._writing:
+            self._note(tp)
+            current = {**self.recovery_points, tp: offset}
+            checkpoints.write_offsets(self.disk, self._file(layout.RECOVERY_POINTS), current)
+            self.checkpoints[Checkpoint.RECOVERY_POINTS] = current
+
+    def _note(self, tp: TopicPartition) -> None:
+        self.changes += 1
+        self._changed[tp] = self.changes
 
     def fail(self, error: MachineError) -> None:
         """Take the directory offline; the first reason is kept."""

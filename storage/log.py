@@ -122,18 +122,20 @@ class Log:
     @classmethod
     def open(
         cls, directory: str, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig,
-        disk: Disk, *, now_ms: int, log_start_offset: int = 0, recovery_point: int = 0,
+        disk: Disk, *, now_ms: int, log_start_offset: int = 0, recovery_point: int | None = None,
         clean: bool = False, unfinished_swap: SwapPlan | None = None,
         producer_id_expiration_ms: int = 86_400_000, compacted_to: int | None = None,
         first_epoch: int | None = None,
     ) -> Log:  # fmt: skip
         """Open a log, recovering what a crash left; create it when there is none.
 
-        ``clean``: its directory was closed cleanly. ``unfinished_swap``: the plan of a swap that
-        may have been interrupted. ``compacted_to``: where the part ends in which compaction may
-        have left gaps between segments. Without ``topic_id`` that of ``partition.metadata`` is
-        taken. ``first_epoch``: led here in that epoch, should it be new. Raises DamagedData when
-        that file is damaged or names another topic id, MachineError.
+        ``recovery_point``: below it all is durable, and above it compaction left no gaps between
+        segments; None: nobody knows. ``clean``: its directory was closed cleanly.
+        ``unfinished_swap``: the plan of a swap that may have been interrupted. ``compacted_to``:
+        where the part ends in which compaction may have left gaps all the same. Without
+        ``topic_id`` that of ``partition.metadata`` is taken. ``first_epoch``: led here in that
+        epoch, should it be new. Raises DamagedData when that file is damaged or names another topic
+        id, MachineError.
         """
         disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"

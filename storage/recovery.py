@@ -6,6 +6,10 @@ files. Without it, segments are scanned batch by batch (framing and CRC) from th
 recovery point; the log is cut at the first bad batch, later segments go, indexes are made anew.
 Indexes are never trusted over the log (rule 23). Then the epoch cache is cut at the log end and the
 log start, and producer state is rebuilt from the newest good snapshot and the batches above it.
+
+Segments are rolled at the log end, so only compaction lets one end below the next. It does so below
+the recovery point alone, which is checkpointed before files are put into place: above it a gap is
+what a power cut took, and the log is cut there.
 """
 
 from __future__ import annotations
@@ -165,21 +169,22 @@ class _Opening:
             self.disk.fsync_dir(self.directory)
 
     def open_segments(
-        self, clean: bool, recovery_point: int, compacted_to: int | None
+        self, clean: bool, recovery_point: int | None, compacted_to: int | None
     ) -> tuple[list[Segment], list[Segment]]:
         """(segments of the log, those among them that were scanned)."""
+        durable_to = 0 if recovery_point is None else recovery_point
         segments = self.find_segments()
         scanned: list[Segment] = []
         for i, segment in enumerate(segments):
             next_base = segments[i + 1].base_offset if i + 1 < len(segments) else None
-            flushed = next_base is not None and next_base <= recovery_point
+            flushed = next_base is not None and next_base <= durable_to
             if (clean or flushed) and self.open_clean(segment, next_base):
                 segment.flushed = True
                 continue
             bad_position = self.scan(segment, next_base)
             scanned.append(segment)
             if bad_position is None and next_base is not None:
-                if not self.has_gap(segment, next_base, compacted_to):
+                if not self.has_gap(segment, next_base, recovery_point, compacted_to):
                     segment.close_indexes()
                     segment.next_offset = next_base
                     continue
@@ -194,18 +199,23 @@ class _Opening:
         names = self.disk.listdir(self.directory)
         return any(name.startswith(layout.MANIFEST_PREFIX) for name in names)
 
-    def has_gap(self, segment: Segment, next_base: int, compacted_to: int | None) -> bool:
-        """A segment that was not flushed ends below the next one: a power cut took its tail.
+    def has_gap(
+        self, segment: Segment, next_base: int, recovery_point: int | None, compacted_to: int | None
+    ) -> bool:
+        """A segment ends below the next one, because a power cut took its tail.
 
-        Segments are rolled at the log end, so only compaction leaves such gaps: below
-        ``compacted_to``, or anywhere where a log is compacted and nobody knows how far.
+        Not so where compaction may have done it: below the recovery point, below ``compacted_to``,
+        or anywhere where a log is compacted and nobody knows how far. Nor where the next batch was
+        too far away for the segment (:mod:`kept.storage.following`).
         """
         if segment.next_offset >= next_base:
             return False
-        if compacted_to is None:
-            if self.config.compact or self.was_compacted():
-                return False
-        elif next_base <= compacted_to:
+        if next_base <= max(recovery_point or 0, compacted_to or 0):
+            return False
+        if next_base - 1 - segment.base_offset > MAX_INT32:
+            return False
+        unknown = recovery_point is None and compacted_to is None
+        if unknown and (self.config.compact or self.was_compacted()):
             return False
         why = f"it ends at {segment.next_offset}, the next segment starts at {next_base}"
         logger.warning(
@@ -216,15 +226,20 @@ class _Opening:
 
 def recover(
     disk: Disk, directory: str, config: LogConfig, *, now_ms: int, log_start_offset: int,
-    recovery_point: int, clean: bool, unfinished_swap: SwapPlan | None, expiration_ms: int,
+    recovery_point: int | None, clean: bool, unfinished_swap: SwapPlan | None, expiration_ms: int,
     compacted_to: int | None = None, first_epoch: int | None = None, unsynced: bool = False,
 ) -> Recovered:  # fmt: skip
     """Open the files of a log that exists or not; see the module. A log without segments gets one,
     and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
+
+    Without a recovery point (its checkpoint is lost) the closed segments that are found are made
+    durable: what is checkpointed from now on must not lie below a gap that compaction left.
     """
     retired = swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
     found, scanned = opening.open_segments(clean, recovery_point, compacted_to)
+    if recovery_point is None:
+        recovery_point = _durable(disk, directory, found)
     segments = Segments(disk, directory, found)
     if found and found[-1].next_offset < log_start_offset:
         logger.warning(
@@ -267,6 +282,17 @@ def recover(
         recovery_point = end_offset
     recovery_point = min(recovery_point, end_offset)
     return Recovered(segments, epochs, producers, log_start_offset, recovery_point, snapshots)
+
+
+def _durable(disk: Disk, directory: str, found: list[Segment]) -> int:
+    """Make all closed segments durable; where they end."""
+    for segment in found[:-1]:
+        if not segment.flushed:
+            segment.fsync()
+            segment.flushed = True
+    if len(found) > 1:
+        disk.fsync_dir(directory)
+    return found[-1].base_offset if found else 0
 
 
 def _say_lost_start(directory: str, epochs: LeaderEpochCache, base: int, retired: set[int]) -> None:

@@ -3,9 +3,9 @@
 The same for what a pass here made and for what was built from another replica's manifest. The loop
 does the renames of one group of segments at a time; all that blocks longer runs in the directory's
 threads (:mod:`kept.storage.replacement`). Before the first swap the closed segments are made
-durable: those that stay as they are may lie between others, and once a manifest is applied a start
-takes a gap below its end for the work of compaction. Then the high watermark, which the caller has
-raised to the manifest's end, is checkpointed (rule 12).
+durable, those that stay as they are, too, and the recovery point is checkpointed: a start takes
+gaps below it for the work of compaction, and gaps above it for that of a power cut. Then the high
+watermark, which the caller has raised to the manifest's end, is checkpointed (rule 12).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kept.compaction import apply as applying
 from kept.compaction import held
 from kept.node import timers
 from kept.storage.directory import Checkpoint
-from kept.storage.errors import KafkaStorageError, MachineError
+from kept.storage.errors import InvariantViolation, KafkaStorageError, MachineError
 
 if TYPE_CHECKING:
     from kept.compaction.apply import CompactionState, Published
@@ -38,13 +38,13 @@ async def place(
     ``check`` raises while all can be taken back and is to be; then nothing was placed.
     """
     pool, log_ = hosted.directory.pool, hosted.partition.log
-    await hosted.flushed(log_.active_segment.base_offset)
-    created = hosted.directory.directory.created
+    await _make_durable(hosted, result.end_offset, check)
+    changes = hosted.directory.directory.changes
     offsets: dict[TopicPartition, int] = {}
     await timers.in_slices(
         timers.collecting(node, hosted.directory, timers.high_watermark, offsets)
     )
-    await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, created)
+    await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, changes)
     expected = await pool.run(applying.read_mark, log_.directory, node.disk)
     published: Published = await pool.run(
         applying.publish, log_.directory, node.disk, result, expected
@@ -71,13 +71,30 @@ async def conclude(node: Node, hosted: HostedPartition, published: Published) ->
 
 async def checkpoint_cleaned(node: Node, hosted: HostedPartition) -> None:
     """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
-    created = hosted.directory.directory.created
+    changes = hosted.directory.directory.changes
     cleaned = {
         tp: one.compaction.clean_to
         for tp, one in node.hosting.hosted.items()
         if one.directory is hosted.directory and one.compaction is not None
     }
-    await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, created)
+    await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, changes)
+
+
+async def _make_durable(
+    hosted: HostedPartition, end_offset: int, check: Callable[[], None]
+) -> None:
+    """All closed segments are, and a start will know. Once more where the log was cut meanwhile."""
+    directory, log_ = hosted.directory, hosted.partition.log
+    while True:
+        check()
+        cuts = log_.truncations
+        await hosted.flushed(log_.active_segment.base_offset)
+        tp, point = log_.topic_partition, log_.recovery_point
+        await directory.pool.run(directory.directory.state_recovery_point, tp, point)
+        if log_.truncations == cuts:
+            break
+    if point < end_offset:
+        raise InvariantViolation(f"{log_}: durable to {point}, the manifest ends at {end_offset}")
 
 
 async def _checkpoint(

@@ -10,6 +10,8 @@ import time
 import pytest
 
 from kept.compaction.planner import NotNow
+from kept.storage.checkpoints import read_offsets
+from kept.storage.directory import Checkpoint
 from kept.storage.records import build_batch, check, records
 from kept.storage.types import TopicPartition
 
@@ -97,13 +99,20 @@ def test_closed_segments_are_durable_before_anything_is_put_into_place(filled, m
         synced.add(file.path)
 
     monkeypatch.setattr(disk, "fsync", notice)
-    disk.fail_points["compaction.manifest"] = lambda: found.append(closed - synced)
+    directory = hosted.directory.directory
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: 0})
+
+    def look():
+        path = f"{directory.path}/{Checkpoint.RECOVERY_POINTS.value}"
+        found.append((closed - synced, read_offsets(disk, path)[TP] >= 40))
+
+    disk.fail_points["compaction.manifest"] = look
 
     async def go():
         return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
 
     lone.run(go())
-    assert found == [set()]
+    assert found == [(set(), True)]
     assert log.recovery_point >= hosted.compaction.end_offset == 40
 
 

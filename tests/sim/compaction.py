@@ -136,15 +136,17 @@ class CompactingReplicas(Replicas):
         """A survivor is not here: only what was given up explains it."""
         self.world.counts["survivors missing"] += 1
         self.world.note(self.machine.name, f"{tp}: {offset} of {ref} is missing")
-        assert isinstance(self.checks, CompactionChecks)
-        # Without its manifest a start cannot tell a file that power took from what was compacted.
-        rotten = self.node.history.rots and any(k == "power" for _, k in self.machine.deaths)
-        # What a lone leader began anew with has what another one's last generation had dropped.
-        anew = self.world.counts["lone leaders that begin anew"]
-        if not rotten and not anew and not self.checks.may_miss(tp):
+        checks, topic_id = self.checks, self.partitions[tp].topic_id
+        assert isinstance(checks, CompactionChecks)
+        if not checks.may_miss(tp) and not checks.had_dropped(tp, topic_id, ref, offset):
             raise Violation(
                 "survivor-missing", f"{self.machine.name} {tp}: {offset} of generation {ref}"
             )
+
+    def base_begun(self, tp: TopicPartition, leader_epoch: int) -> None:
+        """A leader begins anew."""
+        assert isinstance(self.checks, CompactionChecks)
+        self.checks.bases.setdefault(tp, leader_epoch)
 
     # Manifests.
 

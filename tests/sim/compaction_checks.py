@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.replication.manifests_events import ManifestRef
 from kept.storage.log import Log
 from kept.storage.types import TopicPartition
 from tests.sim.batches import Batch, decode
@@ -104,7 +105,10 @@ class CompactionChecks(ReplicaChecks):
         self.rows: dict[TopicPartition, list[Rec]] = {}
         """Every committed record."""
         self.tables: dict[TopicPartition, dict[bytes, Rec]] = {}
-        self.generations: dict[Any, tuple[Any, int]] = {}
+        self.generations: dict[Any, tuple[Any, int, int]] = {}
+        """What each has, who had it first, and where it ends."""
+        self.bases: dict[TopicPartition, int] = {}
+        """The first epoch in which a base generation was begun."""
         self.by_length: set[TopicPartition] = set()
 
     def _changed(self, tp: TopicPartition, state: PartitionRecord) -> None:
@@ -119,9 +123,25 @@ class CompactionChecks(ReplicaChecks):
         """
         return tp in self.by_length or self.register(tp).give_ups > 0
 
+    def had_dropped(
+        self, tp: TopicPartition, topic_id: UUID, ref: ManifestRef, offset: int
+    ) -> bool:
+        """A base generation lists all that its maker has. Nothing was lost where a replica lacks
+        what a generation has dropped that the maker had not applied.
+        """
+        if ref.leader_epoch < self.bases.get(tp, ref.leader_epoch + 1):
+            return False
+        return any(
+            offset < end
+            and all(batch.base != offset for batch in batches)
+            and all(rec.offset != offset for rec in records)
+            for (topic, index, identity), ((batches, records), _, end) in self.generations.items()
+            if (topic, index) == (topic_id, tp.partition) and identity != ref.identity
+        )
+
     def _deleted(self, name: str) -> None:
         super()._deleted(name)
-        for held in (self.rows, self.tables):
+        for held in (self.rows, self.tables, self.bases):
             for tp in [tp for tp in held if tp.topic == name]:
                 del held[tp]
         for key in [key for key in self.views if key[1].topic == name]:
@@ -294,8 +314,8 @@ class CompactionChecks(ReplicaChecks):
             [batch._replace(crc=0) for batch in view.batches if batch.last < end],
             [rec for rec in view.records if rec.offset < end],
         )
-        known, who = self.generations.setdefault(
-            (topic_id, tp.partition, identity), (content, node)
+        known, who, _ = self.generations.setdefault(
+            (topic_id, tp.partition, identity), (content, node, end)
         )
         if known != content:
             odd = [

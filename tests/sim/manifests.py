@@ -434,12 +434,7 @@ class SimManifests:
     def _place(self, result: Result) -> Steps:
         """``node/manifests/placing``."""
         log = self.partition.log
-        self.check()
-        ticket = log.flush_ticket(log.active_segment.base_offset)
-        if ticket is not None:
-            ticket.run()
-            ticket.done()
-            yield
+        yield from self._make_durable(result.end_offset)
         kind = Checkpoint.HIGH_WATERMARKS
         offsets = self.replicas.collect(CHECKPOINTS[kind])
         self.replicas.directory.write_checkpoints(kind, offsets)
@@ -481,6 +476,24 @@ class SimManifests:
             if replacement is not None:
                 replacement.end()
 
+    def _make_durable(self, end_offset: int) -> Steps:
+        log, home = self.partition.log, self.replicas.directories.home(self.tp)
+        while True:
+            self.check()
+            cuts = log.truncations
+            ticket = log.flush_ticket(log.active_segment.base_offset)
+            if ticket is not None:
+                ticket.run()
+                yield
+                ticket.done()
+            point = log.recovery_point
+            home.state_recovery_point(self.tp, point)
+            yield
+            if log.truncations == cuts:
+                break
+        if point < end_offset:
+            raise InvariantViolation(f"{log}: durable to {point}, not to {end_offset}")
+
     def _applied(self, ref: ManifestRef) -> Callable[[Any, Exception | None], None]:
         def then(state: CompactionState | None, error: Exception | None) -> None:
             self.work = None
@@ -507,6 +520,7 @@ class SimManifests:
     def _base(self, effect: ev.MakeBase) -> Steps:
         self.check()
         self._no_pass()
+        self.replicas.base_begun(self.tp, effect.leader_epoch)
         held.lose(self.directory, self.disk)
         self.state, self.partition.applied_end = None, 0
         yield

@@ -311,9 +311,8 @@ class Replicas:
             self.machine.after_us(0, self.ask_isr)
         elif isinstance(effect, Truncated):
             self.world.note(self.machine.name, f"cuts {tp} to {effect.log_end_offset}")
-            home, kind = self.directories.home(tp), Checkpoint.RECOVERY_POINTS
-            points = {**home.recovery_points, tp: effect.recovery_point}
-            self.attempt(partial(home.write_checkpoints, kind, points))
+            home = self.directories.home(tp)
+            self.attempt(partial(home.state_recovery_point, tp, effect.recovery_point))
 
     def ask_isr(self) -> None:
         """One call for all that is wanted, one at a time (``node/isr_changes``)."""
@@ -555,9 +554,9 @@ class Replicas:
     def checkpoint(self, kind: Checkpoint, offset_of: OffsetOf) -> None:
         """Collect now, write in a thread: what is cut meanwhile is in the file all the same."""
         for directory in self.directories.online:
-            created = directory.created
+            changes = directory.changes
             offsets = self.collect(offset_of, directory)
-            write = partial(directory.write_checkpoints, kind, offsets, created)
+            write = partial(directory.write_checkpoints, kind, offsets, changes)
             delay = self.world.between(*self.machine.disk_us)
             self.machine.after_us(delay, self.attempt, write)
 

@@ -5,14 +5,17 @@ Process killed: everything written is there. Power lost: everything synced is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.errors import MachineError
+from kept.storage.records import build_batch
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 
@@ -209,3 +212,73 @@ def test_a_crash_during_truncation(kit, before, to, after, data) -> None:
         assert any(found == history[: len(found)] for history in histories)
         kept = sum(1 for batch in old if batch[1] < to)
         assert len(found) >= kept, "truncation took what it had to leave"
+
+
+# Gaps between segments: compaction's, or a power cut's?
+
+COMPACT = replace(CONFIG, cleanup_policy=frozenset({"compact"}))
+
+
+def opened(disk: SimulatedDisk) -> LogDirectory:
+    return LogDirectory.open(
+        "/d", disk, cluster_id="c", node_id=1, new_directory_id=uuid.UUID(int=7), now_ms=0
+    )
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_power_cut_leaves_no_gap_in_a_log_that_was_never_compacted_here(kit, flushed) -> None:
+    """Though its topic is compacted: what is there is what was appended, up to somewhere."""
+    disk = SimulatedDisk(seed=1)
+    directory = opened(disk)
+    log = directory.create_log(kit.TP, kit.TOPIC_ID, COMPACT, now_ms=kit.NOW)
+    durable = 0
+    for n in range(40):
+        kit.append(log, kit.batch(mark=n, timestamp=kit.NOW + n), now_ms=kit.NOW + n)
+        if flushed and n == 19:
+            log.flush()
+            directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {kit.TP: log.recovery_point})
+            durable = log.recovery_point
+    whole = kit.contents(log)
+    cuts = set()
+    for seed in range(60):
+        again = opened(disk.after_power_loss(seed))
+        log = again.open_log(kit.TP, None, COMPACT, now_ms=kit.NOW)
+        found = kit.contents(log)
+        assert found == whole[: len(found)] and log.log_end_offset == len(found) >= durable
+        cuts.add(len(found))
+    assert len(cuts) > 5
+
+
+def test_without_a_checkpoint_what_is_found_is_made_durable(kit) -> None:
+    """So that the one which is written next has no gap of compaction above it."""
+    disk = SimulatedDisk()
+    log = kit.open_log(disk, config=COMPACT)
+    for n in range(40):
+        kit.append(log, kit.batch(mark=n))
+    second = log.segments[1]
+    with_gap = disk.after_kill()
+    path = second.path(".log")
+    size = len(kit.contents(log)[0][2])
+    with_gap.write_file(path, disk.read(path)[:-size])
+    log = kit.open_log(with_gap, config=COMPACT)
+    found = kit.contents(log)
+    assert len(found) == 39 and log.recovery_point == log.active_segment.base_offset > 0
+    for seed in range(20):
+        survivor = with_gap.after_power_loss(seed)
+        again = kit.open_log(survivor, config=COMPACT, recovery_point=log.recovery_point)
+        below = [one for one in found if one[0] < log.recovery_point]
+        assert kit.contents(again)[: len(below)] == below
+
+
+@pytest.mark.parametrize("config", [CONFIG, COMPACT])
+def test_a_batch_that_is_too_far_away_for_its_segment_leaves_a_gap(kit, config) -> None:
+    """What a follower fetched from a leader that had compacted more than a segment can hold."""
+    disk = SimulatedDisk()
+    log = kit.open_log(disk, config=config)
+    for base in (0, 1, 1 << 33):
+        data = build_batch([(kit.NOW, b"k", b"v", ())], base_offset=base, leader_epoch=1)
+        log.append_as_follower(data, kit.NOW)
+        log.write()
+    assert [segment.base_offset for segment in log.segments] == [0, 1 << 33]
+    again = kit.open_log(disk.after_kill(), config=config, recovery_point=0)
+    assert [first for first, _, _ in kit.contents(again)] == [0, 1, 1 << 33]

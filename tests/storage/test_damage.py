@@ -231,26 +231,43 @@ def test_a_bad_batch_with_whole_ones_behind_it_is_damage(kit, where) -> None:
     assert f"{behind} whole batches behind it" in finding.why
 
 
-@pytest.mark.parametrize("known", ["nothing", "flushed", "policy", "compacted_to", "manifest"])
-def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, known) -> None:
+COMPACT = LogConfig(segment_bytes=900, cleanup_policy=frozenset({"compact"}))
+MAY_BE_COMPACTION = {
+    "flushed": lambda third: {"recovery_point": third},
+    "policy, no recovery point": lambda third: {"config": COMPACT},
+    "manifest, no recovery point": lambda third: {},
+    "compacted_to": lambda third: {"recovery_point": 0, "compacted_to": third},
+}
+IS_A_LOSS = {
+    "nothing": lambda third: {"recovery_point": 0},
+    "no recovery point": lambda third: {},
+    "policy": lambda third: {"recovery_point": third - 1, "config": COMPACT},
+    "manifest": lambda third: {"recovery_point": third - 1},
+    "compacted_to": lambda third: {"recovery_point": 0, "compacted_to": third - 1},
+    "compacted_to, no recovery point": lambda third: {"compacted_to": third - 1, "config": COMPACT},
+}
+
+
+@pytest.mark.parametrize(
+    ("known", "cut"),
+    [
+        *[(known, False) for known in MAY_BE_COMPACTION],
+        *[(known, True) for known in IS_A_LOSS],
+    ],
+)
+def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, known, cut) -> None:
     disk, contents = written(kit, close=False)
     second = files(disk, ".log")[1]
     base = int(second.rpartition("/")[2][:20])
     third = int(files(disk, ".log")[2].rpartition("/")[2][:20])
     size = len(contents[0][2])
     disk.write_file(second, disk.read(second)[:-size])
-    options = {"config": CONFIG, "recovery_point": 0}
-    if known == "flushed":
-        options["recovery_point"] = third
-    elif known == "policy":
-        options["config"] = LogConfig(segment_bytes=900, cleanup_policy=frozenset({"compact"}))
-    elif known == "compacted_to":
-        options["compacted_to"] = third
-    elif known == "manifest":
+    if known.startswith("manifest"):
         disk.write_file(f"{DIRECTORY}/manifest-0-1", b"")
-    log = kit.open_log(disk, **options)
+    options = (IS_A_LOSS if cut else MAY_BE_COMPACTION)[known](third)
+    log = kit.open_log(disk, **{"config": CONFIG, **options})
     found = kit.contents(log)
-    if known == "nothing":
+    if cut:
         assert found == [c for c in contents if c[0] < third - 2]
         assert log.log_end_offset == third - 2 > base
     else:

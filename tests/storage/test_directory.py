@@ -245,7 +245,7 @@ def test_a_crash_after_creating_again_does_not_bring_the_old_start_back(disk) ->
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
     directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
     again = opened(disk.after_kill())
-    assert again.log_starts == again.recovery_points == {other: 7}
+    assert again.log_starts == {other: 7} and again.recovery_points == {other: 7, tp: 0}
 
 
 def test_a_log_that_is_purged_while_it_is_scanned(disk, monkeypatch) -> None:
@@ -264,17 +264,34 @@ def test_what_was_collected_of_a_deleted_log_does_not_reach_its_successor(disk, 
     tp, other = TopicPartition("t", 0), TopicPartition("other", 0)
     old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
     directory.create_log(other, uuid.UUID(int=3), LogConfig(), now_ms=0)
-    created, collected = directory.created, {tp: 100, other: 7}
+    changes, collected = directory.changes, {tp: 100, other: 7}
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
     directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
-    directory.write_checkpoints(kind, collected, created)
-    assert directory.checkpoints[kind] == {other: 7}
+    directory.write_checkpoints(kind, collected, changes)
+    left = {other: 7, tp: 0} if kind is Checkpoint.RECOVERY_POINTS else {other: 7}
+    assert directory.checkpoints[kind] == left
     again = opened(disk.after_kill())
-    assert again.checkpoints[kind] == {other: 7}
+    assert again.checkpoints[kind] == left
     log = again.open_log(tp, None, LogConfig(), now_ms=0)
     assert log.log_start_offset == log.log_end_offset == 0
-    directory.write_checkpoints(kind, collected, directory.created)
+    directory.write_checkpoints(kind, collected, directory.changes)
     assert directory.checkpoints[kind] == collected, "looked up after both were made"
+
+
+@pytest.mark.parametrize("now", [3, 50])
+def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> None:
+    """That a log was cut to, or that files are put into place below."""
+    directory, tp, other = opened(disk), TopicPartition("t", 0), TopicPartition("other", 0)
+    for one in (tp, other):
+        directory.create_log(one, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    changes, collected = directory.changes, {tp: 20, other: 7}
+    directory.state_recovery_point(tp, now)
+    assert opened(disk.after_power_loss(1)).recovery_points == {tp: now, other: 0}
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, collected, changes)
+    assert directory.recovery_points == {tp: now, other: 7}
+    assert opened(disk.after_power_loss(1)).recovery_points == {tp: now, other: 7}
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, collected, directory.changes)
+    assert directory.recovery_points == collected, "looked up after it was said"
 
 
 def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> None:
@@ -345,7 +362,7 @@ def test_logs_created_together_sync_the_directory_once(disk, monkeypatch) -> Non
     synced: list[str] = []
     monkeypatch.setattr(disk, "fsync_dir", synced.append)
     logs = directory.create_logs(_births(3, epoch=4), now_ms=0)
-    assert synced == ["/d/t-0", "/d/t-1", "/d/t-2", "/d"]
+    assert synced == ["/d", "/d/t-0", "/d/t-1", "/d/t-2", "/d"], "the checkpoint's name, too"
     synced.clear()
     directory.mark_all_deleted([(log, uuid.UUID(int=9 + i)) for i, log in enumerate(logs)], 0)
     assert synced == ["/d"]

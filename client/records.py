@@ -176,6 +176,8 @@ class Standing(NamedTuple):
     log_start_offset: int | None
     high_watermark: int | None
     size_bytes: int | None
+    unknown: KeptError | None = None
+    """Why it did not say the offsets."""
 
 
 def standings(topic: TopicView, patience_ms: int) -> Operation[dict[int, Standing]]:
@@ -191,15 +193,17 @@ def standings(topic: TopicView, patience_ms: int) -> Operation[dict[int, Standin
     for call in calls:
         call.optional, call.timeout_ms = True, patience_ms
     answers = yield calls
-    offsets = [
-        None if isinstance(answer, KeptError) else int(answer.topics[0].partitions[0].offset)
-        for answer in answers[: 2 * len(tps)]
-    ]
     sizes = sizes_in(a for a in answers[2 * len(tps) :] if not isinstance(a, KeptError))
-    return {
-        number: Standing(offsets[at], offsets[len(tps) + at], sizes.get(number))
-        for at, number in enumerate(led)
-    }
+    found = {}
+    for at, number in enumerate(led):
+        both = answers[at], answers[len(tps) + at]
+        start, end = (
+            None if isinstance(one, KeptError) else int(one.topics[0].partitions[0].offset)
+            for one in both
+        )
+        unknown = next((one for one in both if isinstance(one, KeptError)), None)
+        found[number] = Standing(start, end, sizes.get(number), unknown)
+    return found
 
 
 def _list_offsets_call(

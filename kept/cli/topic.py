@@ -114,10 +114,17 @@ def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) ->
 
 
 def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
+    from kept.client.failures import ConnectionFailed, NoAnswer
+
     known = client.topic(name)
     standings = client.standings(name)
     leaders = {number: p.leader for number, p in known.partitions.items()}
-    silent = {leaders[number] for number, s in standings.items() if s.high_watermark is None}
+    silent: set[int] = set()
+    for number, standing in standings.items():
+        if isinstance(standing.unknown, NoAnswer | ConnectionFailed):
+            silent.add(leaders[number])
+        elif standing.unknown is not None:
+            click.echo(f"kept: {standing.unknown}", err=True)
     if silent:
         note_silent(silent, "where partitions led there stand is not known")
         leaders = {number: leader for number, leader in leaders.items() if leader not in silent}
@@ -131,7 +138,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     compaction = _compaction(client, name, leaders) if "compact" in (policy or "") else {}
     partitions = []
     for number, p in sorted(known.partitions.items()):
-        start, end, size = standings.get(number, (None, None, None))
+        start, end, size, _ = standings.get(number, (None, None, None, None))
         partitions.append(
             {
                 "partition": number,

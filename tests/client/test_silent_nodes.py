@@ -57,7 +57,7 @@ def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_w
     assert all(call.optional and call.timeout_ms == PATIENCE_MS for call in calls)
     nothing = NoAnswer("node 2 stands still")
     answers = [offset(5), nothing, offset(9), nothing, directory("t", {0: 77}), nothing]
-    assert ended(asked, answers) == {0: Standing(5, 9, 77), 1: Standing(None, None, None)}
+    assert ended(asked, answers) == {0: Standing(5, 9, 77), 1: Standing(None, None, None, nothing)}
 
 
 @pytest.mark.parametrize("told", [True, False])

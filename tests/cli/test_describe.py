@@ -1,0 +1,36 @@
+"""What ``kept topic describe`` says of leaders that do not tell where their partitions stand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kept.cli import topic
+from kept.client.failures import NoAnswer, failure
+from kept.client.records import Standing
+from kept.client.view import PartitionView, TopicView
+
+OFFSET_NOT_AVAILABLE = 78
+
+
+def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
+    partitions = {
+        number: PartitionView(number, leader, 1, (1, 2), (1, 2))
+        for number, leader in ((0, 1), (1, 2))
+    }
+    not_yet = failure(OFFSET_NOT_AVAILABLE, "ListOffsets of t-0")
+    standings = {
+        0: Standing(0, None, 5, not_yet),
+        1: Standing(None, None, None, NoAnswer("no answer within 3 s")),
+    }
+    client: Any = SimpleNamespace(
+        topic=lambda _: TopicView("t", None, False, partitions),
+        standings=lambda _: standings,
+        topic_configs=lambda _: {"t": []},
+    )
+    described = topic._describe(client, "t", all_settings=False)
+    assert [p["high_watermark"] for p in described["partitions"]] == [None, None]
+    assert [p["log_start_offset"] for p in described["partitions"]] == [0, None]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("kept: ListOffsets of t-0: OFFSET_NOT_AVAILABLE")
+    assert second.startswith("kept: node 2 does not answer;")

@@ -1,6 +1,7 @@
 """Tests that need a tool which is not here are skipped, loudly; with REQUIRE_ALL=1 they fail.
 
 ``CANNOT_RUN=docker`` excepts markers from that, on a machine on which such a tool cannot run.
+Hypothesis draws the same examples every time then: a change is judged by itself, not by luck.
 
 Fixtures come from the plugin that an installed kept brings (``kept.testing.plugin``).
 """
@@ -26,8 +27,9 @@ SAID = "did not run: "
 
 # How long an example takes says nothing on a machine that has other work.
 hypothesis.settings.register_profile(
-    "kept", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+    "kept", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=os.environ.get("REQUIRE_ALL") == "1",
+)  # fmt: skip
 hypothesis.settings.load_profile("kept")
 
 

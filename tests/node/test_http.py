@@ -353,7 +353,7 @@ def test_a_slow_request_is_ended(lone_node):
 
     answer, took = lone.run(ask(b"GET / HTTP/1.1\r\nHost:"))
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert 0.1 < took < 5
+    assert 0.1 < took < 20, "it is 30 s where nothing is set"
     answer, _ = lone.run(ask(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"))
     assert answer.startswith(b"HTTP/1.1 408 ")
     answer, _ = lone.run(ask(GET.format("/healthz").encode()))

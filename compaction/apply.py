@@ -21,6 +21,7 @@ ended:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -134,7 +135,10 @@ def publish(directory: str, disk: Disk, result: Result, expected: Identity | Non
         raise InvariantViolation(f"{directory}: the pass {result.identity} left no journal")
     path = layout.manifest_file(directory, *result.identity)
     found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
-    disk.rename(removals + layout.TEMPORARY, removals)
+    if journal.find(directory, disk, result.identity) is None:
+        disk.rename(removals + layout.TEMPORARY, removals)
+    else:  # of its maker, who died before anything was placed; it knows the reasons
+        disk.unlink(removals + layout.TEMPORARY)
     disk.rename(path + layout.TEMPORARY, path)
     disk.fsync_dir(directory)
     disk.reach("compaction.manifest")
@@ -178,12 +182,20 @@ def withdraw(
     discard(directory, disk)
 
 
-def _forget(directory: str, disk: Disk, identity: Identity) -> None:
-    removals = journal.find(directory, disk, identity)
+def _forget(directory: str, disk: Disk, identity: Identity, *, but_removals: bool = False) -> None:
+    removals = None if but_removals else journal.find(directory, disk, identity)
     if removals is not None:
         disk.unlink(removals)
     disk.unlink(layout.manifest_file(directory, *identity))
     disk.fsync_dir(directory)
+
+
+def _holds(directory: str, disk: Disk, identity: Identity) -> bool:
+    """Whether a replica holds this manifest, and is to apply it if it is published."""
+    path = f"{directory}/{layout.HELD_MANIFEST}"
+    with suppress(FileNotFoundError, DamagedData):
+        return manifest.decode(path, disk.read(path))[0].identity == identity
+    return False
 
 
 def check_fits(log: Log, found: Manifest, plan: SwapPlan) -> None:
@@ -261,7 +273,9 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     pending = [identity for identity in manifests(directory, disk) if identity != applied]
     newest = _newest(pending, applied)
     if newest is not None and layout.CLEANED in states:
-        _forget(directory, disk, newest)  # the ``.cleaned`` stay: they tell Log.open to undo it
+        # The ``.cleaned`` stay: they tell Log.open to undo it. What is held is applied again, by
+        # its manifest, which does not say why records go.
+        _forget(directory, disk, newest, but_removals=_holds(directory, disk, newest))
         newest = None
     if newest is not None:
         path = layout.manifest_file(directory, *newest)

@@ -245,7 +245,8 @@ def why(
     for identity, path in reversed(history):
         reason = decode(path, disk.read(path)).reason(offset)
         if reason is not None:
-            text = f"removed in generation {identity} as {reason}"
+            how = reason if reason is Reason.FOLLOWED else f"as {reason}"
+            text = f"removed in generation {identity} {how}"
             return Answer(Fate.REMOVED, text, reason, identity)
     if manifest is None:
         return Answer(Fate.LOST, "lost: no compaction ran here, and there is no record", None)

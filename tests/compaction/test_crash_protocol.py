@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from kept.compaction import apply as applying
-from kept.compaction import follow, held, manifest, planner, view
+from kept.compaction import follow, held, journal, manifest, planner, view
 from kept.compaction.manifest import Identity
 from kept.compaction.pass_ import discard, run_pass
 from kept.node.manifests import opening
@@ -132,6 +132,27 @@ def test_what_was_acknowledged_is_held_and_applied_in_the_end(prepared, act, how
         again = start(w, w.disk.after_power_loss(0))
         assert again.held == again.applied and w.pairs() == after
     assert steps == {(OLD, OLD), (NEW, OLD), (NEW, NEW)}
+
+
+@pytest.mark.parametrize("point", ["compaction.manifest", "swap.cleaned", "swap.deleted"])
+def test_a_leader_that_dies_before_its_swap_still_knows_why_records_went(prepared, point) -> None:
+    """It applies its own manifest as a follower does, and that does not say."""
+    w, said = prepared(), SimpleNamespace(held=False, body=None)
+
+    def dies():
+        raise SimulatedCrash(point)
+
+    w.disk.fail_points[point] = dies
+    with pytest.raises(SimulatedCrash):
+        as_leader(w, said)
+    start(w, w.disk.after_kill())
+    if w.state.applied == OLD:
+        as_follower(w, said)
+    assert w.state.applied == NEW
+    path = journal.find(w.path, w.disk, NEW)
+    found = journal.decode(path, w.disk.read(path)).counts()
+    assert set(found) == {"superseded"} and sum(found.values()) > 0
+    assert not [name for name in w.disk.listdir(w.path) if name.endswith(".tmp")]
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])

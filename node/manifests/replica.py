@@ -344,7 +344,9 @@ class ReplicaManifests:
     async def _store(self, effect: ev.Store) -> None:
         try:
             await self._slow.store(effect.held, effect.told)
-        except (KeptError, OSError) as error:
+        # A bug of ours must not leave the core waiting.
+        except Exception as error:  # noqa: BLE001
+            _say_if_bug("manifest not stored", error)
             self._failed("manifest not stored", effect.held, error)
             self.tell(ev.StoreFailed())
             return
@@ -375,12 +377,10 @@ class ReplicaManifests:
         except ManifestUnreadable as error:
             superseded = ref not in (self.core.held, self.core.told, self.core.published)
             unreadable = None if superseded else error
-        except (KeptError, OSError) as error:
-            missing = _missing(error)
-            self._stopped(work, "manifest not applied", ref, error)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
-            log.exception("manifest not applied", error)
+            missing = _missing(error)
+            _say_if_bug("manifest not applied", error)
             self._stopped(work, "manifest not applied", ref, error)
         self._works.discard(work)
         if state is None:
@@ -429,7 +429,9 @@ class ReplicaManifests:
         state: CompactionState | None = None
         try:
             state = await self._slow.base(work, (epoch, generation), still_wanted)
-        except (KeptError, OSError) as error:
+        # A bug of ours must not leave the core waiting.
+        except Exception as error:  # noqa: BLE001
+            _say_if_bug("base generation not made", error)
             self._stopped(work, "base generation not made", None, error)
         self._works.discard(work)
         if state is not None:
@@ -573,6 +575,12 @@ class ReplicaManifests:
         while self._tasks:
             await asyncio.wait(self._tasks)
             await asyncio.sleep(0)
+
+
+def _say_if_bug(what: str, error: Exception) -> None:
+    """Where it comes from, if it is none of the errors that are expected."""
+    if not isinstance(error, KeptError | OSError):
+        log.exception(what, error)
 
 
 def _missing(error: BaseException) -> int | None:

@@ -12,6 +12,7 @@ import pytest
 
 from kept.compaction.planner import NotNow
 from kept.node.manifests import files, workers
+from kept.node.manifests.failures import PassFailed
 from kept.storage.errors import MachineError
 from kept.storage.records import build_batch, check, records
 from kept.storage.types import TopicPartition
@@ -108,6 +109,23 @@ def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, mo
         clean(lone)
     assert lone.node.hosting.directories[0].offline is None
     assert newest(hosted) == expected and len(hosted.partition.log.segments) > 3
+    monkeypatch.undo()
+    assert clean(lone).records_removed == 37
+    assert newest(hosted) == expected
+
+
+def test_a_bug_of_ours_while_a_manifest_is_stored_keeps_nobody_waiting(lone_node, monkeypatch):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    expected = newest(hosted)
+
+    async def broken(self, newest, told):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(files.Files, "store", broken)
+    with pytest.raises(PassFailed, match="a bug"):
+        clean(lone)
+    assert hosted.compaction is None and newest(hosted) == expected
     monkeypatch.undo()
     assert clean(lone).records_removed == 37
     assert newest(hosted) == expected

@@ -32,6 +32,7 @@ NODES = 3
 HOST = "127.0.0.1"
 READY_DEADLINE_S = brokers.READY_DEADLINE_S
 SETTLED_DEADLINE_S = 120.0
+QUORUM_MS = 60_000
 STOP_DEADLINE_S = 20.0
 CONTROLLER_PORT_OFFSET = 100
 POLL_S = 0.01
@@ -79,7 +80,7 @@ class Trio:
     def controller(self) -> int:
         """The active controller."""
         with self.client() as client:
-            return int(client.run(describe_quorum()).leader_id)
+            return int(client.run(describe_quorum(QUORUM_MS)).leader_id)
 
     def create_topic(self, name: str, partitions: int = NODES, **config: str) -> None:
         """A topic of three replicas; all have a first record of each partition in the end."""

@@ -327,7 +327,10 @@ class Cluster:
         end = time.monotonic() + deadline_s
         while (why := cluster_is_up(up)) is not None:
             if time.monotonic() > end:
-                raise NodeFailed(self._explain(self._nodes[0], f"after {deadline_s} s: {why}"))
+                who = why.partition(" ")[0].rstrip(":")
+                named = (n for n in self._nodes if f"{n.host}:{n.port}" == who)
+                node = next(named, self._nodes[0])
+                raise NodeFailed(self._explain(node, f"after {deadline_s} s: {why}"))
             time.sleep(_POLL_S)
 
     # Inside.

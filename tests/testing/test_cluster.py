@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,7 @@ def test_free_ports_are_free():
 
 DRAWS = """
 import sys
+from types import SimpleNamespace
 from kept.testing import ports
 ports.LOWEST, ports.HIGHEST = map(int, sys.argv[1:])
 try:
@@ -169,6 +171,19 @@ def test_one_node_is_no_cluster_of_two(kept_broker):
 def test_waiting_has_a_deadline(kept_broker):
     with pytest.raises(NodeFailed, match="not so: the moon is full"):
         kept_broker.wait_until(lambda: False, "the moon is full", deadline_s=0.05)
+
+
+def test_who_is_not_ready_is_named_with_its_own_log(kept_broker, monkeypatch):
+    """Not the first node, which may be well."""
+    well = SimpleNamespace(number=0, host="localhost", port=1, running=True)
+    ill = SimpleNamespace(number=1, host="localhost", port=free_port(), running=True)
+    monkeypatch.setattr(kept_broker, "_nodes", [well, ill])
+    monkeypatch.setattr(kept_broker, "log", lambda number: f"the log of {number}")
+    monkeypatch.setattr(
+        "kept.client.http.cluster_is_up", lambda up: f"{up[1]}: GET: connection refused"
+    )
+    with pytest.raises(NodeFailed, match=r"node 1 after(.|\n)*the log of 1"):
+        kept_broker.await_ready(deadline_s=0.05)
 
 
 def test_the_shared_node_keeps_records_of_any_age(kept_broker):

@@ -14,7 +14,8 @@ first. Nothing is authenticated yet.
 Limits: ``kept.http.request.max.bytes`` for headers and for the body, ``kept.http.idle.ms`` for a
 whole request to come and for its answer to be taken, ``kept.http.max.connections``: one more takes
 the place of the one that has waited longest for a request. One request at a time per connection;
-while it is served, nothing is read.
+while it is served, nothing is read. Of answers that may be large so many are held at a time as
+:mod:`kept.node.http_turns` says.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import h11
 
 import kept
+from kept.node.http_turns import Turns
 from kept.node.logging import log
 from kept.storage.errors import (
     InvalidRequest,
@@ -53,7 +55,10 @@ CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 
+_HELD: Final = frozenset({b"/api/v1/records", b"/api/v1/compaction"})
+_HELD_BELOW: Final = (b"/api/v1/topics", b"/api/v1/groups")
 _CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyDictionary()
+_TURNS: Final[WeakKeyDictionary[Node, Turns]] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -153,6 +158,12 @@ def host_is_known(node: Node, host: str) -> bool:
     return True
 
 
+def _is_held(request: h11.Request) -> bool:
+    """Whether it has to wait for its turn: its answer may be large, and is soon made."""
+    path = bytes(request.target).partition(b"?")[0]
+    return path in _HELD or path.startswith(_HELD_BELOW)
+
+
 class HttpConnection(asyncio.Protocol):
     """One connection: read a request, answer it, read the next."""
 
@@ -169,6 +180,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._endless = False
+        self._turns = _TURNS.setdefault(node, Turns())
         self.waits_since: float | None = None
         """When it began to wait for a request, by the loop's clock; None while it serves one."""
 
@@ -263,9 +275,12 @@ class HttpConnection(asyncio.Protocol):
     async def _serve(self) -> None:
         request = self._request
         assert request is not None
-        response = await self._answer(request)
         try:
-            await self._respond(request, response)
+            if _is_held(request):
+                async with self._turns:
+                    await self._respond(request, await self._answer(request))
+            else:
+                await self._respond(request, await self._answer(request))
         except h11.LocalProtocolError as error:
             log.exception("http answer failed", error)
             self._transport.abort()
@@ -411,7 +426,11 @@ class HttpConnection(asyncio.Protocol):
         """Wait until the peer has taken most of the answer; give up when it does not."""
         if not self._writable.is_set():
             self._watch()
-            await self._writable.wait()
+            self._turns.stalled(self._transport.abort)
+            try:
+                await self._writable.wait()
+            finally:
+                self._turns.moved(self._transport.abort)
             self._unwatch()
 
     def _refuse(self, status: int, message: str) -> None:

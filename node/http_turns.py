@@ -1,0 +1,70 @@
+"""How many large answers a node makes and holds at a time: the others wait for their turn.
+
+An answer about a large topic is megabytes until it is taken. Who waits for nothing but a reader
+that takes nothing gets a turn soon: while others wait, a reader that has taken nothing for
+:data:`STALLED_S` loses its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+MOST: Final = 16
+STALLED_S: Final = 1.0
+
+End = Callable[[], None]
+"""Ends a connection; its answer is given up."""
+
+
+class Turns:
+    """Of one node. A context manager: inside, a request has its turn."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(MOST)
+        self._waiting = 0
+        self._stalled: dict[End, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        self._waiting += 1
+        try:
+            if self._free.locked():
+                self._look_soon()
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._free.release()
+
+    def stalled(self, end: End) -> None:
+        """A reader takes nothing, from now on."""
+        self._stalled[end] = asyncio.get_running_loop().time()
+
+    def moved(self, end: End) -> None:
+        """It has taken something, or is gone."""
+        self._stalled.pop(end, None)
+
+    def _look_soon(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(STALLED_S / 2, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waiting:
+            return
+        long_ago = asyncio.get_running_loop().time() - STALLED_S
+        for end, since in list(self._stalled.items()):
+            if since <= long_ago:
+                self.moved(end)
+                end()
+        self._look_soon()

@@ -1,8 +1,8 @@
 """Bugs on purpose: each breaks one rule in the running code, and a checker must say which.
 
 A plant is a set of replacements (as ``mock.patch``) that hold while one history runs. Each has a
-stage, the checks that may fire, and a pinned seed that finds it; ``test_planted.py`` runs every one
-at its seed, and the same seed without it.
+stage, the checks that may fire, and the seed from which one is looked for that finds it, and is
+clean without it (``test_planted.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ Patch = tuple[str, Callable[[Any], Any]]
 
 @dataclass(frozen=True)
 class Bug:
-    """One planted bug. ``rule``: what it breaks, in words; ``seed`` shows it."""
+    """One planted bug. ``rule``: what it breaks, in words; ``seed``, or one soon after,
+    shows it.
+    """
 
     name: str
     stage: str

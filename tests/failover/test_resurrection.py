@@ -24,7 +24,7 @@ def told(broker: str) -> tuple[int, list[str]]:
 
 def test_on_kept_it_stays_deleted():
     status, lines = told("kept")
-    assert status == 0, lines
+    assert status == 0, "\n".join(lines)
     assert lines[0].endswith("compacted: None")
     assert lines[1].endswith("leads: None: it stays deleted")
 
@@ -33,6 +33,6 @@ def test_on_kept_it_stays_deleted():
 def test_on_kafka_it_comes_back():
     """Or the story would show nothing."""
     status, lines = told("kafka")
-    assert status == 0, lines
+    assert status == 0, "\n".join(lines)
     assert lines[0].endswith("compacted: None")
     assert lines[1].endswith("leads: b'alive': IT CAME BACK")

@@ -9,6 +9,7 @@ asks at a node that does not lead gets NotController. Liveness is the core's
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from kept.node.logging import log
 from kept.node.peers import calls
 from kept.node.peers.failures import failure_of
 from kept.node.voting import Voting
-from kept.storage.errors import KeptError, NotController, StaleBrokerEpoch
+from kept.storage.errors import KeptError, NetworkException, NotController, StaleBrokerEpoch
 
 if TYPE_CHECKING:
     from kept.node.server import Node
@@ -52,6 +53,8 @@ class Controlling:
         """How often this process stood still: another node may have been elected meanwhile."""
         self._sure_since = 0
         """The gap after which a majority confirmed that this node leads."""
+        self._broken: Counter[int] = Counter()
+        """How often the control stream of each broker broke."""
 
     # Life.
 
@@ -174,6 +177,7 @@ class Controlling:
         self._perform(self.sessions.decided(effect, elapsed_ms(), error))
 
     def _connection_lost(self, broker_id: int) -> None:
+        self._broken[broker_id] += 1
         self._perform(self.sessions.connection_lost(broker_id, elapsed_ms()))
 
     def peer_down(self, node_id: int) -> None:
@@ -218,11 +222,16 @@ class Controlling:
     async def _heartbeat(self, request: calls.HeartbeatRequest) -> calls.HeartbeatReply:
         self._check_leads()
         self._notice_gap()
+        broken = self._broken[request.broker_id]
         while (gaps := self._gaps) != self._sure_since:
             # Its own broker slept as long, and may serve again once the controller has answered.
             await self._node.metadata.read_barrier()
             self._check_leads()
             self._sure_since = gaps
+        if self._broken[request.broker_id] != broken:
+            raise NetworkException(
+                f"broker {request.broker_id} has hung up meanwhile: it may be dead"
+            )
         answer, effects = self.sessions.heartbeat(
             request.broker_id,
             request.broker_epoch,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kept.compaction.follow import LogsDiffer
 from kept.replication.events import ManifestOffered, ManifestPublished
 from kept.replication.manifests_events import Store, Tell
 from tests.sim.planted import plant
@@ -54,6 +55,20 @@ def held_forgotten(_: Any) -> Any:
         return None
 
     return store
+
+
+def denied(original: Any) -> Any:
+    """A replica takes the newest record of a base generation for missing."""
+
+    def run_here(job: Any, previous: Any, disk: Any) -> Any:
+        found = job.manifest
+        newest = next((one for one in reversed(found.segments) if one.survivors), None)
+        if found.clean_to == found.log_start_offset and newest is not None:
+            offset = newest.base_offset + newest.survivors.max()
+            raise LogsDiffer(job.directory, -1, offset, "planted")
+        return original(job, previous, disk)
+
+    return run_here
 
 
 def on_persist(original: Any) -> Any:
@@ -162,6 +177,12 @@ plant(
     "a cut below the applied end clears the mark (19)",
     (f"{CORE}._cut", cleared_not),
     unclean=True,
+)  # fmt: skip
+plant(
+    "survivor-denied", STAGE, 19, "survivor-missing",
+    "what a lone leader begins anew with is there, unless a generation had dropped it (15, 19)",
+    ("kept.compaction.follow_worker.run_here", denied),
+    rots=True, unclean=False,
 )  # fmt: skip
 plant(
     "own-horizon", STAGE, 1, "generation-differs liveness",

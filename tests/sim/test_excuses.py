@@ -1,0 +1,47 @@
+"""What a replica may lack without a fault: what a generation had dropped, and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.types import TopicPartition
+from tests.sim.compaction_checks import CompactionChecks, Rec
+
+TP, TOPIC_ID = TopicPartition("t", 0), UUID(int=1)
+BASE = ManifestRef((3, 0), 3, 20)
+DROPPED, KEPT, KEPT_EMPTY, BEYOND = 4, 5, 7, 12
+
+
+@pytest.fixture
+def checks() -> CompactionChecks:
+    """Generation 1.4, which ends at 10, dropped offset 4; a leader of epoch 3 began anew."""
+    made = CompactionChecks(SimpleNamespace())
+    content: Any = ([SimpleNamespace(base=KEPT_EMPTY)], [Rec(KEPT, b"k", b"v")])
+    made.generations[TOPIC_ID, 0, (1, 4)] = (content, 1, 10)
+    made.bases[TP] = 3
+    return made
+
+
+@pytest.mark.parametrize("offset", [DROPPED, KEPT, KEPT_EMPTY, BEYOND])
+def test_only_what_a_generation_had_dropped(checks: CompactionChecks, offset: int) -> None:
+    assert checks.had_dropped(TP, TOPIC_ID, BASE, offset) == (offset == DROPPED)
+    later = ManifestRef((4, 1), 4, 30)
+    assert checks.had_dropped(TP, TOPIC_ID, later, offset) == (offset == DROPPED)
+
+
+def test_only_where_a_leader_began_anew_and_since_then(checks: CompactionChecks) -> None:
+    before = ManifestRef((2, 9), 2, 20)
+    assert not checks.had_dropped(TP, TOPIC_ID, before, DROPPED)
+    assert not checks.had_dropped(TP, UUID(int=2), BASE, DROPPED), "another topic of that name"
+    checks.bases.clear()
+    assert not checks.had_dropped(TP, TOPIC_ID, BASE, DROPPED)
+
+
+def test_not_what_the_generation_itself_says(checks: CompactionChecks) -> None:
+    """It lists the offset: nothing but another one can have dropped it."""
+    assert not checks.had_dropped(TP, TOPIC_ID, ManifestRef((1, 4), 3, 10), DROPPED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +25,16 @@ def clients() -> Iterator[None]:
     for client in reading._clients.values():
         client.close()
     reading._clients.clear()
+
+
+def test_a_worker_loads_no_tools_for_tests() -> None:
+    """kio takes in hypothesis where it is installed, as it is here. Others can import it still."""
+    code = (
+        "import kept.pipeline.reading, sys; print('hypothesis' in sys.modules)\nimport hypothesis"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 def test_a_worker_stays_connected(kept_broker: Cluster) -> None:

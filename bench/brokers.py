@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import meters
 
-from kept.testing.ports import is_free
+from kept.testing.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 READY_DEADLINE_S = 120.0
@@ -54,15 +53,6 @@ class Broker:
 
     def resident_bytes(self) -> int:
         return meters.resident_bytes(self.pid)
-
-
-def free_port(span: int = 1, also: int = 0) -> int:
-    """The first of ``span`` ports that are free, as are those ``also`` above them if given."""
-    for port in range(21000 + os.getpid() % 5000, 32000):
-        wanted = [port + i + more for i in range(span) for more in {0, also}]
-        if all(map(is_free, wanted)):
-            return port
-    raise RuntimeError("no free port")
 
 
 def kafka_server(properties: Path) -> list[str]:
@@ -113,7 +103,7 @@ def kept(**settings: str) -> Iterator[Broker]:
 def kafka(**settings: str) -> Iterator[Broker]:
     """One Apache Kafka node (broker and controller) on an empty directory, formatted beforehand."""
     with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:
-        port = free_port()
+        port = free_port(above=[500])
         properties = {
             "process.roles": "broker,controller",
             "node.id": "0",

@@ -11,8 +11,9 @@ import json
 import subprocess
 import tempfile
 
-from brokers import free_port
 from rig import GB, Bench
+
+from kept.testing.ports import free_port
 
 FLOOR = "floor"
 """Whose figures these are, where others say kept or kafka."""

@@ -27,6 +27,7 @@ from kept.client.topics import NewTopic
 from kept.client.view import PartitionView
 from kept.storage.errors import KeptError
 from kept.testing import Cluster, reaper
+from kept.testing.ports import free_port
 
 NODES = 3
 HOST = "127.0.0.1"
@@ -178,7 +179,8 @@ class _KafkaNodes:
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self._folder = folder
-        self._first = brokers.free_port(span=NODES, also=CONTROLLER_PORT_OFFSET)
+        distances = (0, CONTROLLER_PORT_OFFSET)
+        self._first = free_port(above=[i + more for i in range(NODES) for more in distances])
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         commands = [self._configure(i, settings) for i in range(NODES)]
         formats = [subprocess.Popen(c, stdout=subprocess.DEVNULL) for c in commands]

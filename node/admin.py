@@ -396,8 +396,8 @@ class Admin:
     def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
         """The partitions of a compacted topic, or the one asked for."""
         known = len(self._topic(topic).partitions)
-        if partition is not None and partition >= known:
-            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
+        if partition is not None:
+            self._known(topic, partition)
         if not self._node.hosting.config_for(self._node.image, topic).compact:
             raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
         numbers = range(known) if partition is None else (partition,)
@@ -502,7 +502,8 @@ class Admin:
     def _known(self, topic: str, partition: int) -> TopicPartition:
         known = len(self._topic(topic).partitions)
         if partition >= known:
-            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; it has {known}")
+            there = f"it has 0 to {known - 1}"
+            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; {there}")
         return TopicPartition(topic, partition)
 
     async def retry(self, topic: str, partition: int, *, here: bool = False) -> dict[str, Any]:

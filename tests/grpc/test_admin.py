@@ -180,7 +180,7 @@ def test_what_is_refused(kept_broker, rpc, compacted):
         ("Topic", {"name": "none"}, Code.NOT_FOUND, "there is no topic none"),
         ("Compaction", {"topic": plain}, Code.FAILED_PRECONDITION, "is not compacted"),
         ("Explain", {}, Code.INVALID_ARGUMENT, "topic is missing"),
-        ("Explain", {"topic": compacted, "partition": 1}, Code.NOT_FOUND, "it has 1"),
+        ("Explain", {"topic": compacted, "partition": 1}, Code.NOT_FOUND, "it has 0 to 0"),
         ("Explain", {"topic": compacted, "partition": -1}, Code.INVALID_ARGUMENT, "0 or more"),
         ("WhyMissing", {"topic": compacted, "offset": -1}, Code.INVALID_ARGUMENT, "offset"),
         ("Digests", {"topic": compacted, "start": 5}, Code.INVALID_ARGUMENT, "not 5..0"),

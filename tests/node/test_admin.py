@@ -275,7 +275,7 @@ def test_with_the_cleaner_off(lone_node):
             "/api/v1/compaction/why-missing?topic=t&partition=9&offset=1",
             None,
             404,
-            "t has no partition 9; it has 1",
+            "t has no partition 9; it has 0 to 0",
         ),
         ("POST", "/api/v1/compaction/now", {"topic": "plain"}, 400, "plain is not compacted"),
         ("POST", "/api/v1/compaction/now", {"topic": "nope"}, 404, "there is no topic nope"),

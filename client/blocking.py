@@ -167,7 +167,8 @@ class Client:
         self, topics: Sequence[str] | None = None, *, auto_create: bool = False
     ) -> ClusterView:
         """Ask for these topics, or for all; the cluster as it is known then."""
-        return self.run(topic_operations.metadata(self.view, topics, auto_create))
+        operation = topic_operations.metadata(self.view, topics, auto_create, self.timeout_ms)
+        return self.run(operation)
 
     def topic(self, name: str) -> TopicView:
         """One topic; an error if there is none."""

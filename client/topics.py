@@ -76,10 +76,12 @@ def first_error(results: Iterable[Any], what: Callable[[Any], str]) -> KeptError
 
 
 def metadata(
-    view: ClusterView, topics: Sequence[str] | None, create: bool
+    view: ClusterView, topics: Sequence[str] | None, create: bool, timeout_ms: int
 ) -> Operation[ClusterView]:
     """Refresh ``view``: these topics, or all of them."""
-    (response,) = yield [metadata_call(topics, create)]
+    call = metadata_call(topics, create)
+    call.timeout_ms = timeout_ms
+    (response,) = yield [call]
     view.update(response, None if topics is None else tuple(topics))
     return view
 

@@ -315,6 +315,20 @@ def test_nobody_there():
         Client("localhost:none")
 
 
+def test_the_cluster_is_asked_for_as_long_as_the_client_says(monkeypatch):
+    asked = []
+
+    def calls(some):
+        asked.extend(some)
+        raise PeerError("nobody")
+
+    with Client("127.0.0.1:1", timeout_ms=1234) as client:
+        monkeypatch.setattr(client, "calls", calls)
+        with pytest.raises(PeerError, match="nobody"):
+            client.metadata()
+    assert [call.timeout_ms for call in asked] == [1234]
+
+
 def test_something_that_is_not_kafka():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

@@ -331,7 +331,7 @@ class SimManifests:
                     if self.work is not None:
                         self.work.cancelled = True
                 case ev.MakeBase():
-                    self._start(self._base(effect), self._base_made(effect))
+                    self._begin_base(effect)
                 case ev.Discard(ref):
                     self.world.counts["passes thrown away"] += 1
                     self.bodies.pop(ref, None)
@@ -384,6 +384,18 @@ class SimManifests:
             raise Violation("invariants", f"{self.machine.name} {self.tp}: two applies at once")
         self.work = Work(steps)
         self.go(self.work.steps, then)
+
+    def _begin_base(self, effect: ev.MakeBase) -> None:
+        """Once that of an election just before has ended or was withdrawn (``Files.base``)."""
+        if self.closed or not (
+            self.core.making_base and self.core.leader_epoch == effect.leader_epoch
+        ):
+            return
+        if self.work is None:
+            self._start(self._base(effect), self._base_made(effect))
+        else:
+            self.work.cancelled = True
+            self.machine.after_ms(1, self._begin_base, effect)
 
     def check(self) -> None:
         if self.work is not None and self.work.cancelled:

@@ -140,7 +140,7 @@ class Segment:
         Raises DamagedData where a batch reaches over the end of the file.
         """
         wanted = SCAN_BYTES
-        while position < self.size_bytes:
+        while (left := self.size_bytes - position) > 0:
             data = self.read(position, wanted)
             end = 0
             while holds_batch(data, end):
@@ -148,10 +148,11 @@ class Segment:
             if end:
                 position += end
                 yield data[:end] if end < len(data) else data
-            elif size_at(data, 0) <= len(data):
+                continue
+            size = size_at(data, 0)
+            if size <= len(data) or size > left or len(data) < min(wanted, left):
                 raise DamagedData(self.file.path, position, -1, "no whole batch")
-            else:
-                wanted = size_at(data, 0)
+            wanted = size
 
     def walk(self, position: int, end: int, chunk_bytes: int = WALK_BYTES) -> Iterator[Batch]:
         """The batches whose start is in ``position..end``, from their headers only.

@@ -149,7 +149,7 @@ plant(
     ("kept.storage.directory.LogDirectory.open_log", cut_at_recovery_point),
 )  # fmt: skip
 plant(
-    "flush-without-fsync", "storage", 19, "acknowledged-lost",
+    "flush-without-fsync", "storage", 10, "acknowledged-lost prefix",
     "with flush.messages=1 an acknowledgement waits for the fsync (33)",
     ("kept.storage.flush.FlushTicket.run", nothing_synced),
 )  # fmt: skip

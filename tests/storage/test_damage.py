@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from kept.storage import layout
 from kept.storage.check import check_partition
 from kept.storage.dump import dump_file
+from kept.storage.errors import DamagedData
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
 
@@ -272,3 +274,15 @@ def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, 
         assert log.log_end_offset == third - 2 > base
     else:
         assert found == [c for c in contents if c[0] != third - 2]
+
+
+@pytest.mark.timeout(60)
+def test_a_log_whose_trusted_file_was_cut_in_a_batch_says_so(kit) -> None:
+    """A disk that lied about what is durable, or somebody with ``truncate``."""
+    disk, _ = written(kit)
+    for path in files(disk, ".snapshot")[1:]:
+        disk.unlink(path)
+    path = files(disk, ".log")[2]
+    disk.write_file(path, disk.read(path)[:-40])
+    with pytest.raises(DamagedData, match=re.escape(f"{path}: damaged at byte")):
+        reopen(kit, disk)

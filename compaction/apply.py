@@ -135,10 +135,11 @@ def publish(directory: str, disk: Disk, result: Result, expected: Identity | Non
         raise InvariantViolation(f"{directory}: the pass {result.identity} left no journal")
     path = layout.manifest_file(directory, *result.identity)
     found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
-    if journal.find(directory, disk, result.identity) is None:
+    known = journal.find(directory, disk, result.identity)
+    if known is not None and journal.explains(disk, known, removals + layout.TEMPORARY):
+        disk.unlink(removals + layout.TEMPORARY)  # its maker died before anything was placed
+    else:
         disk.rename(removals + layout.TEMPORARY, removals)
-    else:  # of its maker, who died before anything was placed; it knows the reasons
-        disk.unlink(removals + layout.TEMPORARY)
     disk.rename(path + layout.TEMPORARY, path)
     disk.fsync_dir(directory)
     disk.reach("compaction.manifest")

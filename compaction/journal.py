@@ -141,6 +141,19 @@ def find(directory: str, disk: Disk, identity: Identity, suffix: str = "") -> st
     return found[-1] if found else None
 
 
+def explains(disk: Disk, known: str, followed: str) -> bool:
+    """Whether a file gives the reasons of a pass of which another only says that it was followed.
+
+    Identities come again when generations begin anew; a pass's time does not.
+    """
+    try:
+        maker, follower = (decode(path, disk.read(path)) for path in (known, followed))
+    except DamagedData:
+        return False
+    same = (maker.identity, maker.now_ms) == (follower.identity, follower.now_ms)
+    return same and set(follower.reasons) <= {Reason.FOLLOWED}
+
+
 def encode(record: Removals) -> bytes:
     """The file's bytes."""
     sections = {b"HEAD": _HEADS[VERSION].pack(*record.identity, record.now_ms)}

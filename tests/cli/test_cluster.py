@@ -46,12 +46,17 @@ def test_status_of_three_nodes(kept, topic):
     assert lines[3].split()[:4] == ["NODE", "ROLES", "STATE", "ADDRESS"]
 
 
+@pytest.mark.slow
 def test_status_without_a_controller_tells_what_is_known():
     with Cluster(nodes=3) as cluster:
         topic = cluster.create_topic()
         cluster.kill(0)
         cluster.kill(1)
         kept = Kept(cluster.bootstrap)
+        cluster.wait_until(  # if it led itself, it needs a moment to know that nobody follows
+            lambda: kept("cluster", "status", "--json").json["controller_id"] == -1,
+            "node 2 knows of no controller",
+        )
         told = kept("cluster", "status", "--json")
         assert told.json["controller_id"] == -1 and told.json["voters"] == []
         assert [node["node_id"] for node in told.json["nodes"]] == [0, 1, 2]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.compaction.journal import Fate
+from kept.compaction.journal import Fate, Reason
 from kept.node import compaction_ops
 from kept.node.asking import ASK_S, ask_json
 from kept.storage.errors import (
@@ -32,8 +32,6 @@ WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
 PATH: Final = "/api/v1/compaction/now"
 WHY_MISSING: Final = "/api/v1/compaction/why-missing"
-FOLLOWED: Final = "as the leader decided"
-"""The reason that a replica has which applied another one's manifest."""
 
 
 @dataclass(slots=True)
@@ -116,7 +114,7 @@ async def better_journal(
     """
     if answer["fate"] not in (Fate.REMOVED, Fate.BEFORE_HISTORY):
         return {}
-    if answer["reason"] not in (None, FOLLOWED):
+    if answer["reason"] not in (None, Reason.FOLLOWED):
         return {}
     topic = node.image.topics.get(tp.topic)
     for replica in () if topic is None else topic.partitions[tp.partition].replicas:
@@ -127,7 +125,7 @@ async def better_journal(
             other = await _journal_of(node, replica, tp, answer["offset"])
         except KeptError:
             continue  # it has just gone, or its replica has
-        if other["fate"] == Fate.REMOVED and other["reason"] != FOLLOWED:
+        if other["fate"] == Fate.REMOVED and other["reason"] != Reason.FOLLOWED:
             said = f"{other['explanation']}, by the journal of node {replica}"
             known = {name: other[name] for name in ("fate", "reason", "generation")}
             return {**known, "explanation": said}

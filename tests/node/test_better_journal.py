@@ -6,12 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from kept.compaction.journal import Fate
+from kept.compaction.journal import Fate, Reason
 from kept.node import on_demand
 from kept.storage.types import TopicPartition
 
 TP = TopicPartition("t", 0)
-UNKNOWN = {"fate": Fate.REMOVED.value, "reason": on_demand.FOLLOWED, "offset": 7}
+UNKNOWN = {"fate": Fate.REMOVED.value, "reason": Reason.FOLLOWED.value, "offset": 7}
 
 
 def asked(monkeypatch, topics: dict[str, Any]) -> tuple[list[int], Any]:

@@ -11,8 +11,8 @@ rows, for
 count    the rows of a topic; for kept with a schema of one column as well
 values   an aggregate over the length of the values, the offsets and the timestamps, by codec
 stream   a query over all of it, once (AvailableNow): its start is a good part of that, so "once
-         started" is what the rows of a longer topic cost beyond it, and "start, stream" the seconds
-         of a query over an empty topic
+         started" is what the rows of a longer topic cost beyond it, "start, stream" a query over an
+         empty topic, and "start, stream of nothing" one over a source in Python that does nothing
 write    rows that Spark makes into a topic
 start    seconds that a count of an empty topic takes longer than one of an empty frame
 """
@@ -124,13 +124,15 @@ def spark(bench: Bench, names: list[str]) -> None:
 STARTS = {
     "start": "Spark: start of a read over an empty job",
     "start, stream": "Spark: a query over an empty topic",
+    "start, stream of nothing": "Spark: a query over a source in Python that does nothing",
 }
 
 
 def figures(what: str, run: Mapping[str, float]) -> list[tuple[str, str, float]]:
     """(name, unit, value) of one measurement; less is better."""
     if what in STARTS:
-        return [(STARTS[what], "s", run["seconds"])]
+        found = [(STARTS[what], "s", run["seconds"])]
+        return found + ([(f"{STARTS[what]}, CPU", "CPU-s", run["cpu_s"])] if "cpu_s" in run else [])
     us = 1e6 / run["rows_per_s"]
     return [
         (f"Spark {what}: time", "us/row", us),
@@ -163,6 +165,7 @@ def show(results: dict[str, dict[str, Any]]) -> None:
             text = "-"
             if run is not None and what in STARTS:
                 text = f"{run['seconds']:.3f} s"
+                text += f" {run['cpu_s']:.2f} CPU-s" if "cpu_s" in run else ""
             elif run is not None:
                 text = f"{run['rows_per_s'] / 1e6:.2f} M rows/s {run['cpu_s_per_m']:.2f} CPU-s/M"
             cells.append(f"{text:>34}")

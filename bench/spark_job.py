@@ -79,36 +79,82 @@ def start_up(spark: SparkSession, count_of_nothing: Callable[[], int]) -> float:
     return median(count_of_nothing, 9) - median(empty.count, 9)
 
 
+def register_nothing(spark: SparkSession) -> None:
+    """``format("nothing")``: a stream source in Python without rows, what Spark takes by itself."""
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
+
+    class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802
+            return {"at": 0}
+
+        def getDefaultReadLimit(self) -> Any:  # noqa: N802
+            return ReadAllAvailable()
+
+        def latestOffset(self, start: Any, limit: Any) -> dict[str, int]:  # noqa: ARG002, N802
+            return {"at": 0}
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+            pass
+
+    class Nothing(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "nothing"
+
+        def schema(self) -> str:
+            return COLUMNS
+
+        def streamReader(self, schema: Any) -> Reader:  # noqa: ARG002, N802
+            return Reader()
+
+    spark.dataSource.register(Nothing)
+
+
 COLUMNS = "value binary, offset bigint, timestamp timestamp"
+
+
+def follow(spark: SparkSession, spec: dict[str, Any], topic: str, schema: str | None = None) -> int:
+    """One query over all of a topic; the rows that it took."""
+    reader = spark.readStream.format(spec["format"]).option("subscribe", topic)
+    if schema is not None:
+        reader = reader.schema(schema)
+    reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
+    frame = reader.option("startingOffsets", "earliest").load()
+    frame = frame.selectExpr("length(value) size", "offset", "timestamp")
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = frame.writeStream.format("noop").trigger(availableNow=True)
+        query = query.option("checkpointLocation", checkpoint).start()
+        query.awaitTermination()
+        return sum(p.numInputRows for p in query.recentProgress)
+
+
+def start_of_streams(spark: SparkSession, spec: dict[str, Any]) -> dict[str, float]:
+    """What a query over nothing takes, on average: seconds, and CPU seconds with those of the
+    processes that Spark starts for it and that are gone by then.
+    """
+    assert follow(spark, spec, "bench-empty") == 0
+    cpu, began, times = cpu_seconds(), time.perf_counter(), 5
+    for _ in range(times):
+        follow(spark, spec, "bench-empty")
+    seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+    return {"seconds": seconds / times, "cpu_s": cpu / times}
 
 
 def streams(spark: SparkSession, spec: dict[str, Any], rows: int) -> dict[str, dict[str, float]]:
     """Queries over a topic of that many rows, over a longer one and over nothing."""
-
-    def follow(topic: str, schema: str | None = None) -> int:
-        """One query over all of a topic; the rows that it took."""
-        reader = spark.readStream.format(spec["format"]).option("subscribe", topic)
-        if schema is not None:
-            reader = reader.schema(schema)
-        reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
-        frame = reader.option("startingOffsets", "earliest").load()
-        frame = frame.selectExpr("length(value) size", "offset", "timestamp")
-        with tempfile.TemporaryDirectory() as checkpoint:
-            query = frame.writeStream.format("noop").trigger(availableNow=True)
-            query = query.option("checkpointLocation", checkpoint).start()
-            query.awaitTermination()
-            return sum(p.numInputRows for p in query.recentProgress)
-
-    one = measure(rows, lambda: follow(spec["topics"]["none"]), rows)
+    one = measure(rows, lambda: follow(spark, spec, spec["topics"]["none"]), rows)
     longer = rows * spec["longer"]
-    whole = measure(longer, lambda: follow(spec["long"]), longer)
+    whole = measure(longer, lambda: follow(spark, spec, spec["long"]), longer)
     runs = {"stream": one, "stream, longer": whole}
     runs["stream, once started"] = beyond(whole, longer, one, rows)
     if spec["format"] == "kept":
         runs["stream, longer, three columns"] = measure(
-            longer, lambda: follow(spec["long"], COLUMNS), longer
+            longer, lambda: follow(spark, spec, spec["long"], COLUMNS), longer
         )
-    runs["start, stream"] = {"seconds": median(lambda: follow("bench-empty"), 5)}
+    runs["start, stream"] = start_of_streams(spark, spec)
+    if spec["format"] == "kept":
+        runs["start, stream of nothing"] = start_of_streams(spark, {**spec, "format": "nothing"})
     return runs
 
 
@@ -125,6 +171,7 @@ def main() -> None:
         from kept.pipeline.session import register
 
         register(spark)  # an editable install is not found by name
+        register_nothing(spark)
 
     def load(topic: str, schema: str | None = None) -> DataFrame:
         reader = spark.read.format(spec["format"])

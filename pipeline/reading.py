@@ -31,7 +31,7 @@ logger = logging.getLogger("kept.pipeline")
 MAX_CLIENTS: Final = 4
 """Clusters that one worker process stays connected to."""
 BLOCK_ROWS: Final = 32768
-BLOCK_BYTES: Final = 8 << 20
+BLOCK_BYTES: Final = 2 << 20
 """A record batch has about so many rows or inflated bytes: larger ones cost memory, smaller ones
 time."""
 KEPT_FREE_BYTES: Final = 64 << 20

@@ -11,7 +11,7 @@ import pytest
 from kept.client.partitioner import partition_for_key
 from tests.tools import go_tools
 
-pytestmark = [pytest.mark.slow, pytest.mark.go, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.go, pytest.mark.timeout(1200)]
 RUN_SECONDS = 60
 
 

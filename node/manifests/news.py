@@ -61,6 +61,7 @@ class News:
         self._woken.set()
         if self._task is None:
             self._task = self._node.loop.create_task(self._run())
+            self._task.add_done_callback(self._ended)
 
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
@@ -74,6 +75,12 @@ class News:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug of ours must not end it for good: the next announcement begins anew."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.exception("manifest news not told", error)
+            self._task = None
 
     async def _run(self) -> None:
         loop = self._node.loop
@@ -107,7 +114,8 @@ class News:
         tp = hosted.partition.topic_partition
         if not core.leading or core.offered is None or node.hosting.hosted.get(tp) is not hosted:
             return False
-        told, now, lacking = self._open[hosted], node.loop.time(), False
+        # One that was announced while others were looked at may have been closed since.
+        told, now, lacking = self._open.setdefault(hosted, {}), node.loop.time(), False
         for replica, follower in core.followers.items():
             if not lacks(core, replica, follower):
                 continue

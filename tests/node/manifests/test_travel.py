@@ -300,3 +300,57 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
         await told.news.stop()
 
     asyncio.run(go())
+
+
+def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch):
+    """It is announced once more while others have their turn, and then nobody lacks it."""
+
+    async def go() -> None:
+        monkeypatch.setattr(news, "BREATHE", 2)
+        told = Told(monkeypatch)
+        others = [Told(monkeypatch).hosted for _ in range(3)]
+        hosted = told.news._node.hosting.hosted
+        for number, one in enumerate([told.hosted, *others]):
+            one.partition.core.step(Fetched(2, 10, 0, 5))
+            one.partition.core.step(ManifestOffered((3, 1), 0))
+            one.partition.topic_partition = TopicPartition("t", number)
+            hosted[one.partition.topic_partition] = one
+        for one in others:
+            one.partition.core.step(ManifestHeld(2, (3, 1), 5))
+            one.partition.core.step(ManifestApplied(2, (3, 1), 5))
+        for one in (told.hosted, *others):
+            told.news.announce(one)
+        look, again = told.news._look, [others[-1]]
+
+        def looked(one, found) -> bool:
+            if again:
+                asyncio.get_running_loop().call_soon(told.news.announce, again.pop())
+            return look(one, found)
+
+        monkeypatch.setattr(told.news, "_look", looked)
+        async with asyncio.timeout(60):
+            while len(told.sent) < 3:
+                assert told.news._task is not None and not told.news._task.done()
+                await asyncio.sleep(0.005)
+        await told.news.stop()
+
+    asyncio.run(go())
+
+
+def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
+    async def go() -> None:
+        told = Told(monkeypatch)
+        told.core.step(Fetched(2, 10, 0, 5))
+        told.core.step(ManifestOffered((3, 1), 0))
+        look = told.news._look
+        monkeypatch.setattr(told.news, "_look", lambda *_: 1 // 0)
+        told.news.announce(told.hosted)
+        await told.over()
+        monkeypatch.setattr(told.news, "_look", look)
+        told.news.announce(told.hosted)
+        async with asyncio.timeout(60):
+            while not told.sent:
+                await asyncio.sleep(0.005)
+        await told.news.stop()
+
+    asyncio.run(go())

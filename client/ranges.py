@@ -97,24 +97,27 @@ class RangeReader:
             since = time.monotonic()
 
     def _fetch(self) -> Fetched | None:
-        """An answer, or None when the position was out of range and has been moved."""
+        """An answer, or None when what was wanted is lost and the position has been moved."""
         try:
-            self._same_topic()
+            if not self._same_topic():
+                return None
             found = self.client.fetch_partition(
                 self.tp, self.position, self._limits, self._timeout_ms, node=self._node
             )
-            self._same_topic()
         except OffsetOutOfRange:
             self._out_of_range()
             return None
-        return found
+        return found if self._same_topic() else None
 
-    def _same_topic(self) -> None:
+    def _same_topic(self) -> bool:
+        """False: it is another one, and the rest of the range is lost."""
         known = self.client.topic(self.tp.topic).topic_id
         if self.topic_id is None:
             self.topic_id = known
         elif known != self.topic_id and self._known_now() != self.topic_id:
             self._lose(self.end, "the topic was deleted and created again")
+            return False
+        return True
 
     def _known_now(self) -> uuid.UUID | None:
         """The topic's id by fresh metadata: what this client remembered may be older than the plan

@@ -112,6 +112,18 @@ def test_another_topic_of_the_name_is_not_taken_for_it(client, tp):
         next(chunks)
 
 
+def test_of_another_topic_nothing_is_taken_either_way(client, tp):
+    fill(client, tp.topic, range(5))
+    before = client.topic(tp.topic).topic_id
+    recreate(client, tp.topic)
+    for rest in ({}, {"until_caught_up": True}):
+        for _ in range(2):  # it is shorter than the range, then longer
+            fill(client, tp.topic, range(4))
+            one = reader(client, tp, 0, 6, topic_id=before, fail_on_data_loss=False, **rest)
+            assert offsets(one) == []
+            assert len(one.lost) == 1 and "offsets 0 to 5 are lost" in one.lost[0]
+
+
 def test_a_client_that_remembers_the_former_topic_reads_the_one_that_was_planned(
     client, tp, kept_broker
 ):

@@ -113,21 +113,24 @@ def pieces(log: Log, found: Manifest) -> Iterator[Piece]:
     ]
     if not own:
         return
-    start = own[0][0].base_offset
+    start, at = own[0][0].base_offset, 0
     for output in found.segments:
         if output.end_offset > start:
             base = max(output.base_offset, start)
             part = output if base == output.base_offset else output.part(base, output.end_offset)
-            yield Piece(base, tuple(_sources(own, base, output.end_offset)), part)
+            while at + 1 < len(own) and own[at][1] <= base:  # both ascend
+                at += 1
+            yield Piece(base, tuple(_sources(own, at, base, output.end_offset)), part)
     last, end = own[-1]
     if end > found.end_offset:
         yield Piece(found.end_offset, (_source(last, end, found.end_offset, end),), None)
 
 
-def _sources(own: list[tuple[Segment, int]], base: int, end: int) -> Iterator[Source]:
-    for segment, segment_end in own:
-        if segment.base_offset < end and segment_end > base:
-            yield _source(segment, segment_end, base, end)
+def _sources(own: list[tuple[Segment, int]], at: int, base: int, end: int) -> Iterator[Source]:
+    """What ``base..end`` has of the segments from the ``at``-th on, which ends above ``base``."""
+    while at < len(own) and own[at][0].base_offset < end:
+        yield _source(*own[at], base, end)
+        at += 1
 
 
 def _source(segment: Segment, segment_end: int, base: int, end: int) -> Source:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
+from pyroaring import BitMap
 
 from kept.compaction import apply as applying
 from kept.compaction import follow, journal
+from kept.compaction.manifest import Identity, Manifest, OutputSegment
 from kept.compaction.pass_ import discard, read_manifest
 from kept.storage import layout
 from kept.storage.errors import InvariantViolation
@@ -154,6 +159,42 @@ def test_segments_as_they_were_are_not_read_again(pair) -> None:
     follow.follow(job, disk)
     disk.open_read = open_read
     assert read and not any(f"{0:020d}.log" in path for path in read)
+
+
+def test_thousands_of_segments_are_matched_in_one_pass() -> None:
+    """It happens on the loop: a replica of many segments must not stand still for seconds."""
+    looks = 0
+
+    class Counted:
+        size_bytes, mtime_ms = 700, 0
+
+        def __init__(self, base_offset: int) -> None:
+            self._base_offset = base_offset
+
+        @property
+        def base_offset(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self._base_offset
+
+        def locate(self, offset: int) -> tuple[int]:
+            return (offset - self._base_offset,)
+
+    many = 3000
+    log = SimpleNamespace(segments=[Counted(70 * n) for n in range(many + 1)])
+    ends = [*range(100, 70 * many, 100), 70 * many]
+    outputs = tuple(OutputSegment(a, b, BitMap()) for a, b in pairwise([0, *ends]))
+    found = Manifest(UUID(int=1), 0, Identity(1, 1), 0, ends[-1], ends[-1], 0, 0, outputs)
+    made = list(follow.pieces(log, found))
+    assert [piece.output for piece in made] == list(outputs)
+    for piece in made:
+        at = piece.base_offset
+        for source in piece.sources:
+            assert (source.base_offset, source.file_offset) == (at, at // 70 * 70)
+            assert source.start_bytes == at % 70
+            at = source.end_offset
+        assert at == piece.output.end_offset
+    assert looks < 20 * many
 
 
 def test_a_survivor_that_is_missing_is_named(pair) -> None:

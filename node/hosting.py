@@ -27,6 +27,7 @@ from kept.node.roles import Roles
 from kept.node.slices import Pace
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
+from kept.storage import layout
 from kept.storage.directory import Birth, FoundLog
 from kept.storage.errors import (
     DamagedData,
@@ -245,10 +246,13 @@ class Hosting:
                     continue
                 tp = TopicPartition(topic.name, record.partition)
                 there = found.get(tp, [])
-                mine = [entry for entry in there if entry[1] == topic.topic_id] or there
+                mine = [entry for entry in there if entry[1] == topic.topic_id]
+                # A deleted topic's, which had this name, goes. A flipped bit in the id, or another
+                # topic's file, does not make it one: opening it says which file is wrong.
+                mine = mine or [
+                    entry for entry in there if not self._is_deleted(image, tp, entry[1])
+                ]
                 if mine:
-                    # A lone log of another id is not taken for a deleted topic's: one flipped bit
-                    # would lose it all. Opening it says what is wrong, and with which file.
                     directory, exists = mine[0][0], True
                     there.remove(mine[0])
                 elif broken is not None:
@@ -276,6 +280,15 @@ class Hosting:
         except MachineError as error:
             self.fail(directory, error)
             return []
+
+    @staticmethod
+    def _is_deleted(image: Image, tp: TopicPartition, stored: uuid.UUID | None) -> bool:
+        """A log under the name of a topic that is there is of another one, of the same name, that
+        was deleted.
+        """
+        if stored is None or stored in image.topics_by_id:
+            return False
+        return not layout.may_be_misread(stored, image.topics[tp.topic].topic_id)
 
     def _say_missing(self, tp: TopicPartition) -> None:
         for one in self.directories:

@@ -56,6 +56,8 @@ STRAY_DIRECTORY: Final = "-stray"
 METADATA_LOG: Final = "__cluster_metadata-0"
 """Apache Kafka's metadata in a directory that was adopted: left alone."""
 IGNORED_NAMES: Final = frozenset({"lost+found", METADATA_LOG})
+DAMAGED_CHARACTERS: Final = 2
+"""An id in a file that differs in more characters from what it should be is another one."""
 NAME_BYTES: Final = 255
 """Longest name of a directory entry."""
 
@@ -129,6 +131,14 @@ def lost_file(directory: str, leader_epoch: int, first_offset: int) -> str:
 def encode_uuid(value: uuid.UUID) -> str:
     """Kafka's text of an id: 22 characters of url-safe base64."""
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def may_be_misread(stored: uuid.UUID, wanted: uuid.UUID) -> bool:
+    """Whether a file of ``wanted`` may say ``stored`` because a byte or two of it are damaged; two
+    ids that were drawn differ in nearly all characters.
+    """
+    pairs = zip(encode_uuid(stored), encode_uuid(wanted), strict=True)
+    return sum(one != other for one, other in pairs) <= DAMAGED_CHARACTERS
 
 
 def decode_uuid(text: str) -> uuid.UUID:

@@ -112,3 +112,44 @@ def test_a_log_that_was_removed_by_hand_is_told(lone_node, tmp_path, capfd):
     assert f'path={tmp_path}/log/t-0 why="its records, up to offset 1' in said
     assert "empty" not in said
     assert again.node.partition(TopicPartition("t", 0)).log.log_end_offset == 0
+
+
+@pytest.fixture
+def filled(lone_node, tmp_path):
+    """Starts a node whose topic ``t`` has a record; and where that is."""
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("t")
+    lone.create("other")
+    partition = lone.node.partition(TopicPartition("t", 0))
+    partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
+    partition.write()
+    lone.stop()
+    return lambda: lone_node(**settings), tmp_path / "log" / "t-0"
+
+
+def test_a_log_of_a_deleted_topic_makes_room_for_one_of_the_same_name(filled):
+    """It was deleted and made anew while the node was down."""
+    start, path = filled
+    write_partition_metadata(Disk({}), str(path / layout.PARTITION_METADATA), uuid.uuid4())
+    partition = start().node.partition(TopicPartition("t", 0))
+    assert partition.offline is None
+    assert partition.log.log_end_offset == 0
+    (gone,) = path.parent.glob("t-0.*-delete")
+    assert (gone / f"{0:020}.log").stat().st_size > 0, "it goes after file.delete.delay.ms"
+
+
+@pytest.mark.parametrize("wrong", ["a byte", "another topic's"])
+def test_an_id_that_is_damaged_or_another_topics_deletes_no_log(filled, wrong):
+    start, path = filled
+    file = path / layout.PARTITION_METADATA
+    text = file.read_bytes()
+    if wrong == "a byte":
+        damaged = text[:-5] + (b"A" if text[-5:-4] != b"A" else b"B") + text[-4:]
+    else:
+        damaged = (path.parent / "other-0" / layout.PARTITION_METADATA).read_bytes()
+    file.write_bytes(damaged)
+    lone = start()
+    assert "partition.metadata: damaged: topic id is" in lone.node.hosting.by_name[b"t"].offline[0]
+    assert (path / f"{0:020}.log").stat().st_size > 0
+    assert file.read_bytes() == damaged

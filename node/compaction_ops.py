@@ -125,7 +125,7 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
         dirty_ratio=round(dirty / (clean + dirty), 4) if dirty else 0.0,
         generation=None if known.applied is None else str(known.applied),
         last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
-        retry_at_ms=_retry_at_ms(said.failure),
+        retry_at_ms=trouble.retry_at_ms if said.failure is None else _retry_at_ms(said.failure),
         failures=trouble.count if said.failure is None else said.failure.count,
         progress=progress,
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
@@ -137,8 +137,8 @@ def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
     )
 
 
-def _retry_at_ms(failure: Failure | None) -> int | None:
-    return None if failure is None or failure.stopped else failure.retry_at_ms
+def _retry_at_ms(failure: Failure) -> int | None:
+    return None if failure.stopped else failure.retry_at_ms
 
 
 def _generations(hosted: HostedPartition) -> dict[str, Any]:
@@ -263,7 +263,10 @@ async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[M
 
 
 def cleaner(node: Node) -> dict[str, Any]:
-    """``running`` passes, logs that are ``uncleanable``, and totals since the node started."""
+    """``running`` passes, logs that are ``uncleanable``, and totals since the node started.
+
+    ``retry_at_ms`` is -1 where nothing is tried before somebody says ``retry``.
+    """
     now = node.cleaner
     running = []
     for tp, one in now.running.items():
@@ -284,7 +287,7 @@ def cleaner(node: Node) -> dict[str, Any]:
             "partition": tp.partition,
             "reason": failure.reason,
             "failures": failure.count,
-            "retry_at_ms": failure.retry_at_ms,
+            "retry_at_ms": -1 if failure.stopped else failure.retry_at_ms,
         }
         for tp, failure in sorted(now.failures.all().items())
     ]

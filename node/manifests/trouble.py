@@ -30,6 +30,8 @@ class Trouble:
     """Called when it is time to try again."""
     reason: str = ""
     count: int = 0
+    retry_at_ms: int | None = None
+    """When it is tried again; None: not before somebody says so."""
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def failed(self, what: str, generation: str, error: BaseException) -> None:
@@ -49,6 +51,7 @@ class Trouble:
             self.node.metrics.checks_failed += 1
             return
         wait_s = min(RETRY_S * 2 ** min(self.count - 1, 16), RETRY_MAX_S)
+        self.retry_at_ms = self.node.now_ms() + int(1000 * wait_s)
         self._timer = self.node.loop.call_later(wait_s, self.retry)
 
     def missing(self, generation: str, offset: int, *, adopted: bool) -> None:
@@ -65,6 +68,7 @@ class Trouble:
 
     def wait_no_longer(self) -> None:
         """Nothing is tried by itself any more."""
+        self.retry_at_ms = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

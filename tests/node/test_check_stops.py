@@ -54,6 +54,8 @@ def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatc
     said = status(lone)
     assert (said.state, said.retry_at_ms) == ("uncleanable", None)
     assert said.reason.startswith("t-0: check of generation 0.1: key 'k")
+    (listed,) = Admin(lone.node).cleaner()["uncleanable"]
+    assert (listed["reason"], listed["retry_at_ms"]) == (said.reason, -1), "no far date"
     assert not lone.node.cleaner.failures.may_try(TP, FOR_EVER_MS)
     monkeypatch.undo()
     assert lone.node.cleaner.retry(TP)

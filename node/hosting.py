@@ -247,6 +247,10 @@ class Hosting:
                 tp = TopicPartition(topic.name, record.partition)
                 there = found.get(tp, [])
                 mine = [entry for entry in there if entry[1] == topic.topic_id]
+                if len(mine) > 1:
+                    found[tp] = []
+                    self._several(tp, [entry[0] for entry in mine])
+                    continue
                 # A deleted topic's, which had this name, goes. A flipped bit in the id, or another
                 # topic's file, does not make it one: opening it says which file is wrong.
                 mine = mine or [
@@ -280,6 +284,15 @@ class Hosting:
         except MachineError as error:
             self.fail(directory, error)
             return []
+
+    def _several(self, tp: TopicPartition, places: list[HostedDirectory]) -> None:
+        """One log is in several directories, as after one was copied by hand, or an old disk came
+        back. Which one holds what was acknowledged, nobody knows here: none is opened or removed.
+        """
+        paths = ", ".join(one.directory.log_path(tp) for one in places)
+        why = f"its log is there several times: {paths}; move all but the newest elsewhere"
+        self.by_name[tp.topic.encode()].offline[tp.partition] = why
+        log.error("partition offline", topic=tp.topic, partition=tp.partition, error=why)
 
     @staticmethod
     def _is_deleted(image: Image, tp: TopicPartition, stored: uuid.UUID | None) -> bool:

@@ -153,3 +153,21 @@ def test_an_id_that_is_damaged_or_another_topics_deletes_no_log(filled, wrong):
     assert "partition.metadata: damaged: topic id is" in lone.node.hosting.by_name[b"t"].offline[0]
     assert (path / f"{0:020}.log").stat().st_size > 0
     assert file.read_bytes() == damaged
+
+
+def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_path, capfd):
+    """An old copy in the first directory must not be taken for the log, nor the log for a stray."""
+    first, second = (str(tmp_path / name) for name in "ab")
+    settings = {"log_dirs": f"{first},{second}", "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("t", partitions=2)
+    lone.stop()
+    twice = TopicPartition("t", next(n for n in (0, 1) if os.path.exists(f"{second}/t-{n}")))
+    shutil.copytree(f"{second}/t-{twice.partition}", f"{first}/t-{twice.partition}")
+    topic = lone_node(**settings).node.hosting.by_name[b"t"]
+    assert set(topic.partitions) == {1 - twice.partition}
+    said = f"several times: {first}/t-{twice.partition}, {second}/t-{twice.partition}; move all but"
+    assert said in topic.offline[twice.partition]
+    assert said in capfd.readouterr().err
+    assert os.path.isdir(f"{first}/t-{twice.partition}")
+    assert os.path.isdir(f"{second}/t-{twice.partition}")

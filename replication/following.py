@@ -152,6 +152,7 @@ class FollowingReplica(KeptReplica):
         committed = min(leader_high_watermark, log.written_end_offset)
         if committed > before:
             core.high_watermark = committed
+            log.producers.committed_to(committed)
         if leader_log_start > start:
             self._follow_start(leader_log_start, now_ms)
         if core.high_watermark != before or log.log_start_offset != start:

@@ -161,7 +161,7 @@ class Partition(FollowingReplica):
         if replica_id >= 0:
             self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
         committed = core.high_watermark
-        unstable = log.first_unstable_offset
+        unstable = log.producers.first_undecided_offset(committed)
         stable = committed if unstable is None else min(unstable, committed)
         return PartitionFetch(found, committed, stable, start, aborted, None)
 

@@ -152,9 +152,11 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> int:
-        """What read_committed consumers read below: HW, or the first open transaction."""
-        unstable = self.log.first_unstable_offset
+        """What read_committed consumers read below: HW, or the first transaction that is open, or
+        whose end is not committed.
+        """
         committed = self.core.high_watermark
+        unstable = self.log.producers.first_undecided_offset(committed)
         return committed if unstable is None else min(unstable, committed)
 
     @property

@@ -81,13 +81,15 @@ class CompletedTxn(NamedTuple):
 class ProducerStates:
     """All producers of a log, by producer id. ``end_offset``: the state covers all below it."""
 
-    __slots__ = ("_open", "_states", "end_offset", "expiration_ms")
+    __slots__ = ("_ended", "_open", "_states", "end_offset", "expiration_ms")
 
     def __init__(self, expiration_ms: int) -> None:
         self.expiration_ms = expiration_ms
         self.end_offset = 0
         self._states: dict[int, ProducerState] = {}
         self._open: dict[int, int] = {}
+        self._ended: list[tuple[int, int]] = []
+        """(first offset, marker's offset) of transactions whose marker may not be committed."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -179,12 +181,30 @@ class ProducerStates:
         self._open.pop(producer_id, None)
         if first is None:
             return None
+        self._ended.append((first, offset))
         return CompletedTxn(producer_id, first, offset, aborted)
 
     @property
     def first_unstable_offset(self) -> int | None:
         """First offset of the oldest open transaction."""
         return min(self._open.values()) if self._open else None
+
+    def first_undecided_offset(self, high_watermark: int) -> int | None:
+        """First offset of the oldest transaction that is open, or whose marker is not committed:
+        the next leader may not have it (Apache Kafka: ``unreplicatedTxns``).
+        """
+        self.committed_to(high_watermark)
+        first = self.first_unstable_offset
+        if not self._ended:
+            return first
+        ended = min(self._ended)[0]
+        return ended if first is None else min(first, ended)
+
+    def committed_to(self, high_watermark: int) -> None:
+        """Markers below that are committed: they need not be remembered."""
+        ended = self._ended
+        if ended and ended[0][1] < high_watermark:
+            self._ended = [one for one in ended if one[1] >= high_watermark]
 
     def expire(self, now_ms: int) -> int:
         """Forget producers that were silent for too long; returns how many."""
@@ -202,6 +222,7 @@ class ProducerStates:
         """Forget everything; the state now covers all below ``end_offset``."""
         self._states.clear()
         self._open.clear()
+        self._ended.clear()
         self.end_offset = end_offset
 
     def put(self, producer_id: int, state: ProducerState) -> None:

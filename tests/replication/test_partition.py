@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import pack
+
 import pytest
 
 from kept.replication.leader import BrokersChanged, ProposeIsr
@@ -18,6 +20,7 @@ from kept.storage.errors import (
     OutOfOrderSequenceNumber,
     UnknownLeaderEpoch,
 )
+from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, LogConfig
 
 COMMITTED = IsolationLevel.READ_COMMITTED
@@ -95,6 +98,55 @@ def test_read_committed_stops_at_the_last_stable_offset(partition, tools) -> Non
     assert partition.fetch(2, 1000, isolation=COMMITTED).slice is None
     assert tools.offsets(partition, partition.fetch(0, 1000)) == [0, 1, 2, 3]
     assert partition.readable_bytes(2, COMMITTED) == 0 < partition.readable_bytes(2)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["aborted", "committed"])
+def test_a_marker_that_is_not_committed_has_ended_nothing(replicated, tools, kind) -> None:
+    """The next leader may not have it: Apache Kafka's ``unreplicatedTxns``."""
+    log = replicated.log
+    log.append_as_follower(transactional(0, 9), tools.NOW)
+    log.append_as_follower(transactional(2, 8), tools.NOW)
+    log.append_as_follower(marker(4, 9, kind), tools.NOW)
+    replicated.write()
+    stable = []
+    for fetched_to in range(1, 6):
+        replicated.fetch(fetched_to, 1000, replica_id=1)
+        committed = replicated.fetch(0, 1000, isolation=COMMITTED)
+        assert replicated.high_watermark == fetched_to
+        assert committed.last_stable_offset == replicated.last_stable_offset
+        stable.append(replicated.last_stable_offset)
+    assert stable == [0, 0, 0, 0, 2], "the transaction of 8 is open"
+    log.append_as_follower(marker(5, 8, kind), tools.NOW)
+    replicated.write()
+    assert replicated.last_stable_offset == 2
+    replicated.fetch(6, 1000, replica_id=1)
+    assert replicated.last_stable_offset == 6
+
+
+def test_a_follower_remembers_no_marker_that_is_committed(partition, tools) -> None:
+    partition.become_follower(1, 4, 1, (0, 1), (0, 1), tools.NOW)
+    data = transactional(0, 9) + marker(2, 9, 1)
+    partition.append_fetched(data, 2, 0, tools.NOW)
+    assert partition.last_stable_offset == 0
+    partition.append_fetched(transactional(3, 9), 3, 0, tools.NOW)
+    assert partition.last_stable_offset == 3
+    partition.append_fetched(marker(5, 9, 0), 6, 0, tools.NOW)
+    assert partition.last_stable_offset == 6 and not partition.log.producers._ended
+
+
+def transactional(base_offset: int, producer_id: int) -> bytes:
+    return build_batch(
+        [(1000, b"k", b"v", ())] * 2, base_offset=base_offset, producer_id=producer_id,
+        producer_epoch=0, base_sequence=base_offset, is_transactional=True, leader_epoch=3,
+    )  # fmt: skip
+
+
+def marker(base_offset: int, producer_id: int, kind: int) -> bytes:
+    return build_batch(
+        [(1000, pack(">hh", 0, kind), pack(">hi", 0, 0), ())], base_offset=base_offset,
+        producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True,
+        leader_epoch=3,
+    )  # fmt: skip
 
 
 def test_max_bytes_gives_whole_batches_but_one_at_least(partition, tools) -> None:

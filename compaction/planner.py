@@ -99,7 +99,11 @@ def ratio(clean_bytes: int, cleanable_bytes: int) -> float:
 
 
 def cleanable_range(log: LogView, now_ms: int) -> CleanableRange:
-    """Rule 1: what may be mapped, and what bounds it."""
+    """Rule 1: what may be mapped, and what bounds it.
+
+    A pass maps all that its manifest covers, and that end never goes down. So nothing may be mapped
+    while a bound is below it: a base generation (rule 19) covers open transactions, too.
+    """
     first_dirty = log.state.clean_to
     if not log.log_start_offset <= first_dirty <= log.log_end_offset:
         first_dirty = log.log_start_offset
@@ -116,10 +120,15 @@ def cleanable_range(log: LogView, now_ms: int) -> CleanableRange:
     upper, bound = min(bounds, key=lambda item: item[0])
     bases = [s.base_offset for s in log.segments if s.base_offset <= max(upper, first_dirty)]
     end = max(bases, default=first_dirty)
-    kept_end = log.state.end_offset
-    if end < kept_end and any(s.base_offset == kept_end for s in log.segments):
-        end = kept_end
+    if end < _applied_end(log):
+        end = first_dirty
     return CleanableRange(first_dirty, end, bound)
+
+
+def _applied_end(log: LogView) -> int:
+    """Where the applied manifest ends, if a segment begins there; else 0."""
+    end = log.state.end_offset
+    return end if any(s.base_offset == end for s in log.segments) else 0
 
 
 def sizes(log: LogView, found: CleanableRange) -> tuple[int, int]:
@@ -128,7 +137,7 @@ def sizes(log: LogView, found: CleanableRange) -> tuple[int, int]:
     cleanable = sum(
         s.size_bytes
         for s in log.segments
-        if s.end_offset > found.first_dirty and s.base_offset < found.end_offset
+        if found.first_dirty < s.end_offset and s.base_offset < found.end_offset > found.first_dirty
     )
     return clean, cleanable
 
@@ -195,7 +204,7 @@ def plan(
             "delete horizons have passed", asked=asked, horizons_only=True, rewrite=passed,
             previous=log.state.applied,
         )  # fmt: skip
-    elif renew and _covered(log):
+    elif renew and _covered(log) and log.last_stable_offset >= log.state.end_offset:
         end = log.state.end_offset
         made = Plan(
             tp, log.log_start_offset, end, found.bound,
@@ -217,7 +226,9 @@ def _why_not(log: LogView, found: CleanableRange, cleanable: int, dirty_ratio: f
     if not cleanable:
         if found.first_dirty >= log.log_end_offset:
             return "everything is clean"
-        return f"nothing is cleanable from {found.first_dirty} on: {found.bound} begins there"
+        below = found.end_offset < _applied_end(log)
+        where = f"begins below {log.state.end_offset}" if below else "begins there"
+        return f"nothing is cleanable from {found.first_dirty} on: {found.bound} {where}"
     target = log.config.min_cleanable_dirty_ratio
     return f"dirty ratio {dirty_ratio:.2f} is not above min.cleanable.dirty.ratio={target}"
 

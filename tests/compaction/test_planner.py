@@ -71,7 +71,28 @@ def test_the_end_never_goes_back_below_the_applied_one():
     config = replace(COMPACT, min_compaction_lag_ms=100)
     stamps = [(1, NOW), (1, NOW), (1, NOW)]
     view = log(0, 20, 50, config=config, stamps=stamps, state=state(10, 20))
-    assert cleanable_range(view, NOW).end_offset == 20
+    waiting = plan(view, NOW, Limits(), asked=True)
+    assert isinstance(waiting, NotNow)
+    assert waiting.reason.endswith("from 10 on: min.compaction.lag.ms=100 begins below 20")
+    made = plan(view, NOW + 100, Limits(), asked=True)
+    assert (made.first_dirty, made.end_offset) == (10, 50)
+
+
+@pytest.mark.parametrize("lso", [0, 19, 20, 49])
+def test_what_a_base_generation_covers_of_an_open_transaction_is_not_mapped(lso):
+    """It covers all there is (rule 19), and a pass may not end below it."""
+    base = state(0, 50, horizons={0: 5})
+    view = log(0, 20, 50, lso=lso, state=base)
+    found = cleanable_range(view, NOW)
+    assert (found.end_offset, found.bound) == (0, "the last stable offset")
+    made = plan(view, NOW, Limits(), asked=True)
+    assert made.horizons_only and made.end_offset == 50, "what is expired goes, nothing is mapped"
+    view = log(0, 20, 50, lso=lso, state=replace(base, horizons={}))
+    waiting = plan(view, NOW, Limits(), asked=True, renew=True)
+    assert isinstance(waiting, NotNow)
+    assert waiting.reason.endswith("from 0 on: the last stable offset begins below 50")
+    ended = plan(log(0, 20, 50, lso=50, state=base), NOW, Limits())
+    assert (ended.first_dirty, ended.end_offset, ended.horizons_only) == (0, 50, False)
 
 
 def test_dirty_ratio_must_be_above_the_target():

@@ -46,8 +46,11 @@ BACKOFF_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 REFUSED_S: Final = 1.0
 """A leader that refused a pull is asked again after this, or when it says so."""
-KEPT_BODIES: Final = 2
-"""Bodies that are being sent in chunks are kept so long: this many."""
+KEPT_BYTES: Final = 64 << 20
+KEPT_S: Final = 60.0
+"""Bodies that are being sent in chunks are kept, so that none is read anew for every chunk: so many
+bytes together (one at least), each so long.
+"""
 
 
 def name_of(ref: ManifestRef) -> calls.ManifestName:
@@ -252,7 +255,7 @@ class Answers:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._sending: OrderedDict[Any, bytes] = OrderedDict()
-        """Bodies that are fetched in chunks, newest last."""
+        """Bodies that are fetched in chunks, the one last asked for last."""
 
     async def pull(self, request: calls.PullManifestsRequest) -> calls.PullManifestsReply:
         """Count what a follower says, and answer it."""
@@ -299,10 +302,13 @@ class Answers:
         """A manifest as it travels. Raises FileNotFoundError, DamagedData, MachineError."""
         key = hosted, ref
         data = self._sending.get(key)
-        if data is None:
-            data = await hosted.manifests.encoded(ref)
-            if len(data) > INLINE_BYTES:
-                self._sending[key] = data
-                while len(self._sending) > KEPT_BODIES:
-                    self._sending.popitem(last=False)
+        if data is not None:
+            self._sending.move_to_end(key)
+            return data
+        data = await hosted.manifests.encoded(ref)
+        if len(data) > INLINE_BYTES:
+            self._sending[key] = data
+            while len(self._sending) > 1 and sum(map(len, self._sending.values())) > KEPT_BYTES:
+                self._sending.popitem(last=False)
+            self._node.loop.call_later(KEPT_S, self._sending.pop, key, None)
         return data

@@ -103,12 +103,14 @@ class Pair:
 
     def __init__(self, leader: LeaderShell) -> None:
         topic = SimpleNamespace(name="t", partitions={0: hosted(leader, True)})
-        at_leader = SimpleNamespace(hosting=SimpleNamespace(by_id={TOPIC_ID.bytes: topic}))
+        loop = asyncio.get_running_loop()
+        at_leader = SimpleNamespace(
+            loop=loop, hosting=SimpleNamespace(by_id={TOPIC_ID.bytes: topic})
+        )
         self.answers = pulls.Answers(at_leader)
         self.calls: list[str] = []
         self.fails = 0
         self.damages = False
-        loop = asyncio.get_running_loop()
 
         async def in_pool(function, *args):
             return function(*args)
@@ -173,6 +175,33 @@ def test_larger_ones_come_in_pieces_and_are_read_once(monkeypatch):
     assert pair.calls == ["PullManifests"] + ["ManifestChunk"] * pieces
     assert leader.reads == 1
     assert pair.follower.bodies[ref_of(one)].segments == one.segments
+
+
+def test_bodies_that_several_fetch_side_by_side_are_read_once_and_let_go(monkeypatch):
+    monkeypatch.setattr(pulls, "INLINE_BYTES", 0)
+    monkeypatch.setattr(pulls, "CHUNK_BYTES", 64)
+    several = [manifest(generation) for generation in range(1, 6)]
+    leader = LeaderShell(*several)
+
+    async def go() -> None:
+        answers = Pair(leader).answers
+        for position in range(0, len(held.encode(several[0])), 64):
+            for one in several:
+                name = pulls.name_of(ref_of(one))
+                await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, position))
+        assert leader.reads == len(several)
+        monkeypatch.setattr(pulls, "KEPT_BYTES", 1)
+        await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, 0))
+        assert len(answers._sending) == len(several), "it was there"
+        answers._sending.popitem()
+        monkeypatch.setattr(pulls, "KEPT_S", 0.01)
+        await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, 0))
+        assert list(answers._sending.values()) == [held.encode(several[-1])], "memory is bounded"
+        async with asyncio.timeout(60):
+            while answers._sending:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(go())
 
 
 def test_a_damaged_piece_is_no_answer(monkeypatch):

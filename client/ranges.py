@@ -4,7 +4,7 @@ A range was planned while every offset in it was there: below the high watermark
 offset), at or above the log start. :class:`RangeReader` brings its batches from whoever leads the
 partition, until :attr:`RangeReader.position` has reached its end. Offsets that compaction removed
 are gaps: the next batch is simply further on. Offsets are *lost* only when the log start has passed
-them, the log ends before them, or the topic is another one under the same name; then
+them, the log ends before them, or the topic is gone or another one under the same name; then
 :class:`OffsetsLost` says which, unless the reader was told to go on with what is there.
 """
 
@@ -13,16 +13,27 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kept.client.committed import aborted_batches
 from kept.client.records import EARLIEST, LATEST, FetchLimits
-from kept.storage.errors import CorruptMessage, OffsetOutOfRange, PeerError, RequestTimedOut
+from kept.storage.errors import (
+    CorruptMessage,
+    OffsetOutOfRange,
+    PeerError,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+)
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
     from kept.client.records import Fetched
+
+
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+BEHIND_S: Final = 0.05
+"""Pause before a replica is asked again that does not know of an offset which its leader has."""
 
 
 class OffsetsLost(PeerError):
@@ -75,7 +86,7 @@ class RangeReader:
         """What the leader sends. Whoever takes a chunk moves ``position`` past what it has read."""
         since = time.monotonic()
         while self.position < self.end:
-            fetched = self._fetch()
+            fetched = self._fetch(since)
             if fetched is None:
                 continue
             if not fetched.records:
@@ -96,18 +107,30 @@ class RangeReader:
                 )
             since = time.monotonic()
 
-    def _fetch(self) -> Fetched | None:
-        """An answer, or None when what was wanted is lost and the position has been moved."""
+    def _fetch(self, since: float) -> Fetched | None:
+        """An answer, or None when there is none: what was wanted is lost and the position has been
+        moved, or the node does not know of it yet.
+        """
         try:
             if not self._same_topic():
                 return None
             found = self.client.fetch_partition(
                 self.tp, self.position, self._limits, self._timeout_ms, node=self._node
             )
-        except OffsetOutOfRange:
-            self._out_of_range()
-            return None
-        return found if self._same_topic() else None
+            return found if self._same_topic() else None
+        except OffsetOutOfRange as error:
+            self._out_of_range(error, since)
+        except UnknownTopicOrPartition:
+            if self._is_there():
+                raise
+            self._lose(self.end, "the topic was deleted")
+        return None
+
+    def _is_there(self) -> bool:
+        topic = self.client.metadata([self.tp.topic]).topics.get(self.tp.topic)
+        if topic is None or topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+            return False
+        return bool(topic.error_code) or self.tp.partition in topic.partitions
 
     def _same_topic(self) -> bool:
         """False: it is another one, and the rest of the range is lost."""
@@ -126,7 +149,7 @@ class RangeReader:
         self.client.metadata([self.tp.topic])
         return self.client.topic(self.tp.topic).topic_id
 
-    def _out_of_range(self) -> None:
+    def _out_of_range(self, error: OffsetOutOfRange, since: float) -> None:
         first = self.client.list_offsets({self.tp: EARLIEST})[self.tp].offset
         if self.position < first:
             self._lose(min(first, self.end), f"the log starts at {first} now")
@@ -134,6 +157,10 @@ class RangeReader:
         last = self.client.list_offsets({self.tp: LATEST})[self.tp].offset
         if self.position > last:
             self._lose(self.end, f"the log ends at {last}, it was cut back or created again")
+        elif self.position >= first:  # the leader has it, a replica not yet
+            if (time.monotonic() - since) * 1000 >= self._timeout_ms:
+                raise error
+            time.sleep(BEHIND_S)
 
     def _nothing_came(self, fetched: Fetched, since: float) -> None:
         """Below its high watermark a leader has batches: this is a new one that does not know its

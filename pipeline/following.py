@@ -62,6 +62,8 @@ class Following:
 
     def next_end(self, start: Offsets, most: int | None, least: int | None) -> Offsets:
         """Where the next trigger ends; ``start`` when it should not take anything yet."""
+        if self.target is not None:
+            self.target = self._still_there(self.target)
         newest = self.target if self.target is not None else self.newest()
         since = self._from(start, newest)
         waiting = available(since, newest)
@@ -73,8 +75,20 @@ class Following:
             self._taken_at = time.monotonic()
         return newest if most is None else limited(since, newest, most)
 
-    def ranges(self, start: Offsets, end: Offsets) -> list[Range]:
-        """The tasks of a trigger."""
+    def ranges(
+        self, start: Offsets, end: Offsets, topic_ids: Mapping[str, str] | None = None
+    ) -> list[Range]:
+        """The tasks of a trigger; ``topic_ids`` are of the topics that ``end`` belongs to, where
+        its checkpoint says. Of one that was deleted since it was planned, nothing is left to read;
+        one that replaced it is read by the next trigger.
+        """
+        planned, end = end, self._still_there(end)
+        now = self.topic_ids(end)
+        for topic, number in (topic_ids or {}).items():
+            if now.get(topic, number) != number:
+                self._lose(f"{topic}: everything not read yet", "it was deleted and created again")
+                end = {tp: at for tp, at in end.items() if tp.topic != topic}
+        start = {tp: at for tp, at in start.items() if tp in end or tp not in planned}
         since = self._from(start, end)
         there = self._at([tp for tp in sorted(end) if tp in since], EARLIEST)
         for tp, first in there.items():
@@ -85,6 +99,12 @@ class Following:
         ids = self.topic_ids(there)
         ranges = plan(since, {tp: end[tp] for tp in there}, ids, Bounds())
         return divide(self.client, ranges, self.options)
+
+    def _still_there(self, planned: Offsets) -> Offsets:
+        there = offsets.still_there(self.client, planned)
+        for tp in sorted(planned.keys() - there):
+            self._lose(f"{tp}: everything up to offset {planned[tp]}", "the partition is gone")
+        return {tp: at for tp, at in planned.items() if tp in there}
 
     def _at(self, tps: list[TopicPartition], when: int) -> Offsets:
         return offsets.all_at(self.client, tps, when, self.options.isolation)

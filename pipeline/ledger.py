@@ -101,12 +101,14 @@ class Written:
 @dataclass(slots=True)
 class Begun:
     """A task's producer, and what its earlier attempts have written: (partition, first sequence) ->
-    batch, and how many rows of each partition that makes.
+    batch, and how many rows of each partition that makes. ``partitions`` are those that the topic
+    had at first: rows that went by that many would go elsewhere by another number.
     """
 
     producer_id: int
     epoch: int
     at_ms: int
+    partitions: int
     repeated: bool = False
     compacted: bool = False
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
@@ -157,7 +159,7 @@ def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
         entry = _entry(client, ledger, key)
         assert entry is not None
         if entry["producer_id"] == ours:
-            return Begun(ours, entry["epoch"], entry["at_ms"])
+            return Begun(ours, entry["epoch"], entry["at_ms"], len(entry["starts"]))
         _put(client, ledger, key, entry)  # another attempt was first: so that compaction knows too
     if entry is _ENDED:
         raise NotTheSame(f"{ledger}: the write {batch.app} to {batch.topic} has ended already")
@@ -169,7 +171,9 @@ def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
         )
     settings = client.topic_configs([batch.topic])[batch.topic]
     policy = next((one.value for one in settings if one.name == "cleanup.policy"), None)
-    begun = Begun(entry["producer_id"], entry["epoch"], entry["at_ms"], repeated=True)
+    begun = Begun(
+        entry["producer_id"], entry["epoch"], entry["at_ms"], len(entry["starts"]), repeated=True
+    )
     begun.compacted = "compact" in (policy or "")
     for partition, start in entry["starts"].items():
         _find(client, TopicPartition(batch.topic, int(partition)), int(start), begun)
@@ -207,6 +211,7 @@ def _most_tasks(client: Client, ledger: str, batch: Batch) -> int:
 def _announce(client: Client, ledger: str, batch: Batch, key: bytes) -> int:
     """Write a task's entry; the producer id in it."""
     producer_id, epoch, _ = client.init_producer()
+    client.metadata([batch.topic])  # it may have grown since this worker asked
     tps = [TopicPartition(batch.topic, p) for p in client.topic(batch.topic).partitions]
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kept.client.failures import failure
+from kept.client.ranges import UNKNOWN_TOPIC_OR_PARTITION
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline.options import (
     Assign,
@@ -26,6 +27,7 @@ from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
+    from kept.client.view import TopicView
     from kept.pipeline.options import Topics
 
 Offsets = dict[TopicPartition, int]
@@ -37,13 +39,14 @@ def find_partitions(
     """The partitions to read, sorted; a pattern may match nothing.
 
     Raises UnknownTopicOrPartition where a topic or partition that is named is not there, or leaves
-    it out. The topics are in ``client.view`` then.
+    it out. The topics are in ``client.view`` then. A pattern matches no internal topics, as in
+    Kafka: what groups have committed is nobody's data.
     """
     if isinstance(topics, Subscribe | Assign):
         names = topics.topics if isinstance(topics, Subscribe) else _topics(topics.partitions)
         view = client.metadata(sorted(names))
         if not all_must_be_there:
-            names = tuple(n for n in names if n in view.topics and not view.topics[n].error_code)
+            names = tuple(n for n in names if not _is_gone(view.topics.get(n)))
         for name in names:
             _known(client, name)
         there = [TopicPartition(n, p) for n in names for p in view.topics[n].partitions]
@@ -61,7 +64,7 @@ def find_partitions(
     return sorted(
         TopicPartition(name, p)
         for name, topic in view.topics.items()
-        if re.fullmatch(topics.pattern, name) and not topic.error_code
+        if re.fullmatch(topics.pattern, name) and not (topic.error_code or topic.internal)
         for p in topic.partitions
     )
 
@@ -70,10 +73,28 @@ def _topics(tps: Iterable[TopicPartition]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tp.topic for tp in tps))
 
 
+def still_there(client: Client, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
+    """Those of them that have not been deleted."""
+    asked = list(tps)
+    topics = client.metadata(sorted({tp.topic for tp in asked})).topics if asked else {}
+    found = set()
+    for tp in asked:
+        topic = topics.get(tp.topic)
+        if topic is None or _is_gone(topic):
+            continue
+        if topic.error_code or tp.partition in topic.partitions:
+            found.add(tp)
+    return found
+
+
+def _is_gone(topic: TopicView | None) -> bool:
+    return topic is None or topic.error_code == UNKNOWN_TOPIC_OR_PARTITION
+
+
 def _known(client: Client, name: str) -> None:
     topic = client.view.topics.get(name)
-    code = 3 if topic is None else topic.error_code
-    if code == 3:
+    code = UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic.error_code
+    if code == UNKNOWN_TOPIC_OR_PARTITION:
         close = difflib.get_close_matches(name, client.metadata(None).topics, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UnknownTopicOrPartition(f"{client.bootstrap} has no topic {name}{hint}")

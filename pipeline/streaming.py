@@ -118,7 +118,7 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch."""
         following = self._followed()
         following.remember(topic_ids_in(start))
-        ranges = following.ranges(from_json(start), from_json(end))
+        ranges = following.ranges(from_json(start), from_json(end), topic_ids_in(end))
         return [InputPartition(one) for one in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -91,8 +91,9 @@ class TopicWriter:
     def _write(self, topic: str, batch: pa.RecordBatch) -> None:
         target = self._topics.get(topic)
         if target is None:
-            count = len(self.client.topic(topic).partitions)
-            target = self._topics[topic] = _Target(Packer(count, self.options.batch_bytes))
+            target = self._topics[topic] = _Target(
+                Packer(self._partitions(topic), self.options.batch_bytes)
+            )
             target.sticky = self._next_sticky(0)
         at_ms = time.time_ns() // 1_000_000 if self._begun is None else self._begun.at_ms
         rows, at = rows_of(batch, self.options, at_ms), 0
@@ -103,6 +104,16 @@ class TopicWriter:
                 raise BadRow(f"a row for {topic}: {error}") from error
             if at < rows.total:
                 self._send(topic)
+
+    def _partitions(self, topic: str) -> int:
+        """How many partitions keys are spread over. Asked anew by every task: a worker's client may
+        remember a topic as it was before it grew, and a key must not be in two partitions because
+        two workers disagree. An attempt that goes on has those of the first.
+        """
+        if self._begun is not None:
+            return self._begun.partitions
+        self.client.metadata([topic])
+        return len(self.client.topic(topic).partitions)
 
     def _send(self, topic: str) -> None:
         """One batch to each partition that has rows, side by side."""

@@ -8,10 +8,11 @@ from kept.client.blocking import Client
 from kept.client.committed import aborted_batches
 from kept.client.ranges import OffsetsLost, RangeReader
 from kept.client.records import FetchLimits
+from kept.storage.errors import OffsetOutOfRange
 from kept.storage.records import Field, build_batch, read_block
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
-from tests.spark.topics import COMPACTED, compact, delete_before, fill, recreate
+from tests.spark.topics import COMPACTED, compact, delete_before, eventually, fill, recreate
 
 LIMITS = FetchLimits(max_wait_ms=20, partition_max_bytes=300)
 
@@ -178,3 +179,26 @@ def test_a_wrong_epoch_is_refused_and_asked_for_again(client, tp):
         known.name, known.topic_id, known.internal, {0: newer}
     )
     assert offsets(reader(client, tp, 0, 5)) == [0, 1, 2, 3, 4]
+
+
+def test_a_topic_that_is_deleted_before_it_was_read(client, tp):
+    fill(client, tp.topic, range(5))
+    readers = [reader(client, tp, 0, 5), reader(client, tp, 0, 5, fail_on_data_loss=False)]
+    assert client.fetch_partition(tp, 0, LIMITS, 10_000).records, "it is known where it was"
+    client.delete_topics([tp.topic])
+    eventually(lambda: tp.topic not in client.metadata().topics)
+    with pytest.raises(OffsetsLost, match=f"{tp}: offsets 0 to 4 are lost: the topic was deleted"):
+        offsets(readers[0])
+    assert offsets(readers[1]) == []
+    assert readers[1].lost
+
+
+def test_a_replica_that_never_knows_of_an_offset_is_not_asked_for_ever(client, tp, monkeypatch):
+    fill(client, tp.topic, range(5))
+
+    def behind(*args: object, **rest: object) -> None:
+        raise OffsetOutOfRange(f"Fetch of {tp} at offset 3: it is out of range")
+
+    monkeypatch.setattr(client, "fetch_partition", behind)
+    with pytest.raises(OffsetOutOfRange, match="offset 3"):
+        offsets(reader(client, tp, 3, 5, node=0, timeout_ms=120))

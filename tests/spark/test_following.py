@@ -11,6 +11,7 @@ from kept.client.ranges import OffsetsLost
 from kept.pipeline.admission import from_json, to_json, topic_ids_in
 from kept.pipeline.batch import plan_batch
 from kept.pipeline.following import Following
+from kept.pipeline.offsets import find_partitions
 from kept.pipeline.options import parse_read
 from kept.pipeline.planning import Bounds, Range
 from kept.storage.errors import UnknownTopicOrPartition
@@ -153,3 +154,53 @@ def test_a_batch_since_before_1970_has_the_records_without_a_timestamp(client, k
     for since, first in ((-9000, 0), (0, 0), (1, 1)):
         (one,) = plan_batch(client, options, Bounds(min_timestamp=since))
         assert one == Range(topic, 0, first, 2, one.topic_id)
+
+
+def test_a_topic_deleted_after_its_batch_was_planned(client, kept_broker):
+    topic, other = kept_broker.create_topic(), kept_broker.create_topic()
+    fill(client, topic, range(3))
+    fill(client, other, range(4))
+    subscribe, begin = f"{topic},{other}", {TopicPartition(t, 0): 0 for t in (topic, other)}
+    strict = following(client, topic, subscribe=subscribe)
+    tolerant = following(client, topic, subscribe=subscribe, failOnDataLoss="false")
+    end = strict.next_end(begin, None, None)
+    tolerant.stop_at_newest()
+    client.delete_topics([topic])
+    eventually(lambda: topic not in client.metadata().topics)
+    with pytest.raises(OffsetsLost, match=f"{topic}-0: everything up to offset 3 lost"):
+        strict.ranges(begin, end)
+    assert [(r.topic, r.start, r.end) for r in tolerant.ranges(begin, end)] == [(other, 0, 4)]
+    assert tolerant.next_end(begin, None, None) == {TopicPartition(other, 0): 4}
+
+
+def test_a_planned_batch_of_a_topic_that_was_replaced_reads_nothing_of_the_new_one(
+    client, kept_broker
+):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    fill(client, topic, range(9))
+    first = following(client, topic)
+    planned = to_json({tp: 9}, first.topic_ids([tp]))
+    recreate(client, topic)
+    fill(client, topic, range(3))
+    after = following(client, topic, failOnDataLoss="false")
+    after.remember(topic_ids_in(planned))
+    assert after.ranges({tp: 0}, from_json(planned), topic_ids_in(planned)) == []
+    after.remember(topic_ids_in(planned))
+    end = after.next_end({tp: 9}, None, None)
+    ids = {topic: number for topic, number in after.topic_ids(end).items() if number}
+    after.remember(topic_ids_in(planned))
+    assert [(r.start, r.end) for r in after.ranges({tp: 9}, end, ids)] == [(0, 3)], "each row once"
+    strict = following(client, topic)
+    with pytest.raises(OffsetsLost, match="it was deleted and created again"):
+        strict.ranges({tp: 0}, from_json(planned), topic_ids_in(planned))
+
+
+def test_a_pattern_matches_no_internal_topic(client, kept_broker):
+    topic = kept_broker.create_topic()
+    client.commit("a-group", {TopicPartition(topic, 0): 0})
+    assert any(one.internal for one in client.metadata(None).topics.values())
+    given = {"bootstrap": client.bootstrap, "subscribePattern": ".*"}
+    found = find_partitions(client, parse_read(given, streaming=False).topics)
+    assert TopicPartition(topic, 0) in found
+    assert not {tp.topic for tp in found} & {"__consumer_offsets"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kept.client.blocking import Client, OutRecord
+from kept.client.partitioner import partition_for_key
 from kept.pipeline import ledger
 from kept.pipeline.ledger import NotTheSame
 from kept.pipeline.options import BadOption, Connection, WriteOptions, parse_write
@@ -16,7 +17,7 @@ from kept.pipeline.writing import TopicWriter
 from kept.storage.errors import KeptError
 from kept.storage.types import Codec
 from kept.testing import Cluster
-from tests.spark.topics import COMPACTED, compact
+from tests.spark.topics import COMPACTED, compact, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -116,6 +117,48 @@ def test_one_that_lives_on_writes_nothing_twice(attempt: Callable[..., Attempt])
     with pytest.raises(KeptError):
         late.run(ROWS)
     assert values(new.client, new.topic) == [v for _, v in ROWS]
+
+
+def test_a_topic_that_grows_between_two_attempts(
+    attempt: Callable[..., Attempt], kept_broker: Cluster
+) -> None:
+    """The rows of the first one must not go to other partitions by the second one."""
+    one = attempt(0)
+    with pytest.raises(Dies):
+        one.run(ROWS, dies_after=3)
+    grow(one.client, one.topic, 7)
+    attempt(0).run(ROWS)
+    expected = [v for _, v in ROWS]
+    assert values(one.client, one.topic) == sorted(expected, key=number)
+    three = attempt(1)
+    three.run(ROWS)
+    keyed = [r for r in three.client.read(three.topic) if r.key and r.partition > 2]
+    assert keyed == [r for r in keyed if r.partition == partition_for_key(r.key, 7)] != []
+
+
+def test_a_worker_notices_that_a_topic_has_grown(kept_broker: Cluster) -> None:
+    """Or a key is in two partitions, as soon as another worker writes it."""
+    import pyarrow as pa
+
+    topic, options = kept_broker.create_topic(), WriteOptions(Connection(kept_broker.bootstrap))
+    keys = [b"k%d" % n for n in range(50)]
+    columns = {"key": keys, "value": keys, "topic": [topic] * len(keys)}
+    rows = pa.RecordBatch.from_pydict(columns)
+    with kept_broker.client() as client, kept_broker.client() as worker:
+        for count in (1, 4):
+            grow(client, topic, count)
+            writer = TopicWriter(worker, options)
+            writer.write(rows)
+            writer.finish()
+        late = [r for r in client.read(topic) if r.partition or r.offset >= len(keys)]
+    assert len(late) == len(keys)
+    assert all(r.partition == partition_for_key(r.key, 4) for r in late)
+
+
+def grow(client: Client, topic: str, count: int) -> None:
+    if len(client.metadata([topic]).topics[topic].partitions) < count:
+        client.create_partitions(topic, count)
+    eventually(lambda: len(client.metadata([topic]).topics[topic].partitions) == count)
 
 
 def test_what_cannot_be_repeated_is_refused(attempt: Callable[..., Attempt]) -> None:

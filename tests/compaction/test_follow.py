@@ -161,6 +161,30 @@ def test_segments_as_they_were_are_not_read_again(pair) -> None:
     assert read and not any(f"{0:020d}.log" in path for path in read)
 
 
+def test_a_segment_of_another_digest_is_not_taken_for_the_one_before(pair) -> None:
+    """The same offsets survive, and the leader's records are others: this log has diverged."""
+    both = pair(segment_bytes=4_000)
+    for row in range(30):
+        both.leader.append((b"old%d" % row, b"v" * 60))
+    both.leader.roll()
+    fill(both, 30, 20)
+    both.fetch()
+    both.leader.clean()
+    both.apply()
+    fill(both, 20, 20)
+    both.fetch()
+    both.leader.clean()
+    found = both.generation()
+    first = found.segments[0]
+    assert first.survivors == both.previous().segments[0].survivors
+    other = found.with_segments([replace(first, digest=bytes(16)), *found.segments[1:]])
+    world = both.follower
+    job = follow.job_for(world.log, other, both.previous(), world.now)
+    with pytest.raises(follow.LogsDiffer, match="digest") as error:
+        follow.follow(job, world.disk)
+    assert error.value.offset == first.base_offset
+
+
 def test_thousands_of_segments_are_matched_in_one_pass() -> None:
     """It happens on the loop: a replica of many segments must not stand still for seconds."""
     looks = 0

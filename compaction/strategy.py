@@ -12,7 +12,8 @@ of offset and ends with a verdict per key.
 When a scan reaches the maximum the engine starts anew with ``k`` scans over disjoint classes of key
 hashes, so that every verdict is made from *all* records of its key (rule 4a). Whatever a strategy
 says, a winning tombstone drops all older records of its key: otherwise they would come back when
-it expires. The winner is the newest record that the verdict keeps.
+it expires. The winner is the newest record that the verdict keeps; every key must have one, or the
+pass is given up (:class:`StrategyFailed`).
 
 A strategy runs on the leader only, so one that is not deterministic cannot make replicas differ.
 Your own class is found by its entry point in the group ``kept.compaction.strategies`` and made with
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 
-from kept.storage.errors import InvalidConfig
+from kept.storage.errors import InvalidConfig, KeptError
 from kept.storage.records import Record
 from kept.storage.types import MAX_INT64, LogConfig
 
@@ -37,6 +38,10 @@ MAX_VERSION_DIGITS: Final = 40
 """A longer version is none: reading it must not cost a cleaner its time."""
 MaxKeysReached = bool
 """Result of ``reduce``: a record was refused because its key is new and the state is full."""
+
+
+class StrategyFailed(KeptError):
+    """A strategy broke the law that one record of every key stays. The pass is given up."""
 
 
 @dataclass(frozen=True, slots=True)

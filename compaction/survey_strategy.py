@@ -27,7 +27,16 @@ from kept.compaction import kernel
 from kept.compaction.facts import AbortedIndex, Progress, SegmentFacts, drive
 from kept.compaction.job import Job
 from kept.compaction.rule_map import CLASSES, WORD_BYTES, slot_words
-from kept.compaction.strategy import From, Kind, Only, Rule, Strategy, Verdict, rules
+from kept.compaction.strategy import (
+    From,
+    Kind,
+    Only,
+    Rule,
+    Strategy,
+    StrategyFailed,
+    Verdict,
+    rules,
+)
 from kept.compaction.watch import Watch
 from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError
@@ -234,18 +243,31 @@ class _Class:
         self._chosen, self._classes = chosen, classes
         self._newest: dict[bytes, int] = {}
         self._doubtful: dict[bytes, Verdict] = {}
+        self._unproven: set[bytes] = set()
+        """Keys of which the newest record goes, and no other was seen yet that stays."""
         self._from = segments.job.end_offset
         self._offsets = array("q")
 
     def settle(self, found: Verdicts) -> None:
-        """Add the survivors to ``found``."""
+        """Add the survivors to ``found``. Raises StrategyFailed where nothing is left of a key."""
         given = self._collect()
+        for key in self._newest.keys() - given.keys():
+            raise self._lost(key)
         found.keys += len(given)
         found.said.update((k, given[k]) for k in self._segments.watch.keys if k in given)
         for base, offsets in self._by_segment(self._judge(given)):
             found.survivors[base] |= offsets
         if self._doubtful:
             self._look_again(found)
+        for key in self._unproven:
+            raise self._lost(key)
+
+    def _lost(self, key: bytes) -> StrategyFailed:
+        name, newest = type(self._strategy).__name__, self._newest[key]
+        return StrategyFailed(
+            f"the strategy {name} keeps no record of key {key!r}, whose newest is at offset "
+            f"{newest}: of every key one must stay; nothing was changed"
+        )
 
     def _collect(self) -> Mapping[bytes, Verdict]:
         """What the strategy says after all records of the class."""
@@ -291,10 +313,14 @@ class _Class:
                     if newest > verdict.offset:
                         doubtful[key] = verdict
                         end = min(end, verdict.offset)
+                elif newest >= 0:
+                    raise self._lost(key)
                 continue
             certainly = newest in verdict.offsets
             if certainly:
                 certain.append(newest)
+            elif newest >= 0:
+                self._unproven.add(key)
             if len(verdict.offsets) > certainly:
                 doubtful[key] = verdict
                 offsets.extend(verdict.offsets)
@@ -316,6 +342,7 @@ class _Class:
     def _look_again(self, found: Verdicts) -> None:
         """Read the records that doubtful verdicts may be about, and keep those that they name."""
         job, key_of, verdicts_ = self._segments.job, self._strategy.key, self._doubtful
+        unproven = self._unproven
         wanted = dict(self._by_segment(self._offsets))
         for source in job.sources:
             low = max(self._from, job.log_start_offset, source.base_offset)
@@ -330,8 +357,10 @@ class _Class:
 
             def use(records: list[Record]) -> None:
                 for record in records:
-                    if keeps(verdicts_.get(key_of(record)), record.offset):
+                    key = key_of(record)
+                    if keeps(verdicts_.get(key), record.offset):
                         survivors.add(record.offset - base)
+                        unproven.discard(key)
 
             return kernel.RecordScan(
                 base, use, first=job.log_start_offset, wanted=left.to_array()

@@ -23,8 +23,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-WORDS_BYTES: Final = 1 << 20
-"""What is kept of a child's stderr."""
+WORDS_BYTES: Final = 1 << 16
+"""What is kept of a child's stderr, of its end."""
 
 
 class ChildFailed(Exception):
@@ -82,6 +82,13 @@ class Child:
             end.close()
         return code
 
+    async def _words(self) -> bytes:
+        """The end of its stderr, which is read to its end: it must not wait for us to take it."""
+        said = b""
+        while more := await self.stderr.read(WORDS_BYTES):
+            said = (said + more)[-WORDS_BYTES:]
+        return said
+
     async def converse(
         self, question: str, on_message: Callable[[Mapping[str, Any]], None]
     ) -> tuple[int, str]:
@@ -90,7 +97,7 @@ class Child:
         Returns the exit code and the last line of its stderr. Raises ChildFailed; it is killed
         then.
         """
-        words = asyncio.ensure_future(self.stderr.read(WORDS_BYTES))
+        words = asyncio.ensure_future(self._words())
         try:
             self.stdin.write(question.encode() + b"\n")
             while line := await self.stdout.readline():

@@ -25,7 +25,7 @@ SEEDS = int(os.environ.get("SEEDS", "2"))
 
 
 class Lots:
-    """Keeps whatever it comes upon, another thing each time."""
+    """Keeps whatever it comes upon of each key, another thing each time."""
 
     def __init__(self, config) -> None:
         del config
@@ -46,7 +46,7 @@ class Lots:
             key: dice.choice(
                 [
                     From(dice.choice(offsets)),
-                    Only(frozenset(dice.sample(offsets, dice.randint(0, len(offsets))))),
+                    Only(frozenset(dice.sample(offsets, dice.randint(1, len(offsets))))),
                 ]
             )
             for key, offsets in state.items()

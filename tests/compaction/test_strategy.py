@@ -12,6 +12,7 @@ from kept.compaction.strategy import (
     Latest,
     LatestN,
     Only,
+    StrategyFailed,
     parse_prefixes,
     resolve,
 )
@@ -244,3 +245,45 @@ def test_a_winning_tombstone_drops_all_older_of_a_verdict_from_an_offset(world, 
     w.roll()
     w.clean()
     assert w.offsets() == [2, 3, 4]
+
+
+class Broken(Latest):
+    """Says of ``b`` what ``said`` makes of its newest offset."""
+
+    said = None
+
+    def __init__(self, config=None):
+        self.config = config
+
+    def collect(self, state):
+        given = dict(super().collect(state))
+        if b"b" in given:  # or it is in another class of keys
+            given[b"b"] = Broken.said(given[b"b"].offset)
+        return {key: verdict for key, verdict in given.items() if verdict is not None}
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 1])
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda _: None,
+        lambda newest: From(newest + 1),
+        lambda _: Only(frozenset()),
+        lambda newest: Only(frozenset((newest + 100, 0))),
+    ],
+    ids=["no verdict", "one too far", "nothing", "another key's"],
+)
+def test_a_strategy_that_keeps_nothing_of_a_key_is_stopped(world, monkeypatch, said, memory):
+    """One mistake in it would lose a key on all replicas, and nobody would hear of it."""
+    entry_point(monkeypatch, Broken)
+    monkeypatch.setattr(Broken, "said", staticmethod(said))
+    w = world(compaction_strategy="mine")
+    w.append((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", b"2"), (b"c", b"1"))
+    w.roll()
+    with pytest.raises(StrategyFailed, match="Broken keeps no record of key b'b', whose newest is"):
+        w.clean(dedupe_buffer_bytes=memory)
+    assert w.offsets() == [0, 1, 2, 3, 4]
+    there = staticmethod(lambda newest: Only(frozenset((1, newest + 100))))
+    monkeypatch.setattr(Broken, "said", there)
+    w.clean(dedupe_buffer_bytes=memory)
+    assert w.offsets() == [1, 2, 4], "one that is not the newest will do"

@@ -165,3 +165,19 @@ def test_it_is_spawned_and_not_forked(runner, monkeypatch):
     os.register_at_fork(before=lambda: forks.append(1))
     assert runner.run(talk(ECHO))[0] == 3
     assert not forks
+
+
+TALKATIVE = """
+import sys, time
+sys.stdin.readline()
+for _ in range(64):
+    sys.stderr.write("x" * (1 << 16) + chr(10))
+    sys.stderr.flush()
+raise RuntimeError("boom")
+"""
+
+
+def test_whatever_it_says_to_stderr_is_taken_and_the_last_line_is_why(runner):
+    """An uncaught error comes in pieces, and its last line says what it was."""
+    code, words, heard, _ = runner.run(asyncio.wait_for(talk(TALKATIVE), 60))
+    assert (code, words, heard) == (1, "RuntimeError: boom", [])

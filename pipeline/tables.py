@@ -153,8 +153,8 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
     }  # fmt: skip
     store.replace(STATE, json.dumps(state))
     _remove_older(store, name)
-    from_ = now.starts if whole is not None or before is None else _offsets(before)
-    read = sum(end - from_[p] for p, end in now.ends.items())
+    began = _start(None if whole else before, now)
+    read = sum(end - began[p] for p, end in now.ends.items())
     return Refreshed(store.at(name), spark.read.parquet(store.at(name)).count(), read, whole)
 
 
@@ -181,6 +181,12 @@ def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
 
 def _offsets(state: Mapping[str, Any]) -> dict[int, int]:
     return {int(p): int(o) for p, o in state["offsets"].items()}
+
+
+def _start(before: Mapping[str, Any] | None, now: Bounds) -> dict[int, int]:
+    """Where each partition is read from; one that is new since ``before`` from its beginning."""
+    reached = {} if before is None else _offsets(before)
+    return {p: max(reached.get(p, first), first) for p, first in now.starts.items()}
 
 
 def _why_whole(before: Mapping[str, Any] | None, now: Bounds, at_ms: int) -> str | None:
@@ -220,9 +226,8 @@ def _write(
     if before is None:
         rows = records(spark, bootstrap, now, until_caught_up=True)
     else:
-        reached = _offsets(before)
-        starts = {p: max(reached.get(p, first), first) for p, first in now.starts.items()}
-        new = records(spark, bootstrap, replace(now, starts=starts), until_caught_up=True)
+        since = replace(now, starts=_start(before, now))
+        new = records(spark, bootstrap, since, until_caught_up=True)
         old = spark.read.parquet(store.at(before["directory"]))
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
     latest(rows).filter("value is not null").write.parquet(store.at(name))

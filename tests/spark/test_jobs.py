@@ -18,7 +18,7 @@ from kept.pipeline import jobs
 from kept.pipeline.options import BadOption
 from kept.storage.records import Record
 from kept.testing import Cluster
-from tests.spark.topics import COMPACTED, compact, fill
+from tests.spark.topics import COMPACTED, compact, eventually, fill
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -113,13 +113,19 @@ def test_a_table_is_refreshed_by_what_is_new(spark, client, kept_broker, tmp_pat
     second = jobs.refresh(spark, where, topic, path)
     assert (second.whole, second.offsets_read) == (None, 7)
     assert as_dict(jobs.saved(spark, path)) == model(client, topic)
+    client.create_partitions(topic, 3)
+    eventually(lambda: len(client.metadata([topic]).topics[topic].partitions) == 3)
+    client.produce(topic, [OutRecord(b"grown", b"here", (), None, 2)])
+    third = jobs.refresh(spark, where, topic, path)
+    assert (third.whole, third.offsets_read) == (None, 1)
+    assert as_dict(jobs.saved(spark, path))[b"grown"] == b"here"
     state = Path(path, "_kept.json")
     said = json.loads(state.read_text())
     state.with_name("._kept.json.crc").unlink()  # Hadoop's, of what it wrote
     state.write_text(json.dumps({**said, "refreshed_ms": said["refreshed_ms"] - 86_400_000}))
     assert "delete.retention.ms" in str(jobs.refresh(spark, where, topic, path).whole)
     assert as_dict(jobs.saved(spark, path)) == model(client, topic)
-    assert sorted(p.name for p in Path(path).glob("table-*")) == ["table-000002", "table-000003"]
+    assert sorted(p.name for p in Path(path).glob("table-*")) == ["table-000003", "table-000004"]
     other = kept_broker.create_topic()
     with pytest.raises(BadOption, match=f"is the table of {topic}, not of {other}"):
         jobs.refresh(spark, where, other, path)

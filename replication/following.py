@@ -171,8 +171,18 @@ class FollowingReplica(KeptReplica):
         Raises KafkaStorageError, and as ``before_cut``.
         """
         self._check_not_leading()
-        before = self.log.log_start_offset, self.log.log_end_offset
         self._before_loss(offset)
+        self._cut(offset)
+
+    def cut_to_fetch_again(self, offset: int) -> None:
+        """As :meth:`truncate_to`, of records that the leader has: one here is damaged or was taken
+        away. The epochs agree up to the log's end, so nothing is lost with what is cut.
+        """
+        self._check_not_leading()
+        self._cut(offset)
+
+    def _cut(self, offset: int) -> None:
+        before = self.log.log_start_offset, self.log.log_end_offset
         try:
             self.log.truncate_to(offset)
         except MachineError as error:

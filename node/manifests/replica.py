@@ -320,7 +320,7 @@ class ReplicaManifests:
         if self._closed or self.core.missing != offset or self.core.in_isr:
             return
         try:
-            self._partition.truncate_to(offset)
+            self._partition.cut_to_fetch_again(offset)
         except ReplicaNotAvailable:
             self._node.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
         except KafkaStorageError as error:

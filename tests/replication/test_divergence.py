@@ -179,6 +179,25 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes, tools) -> None
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 
+def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes, tools) -> None:
+    """A record is missing or damaged here, so that a manifest cannot be applied: the leader has all
+    that goes with it.
+    """
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    tools.produce(a.partition, 4)
+    tools.produce(a.partition, 3)
+    b.fetch(a, rounds=3)
+    assert b.partition.high_watermark == 7
+    b.partition.cut_to_fetch_again(4)
+    assert b.effects == [Truncated(0, 4, 0, mark_cleared=False)]
+    assert b.partition.high_watermark == 4
+    b.fetch(a, rounds=3)
+    assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]
+
+
 def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes, tools) -> None:
     a, b, _ = nodes
     r = (A, B)

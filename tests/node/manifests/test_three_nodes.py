@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kept.client import cluster as operations
@@ -87,6 +89,7 @@ def test_after_an_unclean_election_a_base_generation_makes_both_equal(compacted)
         if compacted:
             three.clean()
             three.until_applied(first, late)
+        three.put((b"stays", b"in both"))
         three.cluster.kill(late)
         three.until_in_sync(first)
         three.put((b"gone", None))
@@ -108,6 +111,9 @@ def test_after_an_unclean_election_a_base_generation_makes_both_equal(compacted)
         three.until_applied(first, late)
         assert three.live()[b"new"] == b"value"
         three.until_equal()
+        assert "is missing here" in three.cluster.log(first)
+        reports = [name for name in os.listdir(three.directory(first)) if "lost-" in name]
+        assert len(reports) == 1, "what is fetched again is not lost"
 
 
 def test_a_log_whose_start_has_moved_meanwhile():

@@ -46,6 +46,7 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 200
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage directories --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction --seeds 24
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-wide --seeds 8
 endif
 
 # Containers from the image under faults at random; MINUTES= so long, SEED= repeats the faults' order.

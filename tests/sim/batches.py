@@ -10,6 +10,8 @@ from kept.storage.log import Log
 _HEADER = Struct(">qiibIhiqqqhii")
 """KIP-98: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, first and
 largest timestamp, producer id, producer epoch, base sequence, count."""
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+"""Bits of the attributes."""
 
 
 class Batch(NamedTuple):
@@ -23,6 +25,7 @@ class Batch(NamedTuple):
     producer_epoch: int
     sequence: int
     count: int
+    attributes: int
 
     def __repr__(self) -> str:
         who = "" if self.producer_id < 0 else f" by {self.producer_id} #{self.sequence}"
@@ -34,11 +37,10 @@ def decode(data: bytes) -> list[Batch]:
     found = []
     position = 0
     while position < len(data):
-        (base, length, epoch, _, crc, _, delta, _, _, producer, producer_epoch, sequence, count) = (
-            _HEADER.unpack_from(data, position)
-        )
+        (base, length, epoch, _, crc, bits, delta, _, _, producer, producer_epoch, sequence, count
+        ) = _HEADER.unpack_from(data, position)  # fmt: skip
         found.append(
-            Batch(base, base + delta, epoch, crc, producer, producer_epoch, sequence, count)
+            Batch(base, base + delta, epoch, crc, producer, producer_epoch, sequence, count, bits)
         )
         position += length + 12
     assert position == len(data)

@@ -23,7 +23,7 @@ from kept.replication.isr import AlterIsrItem
 from kept.replication.manifests_events import Cut, ManifestRef
 from kept.replication.partition import Partition
 from kept.replication.reports import Truncated
-from kept.storage.errors import NotLeaderOrFollower
+from kept.storage.errors import MachineError, NotLeaderOrFollower
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition
 from tests.sim.clients import Producer, _Sending
@@ -58,6 +58,8 @@ class CompactingReplicas(Replicas):
         disk, now_ms = self.machine.disk, self.machine.wall_ms
         state, known = None, opening.Known()
         directory, found = self.directories.place(tp)
+        if directory.offline is not None:
+            return
         if found:
             path, alone = directory.log_path(tp), record.replicas == (self.node.node_id,)
             state, known = opening.before(path, disk, alone)
@@ -84,8 +86,23 @@ class CompactingReplicas(Replicas):
         self.look(tp)
 
     def remove(self, tp: TopicPartition) -> None:
-        self.manifests.pop(tp).close()
-        super().remove(tp)
+        if self.attempt(self.manifests[tp].close):
+            del self.manifests[tp]
+            super().remove(tp)
+
+    def disk_error(self, error: MachineError) -> None:
+        super().disk_error(error)
+        for tp in self.manifests.keys() - self.partitions.keys():
+            self.world.counts["replicas that cleaned, offline"] += 1
+            self.manifests.pop(tp).abandon()
+
+    def give_up(self, error: MachineError) -> None:
+        """What is done step by step has failed: as :meth:`attempt`."""
+
+        def again() -> None:
+            raise error
+
+        self.attempt(again)
 
     def close(self) -> None:
         for manifests in self.manifests.values():
@@ -172,8 +189,7 @@ class CompactingReplicas(Replicas):
     def upkeep(self) -> None:
         super().upkeep()
         for manifests in list(self.manifests.values()):
-            if manifests.partition.offline is None:
-                manifests.clean()
+            if manifests.partition.offline is None and self.attempt(manifests.clean):
                 manifests.announce()
                 self.settle(manifests.tp)
 
@@ -212,6 +228,8 @@ class CompactingNode(SimNode):
 class KeyedProducer(Producer):
     """Writes a few keys, and deletes them."""
 
+    transactional = False
+
     def _make(self) -> _Sending:
         world, history = self.world, self.history
         count, now = world.random.choice((1, 1, 2, 4)), history.client_clock_ms
@@ -223,8 +241,9 @@ class KeyedProducer(Producer):
                 key = b"%d at %d" % (world.random.randrange(KEYS), world.now_us // SECOND)
             records.append((now, key, None if world.chance(0.45) else value.ljust(60, b"."), ()))
         data = build_batch(
-            records, producer_id=self.producer_id, producer_epoch=0, base_sequence=self.sequence
-        )
+            records, producer_id=self.producer_id, producer_epoch=0, base_sequence=self.sequence,
+            is_transactional=self.transactional,
+        )  # fmt: skip
         made = _Sending(self.sequence, count, data)
         self.sequence += count
         return made
@@ -290,16 +309,16 @@ class CompactionHistory(ClusterHistory):
 
     def _rot(self, machine: Machine, *kinds: str) -> None:
         """Manifests that no swap needs are damaged."""
-        names = [
-            path
+        sizes = {
+            path: len(inode.data)
             for path, inode in machine.disk.files()
             if any(kind in path for kind in kinds)
             and not path.endswith(".tmp")
             and len(inode.data) > 20
-        ]
-        for path in names:
+        }
+        for path, size in sizes.items():
             self.world.counts["manifests damaged"] += 1
-            machine.disk.flip_bit(path, 20)
+            machine.disk.flip_bit(path, 7 * size // 11)
 
     @property
     def client_clock_ms(self) -> int:

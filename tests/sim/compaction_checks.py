@@ -10,7 +10,13 @@ the order in which a leader's high watermark passed them. What a replica must sh
   records below its end;
 - ``older-needed`` (in :mod:`.manifests`): nobody asks for a manifest that is not the newest held or
   published;
-- ``tombstones`` (in :mod:`.compaction`): they go, with a replica down for ever.
+- ``tombstones`` (in :mod:`.compaction`): they go, with a replica down for ever;
+- ``producer-state``: in the end each replica knows the last sequence of every producer, also one
+  that has fetched nothing but what was compacted;
+- ``log-start-back``: while a process lives, a replica's log start does not go back.
+
+Where there are transactions, the latest value is the latest that was committed; a replica shows
+what its index of aborted transactions does not hide. Below the log start nothing is asked for.
 
 Logs are read as bytes, by no code of ``kept``.
 """
@@ -19,58 +25,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from kept.cluster.records import NO_LEADER, PartitionRecord
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.log import Log
 from kept.storage.types import TopicPartition
-from tests.sim.batches import Batch, decode
+from tests.sim.batches import CONTROL, Batch, decode
 from tests.sim.replica_checks import Copy, Register, ReplicaChecks
+from tests.sim.rows import Rec, committed, rows, shown
 from tests.sim.world import Violation
-
-HEADER_BYTES = 61
-
-
-class Rec(NamedTuple):
-    """A record; ``value`` None: a tombstone."""
-
-    offset: int
-    key: bytes
-    value: bytes | None
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    shift = value = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
-    size, at = _varint(data, at)
-    if size < 0:
-        return None, at
-    return data[at : at + size], at + size
-
-
-def rows(data: bytes, position: int, batch: Batch) -> list[Rec]:
-    """The records of an uncompressed batch that begins at ``position`` of ``data`` (KIP-98)."""
-    at, found = position + HEADER_BYTES, []
-    for _ in range(batch.count):
-        length, body = _varint(data, at)
-        at = body + length
-        _, body = _varint(data, body + 1)
-        delta, body = _varint(data, body)
-        key, body = _bytes(data, body)
-        value, _ = _bytes(data, body)
-        found.append(Rec(batch.base + delta, key or b"", value))
-    return found
 
 
 @dataclass
@@ -94,6 +59,9 @@ class _View:
     batches: list[Batch] = field(default_factory=list)
     judged: tuple[Any, ...] = ()
     compared: tuple[Any, ...] = ()
+    start: int = 0
+    aborted: tuple[Any, ...] = ()
+    log: Log | None = None
 
 
 class CompactionChecks(ReplicaChecks):
@@ -107,6 +75,11 @@ class CompactionChecks(ReplicaChecks):
         self.tables: dict[TopicPartition, dict[bytes, Rec]] = {}
         self.generations: dict[Any, tuple[Any, int, int]] = {}
         """What each has, who had it first, and where it ends."""
+        self.starts: dict[Any, int] = {}
+        """Where the log began of who had it first."""
+        self.transactions = False
+        """Some producers write in them."""
+        self._expected: dict[TopicPartition, tuple[Any, Any]] = {}
         self.bases: dict[TopicPartition, int] = {}
         """The first epoch in which a base generation was begun."""
         self.by_length: set[TopicPartition] = set()
@@ -166,6 +139,10 @@ class CompactionChecks(ReplicaChecks):
         if view is None or view.process != process:
             view = self.views[node, tp] = _View(process)
         self._read_log(view, log)
+        view.start, view.log = log.log_start_offset, log
+        if self.transactions:
+            end = log.written_end_offset
+            view.aborted = tuple(log.aborted_transactions(view.start, end))
         register, copy = self.register(tp), self._copy(node, process, tp, view, log)
         if register.state is None:
             return
@@ -184,6 +161,9 @@ class CompactionChecks(ReplicaChecks):
             self.copies[node, tp] = copy
             if old is not None and end < min(old.end, register.end) and node in register.certain:
                 raise Violation("kill-lost", f"n{node} {tp}: {old.end} before, {end} now")
+        elif log.log_start_offset < copy.start and not self.may_miss(tp):
+            start = log.log_start_offset
+            raise Violation("log-start-back", f"n{node} {tp}: {start}, {copy.start} before")
         copy.batches, copy.start, copy.end = view.batches, log.log_start_offset, end
         return copy
 
@@ -234,6 +214,8 @@ class CompactionChecks(ReplicaChecks):
             raise Violation(
                 "committed-lost", f"{tp}: n{node} leads, ends at {copy.end}, not {register.end}"
             )
+        if now:
+            register.start = max(register.start, copy.start)
         before = register.end
         if hw > before:
             self._commit(tp, node, copy, register, hw)
@@ -247,6 +229,8 @@ class CompactionChecks(ReplicaChecks):
 
     def _sequence(self, tp: TopicPartition, register: Register, batch: Batch) -> None:
         """After a loss a leader commits what it fetched when it was cleaned already: with gaps."""
+        if batch.attributes & CONTROL:
+            return
         key = batch.producer_id, batch.producer_epoch
         if register.give_ups and batch.sequence > register.sequences.get(key, -1):
             register.sequences[key] = batch.sequence
@@ -256,7 +240,7 @@ class CompactionChecks(ReplicaChecks):
         """Something was given up: what the new leader has committed counts from here on."""
         register.rebase = register.by_election = False
         register.batches = [batch for batch in view.batches if batch.last < hw]
-        register.end = hw
+        register.end, register.start = hw, min(view.start, hw)
         register.sequences.clear()  # what was cleaned has left gaps in what there is
         register.acked.clear()
         self.rows[tp] = [rec for rec in view.records if rec.offset < hw]
@@ -269,9 +253,37 @@ class CompactionChecks(ReplicaChecks):
 
     def expected(self, tp: TopicPartition, up_to: int) -> dict[bytes, Rec]:
         """The latest committed record of every key below an offset."""
+        if self.transactions:
+            return self._ended(tp, up_to)[0]
         if up_to >= self.register(tp).end:
             return self.tables.get(tp, {})
         return {rec.key: rec for rec in self.rows.get(tp, []) if rec.offset < up_to}
+
+    def _ended(self, tp: TopicPartition, up_to: int) -> tuple[dict[bytes, Rec], set[int]]:
+        """What is committed below an offset, and what is in transactions that are open there."""
+        known = self.rows.get(tp, [])
+        state = up_to, len(known), known[-1:]
+        if self._expected.get(tp, (None,))[0] != state:
+            found = committed(rec for rec in known if rec.offset < up_to)
+            self._expected[tp] = state, found
+        made: tuple[dict[bytes, Rec], set[int]] = self._expected[tp][1]
+        return made
+
+    def _table(self, tp: TopicPartition, view: _View, up_to: int) -> dict[bytes, Rec]:
+        """What a replica shows below an offset."""
+        found = [rec for rec in view.records if rec.offset < up_to]
+        if not self.transactions:
+            return {rec.key: rec for rec in found}
+        still = self._ended(tp, up_to)[1]
+
+        def hidden(rec: Rec) -> bool:
+            return rec.offset in still or any(
+                one.producer_id == rec.producer
+                and one.first_offset <= rec.offset <= one.last_offset < up_to
+                for one in view.aborted
+            )
+
+        return shown(found, hidden)
 
     def _judge(  # noqa: PLR0917
         self, tp: TopicPartition, node: int, view: _View, register: Register, leads_in: int | None,
@@ -284,13 +296,17 @@ class CompactionChecks(ReplicaChecks):
         if register.rebase or (deposed and register.give_ups) or not (member or leads_in):
             return
         up_to = register.end if member and not deposed else min(hw, register.end)
-        key = (view.seen, up_to, leads_in)
+        low = max(register.start, view.start)
+        key = (view.seen, up_to, leads_in, low, view.aborted)
         if key == view.judged:
             return
         view.judged = key
         who = f"n{node} {tp} ({'leader' if leads_in is not None else 'member'}), below {up_to}"
-        table = {rec.key: rec for rec in view.records if rec.offset < up_to}
+        table = self._table(tp, view, up_to)
         want = self.expected(tp, up_to)
+        if low:
+            table = {name: rec for name, rec in table.items() if rec.offset >= low}
+            want = {name: rec for name, rec in want.items() if rec.offset >= low}
         for name, rec in want.items():
             found = table.pop(name, None)
             if rec.value is None:
@@ -314,9 +330,11 @@ class CompactionChecks(ReplicaChecks):
             [batch._replace(crc=0) for batch in view.batches if batch.last < end],
             [rec for rec in view.records if rec.offset < end],
         )
-        known, who, _ = self.generations.setdefault(
-            (topic_id, tp.partition, identity), (content, node, end)
-        )
+        name = topic_id, tp.partition, identity
+        known, who, _ = self.generations.setdefault(name, (content, node, end))
+        low = max(self.starts.setdefault(name, view.start), view.start)
+        if low:
+            known, content = _above(known, low), _above(content, low)
         if known != content:
             odd = [
                 (mine, theirs)
@@ -334,7 +352,8 @@ class CompactionChecks(ReplicaChecks):
         """Those that a replica still has."""
         view = self.views.get((node, tp))
         records = [] if view is None else view.records
-        return [rec for rec in records if rec.value is None and rec.offset < below]
+        deleted = [rec for rec in records if rec.value is None and rec.marker is None]
+        return [rec for rec in deleted if rec.offset < below]
 
     def finish(self) -> None:
         """At the end: all replicas show the same table, the committed one."""
@@ -349,3 +368,29 @@ class CompactionChecks(ReplicaChecks):
                 view.judged = ()
                 register.certain.add(node)
                 self._judge(tp, node, view, register, None, register.end)
+                self._producers(tp, node, view, register)
+
+    def _producers(
+        self, tp: TopicPartition, node: int, view: _View, register: Register
+    ) -> None:  # fmt: skip
+        """A batch that comes again would be there twice, where its producer is not known."""
+        if self.may_miss(tp) or view.log is None:
+            return
+        low = max(view.start, register.start)
+        last = {b.producer_id: b for b in register.batches if not b.attributes & CONTROL}
+        there = {batch.base for batch in view.batches}
+        for producer, batch in last.items():
+            if batch.base >= low and batch.base not in there:
+                raise Violation("producer-state", f"n{node} {tp}: {batch} is gone, the last")
+            state = view.log.producers.get(producer)
+            known = -1 if state is None else state.last_sequence
+            if batch.base >= low and known != batch.sequence + batch.count - 1:
+                raise Violation(
+                    "producer-state", f"n{node} {tp}: of {batch} it knows sequence {known}"
+                )
+
+
+def _above(content: tuple[list[Batch], list[Rec]], low: int) -> tuple[list[Batch], list[Rec]]:
+    """What a generation has from an offset on."""
+    batches, records = content
+    return [one for one in batches if one.last >= low], [r for r in records if r.offset >= low]

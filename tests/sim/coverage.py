@@ -11,7 +11,7 @@ from typing import Final
 
 ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
-    "compaction-scripted": 8, "directories": 24,
+    "compaction-scripted": 8, "directories": 24, "compaction-wide": 40,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -63,6 +63,12 @@ REQUIRED: Final = {
         "hours that passed", "passes", "passes thrown away", "manifests stored",
         "manifests built from", "generations applied", "swaps withdrawn", "base generations",
         "cuts that waited", "manifests damaged", "manifests lost while in use",
+    ),
+    "compaction-wide": (
+        "passes", "generations applied", "transactions aborted", "transactions committed",
+        "records deleted", "devices that failed", "log directories offline",
+        "replicas that cleaned, offline", "power losses", "writes torn by power",
+        "manifests damaged",
     ),
     "compaction-scripted": (
         "the_first_acts_before_it_is_published", "one_who_is_joining_is_not_asked",

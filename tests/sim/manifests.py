@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.records import NO_LEADER, PartitionRecord
@@ -76,6 +77,7 @@ class Pass:
 
     leader_epoch: int
     truncations: int
+    begins_at: int
     cancelled: bool = False
 
 
@@ -86,6 +88,7 @@ class Made:
     ref: ManifestRef
     result: Result
     truncations: int
+    begins_at: int
 
 
 def ref_of(found: Manifest) -> ManifestRef:
@@ -122,6 +125,8 @@ class SimManifests:
         self.placing = False
         """Some segments are swapped, others not: it is at no generation."""
         self.pulling = self.again = self.closed = self.renew = False
+        self.gone = False
+        """Its log directory failed."""
         self.cleans, self.waits = self.node.history.cleans(self.machine), False
         self.dawdles = False
         """For scripts: it may begin a pass; what is to be put into place waits; a pass that has
@@ -274,6 +279,10 @@ class SimManifests:
                 raise Violation(
                     "older-needed", f"{self.machine.name} {self.tp}: {ref} is asked for: {error}"
                 ) from error
+            except MachineError as error:
+                self.replicas.give_up(error)
+                reply(NotLeaderOrFollower(str(error)))
+                return
             except DamagedData as error:
                 self._unreadable(ref)
                 reply(NotLeaderOrFollower(str(error)))
@@ -338,7 +347,7 @@ class SimManifests:
                     self.made = None
                 case ev.ClearApplied() | ev.Lose() as gone:
                     forget = held.lose if isinstance(gone, ev.Lose) else held.clear_applied
-                    forget(self.directory, self.disk)
+                    self.replicas.attempt(partial(forget, self.directory, self.disk))
                     self.state, self.partition.applied_end = None, 0
                 case ev.ReportMissing(ref, offset):
                     self.replicas.missing(self.tp, ref, offset)
@@ -352,6 +361,9 @@ class SimManifests:
             self.partition.truncate_to(offset)
         except ReplicaNotAvailable:
             self.machine.after_ms(100, self._cut_log, offset)
+        except KafkaStorageError:
+            if not self.gone:
+                raise
         self.replicas.settle(self.tp)
 
     # Steps.
@@ -360,6 +372,8 @@ class SimManifests:
         """Take the steps one by one; errors of the machine end the process."""
 
         def step() -> None:
+            if self.gone:
+                return
             work = self.work
             if self.waits and work is not None and work.steps is steps and not work.cancelled:
                 self.machine.after_ms(10, step)
@@ -368,7 +382,9 @@ class SimManifests:
                 next(steps)
             except StopIteration as end:
                 then(end.value, None)
-            except (MachineError, KafkaStorageError, InvariantViolation):
+            except MachineError as error:
+                self.replicas.give_up(error)
+            except (KafkaStorageError, InvariantViolation):
                 raise
             except (KeptError, OSError) as error:
                 then(None, error)
@@ -425,31 +441,57 @@ class SimManifests:
 
     def _bring(self, ref: ManifestRef) -> Steps:
         """Bring the log to a manifest (``Files.bring``)."""
-        self.check()
-        log, made = self.partition.log, self.made
-        if made is not None and made.ref == ref and made.truncations == log.truncations:
-            result = made.result
-        else:
-            self._no_pass()
-            discard(self.directory, self.disk)
-            found = self.body(ref)
-            assert found is not None
+        log = self.partition.log
+        while True:
+            result = yield from self._result(ref)
+            begins_at = log.segments[0].base_offset
+            try:
+                return (yield from self._place(result))
+            except InvariantViolation:  # retention took the oldest just before
+                if log.segments[0].base_offset == begins_at:
+                    raise
+                self.world.counts["begun anew behind retention"] += 1
+
+    def _result(self, ref: ManifestRef) -> Steps:
+        """Outputs of the segments that there are (``Files._result``)."""
+        log = self.partition.log
+        while True:
             self.check()
-            job = follow.job_for(log, found, None, self.machine.wall_ms)
-            yield
-            previous = None if self.state is None else self.state.applied
-            result = follow_worker.run_here(job, previous, self.disk)
-            self.world.counts["manifests built from"] += 1
-            yield
-        return (yield from self._place(result))
+            begins_at, made = log.segments[0].base_offset, self.made
+            found = None if made is None else (made.ref, made.truncations, made.begins_at)
+            if made is not None and found == (ref, log.truncations, begins_at):
+                return made.result
+            try:
+                result = yield from self._build(ref)
+            except MachineError:
+                raise
+            except (KeptError, OSError):
+                if log.segments[0].base_offset == begins_at:
+                    raise
+            else:
+                if log.segments[0].base_offset == begins_at:
+                    return result
+
+    def _build(self, ref: ManifestRef) -> Steps:
+        self._no_pass()
+        discard(self.directory, self.disk)
+        found = self.body(ref)
+        assert found is not None
+        self.check()
+        job = follow.job_for(self.partition.log, found, None, self.machine.wall_ms)
+        yield
+        previous = None if self.state is None else self.state.applied
+        result = follow_worker.run_here(job, previous, self.disk)
+        self.world.counts["manifests built from"] += 1
+        yield
+        return result
 
     def _place(self, result: Result) -> Steps:
         """``node/manifests/placing``."""
         log = self.partition.log
         yield from self._make_durable(result.end_offset)
-        kind = Checkpoint.HIGH_WATERMARKS
-        offsets = self.replicas.collect(CHECKPOINTS[kind])
-        self.replicas.directory.write_checkpoints(kind, offsets)
+        kind, home = Checkpoint.HIGH_WATERMARKS, self.replicas.directories.home(self.tp)
+        home.write_checkpoints(kind, self.replicas.collect(CHECKPOINTS[kind], home))
         yield
         expected = applying.read_mark(self.directory, self.disk)
         published = applying.publish(self.directory, self.disk, result, expected)
@@ -598,7 +640,8 @@ class SimManifests:
         discard(self.directory, self.disk)
         identity = next_identity(state.applied, partition.leader_epoch)
         job = job_for(log, due, identity, now_ms=now_ms, hash_key=bytes(16), limits=limits)
-        running = self.computing = Pass(partition.leader_epoch, log.truncations)
+        begins_at = log.segments[0].base_offset
+        running = self.computing = Pass(partition.leader_epoch, log.truncations, begins_at)
         based_on = core.applied
 
         def then(made: tuple[Result, Manifest] | None, error: Exception | None) -> None:
@@ -608,7 +651,8 @@ class SimManifests:
                 return
             result, found = made
             ref = ref_of(found)
-            self.made = Made(ref, result, running.truncations)
+            begins_at = log.segments[0].base_offset
+            self.made = Made(ref, result, running.truncations, begins_at)
             self.bodies = {ref: found}
             self.world.counts["passes"] += 1
             self.tell(ev.PassDone(ref, running.leader_epoch, based_on))
@@ -632,6 +676,9 @@ class SimManifests:
         same = partition.is_leader and partition.leader_epoch == running.leader_epoch
         if running.cancelled or not same or partition.log.truncations != running.truncations:
             raise Withdrawn(f"{self.tp}: the pass is not wanted any more")
+        if partition.log.segments[0].base_offset > running.begins_at:
+            self.world.counts["passes behind retention"] += 1
+            raise Withdrawn(f"{self.tp}: what it reads was deleted meanwhile")
 
     def _no_pass(self) -> None:
         if self.computing is not None:
@@ -657,6 +704,10 @@ class SimManifests:
         elif core.role is not Role.NONE:
             self.tell(ev.Retried())
             self.ask()
+
+    def abandon(self) -> None:
+        """Its log directory failed: it is as if the process had ended for it."""
+        self.closed = self.gone = True
 
     def close(self) -> None:
         """What is being put into place is finished or withdrawn, now; nothing is begun any more."""

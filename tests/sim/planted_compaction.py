@@ -71,6 +71,26 @@ def denied(original: Any) -> Any:
     return run_here
 
 
+def denied_once(original: Any) -> Any:
+    """The first replica that builds from the pass after a base generation denies its newest record,
+    once: a cut and a fetch later nothing is to be seen of it.
+    """
+    said: set[Any] = set()
+
+    def run_here(job: Any, previous: Any, disk: Any) -> Any:
+        found = job.manifest
+        newest = next((one for one in reversed(found.segments) if one.survivors), None)
+        after_base = found.identity.epoch > 0 and found.identity.generation == 1
+        name = job.directory, found.identity
+        if after_base and newest is not None and name not in said:
+            said.add(name)
+            offset = newest.base_offset + newest.survivors.max()
+            raise LogsDiffer(job.directory, -1, offset, "planted")
+        return original(job, previous, disk)
+
+    return run_here
+
+
 def on_persist(original: Any) -> Any:
     """A follower applies what its leader holds."""
 
@@ -182,6 +202,12 @@ plant(
     "survivor-denied", STAGE, 19, "survivor-missing",
     "what a lone leader begins anew with is there, unless a generation had dropped it (15, 19)",
     ("kept.compaction.follow_worker.run_here", denied),
+    rots=True, unclean=False,
+)  # fmt: skip
+plant(
+    "survivor-denied-once", STAGE, 19, "survivor-missing",
+    "what a pass has left is there, however anew its leader had begun (15)",
+    ("kept.compaction.follow_worker.run_here", denied_once),
     rots=True, unclean=False,
 )  # fmt: skip
 plant(

@@ -23,6 +23,7 @@ STAGES: Final = {
     "directories": ("tests.sim.cluster", "DirectoriesHistory"),
     "compaction": ("tests.sim.compaction", "CompactionHistory"),
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),
+    "compaction-wide": ("tests.sim.wide", "WideHistory"),
     "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),
 }
 """Name -> (module, class) of a history."""

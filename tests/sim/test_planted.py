@@ -20,7 +20,7 @@ STEPS: Final = {
     "compaction-scripted": len(compaction_scripts.SCRIPTS),
 }
 """From a seed to the next one with the same script."""
-SLOW = {"compaction": pytest.mark.slow}
+SLOW = {"compaction": pytest.mark.slow, "compaction-wide": pytest.mark.slow}
 NAMES = [pytest.param(name, marks=SLOW.get(PLANTED[name].stage, ())) for name in sorted(PLANTED)]
 
 

@@ -99,6 +99,8 @@ def _as_of(
     if offset is not None and at_ms is not None:
         raise BadOption("as of an offset and as of a timestamp contradict each other: give one")
     if at_ms is not None:
+        if at_ms < -1:  # what is below 0 there asks for other things: the end, the beginning
+            raise BadOption(f"as of {at_ms} ms: brokers look up no moment before 1970")
         tps = [TopicPartition(bounds.topic, p) for p in bounds.ends]
         found = client.list_offsets(dict.fromkeys(tps, at_ms + 1))
         after = {tp.partition: at.offset for tp, at in found.items() if at.offset >= 0}

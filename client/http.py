@@ -41,9 +41,10 @@ class JsonApi:
         given = {k: str(v) for k, v in query.items() if v is not None}
         return self._ask("GET", _url(path, given), None)
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """``POST /api/v1/path`` with a JSON body."""
-        return self._ask("POST", _url(path, {}), json.dumps(body or {}).encode())
+    def post(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> Any:
+        """``POST /api/v1/path?query`` with a JSON body."""
+        given = {k: str(v) for k, v in query.items()}
+        return self._ask("POST", _url(path, given), json.dumps(body or {}).encode())
 
     def is_there(self) -> bool:
         """Whether a node answers here, soon: one that stands still accepts connections, too."""

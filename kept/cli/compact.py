@@ -22,6 +22,8 @@ AT_A_TIME: Final = 8
 SHOWN_KEYS: Final = 5
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for an answer."""
+NOTHING_TO_RETRY: Final = 400
+"""Status of the answer of a leader on which nothing fails."""
 
 
 @click.group(cls=Group, epilog=examples("kept compact status", "kept compact now users --wait"))
@@ -69,14 +71,18 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     ]
     show_table((*columns, "generation", "last compaction", "why"), rows)
     replicas = [
-        (p["topic"], p["partition"], r["replica"], r["held"], r["applied"], p["published"])
+        (
+            *(p["topic"], p["partition"], r["replica"], r["held"], r["applied"], p["published"]),
+            r["reason"],
+        )
         for p in partitions
         for r in p["replicas"]
-        if topic is not None or r["behind"] or r["replica"] in p["awaits"]
+        if topic is not None or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
     ]
     if replicas:
         click.echo()
-        show_table(("topic", "partition", "replica", "holds", "applied", "published"), replicas)
+        names = ("topic", "partition", "replica", "holds", "applied", "published", "why not")
+        show_table(names, replicas)
 
 
 @compact.command(epilog=examples("kept compact now users --wait", "kept compact now users:0"))
@@ -234,20 +240,32 @@ def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
 @json_option
 @bootstrap_option
 def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
-    """Try a partition again that could not be compacted."""
+    """Try a partition again that could not be compacted, on each replica where it fails."""
     from kept.cli.output import show_json
+    from kept.client.http import HttpFailed, each_node
 
     topic, partition = _target(target)
     if partition is None:
         raise click.UsageError(f"{target!r} names no partition; write {target}:0")
     body = {"topic": topic, "partition": partition}
-    (answer,) = _of_leaders(
-        bootstrap, topic, partition, lambda api, _: api.post("compaction/retry", body)
-    )
+    stands = [p for p in _status(bootstrap, topic) if p["partition"] == partition]
+    fails_on = [r["replica"] for p in stands for r in p["replicas"] if r["reason"]]
+    answer = {**body, "retrying": True}
+    try:
+        (answer,) = _of_leaders(
+            bootstrap, topic, partition, lambda api, _: api.post("compaction/retry", body)
+        )
+    except HttpFailed as error:
+        if not fails_on or error.status != NOTHING_TO_RETRY:
+            raise
+    nodes = each_node(bootstrap, WAIT_S) if fails_on else {}
+    for node in fails_on:
+        nodes[node].post("compaction/retry", body, node=node)
     if as_json:
-        show_json(answer)
+        show_json({**answer, "replicas": fails_on})
     else:
-        click.echo(f"trying {topic}-{partition} again")
+        where = f" on node {', '.join(map(str, fails_on))}" if fails_on else ""
+        click.echo(f"trying {topic}-{partition} again{where}")
 
 
 @compact.command(epilog=examples("kept compact verify users", "kept compact verify users:0"))
@@ -409,10 +427,14 @@ def _target(text: str) -> tuple[str, int | None]:
 
 
 def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
-    """Where each partition stands, as its leader says; as another node does where none leads."""
+    """Where each partition stands, as its leader says; as another node does where none leads.
+
+    Of its other ``replicas`` each says itself what fails there: ``reason``.
+    """
     from kept.client.http import HttpFailed, each_node
 
     found: dict[tuple[str, int], dict[str, Any]] = {}
+    fails: dict[tuple[str, int, int], str] = {}
     failed: HttpFailed | None = None
     silent: list[int] = []
     nodes = each_node(bootstrap, TIMEOUT_S)
@@ -427,12 +449,17 @@ def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
             continue
         for one in partitions:
             where = one["topic"], one["partition"]
+            if one["state"] == "uncleanable":
+                fails[*where, one["node"]] = one["reason"]
             if one["leads"] or where not in found:
                 found[where] = one
     if silent:
         note_silent(silent, "of partitions led there it is told what others see")
     if not found and failed is not None:
         raise failed
+    for where, one in found.items():
+        for replica in one["replicas"]:
+            replica["reason"] = fails.get((*where, replica["replica"]))
     return [one for _, one in sorted(found.items())]
 
 

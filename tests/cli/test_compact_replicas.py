@@ -1,0 +1,91 @@
+"""``kept compact status`` and ``retry`` where a replica fails that does not lead."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kept.cli.compact import compact
+from kept.client import http
+from kept.client.http import HttpFailed
+
+REASON = "t: check of generation 3.7: offset 9: it must survive, and is not in the output"
+QUIET = "t-0 is not uncleanable: there is nothing to try again"
+
+
+def stands(node: int, *, leads: bool, state: str = "idle", reason: str = "clean") -> dict[str, Any]:
+    others = [{"replica": n, "held": "3.7", "applied": "3.6", "behind": True} for n in (1, 2)]
+    return {
+        "topic": "t", "partition": 0, "node": node, "leads": leads, "state": state,
+        "reason": reason, "dirty_ratio": 0.0, "clean_bytes": 1, "dirty_bytes": 0,
+        "first_dirty_offset": 0, "cleanable_end_offset": 0, "generation": "3.7",
+        "published": "3.7", "last_compaction_ms": 1, "awaits": [],
+        "replicas": others if leads else [],
+    }  # fmt: skip
+
+
+class Node:
+    """One node's API: 0 leads, 1 may fail."""
+
+    def __init__(self, number: int, states: dict[int, str]) -> None:
+        self.number, self.failing = number, states.get(number) == "uncleanable"
+        self.posts: list[tuple[str, Any]] = []
+
+    def is_there(self) -> bool:
+        return True
+
+    def get(self, path: str, **_: object) -> dict[str, Any]:
+        assert path == "compaction"
+        told = ("uncleanable", REASON) if self.failing else ("idle", "clean")
+        one = stands(self.number, leads=self.number == 0, state=told[0], reason=told[1])
+        return {"partitions": [copy.deepcopy(one)]}
+
+    def post(self, path: str, body: dict[str, Any], **query: int) -> dict[str, Any]:
+        self.posts.append((path, {**body, **query}))
+        if not self.failing:
+            raise HttpFailed(QUIET, 400)
+        return {**body, "retrying": True}
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(states: dict[int, str], *arguments: str) -> tuple[Any, dict[int, Node]]:
+        nodes = {number: Node(number, states) for number in range(3)}
+        monkeypatch.setattr(http, "each_node", lambda *_: nodes)
+        return CliRunner().invoke(compact, [*arguments, "--bootstrap", "localhost:1"]), nodes
+
+    return run
+
+
+def test_status_says_what_fails_where(run) -> None:
+    done, _ = run({1: "uncleanable"}, "status", "t", "--json")
+    (one,) = json.loads(done.output)["partitions"]
+    assert one["state"] == "idle", "as its leader says"
+    assert {r["replica"]: r["reason"] for r in one["replicas"]} == {1: REASON, 2: None}
+    done, _ = run({1: "uncleanable"}, "status")
+    assert "it must survive" in " ".join(done.output.split())
+
+
+def test_retry_asks_the_replica_that_fails(run) -> None:
+    done, nodes = run({1: "uncleanable"}, "retry", "t:0")
+    assert done.exit_code == 0, done.output
+    assert "trying t-0 again on node 1" in done.output
+    body = {"topic": "t", "partition": 0}
+    assert nodes[1].posts == [("compaction/retry", {**body, "node": 1})] and not nodes[2].posts
+
+
+def test_where_nothing_fails_the_leader_says_so(run) -> None:
+    done, nodes = run({}, "retry", "t:0")
+    assert done.exit_code != 0 and QUIET in str(done.exception or done.output)
+    assert [len(node.posts) for node in nodes.values()] == [1, 0, 0]
+
+
+def test_the_leader_is_asked_as_ever(run) -> None:
+    done, nodes = run({0: "uncleanable"}, "retry", "t:0", "--json")
+    said = json.loads(done.output)
+    assert said == {"topic": "t", "partition": 0, "retrying": True, "replicas": []}
+    assert nodes[0].posts == [("compaction/retry", {"topic": "t", "partition": 0})]

@@ -196,7 +196,7 @@ def plan(
             tuple(s for s in log.segments if s.base_offset < found.end_offset),
             clean, cleanable, why, overdue=overdue, asked=asked, previous=log.state.applied,
         )  # fmt: skip
-    elif passed and _covered(log):
+    elif passed and _covered(log) and not renew:  # for the manifest that it would build on
         end = log.state.end_offset
         made = Plan(
             tp, found.first_dirty, end, found.bound,

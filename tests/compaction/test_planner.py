@@ -192,3 +192,12 @@ def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_
     assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
     assert [segment.base_offset for segment in made.segments] == [0, 20]
     assert not made.horizons_only
+
+
+def test_what_is_expired_is_no_reason_to_build_on_a_manifest_that_cannot_be_read():
+    """A pass for horizons alone would fail for ever, and nobody could join the leader."""
+    clean = log(0, 20, 50, end=50, start=3, state=state(50, horizons={0: 5}))
+    assert plan(clean, NOW, Limits(), asked=True).horizons_only
+    made = plan(clean, NOW, Limits(), asked=True, renew=True)
+    assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
+    assert not made.horizons_only

@@ -1,0 +1,46 @@
+"""What the ledger makes of what an earlier attempt left, without a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kept.client.records import EARLIEST
+from kept.pipeline import ledger
+from kept.pipeline.ledger import Begun, NotTheSame, Written
+from kept.storage.records import build_batch, read_header
+from kept.storage.types import Codec, TopicPartition
+
+TP = TopicPartition("t", 2)
+
+
+def batch(value: bytes, codec: Codec = Codec.NONE) -> bytes:
+    return build_batch([(1, b"k", value, ())], producer_id=7, producer_epoch=0, base_sequence=0,
+                       codec=codec)  # fmt: skip
+
+
+def begun(there: bytes) -> Begun:
+    """A task of which one batch was written."""
+    header = read_header(there)
+    written = Written(0, header.record_count, header.crc, header.attributes & 0x0F)
+    return Begun(7, 0, 1, 3, repeated=True, written={(2, 0): written}, done={2: 1})
+
+
+def test_other_rows_are_told_by_their_crc_unless_the_broker_made_the_batch_anew():
+    assert begun(batch(b"a")).leaves_out(2, 0, 1, batch(b"a"))
+    with pytest.raises(NotTheSame, match="rows 0 to 0"):
+        begun(batch(b"a")).leaves_out(2, 0, 1, batch(b"b"))
+    # Of a topic with a compression.type of its own: the same rows have another CRC there.
+    assert begun(batch(b"a" * 99, Codec.GZIP)).leaves_out(2, 0, 1, batch(b"a" * 99))
+
+
+def test_what_retention_took_since_may_have_been_written():
+    """To take it for unwritten would write it twice."""
+
+    def list_offsets(asked):
+        return {tp: SimpleNamespace(offset=5 if at == EARLIEST else 9) for tp, at in asked.items()}
+
+    client = SimpleNamespace(list_offsets=list_offsets)
+    with pytest.raises(NotTheSame, match=r"t-2: the log starts at 5, .* from 3 on"):
+        ledger._find(client, TP, 3, begun(batch(b"a")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -10,7 +11,10 @@ import pytest
 
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.types import TopicPartition
-from tests.sim.compaction_checks import CompactionChecks, Rec
+from tests.sim.compaction import CompactingReplicas
+from tests.sim.compaction_checks import CompactionChecks
+from tests.sim.rows import Rec
+from tests.sim.world import Violation
 
 TP, TOPIC_ID = TopicPartition("t", 0), UUID(int=1)
 BASE = ManifestRef((3, 0), 3, 20)
@@ -45,3 +49,38 @@ def test_only_where_a_leader_began_anew_and_since_then(checks: CompactionChecks)
 def test_not_what_the_generation_itself_says(checks: CompactionChecks) -> None:
     """It lists the offset: nothing but another one can have dropped it."""
     assert not checks.had_dropped(TP, TOPIC_ID, ManifestRef((1, 4), 3, 10), DROPPED)
+
+
+OTHER = TopicPartition("t", 1)
+
+
+@pytest.mark.parametrize(
+    ("tp", "ref", "offset", "excused"),
+    [
+        (TP, BASE, DROPPED, True),
+        (TP, BASE, KEPT, False),
+        (TP, BASE, BEYOND, False),
+        (TP, ManifestRef((2, 9), 2, 20), DROPPED, False),
+        (OTHER, BASE, DROPPED, False),
+    ],
+    ids=["dropped", "kept", "never dropped", "before it began anew", "another partition"],
+)
+def test_that_somebody_began_anew_excuses_no_other_loss(
+    checks: CompactionChecks, tp: TopicPartition, ref: ManifestRef, offset: int, excused: bool
+) -> None:
+    """All of these once passed: a lone leader had begun anew in the history, and a machine with
+    damaged manifests had lost power.
+    """
+    counts = Counter({"lone leaders that begin anew": 1})
+    here: Any = SimpleNamespace(
+        world=SimpleNamespace(counts=counts, note=lambda *_: None),
+        machine=SimpleNamespace(name="n1", deaths=[(0, "power")]),
+        node=SimpleNamespace(history=SimpleNamespace(rots=True)),
+        checks=checks,
+        partitions={tp: SimpleNamespace(topic_id=TOPIC_ID)},
+    )
+    if excused:
+        CompactingReplicas.missing(here, tp, ref, offset)
+        return
+    with pytest.raises(Violation, match="survivor-missing"):
+        CompactingReplicas.missing(here, tp, ref, offset)

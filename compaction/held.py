@@ -71,9 +71,13 @@ def load(directory: str, disk: Disk) -> Manifest | None:
     leader must be asked. DirectoryRefused when it is a newer kept's.
     """
     path = f"{directory}/{HELD}"
-    with suppress(FileNotFoundError):
-        return decode(path, disk.read(path))
-    return _applied(directory, disk)
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return _applied(directory, disk)
+    if not data:  # see lose()
+        raise DamagedData(path, 0, -1, "what it held was given up, and nothing is in its place yet")
+    return decode(path, data)
 
 
 def _applied(directory: str, disk: Disk) -> Manifest | None:

@@ -42,6 +42,14 @@ def test_nothing_is_held_at_first(disk) -> None:
     assert held.load(DIRECTORY, disk) is None
 
 
+def test_what_was_given_up_is_not_called_a_damaged_file(disk) -> None:
+    """A crash while a base generation is made leaves that, and no disk is to blame."""
+    held.store(DIRECTORY, disk, made(1), None)
+    held.lose(DIRECTORY, disk)
+    with pytest.raises(DamagedData, match="was given up, and nothing is in its place"):
+        held.load(DIRECTORY, disk)
+
+
 @pytest.mark.parametrize("how", ["kill", "power"])
 def test_a_crash_leaves_what_was_held_or_what_was_stored(how: str) -> None:
     found = []

@@ -185,6 +185,45 @@ def test_map_that_is_full_ends_the_range_in_the_middle_of_a_segment(world):
     assert [s.survivors.to_array().tolist() for s in found.segments] == [[1, 2, 3, 4, 5, 6]]
 
 
+def test_a_tombstone_that_was_not_mapped_yet_gets_no_horizon(world):
+    """Its time begins with the pass that has seen it (rule 6), not with one that stopped before."""
+    from dataclasses import replace
+
+    from kept.compaction.survey import survey
+
+    w = world()
+    for key, value in ((b"a", b"1"), (b"b", b"1"), (b"b", None), (b"c", b"1"), (b"d", None)):
+        w.append((key, value))
+    w.roll()
+    job = w.job(w.plan())
+    found = survey(replace(job, buffer_bytes=3 * 16, max_scans=1), w.disk).manifest
+    (segment,) = found.segments
+    assert found.clean_to == 3 and 4 in segment.survivors
+    assert [list(bases) for bases in segment.horizons.values()] == [[2]]
+    assert list(segment.tombstones) == [2]
+    whole = survey(job, w.disk).manifest.segments[0]
+    assert [list(bases) for bases in whole.horizons.values()] == [[2, 4]]
+
+
+def test_an_unchanged_segment_is_listed_as_it_is_and_not_as_a_manifest_says(world):
+    from kept.compaction.pass_ import read_manifest
+    from kept.compaction.survey import survey
+
+    w = world(segment_bytes=400)  # two of them are not joined
+    w.append((b"a", b"1" * 100), (b"b", b"1" * 100))
+    w.roll()
+    w.clean()
+    w.append((b"c", b"1" * 200))
+    w.roll()
+    job = w.job(w.plan())
+    before = read_manifest(job.directory, job.previous, w.disk)
+    (segment,) = before.segments
+    assert survey(job, w.disk, previous=before).manifest.segments[0].digest == segment.digest
+    segment.survivors.remove(1)
+    found = survey(job, w.disk, previous=before).manifest.segments[0]
+    assert list(found.survivors) == [0, 1] and found.digest == b""
+
+
 @pytest.mark.parametrize("slots", [2, 3, 4, 7])
 def test_small_maps_take_several_scans_and_one_copy(world, slots):
     w = world()

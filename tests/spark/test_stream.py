@@ -176,6 +176,7 @@ spark.sparkContext.setLogLevel("OFF")
 """
 
 
+@pytest.mark.timeout(700)
 def test_kill_9_of_the_driver_and_exactly_once_into_parquet(query, client, kept_broker, tmp_path):
     topic, written = kept_broker.create_topic(), itertools.count()
     one = query(subscribe=topic)
@@ -190,7 +191,7 @@ def test_kill_9_of_the_driver_and_exactly_once_into_parquet(query, client, kept_
         return driver.poll() is not None or len(list(committed.glob("[0-9]*"))) >= 3
 
     try:
-        eventually(three_batches)
+        eventually(three_batches, within_s=400)  # a JVM and three micro-batches, by the side
         assert driver.poll() is None, "it is at work when it is killed, and there is more to read"
     finally:
         os.killpg(driver.pid, signal.SIGKILL)

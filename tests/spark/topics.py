@@ -56,9 +56,9 @@ def recreate(client: Client, topic: str, partitions: int = 1) -> None:
     client.bounds(topic)
 
 
-def eventually(there: Callable[[], Any]) -> Any:
+def eventually(there: Callable[[], Any], within_s: float = DEADLINE_S) -> Any:
     """Wait until ``there`` is true, and return it."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     while not (found := there()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)

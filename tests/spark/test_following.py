@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,23 @@ def test_limits_and_delays(client, kept_broker):
     assert one.next_end({tp: 0}, 3, None) == {tp: 3}
     late = following(client, topic, minOffsetsPerTrigger="100", maxTriggerDelay="1ms")
     assert eventually(lambda: late.next_end({tp: 0}, None, 100)[tp]) == 10
+
+
+def test_a_delay_counts_from_the_trigger_before(client, kept_broker, monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("kept.pipeline.following.time", clock)
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    one = following(client, topic, minOffsetsPerTrigger="100", maxTriggerDelay="10s")
+    fill(client, topic, range(5))
+    assert one.next_end({tp: 0}, None, 100) == {tp: 0}
+    now[0] = 11.0
+    assert one.next_end({tp: 0}, None, 100) == {tp: 5}
+    fill(client, topic, range(5))
+    assert one.next_end({tp: 5}, None, 100) == {tp: 5}, "ten seconds have not passed again"
+    now[0] = 22.0
+    assert one.next_end({tp: 5}, None, 100) == {tp: 10}
 
 
 def test_available_now_ends_at_what_there_was(client, kept_broker):

@@ -128,6 +128,13 @@ def test_passed_horizons_make_a_clean_log_due():
     assert made.needs_bytes == 10
 
 
+def test_no_pass_for_horizons_over_segments_that_the_manifest_does_not_describe():
+    """One reaches beyond its end: such a pass would take over what it says of another segment."""
+    other = log(0, 20, 60, end=60, state=state(60, 50, horizons={20: NOW}))
+    assert isinstance(plan(other, NOW, Limits()), NotNow)
+    assert isinstance(plan(other, NOW, Limits(), asked=True, renew=True), NotNow)
+
+
 def test_a_log_that_is_not_compacted_or_has_nothing_dirty():
     assert "compact" in plan(log(0, 20, config=LogConfig()), NOW, Limits()).reason
     assert plan(log(0, end=0), NOW, Limits()).reason == "everything is clean"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -209,3 +209,18 @@ def test_logs_that_were_never_compacted(kit):
     )
     damage(replicas[1], 20, 3)
     assert verdict(replicas).equal is False
+
+
+def test_records_that_are_not_the_generations_are_told(kit):
+    """Comparing replicas alone would call them equal."""
+    world = kit.World()
+    for n in range(20):
+        world.append((b"k%d" % (n % 5), b"v"))
+    world.roll()
+    world.clean()
+    found = digests.read_manifest(kit.DIRECTORY, world.state.applied, world.disk)
+    files = digests.Files(kit.DIRECTORY, world.disk, tuple(sources(world.log)))
+    assert [one.wrong for one in digests.covered(files, found, 0)] == [None]
+    other = found.with_segments([replace(s, digest=bytes(16)) for s in found.segments])
+    (one,) = digests.covered(files, other, 0)
+    assert one.wrong == "its records are not those of the generation"

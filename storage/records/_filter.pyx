@@ -265,6 +265,7 @@ cdef class SegmentFilter:
     cdef int empty(self, const uint8_t *head) noexcept nogil:
         """Keep a batch without records: codec none, no horizon, no base timestamp."""
         cdef uint8_t *target
+        cdef uint8_t canonical[HEADER]
         if reserve(&self.out, HEADER) < 0:
             self.why = b"out of memory"
             return -1
@@ -275,7 +276,10 @@ cdef class SegmentFilter:
         put_be64(target + 27, <int64_t>-1)
         put_be32(target + 57, 0)
         self.seal(target, HEADER)
-        return self.count(target, HEADER, target)
+        memcpy(canonical, target, HEADER)
+        put_be64(canonical + 35, <int64_t>-1)
+        self.seal(canonical, HEADER)
+        return self.count(target, HEADER, canonical)
 
     cdef int count(self, const uint8_t *batch, int64_t size,
                    const uint8_t *canonical) noexcept nogil:

@@ -14,8 +14,10 @@ gives the same batches on every replica.
   horizon.
 
 The filter also makes the offset and time index of its output and collects *canonical headers*: the
-header that a batch would have uncompressed, with the CRC over its inflated records. Their hash is a
-digest that does not depend on the version of a codec.
+header that a batch would have uncompressed, with the CRC over its inflated records; of a batch kept
+empty, with maxTimestamp -1. Their hash is a digest that does not depend on the version of a codec,
+nor on how many passes took the records of a batch: a replica that skipped some has the maxTimestamp
+of more of them.
 """
 
 from __future__ import annotations
@@ -140,7 +142,10 @@ class PythonSegmentFilter:
         s, e, _ = self._at
         if s >= len(self._survivors) or self._survivors[s] > last:
             if e < len(self._empties) and self._empties[e] == first:
-                return self._append(_sealed(_emptied(header), b""), header)
+                emptied = _emptied(header)
+                batch = _sealed(emptied, b"")
+                emptied.max_timestamp = -1
+                return self._append(batch, header, _sealed(emptied, b""))
             return DONE
         if self._check_crc and crc32c(batch[CRC_START:]) != header.crc:
             self.fault = "wrong CRC"
@@ -153,13 +158,14 @@ class PythonSegmentFilter:
         except ValueError as error:
             self.fault = str(error)
             return DAMAGED
-        stop = self._append(_sealed(head, area) if changed else bytes(batch), header)
+        kept = _sealed(head, area) if changed else bytes(batch)
+        stop = self._append(kept, header, kept[:HEADER_BYTES])
         if stop == FULL:
             self._at = mark
         return stop
 
-    def _append(self, batch: bytes, header: BatchHeader) -> int:
-        if self.add(batch, batch[:HEADER_BYTES]):
+    def _append(self, batch: bytes, header: BatchHeader, canonical: bytes) -> int:
+        if self.add(batch, canonical):
             return DONE
         self.next_base = header.base_offset
         return FULL

@@ -143,9 +143,9 @@ class PythonSegmentFilter:
         if s >= len(self._survivors) or self._survivors[s] > last:
             if e < len(self._empties) and self._empties[e] == first:
                 emptied = _emptied(header)
-                batch = _sealed(emptied, b"")
+                kept = _sealed(emptied, b"")
                 emptied.max_timestamp = -1
-                return self._append(batch, header, _sealed(emptied, b""))
+                return self._append(kept, header, _sealed(emptied, b""))
             return DONE
         if self._check_crc and crc32c(batch[CRC_START:]) != header.crc:
             self.fault = "wrong CRC"

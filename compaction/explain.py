@@ -4,7 +4,7 @@ runs, so the two cannot disagree; it writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kept.compaction import journal
@@ -106,7 +106,7 @@ def explain(
     """Survey the job and say what it found."""
     found = survey(job, disk, progress, previous)
     removed = journal.removals(found).counts()
-    segments = tuple(_outlook(found, index) for index in range(len(found.facts)))
+    segments = tuple(_outlooks(found))
     return Explanation(
         first_dirty=job.first_dirty,
         clean_to=found.manifest.clean_to,
@@ -126,19 +126,24 @@ def explain(
     ), found
 
 
-def _outlook(found: Survey, index: int) -> SegmentOutlook:
-    facts = found.facts[index]
-    source = facts.source
-    alive = found.survivors[source.base_offset]
-    output = next(
-        s for s in found.manifest.segments if s.base_offset <= source.base_offset < s.end_offset
-    )
-    share = 1 - len(alive) / facts.records if facts.records else 0.0
-    return SegmentOutlook(
-        source.base_offset, source.end_offset, facts.records, len(alive), source.size_bytes,
-        int(source.size_bytes * share), len(facts.tombstones & alive),
-        output.next_horizon_ms(found.manifest.now_ms),
-    )  # fmt: skip
+def _outlooks(found: Survey) -> Iterator[SegmentOutlook]:
+    outputs, at = found.manifest.segments, 0
+    for facts in found.facts:
+        source = facts.source
+        while outputs[at].end_offset <= source.base_offset:  # both ascend
+            at += 1
+        alive = found.survivors[source.base_offset]
+        share = 1 - len(alive) / facts.records if facts.records else 0.0
+        yield SegmentOutlook(
+            source.base_offset,
+            source.end_offset,
+            facts.records,
+            len(alive),
+            source.size_bytes,
+            int(source.size_bytes * share),
+            len(facts.tombstones & alive),
+            outputs[at].next_horizon_ms(found.manifest.now_ms),
+        )
 
 
 def life_of_key(

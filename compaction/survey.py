@@ -105,6 +105,7 @@ class _Surveyor:
         self.facts: dict[int, SegmentFacts] = {}
         self.survivors: dict[int, BitMap] = {}
         self.previous = previous
+        self.before = {} if previous is None else {s.base_offset: s for s in previous.segments}
         self.scans = self.map_bytes = self.keys = 0
         self.said: Mapping[bytes, Verdict] = {}
 
@@ -245,11 +246,10 @@ class _Surveyor:
 
     def _look_at_horizons(self, previous: Manifest) -> frozenset[int]:
         """Scan the segments with a passed horizon; the others are as ``previous`` lists them."""
-        known = {s.base_offset: s for s in previous.segments}
         carried = set()
         for source in self.job.sources:
             base = source.base_offset
-            segment = known.get(base)
+            segment = self.before.get(base)
             if segment is None or segment.end_offset != source.end_offset:
                 raise InvariantViolation(
                     f"segment {base} is not as manifest {previous.identity} left it"
@@ -294,9 +294,8 @@ class _Surveyor:
         }
         for sources in group_sources(job, clean_to, alone, shares):
             base, end = sources[0].base_offset, sources[-1].end_offset
-            if len(sources) == 1 and base in carried and self.previous is not None:
-                known = next(s for s in self.previous.segments if s.base_offset == base)
-                groups.append(Group(sources, known, changed=False))
+            if len(sources) == 1 and base in carried:
+                groups.append(Group(sources, self.before[base], changed=False))
                 continue
             parts = [
                 self._part(source, markers[source.base_offset], clean_to) for source in sources
@@ -310,11 +309,11 @@ class _Surveyor:
 
     def _with_digest(self, output: OutputSegment) -> OutputSegment:
         """An unchanged segment is what the last pass made of it: its digest still holds."""
-        for known in self.previous.segments if self.previous is not None else ():
-            same = (known.base_offset, known.end_offset) == (output.base_offset, output.end_offset)
-            if same and known.survivors == output.survivors:
-                return replace(known, tombstones=output.tombstones)
-        return output
+        known = self.before.get(output.base_offset)
+        if known is None or known.end_offset != output.end_offset:
+            return output
+        same = known.survivors == output.survivors
+        return replace(known, tombstones=output.tombstones) if same else output
 
     def _part(self, source: Source, markers: Markers, clean_to: int) -> OutputSegment:
         """What the manifest says about one source segment."""

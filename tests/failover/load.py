@@ -150,8 +150,9 @@ class Reader:
             }
         )
         self._consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        self._bootstrap, self._topic = bootstrap, topic
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -172,21 +173,29 @@ class Reader:
         self._next[partition] = offset + 1
         self.found[partition, offset] = int(message.value())
 
-    def until(self, count: int) -> None:
-        """Wait until so many records were read: goes on as long as more come."""
+    def until(self, count: int, *, compared: bool = True) -> None:
+        """Wait until so many records were read: goes on as long as more come. When none come for
+        too long, it is ``compared`` with what another consumer reads.
+        """
         deadline = time.monotonic() + READ_S
         before = 0
         while len(self.found) < count:
             if len(self.found) > before:
                 before, deadline = len(self.found), time.monotonic() + READ_S
             assert not self.failed, self.failed[:5]
-            assert time.monotonic() < deadline, f"{before} of {count} records read"
+            if time.monotonic() >= deadline:
+                fault = f"{before} of {count} records read, up to {self._next}"
+                if compared:
+                    there = read_all(self._bootstrap, self._topic, len(self._next))
+                    fault += f"; who begins now reads {len(there)}"
+                raise AssertionError(fault)
             time.sleep(0.02)
 
     def stop(self) -> None:
         """End it."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(READ_S)
+        assert not self._thread.is_alive(), f"the consumer does not close within {READ_S} s"
 
 
 def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], int]:
@@ -197,7 +206,7 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
     client.close()
     reader = Reader(bootstrap, topic, partitions=partitions)
     try:
-        reader.until(sum(ends))
+        reader.until(sum(ends), compared=False)
     finally:
         reader.stop()
     assert not reader.failed, reader.failed[:5]

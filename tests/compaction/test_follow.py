@@ -144,7 +144,8 @@ def test_a_closed_segment_beyond_the_end_is_split(pair) -> None:
     both.check()
 
 
-def test_segments_as_they_were_are_not_read_again(pair) -> None:
+def cleaned_twice(pair) -> Pair:
+    """The follower has applied the first generation; the second leaves the first segments alone."""
     both = pair(segment_bytes=4_000)
     for row in range(30):
         both.leader.append((b"old%d" % row, b"v" * 60))
@@ -156,6 +157,11 @@ def test_segments_as_they_were_are_not_read_again(pair) -> None:
     fill(both, 20, 20)
     both.fetch()
     both.leader.clean()
+    return both
+
+
+def test_segments_as_they_were_are_not_read_again(pair) -> None:
+    both = cleaned_twice(pair)
     world = both.follower
     job = follow.job_for(world.log, both.generation(), both.previous(), world.now)
     assert job.pieces[0].output.base_offset == 0
@@ -169,17 +175,7 @@ def test_segments_as_they_were_are_not_read_again(pair) -> None:
 
 def test_a_segment_of_another_digest_is_not_taken_for_the_one_before(pair) -> None:
     """The same offsets survive, and the leader's records are others: this log has diverged."""
-    both = pair(segment_bytes=4_000)
-    for row in range(30):
-        both.leader.append((b"old%d" % row, b"v" * 60))
-    both.leader.roll()
-    fill(both, 30, 20)
-    both.fetch()
-    both.leader.clean()
-    both.apply()
-    fill(both, 20, 20)
-    both.fetch()
-    both.leader.clean()
+    both = cleaned_twice(pair)
     found = both.generation()
     first = found.segments[0]
     assert first.survivors == both.previous().segments[0].survivors

@@ -9,7 +9,8 @@ best of three), and the CPU of Spark's processes (JVM and Python workers) in sec
 rows, for
 
 count    the rows of a topic; for kept with a schema of one column as well
-values   an aggregate over the length of the values, the offsets and the timestamps, by codec
+values   an aggregate over the length of the values, the offsets and the timestamps, by codec;
+         "longer" on four times the records
 stream   a query over all of it, once (AvailableNow): its start is a good part of that, so "once
          started" is what the rows of a longer topic cost beyond it, "start, stream" a query over an
          empty topic, and "start, stream of nothing" one over a source in Python that does nothing
@@ -46,7 +47,7 @@ BATCH_RECORDS = 500
 VALUE_BYTES = 100
 KEYS = 100_000
 LONGER = 4
-"""So many times the records has the topic that shows what a stream costs once it is started."""
+"""So many times the records has the topic that shows what rows cost once a query is started."""
 
 
 def fill(client: Client, topic: str, records: int, codec: Codec) -> None:

@@ -97,6 +97,12 @@ def register_nothing(spark: SparkSession) -> None:
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
             pass
 
+        def partitions(self, start: Any, end: Any) -> list[Any]:  # noqa: ARG002
+            return []
+
+        def read(self, partition: Any) -> Any:
+            raise AssertionError("a stream of nothing has nothing to read")
+
     class Nothing(DataSource):
         @classmethod
         def name(cls) -> str:
@@ -199,6 +205,16 @@ def main() -> None:
                 lambda: load(plain, COLUMNS).selectExpr(*wanted).collect()[0][0],
                 rows * 100,
             )
+    longer = rows * spec["longer"]
+    schemas = {"values, longer": None}
+    if spec["format"] == "kept":
+        schemas["values, longer, three columns"] = COLUMNS
+    for what, schema in schemas.items():
+        runs[what] = measure(
+            longer,
+            lambda schema=schema: load(spec["long"], schema).selectExpr(*wanted).collect()[0][0],
+            longer * 100,
+        )
 
     runs |= streams(spark, spec, rows)
     runs["start"] = {"seconds": start_up(spark, lambda: load("bench-empty").count())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -38,8 +38,9 @@ def compact() -> None:
 def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     """Show where each compacted partition stands."""
     from kept.cli.output import moment, show_json, show_table, size
+    from kept.client.http import each_node
 
-    partitions = _status(bootstrap, topic)
+    partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
     if as_json:
         show_json({"partitions": partitions})
         return
@@ -155,9 +156,10 @@ def why_missing(
 ) -> None:
     """Say why there is no record at an offset."""
     from kept.cli.output import show_json, show_tree
+    from kept.client.http import each_node
 
     (answer,) = _of_leaders(
-        bootstrap,
+        each_node(bootstrap, TIMEOUT_S),
         topic,
         partition,
         lambda api, number: api.get(
@@ -248,24 +250,34 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     if partition is None:
         raise click.UsageError(f"{target!r} names no partition; write {target}:0")
     body = {"topic": topic, "partition": partition}
-    stands = [p for p in _status(bootstrap, topic) if p["partition"] == partition]
-    fails_on = [r["replica"] for p in stands for r in p["replicas"] if r["reason"]]
+    nodes = each_node(bootstrap, TIMEOUT_S)
+    stands = _status(nodes, topic)
+    here = [p for p in stands if p["partition"] == partition]
+    fails_on = [r["replica"] for p in here for r in p["replicas"] if r["reason"]]
     answer = {**body, "retrying": True}
     try:
         (answer,) = _of_leaders(
-            bootstrap, topic, partition, lambda api, _: api.post("compaction/retry", body)
-        )
+            nodes, topic, partition, lambda api, _: api.post("compaction/retry", body),
+            stands, patience_s=TIMEOUT_S,
+        )  # fmt: skip
     except HttpFailed as error:
         if not fails_on or error.status != NOTHING_TO_RETRY:
             raise
-    nodes = each_node(bootstrap, WAIT_S) if fails_on else {}
+    tried, gone = [], []
     for node in fails_on:
-        nodes[node].post("compaction/retry", body, node=node)
+        try:
+            nodes[node].post("compaction/retry", body, node=node)
+        except HttpFailed as error:
+            gone.append(f"node {node} was not reached ({error})")
+        else:
+            tried.append(node)
     if as_json:
-        show_json({**answer, "replicas": fails_on})
-    else:
-        where = f" on node {', '.join(map(str, fails_on))}" if fails_on else ""
+        show_json({**answer, "replicas": tried})
+    elif tried or not gone:
+        where = f" on node {', '.join(map(str, tried))}" if tried else ""
         click.echo(f"trying {topic}-{partition} again{where}")
+    if gone:
+        raise Failure(f"{topic}-{partition} fails there as well: {'; '.join(gone)}")
 
 
 @compact.command(epilog=examples("kept compact verify users", "kept compact verify users:0"))
@@ -426,18 +438,17 @@ def _target(text: str) -> tuple[str, int | None]:
     return topic, int(number) if colon else None
 
 
-def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
+def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, Any]]:
     """Where each partition stands, as its leader says; as another node does where none leads.
 
     Of its other ``replicas`` each says itself what fails there: ``reason``.
     """
-    from kept.client.http import HttpFailed, each_node
+    from kept.client.http import HttpFailed
 
     found: dict[tuple[str, int], dict[str, Any]] = {}
     fails: dict[tuple[str, int, int], str] = {}
     failed: HttpFailed | None = None
     silent: list[int] = []
-    nodes = each_node(bootstrap, TIMEOUT_S)
     for number, api in nodes.items():
         if len(nodes) > 1 and not api.is_there():
             silent.append(number)
@@ -464,17 +475,26 @@ def _status(bootstrap: str, topic: str | None) -> list[dict[str, Any]]:
 
 
 def _of_leaders(
-    bootstrap: str, topic: str, partition: int | None, request: Callable[[JsonApi, int | None], _T]
+    nodes: Mapping[int, JsonApi],
+    topic: str,
+    partition: int | None,
+    request: Callable[[JsonApi, int | None], _T],
+    stands: list[dict[str, Any]] | None = None,
+    *,
+    patience_s: float = WAIT_S,
 ) -> list[_T]:
-    """What the leaders of a topic's partitions answer, side by side; a lone node is asked once."""
+    """What the leaders of a topic's partitions answer, side by side; a lone node is asked once.
+
+    ``stands``: what :func:`_status` said of them, where that is known.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
-    from kept.client.http import each_node
-
-    nodes = each_node(bootstrap, WAIT_S)
+    if len(nodes) > 1 and stands is None:
+        stands = _status(nodes, topic)
+    nodes = {number: api.with_timeout(patience_s) for number, api in nodes.items()}
     if len(nodes) == 1:
         return [request(next(iter(nodes.values())), partition)]
-    led = {p["partition"]: nodes[p["node"]] for p in _status(bootstrap, topic)}
+    led = {p["partition"]: nodes[p["node"]] for p in stands or () if p["node"] in nodes}
     wanted = sorted(led) if partition is None else [partition]
     anybody = next(iter(nodes.values()))  # says what is wrong with a partition that nobody has
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -488,8 +508,10 @@ def _ask_leaders(
     request: Callable[[JsonApi, int | None], dict[str, list[Any]]],
 ) -> dict[str, list[Any]]:
     """As :func:`_of_leaders`, of answers with a list, as one."""
+    from kept.client.http import each_node
+
     merged: dict[str, list[Any]] = {}
-    for answer in _of_leaders(bootstrap, topic, partition, request):
+    for answer in _of_leaders(each_node(bootstrap, TIMEOUT_S), topic, partition, request):
         for name, items in answer.items():
             merged.setdefault(name, []).extend(items)
     return merged

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from kept.cli.compact import compact
+from kept.cli.shell import Failure
 from kept.client import http
 from kept.client.http import HttpFailed
 
@@ -34,18 +35,25 @@ class Node:
     def __init__(self, number: int, states: dict[int, str]) -> None:
         self.number, self.failing = number, states.get(number) == "uncleanable"
         self.posts: list[tuple[str, Any]] = []
+        self.gets, self.gone = 0, False
+
+    def with_timeout(self, _: float) -> Node:
+        return self
 
     def is_there(self) -> bool:
         return True
 
     def get(self, path: str, **_: object) -> dict[str, Any]:
         assert path == "compaction"
+        self.gets += 1
         told = ("uncleanable", REASON) if self.failing else ("idle", "clean")
         one = stands(self.number, leads=self.number == 0, state=told[0], reason=told[1])
         return {"partitions": [copy.deepcopy(one)]}
 
     def post(self, path: str, body: dict[str, Any], **query: int) -> dict[str, Any]:
         self.posts.append((path, {**body, **query}))
+        if self.gone:
+            raise HttpFailed("node-1:9092: connection refused")
         if not self.failing:
             raise HttpFailed(QUIET, 400)
         return {**body, "retrying": True}
@@ -53,9 +61,21 @@ class Node:
 
 @pytest.fixture
 def run(monkeypatch):
-    def run(states: dict[int, str], *arguments: str) -> tuple[Any, dict[int, Node]]:
+    def run(
+        states: dict[int, str], *arguments: str, gone: int | None = None
+    ) -> tuple[Any, dict[int, Node]]:
         nodes = {number: Node(number, states) for number in range(3)}
-        monkeypatch.setattr(http, "each_node", lambda *_: nodes)
+        looks: list[str] = []
+
+        def each_node(*_: Any) -> dict[int, Node]:
+            if gone is not None and looks:
+                return {number: node for number, node in nodes.items() if number != gone}
+            looks.append("the nodes are looked up")
+            return nodes
+
+        if gone is not None:
+            nodes[gone].gone = True
+        monkeypatch.setattr(http, "each_node", each_node)
         return CliRunner().invoke(compact, [*arguments, "--bootstrap", "localhost:1"]), nodes
 
     return run
@@ -89,3 +109,16 @@ def test_the_leader_is_asked_as_ever(run) -> None:
     said = json.loads(done.output)
     assert said == {"topic": "t", "partition": 0, "retrying": True, "replicas": []}
     assert nodes[0].posts == [("compaction/retry", {"topic": "t", "partition": 0})]
+
+
+def test_each_node_is_asked_once(run) -> None:
+    _, nodes = run({1: "uncleanable"}, "retry", "t:0")
+    assert [node.gets for node in nodes.values()] == [1, 1, 1]
+
+
+def test_a_replica_that_goes_meanwhile_is_named(run) -> None:
+    done, nodes = run({1: "uncleanable"}, "retry", "t:0", gone=1)
+    assert nodes[1].posts, "it was there when it was asked for its state"
+    assert isinstance(done.exception, Failure) and not done.output, done.output
+    said = "t-0 fails there as well: node 1 was not reached (node-1:9092: connection refused)"
+    assert str(done.exception) == said

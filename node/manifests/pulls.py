@@ -23,6 +23,7 @@ from kept.replication.follower import NO_LEADER
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import (
     CorruptMessage,
+    DamagedData,
     KeptError,
     NotLeaderOrFollower,
     UnknownTopicId,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kept.compaction.manifest import Manifest
     from kept.node.hosting import HostedPartition
     from kept.node.server import Node
+    from kept.replication.partition import Partition
 
 CALL_S: Final = 10.0
 MAX_PULLS: Final = 500
@@ -203,7 +205,8 @@ class Pulls:
         """One partition has no answer: ask for it again after a while."""
         manifests = hosted.manifests
         tp = hosted.partition.topic_partition
-        log.debug("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
+        say = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
+        say("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
         manifests.tell(ev.PullFailed(asked))
         if manifests.core.held is not None or manifests.core.lost:
             self._node.loop.call_later(REFUSED_S, manifests.ask)
@@ -218,7 +221,9 @@ class Pulls:
             data = body.data or await self._fetch(leader, hosted, asked, body)
             if len(data) != body.size_bytes or crc32c(data) != body.crc:
                 raise CorruptMessage(f"a manifest of {body.size_bytes} bytes came damaged")
-            bodies[ref_from(body.name)] = await self._node.in_pool(_decode, data, body.name)
+            bodies[ref_from(body.name)] = await self._node.in_pool(
+                _decode, data, body.name, hosted.partition
+            )
         return bodies
 
     async def _fetch(
@@ -239,13 +244,19 @@ class Pulls:
         return bytes(data)
 
 
-def _decode(data: bytes, name: calls.ManifestName) -> Manifest:
+def _decode(data: bytes, name: calls.ManifestName, partition: Partition) -> Manifest:
     """In a thread. Raises DamagedData, CorruptMessage, DirectoryRefused (of a newer kept)."""
     from kept.compaction import held
 
     found = held.decode("a manifest that was pulled", data)
     if (*found.identity, found.end_offset) != (name.epoch, name.generation, name.end_offset):
         raise CorruptMessage(f"manifest {found.identity} came for {name}")
+    wanted = partition.topic_id, partition.topic_partition.partition
+    if (found.topic_id, found.partition) != wanted:
+        raise CorruptMessage(
+            f"manifest {found.identity} came for {partition}, topic id {wanted[0]}; it is of "
+            f"partition {found.partition} of the topic with id {found.topic_id}"
+        )
     return found
 
 

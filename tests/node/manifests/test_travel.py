@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -209,6 +210,17 @@ def test_a_damaged_piece_is_no_answer(monkeypatch):
     pair = run(LeaderShell(manifest(1)), lambda pair: setattr(pair, "damages", True))
     (event,) = pair.follower.told
     assert isinstance(event, ev.PullFailed) and pair.follower.bodies == {}
+
+
+@pytest.mark.parametrize("foreign", [{"topic_id": UUID(int=8)}, {"partition": 1}])
+def test_a_manifest_of_another_partition_is_refused_by_name(foreign, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(pulls.log, "warning", lambda _, **told: said.append(told["error"]))
+    pair = run(LeaderShell(replace(manifest(1), **foreign)))
+    (event,) = pair.follower.told
+    assert isinstance(event, ev.PullFailed) and pair.follower.bodies == {}
+    (why,) = said
+    assert f"topic id {TOPIC_ID}; it is of partition {foreign.get('partition', 0)} of" in why
 
 
 def test_a_refusal_is_of_one_partition():

@@ -513,7 +513,7 @@ class ReplicaManifests:
         begins_at = self._partition.log.segments[0].base_offset
         outcome: asyncio.Future[None] = self._node.loop.create_future()
         self._made = made = Made(ref, result, truncations, begins_at, outcome)
-        self._slow.bodies = {ref: found}
+        self._slow.bodies[ref] = found  # beside what came from a leader, if it led no more
         self.tell(ev.PassDone(ref, leader_epoch, based_on))
         await made.outcome
 

@@ -8,16 +8,19 @@ from typing import Any, Final
 
 import pytest
 
+from kept.compaction.manifest import Identity
 from kept.node.manifests.failures import ManifestUnreadable
 from kept.node.manifests.replica import ReplicaManifests
 from kept.node.manifests.standing import Known
 from kept.node.manifests.workers import Work
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import NotLeaderOrFollower
 from kept.storage.types import TopicPartition
 
 OLDER: Final = ManifestRef((1, 5), 1, 100)
 NEWER: Final = ManifestRef((1, 6), 1, 120)
+NEXT: Final = ManifestRef((2, 6), 2, 140)
 
 
 class Telling(ReplicaManifests):
@@ -63,3 +66,28 @@ def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
     asyncio.run(replica._apply(OLDER, Work()))
     assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Damaged(OLDER)]
     assert (replica.trouble.count, replica.trouble.reason) == (0, "")
+
+
+def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_next(replica) -> None:
+    """Else what came is stored without its body, and that is called a failure."""
+    pass_, came = SimpleNamespace(identity=Identity(1, 6), end_offset=120), object()
+
+    async def made(_: Any) -> Any:
+        return pass_
+
+    replica._partition.log = SimpleNamespace(segments=[SimpleNamespace(base_offset=0)])
+    replica._files = SimpleNamespace(made=made, computing=None, bodies={NEXT: came})
+
+    async def go() -> None:
+        replica._node.loop = asyncio.get_running_loop()
+        doing = asyncio.ensure_future(replica.pass_made(None, 1, OLDER, 0))
+        await asyncio.sleep(0)
+        while not replica.told:
+            await asyncio.sleep(0)
+        replica._discarded(NEWER)
+        with pytest.raises(NotLeaderOrFollower):
+            await doing
+
+    asyncio.run(go())
+    assert replica.told == [ev.PassDone(NEWER, 1, OLDER)]
+    assert replica._files.bodies == {NEXT: came}

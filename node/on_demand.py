@@ -110,26 +110,34 @@ async def better_journal(
     node: Node, tp: TopicPartition, answer: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """What another replica knows better of an offset that is missing: who only followed, or keeps
-    less history, has no reason of its own; the one that led the pass has.
+    less history, has no reason of its own; the one that led the pass has. Where none that is there
+    knows, those that are away and may are named.
     """
     if answer["fate"] not in (Fate.REMOVED, Fate.BEFORE_HISTORY):
         return {}
     if answer["reason"] not in (None, Reason.FOLLOWED):
         return {}
     topic = node.image.topics.get(tp.topic)
+    away: list[int] = []
     for replica in () if topic is None else topic.partitions[tp.partition].replicas:
         broker = node.image.brokers.get(replica)
         if broker is None or broker.fenced:
+            away.append(replica)
             continue
         try:
             other = await _journal_of(node, replica, tp, answer["offset"])
-        except KeptError:
-            continue  # it has just gone, or its replica has
+        except KeptError:  # it has just gone, or its replica has
+            away.append(replica)
+            continue
         if other["fate"] == Fate.REMOVED and other["reason"] != Reason.FOLLOWED:
             said = f"{other['explanation']}, by the journal of node {replica}"
             known = {name: other[name] for name in ("fate", "reason", "generation")}
             return {**known, "explanation": said}
-    return {}
+    if not away:
+        return {}
+    which = f"node{'s' * (len(away) > 1)} {', '.join(map(str, away))}"
+    said = f"{which} {'are' if len(away) > 1 else 'is'} away and may know more"
+    return {"explanation": f"{answer['explanation']}; {said}"}
 
 
 async def _journal_of(

@@ -8,18 +8,28 @@ from typing import Any
 
 from kept.compaction.journal import Fate, Reason
 from kept.node import on_demand
+from kept.storage.errors import KeptError, NetworkException
 from kept.storage.types import TopicPartition
 
 TP = TopicPartition("t", 0)
-UNKNOWN = {"fate": Fate.REMOVED.value, "reason": Reason.FOLLOWED.value, "offset": 7}
+UNKNOWN = {
+    "fate": Fate.REMOVED.value,
+    "reason": Reason.FOLLOWED.value,
+    "offset": 7,
+    "explanation": "removed in generation 3.7 as the leader decided",
+}
 
 
-def asked(monkeypatch, topics: dict[str, Any]) -> tuple[list[int], Any]:
+def asked(
+    monkeypatch, topics: dict[str, Any], refusal: KeptError | None = None
+) -> tuple[list[int], Any]:
     """Whom node 9 asks, of the replicas 0 (away, fenced), 1 (unknown) and 2; and the outcome."""
     found: list[int] = []
 
     async def ask_json(_node: Any, replica: int, *_: Any) -> Any:
         found.append(replica)
+        if refusal is not None:
+            raise refusal
         return {
             "fate": "removed",
             "reason": "a newer record",
@@ -42,3 +52,14 @@ def test_a_replica_that_is_away_is_not_waited_for(monkeypatch):
 
 def test_a_topic_that_was_deleted_meanwhile_has_no_replicas(monkeypatch):
     assert asked(monkeypatch, {}) == ([], {})
+
+
+def test_where_nobody_knows_those_that_are_away_are_named(monkeypatch):
+    topic = SimpleNamespace(partitions=[SimpleNamespace(replicas=(0, 2))])
+    found, answer = asked(monkeypatch, {"t": topic}, NetworkException("it has just gone"))
+    assert found == [2] and answer["explanation"] == (
+        "removed in generation 3.7 as the leader decided; nodes 0, 2 are away and may know more"
+    )
+    topic.partitions[0].replicas = (0,)
+    _, answer = asked(monkeypatch, {"t": topic})
+    assert answer["explanation"].endswith("; node 0 is away and may know more")

@@ -53,7 +53,13 @@ class Sockets:
         self._finished: dict[int, Finished] = {}
 
     def run(self, calls: Sequence[Call]) -> list[Finished]:
-        """Run calls side by side until each has ended; in the order given."""
+        """Run calls side by side until each has ended; in the order given.
+
+        First it is seen which connections were closed since the last time: a request that may be
+        sent only once must not go there, and fail for nothing.
+        """
+        if self._sockets:
+            self._turn(0.0)
         for call in calls:
             self._perform(self.core.call(call, _now_ms()))
         while any(call.id not in self._finished for call in calls):
@@ -71,10 +77,10 @@ class Sockets:
             self._drop(one)
         self._selector.close()
 
-    def _turn(self) -> None:
+    def _turn(self, longest_s: float = 1.0) -> None:
         """Wait for the network or the next tick, once."""
         due = self.core.next_tick_ms()
-        pause = 1.0 if due is None else max(0.0, min(1.0, (due - _now_ms()) / 1000))
+        pause = longest_s if due is None else max(0.0, min(longest_s, (due - _now_ms()) / 1000))
         for key, mask in self._selector.select(pause):
             one: _Socket = key.data
             if self._sockets.get(one.number) is not one:

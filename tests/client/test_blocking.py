@@ -20,6 +20,7 @@ from kept.client.view import Endpoint
 from kept.storage import errors
 from kept.storage.errors import PeerError
 from kept.storage.types import Codec, TopicPartition
+from kept.testing import Cluster
 from kept.testing.ports import free_port
 
 FAST = FetchLimits(max_wait_ms=100)
@@ -360,3 +361,12 @@ def test_json_api(kept_broker):
     assert api.post("compaction/now", {"topic": topic, "wait": True})["partitions"]
     with pytest.raises(HttpFailed, match="connection refused"):
         JsonApi(Endpoint("localhost", free_port())).get("cluster")
+
+
+def test_what_may_be_sent_only_once_does_not_go_to_a_node_that_was_killed_before():
+    with Cluster() as cluster, Client(cluster.bootstrap) as client:
+        client.metadata()
+        cluster.kill(0)
+        cluster.start(0)
+        client.create_topic("again", partitions=1)
+        assert sorted(client.topic("again").partitions) == [0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kept.client.calls import Call
-from kept.client.failures import api_name
+from kept.client.calls import Call, ToController, Waiting
+from kept.client.failures import NoController, api_name
 from kept.client.incoming import Incoming
 from kept.client.protocol import versions
 from kept.client.view import Endpoint
@@ -42,6 +42,18 @@ class Connection:
     def repeatable_calls(self) -> list[tuple[int, Call]]:
         """Calls under way, by correlation id, that may be sent again elsewhere."""
         return [(n, call) for n, call in self.in_flight.items() if call and call.repeatable]
+
+    def awaits_controller(self, started_ms: int) -> list[Waiting]:
+        """Of calls begun by then that the node passes to the controller, each once: it waits for
+        one to be elected.
+        """
+        found = []
+        for call in self.in_flight.values():
+            if call and isinstance(call.route, ToController) and call.is_to_be_told_of(started_ms):
+                call.told = True
+                why = f"{self.endpoint}: {call.name}: no controller has answered yet"
+                found.append(Waiting(call, NoController(why)))
+        return found
 
     def asked(self, now_ms: int) -> None:
         """A request is about to leave."""

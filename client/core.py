@@ -8,7 +8,7 @@ or Lost; call ``step(Tick(), now_ms)`` when :meth:`ClientCore.next_tick_ms` come
 after Lost nothing more is said of that connection.
 
 Guarantees: every Call ends in exactly one Finished, at its deadline at the latest; before that, one
-that has been tried for a while is told of by one Waiting. Responses are
+that has been tried for a while, or waits for a controller, is told of by one Waiting. Responses are
 matched by correlation id. A call is sent again after a retriable error, and after a broken
 connection only if it is ``repeatable``.
 """
@@ -139,7 +139,7 @@ class ClientCore:
         times = [c.since_ms + CONNECT_TIMEOUT_MS for c in connections if not c.ready]
         times += [c.next_doubt_ms(self._patience_ms) for c in connections if c.owes_answers]
         for call in self._calls():
-            times.append(call.deadline_ms)
+            times.append(call.next_ms(NOTICE_MS))
         times.extend(c.not_before_ms for c in self._waiting if c.not_before_ms)
         return min(times, default=None)
 
@@ -563,6 +563,7 @@ class ClientCore:
                 effects.append(Close(connection.id))
                 why = f"no connection within {CONNECT_TIMEOUT_MS // 1000} s"
                 self._lost(connection.id, why, now_ms, effects)
+            effects.extend(connection.awaits_controller(now_ms - NOTICE_MS))
             for correlation, call in connection.in_flight.items():
                 if call is not None and call.deadline_ms <= now_ms:
                     connection.in_flight[correlation] = None

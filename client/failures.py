@@ -54,6 +54,10 @@ class NoAnswer(RetriableError):
     """No answer within the time given."""
 
 
+class NoController(NoAnswer):
+    """The node that was asked waits itself for a controller, as far as one can tell."""
+
+
 class NotKafka(PeerError):
     """The other side does not speak the Kafka protocol."""
 

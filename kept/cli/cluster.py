@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.waiting import teller
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -547,4 +548,4 @@ def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
 def _client(bootstrap: str) -> Client:
     from kept.client.blocking import Client
 
-    return Client(bootstrap, client_id="kept-cli")
+    return Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))

@@ -78,7 +78,7 @@ def consume(
 
     limits = FetchLimits(isolation=IsolationLevel(int(read_committed)))
     start = EARLIEST if from_beginning or table else LATEST
-    waiting = Client(bootstrap, client_id="kept-cli", on_wait=teller())
+    waiting = Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))
     with explained(bootstrap, topic), waiting as client:
         if group is not None:
             batches = _of_group(client, group, topic, start, limits, maximum=maximum)

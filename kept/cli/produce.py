@@ -73,7 +73,7 @@ def produce(
     from kept.storage.types import Codec
 
     lines = _Lines(key_separator, null_marker, partition, as_json)
-    with Client(bootstrap, client_id="kept-cli", on_wait=teller()) as client:
+    with Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap)) as client:
         sink = _Sink(client, topic, _ACKS[acks], Codec[compression.upper()])
         for batch in lines.batches(0):
             try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option, pairs
-from kept.cli.waiting import note_silent
+from kept.cli.waiting import note_silent, teller
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -283,4 +283,4 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
 def _client(bootstrap: str) -> Client:
     from kept.client.blocking import Client
 
-    return Client(bootstrap, client_id="kept-cli")
+    return Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))

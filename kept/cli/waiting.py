@@ -18,18 +18,43 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 10.0
 
 
-def teller() -> Callable[[KeptError], None]:
+def teller(bootstrap: str) -> Callable[[KeptError], None]:
     """What a :class:`kept.client.blocking.Client` calls when it waits: a line on standard error,
     once for each reason.
     """
+    from kept.client.failures import NoController
+
     told: set[str] = set()
 
     def tell(why: KeptError) -> None:
         if str(why) not in told:
             told.add(str(why))
-            click.echo(f"kept: {why}; still trying", err=True)
+            more = _controllers(bootstrap) if isinstance(why, NoController) else ""
+            click.echo(f"kept: {why}{more}; still trying", err=True)
 
     return tell
+
+
+def _controllers(bootstrap: str) -> str:
+    """What nodes of kept know of their controller, and which of its voters are there."""
+    from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any
+    from kept.client.view import parse_bootstrap
+
+    try:
+        found = ask_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
+    except HttpFailed:
+        return ""
+    if found["controller_id"] >= 0:
+        return f": node {found['controller_id']} is taken for it"
+    at = {one["node_id"]: one["endpoints"][0].partition("://")[2] for one in found["brokers"]}
+    silent = [
+        str(voter)
+        for voter in found["voters"]
+        if voter in at and not JsonApi(parse_bootstrap(at[voter])[0]).is_there()
+    ]
+    voters = ", ".join(map(str, found["voters"]))
+    away = f", of which {', '.join(silent)} do{'es' * (len(silent) == 1)} not answer"
+    return f": none is elected; the voters are nodes {voters}{away if silent else ''}"
 
 
 def note_silent(nodes: Iterable[int], so: str) -> None:

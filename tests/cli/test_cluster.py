@@ -8,7 +8,7 @@ import pytest
 
 from kept.client.blocking import OutRecord
 from kept.testing import Cluster
-from tests.cli.conftest import Kept
+from tests.cli.conftest import Kept, Ran
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,14 @@ def test_status_without_a_controller_tells_what_is_known():
         cluster.kill(0)
         cluster.kill(1)
         kept = Kept(cluster.bootstrap)
-        cluster.wait_until(  # if it led itself, it needs a moment to know that nobody follows
-            lambda: kept("cluster", "status", "--json").json["controller_id"] == -1,
-            "node 2 knows of no controller",
-        )
-        told = kept("cluster", "status", "--json")
+        seen: list[Ran] = []
+
+        def unknown() -> bool:  # if it led itself, it needs a moment to know that nobody follows
+            seen.append(kept("cluster", "status", "--json"))
+            return bool(seen[-1].json["controller_id"] == -1)
+
+        cluster.wait_until(unknown, "node 2 knows of no controller")
+        told = seen[-1]
         assert told.json["controller_id"] == -1 and told.json["voters"] == []
         assert [node["node_id"] for node in told.json["nodes"]] == [0, 1, 2]
         assert told.json["partitions"]["total"] >= 1, topic
@@ -66,6 +69,11 @@ def test_status_without_a_controller_tells_what_is_known():
         assert "no controller answers" in kept("cluster", "status", "--check", status=1).err
         refused = kept("cluster", "unregister", 1, status=1)
         assert "no controller answers" in refused.err
+        for command in (("topic", "create", "new"), ("cluster", "elect", "--all")):
+            with kept.started(*command, text=True) as waits:
+                said = waits.stderr.readline()
+            assert "no controller has answered yet: none is elected; the voters are nodes" in said
+            assert "0, 1, 2, of which 0, 1 do not answer; still trying" in said
 
 
 def test_compaction_is_described_as_the_leaders_say(kept, three):

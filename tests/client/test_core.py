@@ -31,11 +31,12 @@ from kept.client.core import (
     CONNECT_TIMEOUT_MS,
     FIND_COORDINATOR,
     METADATA,
+    NOTICE_MS,
     SLOW_MS,
     UNKNOWN_TOPIC_GRACE_MS,
     ClientCore,
 )
-from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, failure
+from kept.client.failures import ConnectionFailed, NoAnswer, NoController, NotKafka, failure
 from kept.client.leaderless import GRACE_MS, LINGERING_MS
 from kept.client.protocol import (
     decode_request,
@@ -555,6 +556,22 @@ def test_routes_to_a_node_and_to_the_controller():
     for call in (node, controller, anywhere):
         world.result(call)
     assert world.sent_to(LIST_OFFSETS)[:2] == [B, B]
+
+
+def test_a_controller_that_does_not_answer_is_told_of_in_seconds():
+    world = World()
+    world.result(offsets(world, route=ToController()))
+    world.mute = {A, B}
+    change = {"values": {"topics": (), "topic_names": ("t",), "timeout": 1}, "repeatable": False}
+    call = world.call(api_key=DELETE_TOPICS, route=ToController(), what="DeleteTopics", **change)
+    leader = offsets(world)
+    world.run(until_ms=world.now + NOTICE_MS)
+    (told,) = world.waited
+    assert told.call is call and isinstance(told.why, NoController)
+    assert str(told.why) == "b:2: DeleteTopics: no controller has answered yet"
+    world.run()
+    assert len(world.waited) == 1, "once"
+    assert world.finished[call.id].error and world.finished[leader.id].error
 
 
 def test_a_node_that_does_not_exist_is_said_at_the_deadline():

@@ -100,7 +100,7 @@ def register_nothing(spark: SparkSession) -> None:
         def partitions(self, start: Any, end: Any) -> list[Any]:  # noqa: ARG002
             return []
 
-        def read(self, partition: Any) -> Any:
+        def read(self, partition: Any) -> Any:  # noqa: ARG002
             raise AssertionError("a stream of nothing has nothing to read")
 
     class Nothing(DataSource):

@@ -22,10 +22,12 @@ when it has ended.
 
 What this rests on: a repeated task has **the same rows in the same order**, as Spark gives them
 where a batch is replayed from its offsets without a shuffle. Each batch of records that is left out
-is compared with what was written, by its CRC; where they differ (rows came in another order, or the
-source was compacted in between) the task fails and says so instead of writing twice or skipping
-what is new. Where the target itself is compacted, a batch that is gone was written: its sequence
-number is below one that is there, and what is left of a producer always includes its last batch.
+is compared with what was written: by its CRC, and record by record where that differs, because the
+broker made the batch anew (a ``compression.type`` of the topic) or its cleaner did. Where the rows
+are not the same (they came in another order, or the source was compacted in between) the task fails
+and says so instead of writing twice or skipping what is new. Where the target itself is compacted,
+a record that is gone was written: its sequence number is below one that is there, and what is left
+of a producer always includes its last batch.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.blocking import OutRecord
 from kept.client.partitioner import partition_for
 from kept.client.ranges import RangeReader
 from kept.client.records import EARLIEST, LATEST, FetchLimits
+from kept.pipeline.options import BadOption
 from kept.storage.errors import PeerError
-from kept.storage.records import headers, read_header
-from kept.storage.types import TopicPartition
+from kept.storage.records import headers, read_header, records
+from kept.storage.types import TimestampType, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -51,7 +55,7 @@ PARTITIONS: Final = 8
 SEGMENT_BYTES: Final = 1 << 20
 """A small segment closes soon, so that old entries are compacted away and a restart reads few."""
 TIMEOUT_MS: Final = 60_000
-_KIND: Final = 0x0F
+_FIELDS: Final = {"batch", "producer_id", "epoch", "at_ms", "starts"}
 
 Entry = Mapping[str, Any]
 _ENDED: Final[Entry] = {}
@@ -92,17 +96,21 @@ class Written:
     """A batch of records that an earlier attempt left in the target."""
 
     last_sequence: int
-    count: int
+    base_offset: int
     crc: int
-    kind: int
-    """Codec and timestamp type: where the topic has others, the broker made the batch anew."""
+
+
+def _nothing(partition: int, offset: int) -> bytes:
+    del partition, offset
+    return b""
 
 
 @dataclass(slots=True)
 class Begun:
     """A task's producer, and what its earlier attempts have written: (partition, first sequence) ->
     batch, and how many rows of each partition that makes. ``partitions`` are those that the topic
-    had at first: rows that went by that many would go elsewhere by another number.
+    had at first: rows that went by that many would go elsewhere by another number. ``fetch`` brings
+    what is in a partition of the target at an offset.
     """
 
     producer_id: int
@@ -113,6 +121,7 @@ class Begun:
     compacted: bool = False
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
+    fetch: Callable[[int, int], bytes] = _nothing
 
     def leaves_out(self, partition: int, first: int, total: int, batch: bytes) -> bool:
         """Whether a batch of these sequences is there already. Raises NotTheSame."""
@@ -122,13 +131,42 @@ class Begun:
         there = self.written.get((partition, first))
         if there is None and self.compacted and first + total <= done:
             return True
-        if there is None or there.last_sequence != first + total - 1:
-            raise NotTheSame(f"partition {partition}: rows {first} to {first + total - 1} {_WHY}")
-        ours = read_header(batch)
-        comparable = there.count == total and there.kind == ours.attributes & _KIND
-        if comparable and there.crc != ours.crc:
+        if (
+            there is None
+            or there.last_sequence != first + total - 1
+            or (
+                there.crc != read_header(batch).crc and not self._made_anew(partition, there, batch)
+            )
+        ):
             raise NotTheSame(f"partition {partition}: rows {first} to {first + total - 1} {_WHY}")
         return True
+
+    def _made_anew(self, partition: int, there: Written, batch: bytes) -> bool:
+        """Whether a batch with another CRC has the same records nevertheless, or, of a compacted
+        topic, those that are left of them.
+        """
+        for at, header in headers(fetched := self.fetch(partition, there.base_offset)):
+            if header.base_offset != there.base_offset:
+                break
+            timed = header.timestamp_type is TimestampType.CREATE_TIME
+            found = _contents(fetched[at : at + header.size_bytes], timed)
+            ours = _contents(batch, timed)
+            if self.compacted:
+                return found.items() <= ours.items()
+            return found == ours
+        return self.compacted
+
+
+_Content = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+
+
+def _contents(batch: bytes, timed: bool) -> dict[int, _Content]:
+    """The records of a batch, by their place in it; without timestamps that the broker has set."""
+    base = read_header(batch).base_offset
+    return {
+        r.offset - base: (r.timestamp if timed else 0, r.key, r.value, r.headers)
+        for r in records(batch)
+    }
 
 
 _WHY: Final = (
@@ -138,16 +176,30 @@ _WHY: Final = (
 
 
 def create(client: Client, ledger: str) -> None:
-    """Make the ledger where it is not there."""
+    """Make the ledger where it is not there. Raises BadOption for a topic that would lose entries,
+    and rows would be written twice.
+    """
     from kept.storage.errors import TopicAlreadyExists
 
-    if ledger in client.metadata(None).topics:
-        return
-    config = {"cleanup.policy": "compact", "segment.bytes": str(SEGMENT_BYTES)}
-    try:
-        client.create_topic(ledger, partitions=PARTITIONS, config=config)
-    except TopicAlreadyExists:
-        return
+    if ledger not in client.metadata(None).topics:
+        config = {"cleanup.policy": "compact", "segment.bytes": str(SEGMENT_BYTES)}
+        try:
+            client.create_topic(ledger, partitions=PARTITIONS, config=config)
+        except TopicAlreadyExists:
+            pass
+        else:
+            return
+    policy = _policy(client, ledger)
+    if policy != "compact":
+        raise BadOption(
+            f"ledgerTopic is {ledger}, whose cleanup.policy is {policy}: it must be compact, or "
+            "what was written is forgotten; give the name of a topic that is not there yet"
+        )
+
+
+def _policy(client: Client, topic: str) -> str:
+    settings = client.topic_configs([topic])[topic]
+    return next((one.value for one in settings if one.name == "cleanup.policy"), None) or "delete"
 
 
 def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
@@ -169,12 +221,11 @@ def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
             f"{batch.topic} already, this is batch {batch.version}: it was set back to an older "
             "checkpoint, or its txnVersion is too low"
         )
-    settings = client.topic_configs([batch.topic])[batch.topic]
-    policy = next((one.value for one in settings if one.name == "cleanup.policy"), None)
     begun = Begun(
         entry["producer_id"], entry["epoch"], entry["at_ms"], len(entry["starts"]), repeated=True
     )
-    begun.compacted = "compact" in (policy or "")
+    begun.compacted = "compact" in _policy(client, batch.topic)
+    begun.fetch = partial(_at, client, batch.topic)
     for partition, start in entry["starts"].items():
         _find(client, TopicPartition(batch.topic, int(partition)), int(start), begun)
     return begun
@@ -224,14 +275,18 @@ def _announce(client: Client, ledger: str, batch: Batch, key: bytes) -> int:
 
 
 def _put(client: Client, ledger: str, key: bytes, entry: Entry | None) -> None:
-    where = partition_for(key, len(client.topic(ledger).partitions), 0)
+    where = _partition(client, ledger, key)
     value = None if entry is None else json.dumps(dict(entry)).encode()
     client.produce(ledger, [OutRecord(key, value, (), None, where)])
 
 
 def _entry(client: Client, ledger: str, key: bytes) -> Entry | None:
-    where = partition_for(key, len(client.topic(ledger).partitions), 0)
-    return _entries(client, ledger, where).get(key)
+    return _entries(client, ledger, _partition(client, ledger, key)).get(key)
+
+
+def _partition(client: Client, ledger: str, key: bytes) -> int:
+    """Where a task's entries are. Those of a ledger that is given more partitions stay there."""
+    return partition_for(key, min(PARTITIONS, len(client.topic(ledger).partitions)), 0)
 
 
 def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, Entry]:
@@ -243,12 +298,23 @@ def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, Entr
         if record.value is None:
             entries[record.key] = _ENDED
             continue
-        entry = json.loads(record.value)
+        entry = _read(ledger, record.value)
         known = entries.get(record.key)
         if known is None or (known is not _ENDED and known["batch"] < entry["batch"]):
             entries[record.key] = entry
     _seen[at] = position, entries
     return entries
+
+
+def _read(ledger: str, value: bytes) -> Entry:
+    """An entry. Raises BadOption for what is none."""
+    try:
+        entry = json.loads(value)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
+        raise BadOption(f"ledgerTopic is {ledger}, which has records that are no entries of it")
+    return entry
 
 
 def _find(client: Client, tp: TopicPartition, start: int, begun: Begun) -> None:
@@ -270,12 +336,16 @@ def _find(client: Client, tp: TopicPartition, start: int, begun: Begun) -> None:
                 continue
             last = header.base_sequence + header.last_offset_delta
             begun.written[tp.partition, header.base_sequence] = Written(
-                last,
-                header.record_count,
-                header.crc,
-                header.attributes & _KIND,
+                last, header.base_offset, header.crc
             )
             begun.done[tp.partition] = max(begun.done.get(tp.partition, 0), last + 1)
+
+
+def _at(client: Client, topic: str, partition: int, offset: int) -> bytes:
+    """The batch at an offset of the target; others may follow."""
+    tp = TopicPartition(topic, partition)
+    limits = FetchLimits(partition_max_bytes=1)
+    return client.fetch_partition(tp, offset, limits, TIMEOUT_MS).records
 
 
 def micro_batch(topic: str, property_: Callable[[str], str | None]) -> Batch:

@@ -10,12 +10,14 @@ import pytest
 
 from kept.client.blocking import Client, OutRecord
 from kept.client.partitioner import partition_for_key
+from kept.client.records import FetchLimits
 from kept.pipeline import ledger
 from kept.pipeline.ledger import NotTheSame
 from kept.pipeline.options import BadOption, Connection, WriteOptions, parse_write
 from kept.pipeline.writing import TopicWriter
 from kept.storage.errors import KeptError
-from kept.storage.types import Codec
+from kept.storage.records import headers
+from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import COMPACTED, compact, eventually
 
@@ -195,6 +197,57 @@ def test_rows_that_the_target_has_compacted_away_are_not_written_again(
     two.run(rows)
     again = [r for r in two.client.read(one.topic) if r.value.startswith(b"value")]
     assert len(again) == len(left) + 100 - done
+
+
+def test_tombstones_that_the_cleaner_has_dated_are_the_same_rows(
+    attempt: Callable[..., Attempt], kept_broker: Cluster
+) -> None:
+    """A delete horizon makes the batch anew, though all of its records are left."""
+    rows = [(f"k{n}", None) for n in range(100)]
+    one = attempt(1)
+    one.client.alter_topic(one.topic, COMPACTED)
+    with pytest.raises(Dies):
+        one.run(rows, dies_after=3)
+    for _ in range(4):
+        one.client.produce(one.topic, [OutRecord(b"x", b"x" * 900, (), None, p) for p in range(3)])
+    compact(kept_broker, one.topic)
+    dated = [one.client.fetch_partition(TopicPartition(one.topic, p), 0, FetchLimits(), 5000)
+             for p in range(3)]  # fmt: skip
+    assert any(h.has_delete_horizon for got in dated for _, h in headers(got.records))
+    attempt(1).run(rows)
+    assert sum(r.value is None for r in one.client.read(one.topic)) == 100
+    with pytest.raises(NotTheSame, match="not those that its first attempt wrote"):
+        attempt(1).run([(k, "value 1") for k, _ in rows])
+
+
+def test_rows_in_another_order_are_told_where_the_topic_compresses_by_itself(
+    attempt: Callable[..., Attempt],
+) -> None:
+    one = attempt(1)
+    one.client.alter_topic(one.topic, {"compression.type": "gzip"})
+    with pytest.raises(Dies):
+        one.run(ROWS, dies_after=3)
+    other = [ROWS[0], (ROWS[1][0], ROWS[2][1]), (ROWS[2][0], ROWS[1][1]), *ROWS[3:]]
+    with pytest.raises(NotTheSame, match="not those that its first attempt wrote"):
+        attempt(1).run(other)
+    attempt(1).run(ROWS)
+    assert values(one.client, one.topic) == [v for _, v in ROWS]
+
+
+def test_a_ledger_that_forgets_is_refused(attempt: Callable[..., Attempt]) -> None:
+    one = attempt(1)
+    for policy in ("delete", "compact,delete"):
+        one.client.alter_topic(one.topic, {"cleanup.policy": policy})
+        with pytest.raises(BadOption, match=f"cleanup.policy is {policy}: it must be compact"):
+            ledger.create(one.client, one.topic)
+
+
+def test_a_ledger_that_grows_is_the_same_ledger(attempt: Callable[..., Attempt]) -> None:
+    tasks = range(6)
+    before = [attempt(1, task).begun.producer_id for task in tasks]
+    client = attempt(1).client
+    grow(client, LEDGER, ledger.PARTITIONS + 3)
+    assert [attempt(1, task).begun.producer_id for task in tasks] == before
 
 
 def test_an_attempt_with_more_tasks_than_its_repetition_is_told(

@@ -9,6 +9,7 @@ import pytest
 from kept.client.records import EARLIEST
 from kept.pipeline import ledger
 from kept.pipeline.ledger import Begun, NotTheSame, Written
+from kept.pipeline.options import BadOption
 from kept.storage.records import build_batch, read_header
 from kept.storage.types import Codec, TopicPartition
 
@@ -20,19 +21,22 @@ def batch(value: bytes, codec: Codec = Codec.NONE) -> bytes:
                        codec=codec)  # fmt: skip
 
 
-def begun(there: bytes) -> Begun:
+def begun(there: bytes, **more) -> Begun:
     """A task of which one batch was written."""
-    header = read_header(there)
-    written = Written(0, header.record_count, header.crc, header.attributes & 0x0F)
-    return Begun(7, 0, 1, 3, repeated=True, written={(2, 0): written}, done={2: 1})
+    written = {(2, 0): Written(0, 0, read_header(there).crc)}
+    return Begun(
+        7, 0, 1, 3, repeated=True, written=written, done={2: 1}, fetch=lambda *_: there, **more
+    )
 
 
-def test_other_rows_are_told_by_their_crc_unless_the_broker_made_the_batch_anew():
+def test_other_rows_are_told_though_the_broker_made_the_batch_anew():
     assert begun(batch(b"a")).leaves_out(2, 0, 1, batch(b"a"))
-    with pytest.raises(NotTheSame, match="rows 0 to 0"):
-        begun(batch(b"a")).leaves_out(2, 0, 1, batch(b"b"))
     # Of a topic with a compression.type of its own: the same rows have another CRC there.
     assert begun(batch(b"a" * 99, Codec.GZIP)).leaves_out(2, 0, 1, batch(b"a" * 99))
+    for there in (batch(b"a"), batch(b"a", Codec.GZIP)):
+        for compacted in (False, True):
+            with pytest.raises(NotTheSame, match="rows 0 to 0"):
+                begun(there, compacted=compacted).leaves_out(2, 0, 1, batch(b"b"))
 
 
 def test_what_retention_took_since_may_have_been_written():
@@ -44,3 +48,9 @@ def test_what_retention_took_since_may_have_been_written():
     client = SimpleNamespace(list_offsets=list_offsets)
     with pytest.raises(NotTheSame, match=r"t-2: the log starts at 5, .* from 3 on"):
         ledger._find(client, TP, 3, begun(batch(b"a")))
+
+
+def test_a_ledger_that_has_records_of_others_is_refused():
+    for value in (b"hello", b"[]", b'{"batch": 1}', b"\xff"):
+        with pytest.raises(BadOption, match="ledgerTopic is users, which has records that are no"):
+            ledger._read("users", value)

@@ -41,9 +41,9 @@ else ifdef SEEDS
 else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage scripted --seeds 20
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-scripted --seeds 40
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1500
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 300
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 200
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1000
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 200
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 150
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage directories --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-wide --seeds 8

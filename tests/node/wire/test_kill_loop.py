@@ -17,7 +17,7 @@ from kept.storage.records import build_batch, headers, records
 
 KEYS = 30
 ROUNDS = 4
-LONG_ROUNDS = 40
+LONG_ROUNDS = 25
 SEEDS = int(os.environ.get("SEEDS", "1"))
 
 

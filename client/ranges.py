@@ -170,13 +170,16 @@ class RangeReader:
         if waited * 1000 < self._timeout_ms:
             self.client.view.forget(self.tp)
             return
-        last = self.client.list_offsets({self.tp: LATEST}, self._limits.isolation)[self.tp].offset
+        last = self.client.list_offsets({self.tp: LATEST})[self.tp].offset
         if last < self.end:
             self._lose(self.end, f"the log has ended at {last} for {waited:.3g} s")
             return
+        why = f"the high watermark is {fetched.high_watermark}"
+        if 0 <= fetched.last_stable_offset < min(self.end, fetched.high_watermark):
+            why += f", from offset {fetched.last_stable_offset} on a transaction is still open"
         raise RequestTimedOut(
             f"Fetch of {self.tp} at offset {self.position}: no batch within {waited:.3g} s "
-            f"(the range ends at {self.end}, the high watermark is {fetched.high_watermark})"
+            f"(the range ends at {self.end}, {why})"
         )
 
     def _lose(self, go_on_at: int, why: str) -> None:

@@ -15,9 +15,9 @@ from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
 from kept.pipeline.admission import available, limited
 from kept.pipeline.batch import divide
-from kept.pipeline.options import ReadOptions
+from kept.pipeline.options import AtOffsets, ReadOptions
 from kept.pipeline.planning import Bounds, Range, plan
-from kept.storage.types import TopicPartition
+from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -34,19 +34,41 @@ class Following:
         self.client = client
         self.options = options
         self.target: Offsets | None = None
+        self._begun: Offsets | None = None
+        self._at_end: Offsets = {}
+        self._first_newest: Offsets = {}
         self._topic_ids: dict[str, str | None] = {}
         self._taken_at = time.monotonic()
 
     def begin(self) -> Offsets:
-        """Where a new query starts."""
-        tps = offsets.find_partitions(self.client, self.options.topics)
-        return offsets.starts(self.client, tps, self.options)
+        """Where a new query starts, the same whenever it is asked.
+
+        Spark notes where the first batch ends, not where it starts: when that batch is repeated,
+        this is asked anew. So the first batch takes nothing of partitions that begin at their end.
+        """
+        if self._begun is None:
+            tps = offsets.find_partitions(self.client, self.options.topics)
+            newest = self._first_newest or self._at(tps, LATEST)
+            begun = offsets.starts(self.client, tps, self.options)
+            for tp in tps:
+                if begun[tp] >= newest.get(tp, begun[tp]) and not self._is_told_where(tp):
+                    begun[tp] = self._at_end[tp] = newest.get(tp, begun[tp])
+            self._begun = begun
+        return dict(self._begun)
+
+    def _is_told_where(self, tp: TopicPartition) -> bool:
+        """Whether the options say at which offset a partition begins."""
+        where = self.options.starting
+        return isinstance(where, AtOffsets) and (where.by_partition or {}).get(tp, LATEST) >= 0
 
     def newest(self) -> Offsets:
         """Where every partition ends now."""
         must = self.options.fail_on_data_loss
         tps = offsets.find_partitions(self.client, self.options.topics, all_must_be_there=must)
-        return self._at(tps, LATEST)
+        newest = self._at(tps, LATEST)
+        if not self._first_newest:
+            self._first_newest = dict(newest)  # Spark 4.1 asks for this before it asks for begin
+        return newest
 
     def stop_at_newest(self) -> None:
         """From now on nothing newer than this exists (AvailableNow)."""
@@ -65,7 +87,12 @@ class Following:
         if self.target is not None:
             self.target = self._still_there(self.target)
         newest = self.target if self.target is not None else self.newest()
+        if self._at_end:
+            held = {tp: at for tp, at in self._at_end.items() if start.get(tp) == at}
+            newest = {tp: held.get(tp, at) for tp, at in newest.items()}
+            self._at_end = {}
         since = self._from(start, newest)
+        newest = {tp: max(at, since[tp]) for tp, at in newest.items()}
         waiting = available(since, newest)
         delayed = (time.monotonic() - self._taken_at) * 1000 >= self.options.max_trigger_delay_ms
         moved = any(since.get(tp) != start[tp] for tp in start)  # a loss that is gone on without
@@ -89,6 +116,8 @@ class Following:
                 self._lose(f"{topic}: everything not read yet", "it was deleted and created again")
                 end = {tp: at for tp, at in end.items() if tp.topic != topic}
         start = {tp: at for tp, at in start.items() if tp in end or tp not in planned}
+        if self._begun is not None and start == self._begun:  # the first batch, perhaps repeated
+            start = {tp: min(at, end.get(tp, at)) for tp, at in start.items()}
         since = self._from(start, end)
         there = self._at([tp for tp in sorted(end) if tp in since], EARLIEST)
         for tp, first in there.items():
@@ -122,12 +151,20 @@ class Following:
         for tp in sorted(start.keys() & end.keys()):
             if tp.topic in replaced:
                 del since[tp]
-            elif end[tp] < start[tp]:
+            elif end[tp] < start[tp] and not self._reaches(tp, start[tp]):
                 why = f"the log ends at {end[tp]}, it was cut back or created again"
                 self._lose(f"{tp}: everything up to offset {start[tp]}", why)
                 since[tp] = end[tp]
         since.update(self._at(sorted(end.keys() - since.keys()), EARLIEST))
         return since
+
+    def _reaches(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether the log goes on to an offset after the last stable one, where a read at the other
+        isolation level has been, or the options say to begin.
+        """
+        if self.options.isolation is IsolationLevel.READ_UNCOMMITTED:
+            return False
+        return offsets.all_at(self.client, [tp], LATEST)[tp] >= offset
 
     def _replaced(self, tps: list[TopicPartition]) -> set[str]:
         found = set()

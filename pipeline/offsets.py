@@ -150,7 +150,7 @@ def _resolve(
         return all_at(client, tps, where.default, options.isolation)
     if isinstance(where, AtOffsets):
         given = _for_each(where.option, where.by_partition or {}, tps)
-        return _explicit(client, where.option, given, options)
+        return _explicit(client, where.option, given, options, ending=ending)
     wanted = where.by_partition
     if wanted is None:
         assert where.default is not None
@@ -180,14 +180,19 @@ def _for_each(
     return dict(given)
 
 
-def _explicit(client: Client, option: str, given: Offsets, options: ReadOptions) -> Offsets:
-    """Offsets that somebody wrote down, each checked against its log."""
+def _explicit(
+    client: Client, option: str, given: Offsets, options: ReadOptions, *, ending: bool
+) -> Offsets:
+    """Offsets that somebody wrote down, each checked against its log. A read of what is committed
+    may begin where nothing is committed yet; it cannot end there.
+    """
     first = all_at(client, given, EARLIEST)
-    last = all_at(client, given, LATEST, options.isolation)
+    stable = all_at(client, given, LATEST, options.isolation)
+    last = stable if ending else all_at(client, given, LATEST)
     found = {}
     for tp, offset in given.items():
         if offset < 0:
-            found[tp] = first[tp] if offset == EARLIEST else last[tp]
+            found[tp] = first[tp] if offset == EARLIEST else stable[tp]
             continue
         found[tp] = min(max(offset, first[tp]), last[tp])
         if found[tp] != offset and options.fail_on_data_loss:

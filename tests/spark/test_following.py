@@ -41,6 +41,41 @@ def test_a_query_starts_at_the_end_or_where_it_is_told(client, kept_broker):
     assert set(following(client, topic, startingOffsets="earliest").begin().values()) == {0}
 
 
+@pytest.mark.parametrize("options", [{}, {"startingTimestamp": "9000000000000000"}])
+def test_a_first_batch_that_is_repeated_begins_where_the_other_did(client, kept_broker, options):
+    """Spark asks for the beginning when it plans the first batch, again when it reads it, and when
+    it repeats it after a crash; what it notes is where the batch ends.
+    """
+    options = options and {**options, "startingOffsetsByTimestampStrategy": "latest"}
+    topic = kept_broker.create_topic(partitions=2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    fill(client, topic, range(3), partition=0)
+    one = following(client, topic, **options)
+    begun = one.begin()
+    fill(client, topic, range(4), partition=0)
+    assert one.begin() == begun == {tp: 3, other: 0}
+    noted = one.next_end(begun, None, None)
+    fill(client, topic, range(5), partition=0)
+    assert one.ranges(one.begin(), noted) == []
+    again = following(client, topic, **options)
+    assert again.begin() == {tp: 12, other: 0}
+    assert again.ranges(again.begin(), noted) == []
+    for follower in (one, again):
+        end = follower.next_end(noted, None, None)
+        assert [(r.partition, r.start, r.end) for r in follower.ranges(noted, end)] == [(0, 3, 12)]
+
+
+def test_spark_4_1_asks_for_the_end_before_the_beginning(client, kept_broker):
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    one = following(client, topic)
+    fill(client, topic, range(3))
+    end = one.newest()
+    fill(client, topic, range(4))
+    assert one.begin() == end == {tp: 3}
+    assert one.ranges(one.begin(), end) == []
+
+
 def test_limits_and_delays(client, kept_broker):
     topic = kept_broker.create_topic()
     tp = TopicPartition(topic, 0)

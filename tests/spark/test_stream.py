@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,31 @@ def test_it_follows_the_topic(query, client, kept_broker):
     finally:
         running.stop()
     assert one.offsets() == list(range(60))
+
+
+def test_it_begins_at_the_end_of_a_topic_that_is_written(query, client, kept_broker):
+    topic, stop = kept_broker.create_topic(), threading.Event()
+
+    def write() -> None:
+        with kept_broker.client() as writer:
+            while not stop.is_set():
+                fill(writer, topic, range(3))
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    one = query(subscribe=topic, startingOffsets="latest")
+    try:
+        running = one.start(processingTime="100 milliseconds")
+        try:
+            eventually(lambda: _taken(running) > 100)
+        finally:
+            running.stop()
+    finally:
+        stop.set()
+        writing.join()
+    one.run()
+    found = one.offsets()
+    assert found == list(range(found[0], client.bounds(topic)[0][1]))
 
 
 def _taken(running: Any) -> int:

@@ -54,6 +54,11 @@ _MILLISECONDS: Final = {
 }
 
 
+MAX_DIGITS: Final = 30
+"""Of a number; no option takes one of as many."""
+_SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
+
+
 class BadOption(PeerError):
     """An option of the data source that cannot be used; the message names it and what would be
     right.
@@ -178,7 +183,7 @@ _STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTr
 _WRITE: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
     "kafka.default.api.timeout.ms", "kafka.security.protocol",
-    "topic", "kafka.compression.type", "kafka.batch.size", "includeTimestamps",
+    "topic", "kafka.compression.type", "kafka.batch.size", "includeTimestamps", "includeHeaders",
     "kafka.acks", "kafka.enable.idempotence",
     "exactlyOnce", "ledgerTopic",
 )  # fmt: skip
@@ -234,6 +239,8 @@ def _unknown(name: str, use: str, known: Mapping[str, str]) -> str:
     if elsewhere:
         other, spelled = elsewhere[0]
         return f"{spelled} is an option of {other}, not of {use}"
+    if name.startswith(_SECURITY):
+        return f"{name} is no option of {use}: TLS and SASL are not supported, leave it out"
     close = difflib.get_close_matches(name, known, 1, 0.6)
     hint = f"; did you mean {known[close[0]]}?" if close else ""
     return f"{name} is no option of {use}{hint}"
@@ -327,6 +334,7 @@ def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOp
         raise BadOption("exactlyOnce=true needs the option topic: one topic for all rows")
     if options.exactly_once and options.ledger == options.topic:
         raise BadOption(f"ledgerTopic is {options.ledger}, the topic that is written to")
+    o.take("includeHeaders", _boolean, False)  # a column headers is written where there is one
     o.take("kafka.acks", _acks, None)
     o.take("kafka.enable.idempotence", _idempotence, None)
     if streaming:
@@ -426,28 +434,32 @@ def _boolean(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
+def _whole(name: str, text: str, least: int, most: int, wanted: str) -> int:
+    digits = text.strip()
+    if not _is_number(digits) or not least <= int(digits) <= most:
+        raise _bad(name, text, wanted)
+    return int(digits)
+
+
+def _is_number(digits: str) -> bool:
+    """Python itself refuses to read a number of thousands of digits."""
+    return digits.isdecimal() and len(digits) <= MAX_DIGITS
+
+
 def _positive(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise _bad(name, text, "a whole number above 0")
-    return int(text)
+    return _whole(name, text, 1, MAX_INT64, "a whole number above 0")
 
 
 def _int32(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or not 0 < int(text) <= MAX_INT32:
-        raise _bad(name, text, f"a whole number from 1 to {MAX_INT32}")
-    return int(text)
+    return _whole(name, text, 1, MAX_INT32, f"a whole number from 1 to {MAX_INT32}")
 
 
 def _node(name: str, text: str) -> int:
-    if not text.strip().isdecimal():
-        raise _bad(name, text, "the id of a node")
-    return int(text)
+    return _whole(name, text, 0, MAX_INT32, "the id of a node")
 
 
 def _version(name: str, text: str) -> int:
-    if not text.strip().isdecimal():
-        raise _bad(name, text, "a whole number, higher for each new write")
-    return int(text)
+    return _whole(name, text, 0, MAX_INT64, "a whole number, higher for each new write")
 
 
 def _app(name: str, text: str) -> str:
@@ -457,7 +469,7 @@ def _app(name: str, text: str) -> str:
 
 
 def _duration(name: str, text: str) -> int:
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    found = re.fullmatch(rf"(\d{{1,{MAX_DIGITS}}})\s*([a-z]*)", text.strip().lower())
     factor = _MILLISECONDS.get(found[2] or "ms") if found else None
     if not found or factor is None:
         raise _bad(name, text, "a time such as 30s, 15m or 1h")
@@ -546,9 +558,8 @@ def _offsets(name: str, text: str) -> Where:
 
 
 def _timestamp(name: str, text: str) -> Where:
-    if not text.strip().isdecimal() or int(text) > MAX_INT64:
-        raise _bad(name, text, f"milliseconds since 1970, up to {MAX_INT64}")
-    return AtTimestamps(name, int(text))
+    wanted = f"milliseconds since 1970, up to {MAX_INT64}"
+    return AtTimestamps(name, _whole(name, text, 0, MAX_INT64, wanted))
 
 
 def _timestamps(name: str, text: str) -> Where:
@@ -565,7 +576,7 @@ def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int
         if not isinstance(numbers, dict):
             raise _bad(name, text, wanted)
         for partition, number in numbers.items():
-            if not partition.isdecimal() or not _is_int(number) or number > MAX_INT64:
+            if not _is_number(partition) or not _is_int(number) or number > MAX_INT64:
                 raise _bad(name, text, wanted)
             found[TopicPartition(topic, int(partition))] = number
     if not found:

@@ -137,7 +137,13 @@ REFUSED = [
     ({**READ, "startingTimestamp": str(2**63)}, "milliseconds since 1970, up to 922337203685477"),
     ({**READ, "startingOffsetsByTimestamp": f'{{"a": {{"0": {2**63}}}}}'}, "must be JSON such as"),
     ({**READ, "subscrbe": "b"}, "subscrbe is no option of a batch read; did you mean subscribe?"),
-    ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism is no option"),
+    ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "batch read: TLS and SASL are not supported"),
+    ({**READ, "kafka.ssl.truststore.location": "/x"}, "TLS and SASL are not supported, leave it"),
+    ({**READ, "minPartitions": "9" * 5000}, "a whole number above 0"),
+    ({**READ, "kafka.fetch.max.wait.ms": "9" * 5000}, "from 1 to 2147483647"),
+    ({**READ, "startingTimestamp": "9" * 5000}, "milliseconds since 1970"),
+    ({**READ, "startingOffsets": f'{{"a": {{"{"9" * 5000}": 1}}}}'}, "JSON such as"),
+    ({**READ, "replica": str(2**31)}, "the id of a node"),
     ({**READ, "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported"),
     ({**READ, "maxOffsetsPerTrigger": "1"}, "maxOffsetsPerTrigger is an option of a streaming"),
     ({**READ, "kafka.max.partition.fetch.bytes": "3000000000"}, "from 1 to 2147483647"),
@@ -165,6 +171,7 @@ def test_refused(given: dict[str, str], why: str) -> None:
     [
         ({**READ, "endingOffsets": "latest"}, "endingOffsets is an option of a batch read"),
         ({**READ, "maxTriggerDelay": "soon"}, "a time such as 30s, 15m or 1h"),
+        ({**READ, "maxTriggerDelay": "9" * 5000}, "a time such as 30s, 15m or 1h"),
         (
             {**READ, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"},
             "minOffsetsPerTrigger is 9, which is above maxOffsetsPerTrigger 5",
@@ -183,6 +190,7 @@ def test_refused_when_streaming(given: dict[str, str], why: str) -> None:
         ({**WHERE, "kafka.acks": "1"}, "every record is written with acks=all"),
         ({**WHERE, "kafka.compression.type": "brotli"}, "none, gzip, snappy, lz4 or zstd"),
         ({**WHERE, "kafka.enable.idempotence": "false"}, "idempotent producer"),
+        ({**WHERE, "includeHeaders": "perhaps"}, "includeHeaders is 'perhaps'; it must be true or"),
     ],
 )
 def test_refused_when_writing(given: dict[str, str], why: str) -> None:

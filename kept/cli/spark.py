@@ -10,9 +10,11 @@ import contextlib
 import datetime
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,6 +32,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 SHOWN: Final = 20
 MOST_SHOWN: Final = 100
 """Findings of an audit that are printed; JSON has all that were brought."""
+OLDEST: Final = (4, 1)
+"""What Spark asks of Python sources is not in PySpark before."""
+INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
 _OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
 
 
@@ -173,7 +178,7 @@ def analyze(
 
     settings = pairs("--config", config)
     if report is not None and importlib.util.find_spec("matplotlib") is None:
-        raise Failure("--report needs matplotlib: pip install 'kept-log[spark]'")
+        raise Failure(f"--report needs matplotlib: {INSTALL}")
     _need(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -364,10 +369,18 @@ def _show_export(made: Any, as_json: bool) -> None:
 
 def _need(bootstrap: str | None, topic: str | None) -> None:
     """Fail at once where Spark, Java, the cluster or the topic is not there."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise Failure("PySpark is not installed: pip install 'kept-log[spark]'")
-    java = os.path.join(os.environ.get("JAVA_HOME", ""), "bin", "java")
-    if shutil.which("java") is None and not os.path.exists(java):
+    missing = [one for one in ("pyspark", "pyarrow") if importlib.util.find_spec(one) is None]
+    if missing:
+        are = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
+        raise Failure(f"{are}: {INSTALL}")
+    import pyspark
+
+    if _numbers(pyspark.__version__) < OLDEST:
+        raise Failure(f"PySpark {pyspark.__version__} is too old: {INSTALL}")
+    home = os.environ.get("JAVA_HOME")  # Spark looks nowhere else then
+    if home and not os.path.exists(os.path.join(home, "bin", "java")):
+        raise Failure(f"JAVA_HOME is {home}, and has no bin/java: unset it, or point it to a JRE")
+    if not home and shutil.which("java") is None:
         raise Failure("no Java: install a JRE 17 or newer, or point JAVA_HOME to one")
     if bootstrap is None:
         return
@@ -379,6 +392,11 @@ def _need(bootstrap: str | None, topic: str | None) -> None:
             bounds_of(client, topic)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
 @contextlib.contextmanager
 def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
     """A session for the block; what Spark wraps our errors in is taken off."""
@@ -388,18 +406,49 @@ def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
 
     from kept.pipeline.session import session
 
+    logging.getLogger().addFilter(_is_no_interrupt)
+    made: SparkSession | None = None
     try:
         joined = SparkSession.getActiveSession() is not None
-        made = session(obj["master"], obj["conf"], quiet=True)
         try:
+            with _interrupted_later():
+                made = session(obj["master"], obj["conf"], quiet=True)
             yield made
         finally:
-            if not joined:
+            if made is not None and not joined:
                 made.stop()
     except (PySparkException, Py4JError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
         raise Failure(_said(str(error))) from error
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C while the block runs counts when it has ended, a second one at once: a JVM that is
+    left alone while it starts prints where it was.
+    """
+    pressed = False
+
+    def later(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, later)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is later:  # a session has a handler of its own
+            signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Py4J prints where Ctrl-C met it, which is nothing to a user."""
+    return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
 
 
 def _said(message: str) -> str:

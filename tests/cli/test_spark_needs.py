@@ -1,0 +1,108 @@
+"""``kept spark`` where something is missing that it needs, or Ctrl-C comes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kept.cli import spark
+from kept.cli.shell import Failure
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path):
+    """What a command says; all is there but what a test takes away."""
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.touch(0o755)
+
+    def refused(
+        *, missing: tuple[str, ...] = (), version: str = "4.3.0", java_home: Path | None = None
+    ) -> str:
+        pyspark: Any = ModuleType("pyspark")
+        pyspark.__version__ = version
+        monkeypatch.setitem(sys.modules, "pyspark", pyspark)
+        monkeypatch.setattr(
+            spark.importlib.util, "find_spec", lambda name: None if name in missing else name
+        )
+        monkeypatch.setenv("JAVA_HOME", str(java_home or java.parent.parent))
+        asked = ["table", "users", "--bootstrap", "localhost:1"]
+        error = CliRunner().invoke(spark.spark, asked).exception
+        assert error is not None
+        return str(error)
+
+    return refused
+
+
+def test_all_is_there(refused) -> None:
+    assert "localhost:1" in refused(), "then the cluster is asked"
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_a_package_that_is_missing_is_named(refused, missing) -> None:
+    assert refused(missing=(missing,)) == f"{missing} is not installed: {spark.INSTALL}"
+
+
+def test_both_are_named(refused) -> None:
+    assert refused(missing=("pyspark", "pyarrow")).startswith("pyspark and pyarrow are not")
+
+
+def test_an_old_pyspark_is_named(refused) -> None:
+    assert refused(version="4.0.1") == f"PySpark 4.0.1 is too old: {spark.INSTALL}"
+    assert "localhost:1" in refused(version="4.1.0.dev3")
+
+
+def test_spark_looks_for_java_in_java_home_alone(refused, tmp_path) -> None:
+    said = refused(java_home=tmp_path / "nowhere")
+    assert said.startswith(f"JAVA_HOME is {tmp_path}/nowhere, and has no bin/java")
+
+
+def test_no_java(refused, monkeypatch, tmp_path) -> None:
+    refused()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Failure, match="no Java: install a JRE 17"):
+        spark._need(None, None)
+
+
+def test_ctrl_c_waits_until_the_jvm_has_started() -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), spark._interrupted_later():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("started")
+    assert done == ["started"] and signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt), spark._interrupted_later():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("a second one counts at once")
+    assert done == ["started"] and signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_handler_of_a_session_stays() -> None:
+    def of_spark(*_: object) -> None: ...
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with spark._interrupted_later():
+            signal.signal(signal.SIGINT, of_spark)
+        assert signal.getsignal(signal.SIGINT) is of_spark
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_where_ctrl_c_met_py4j_is_not_printed() -> None:
+    def record(error: BaseException) -> logging.LogRecord:
+        told = (type(error), error, None)
+        return logging.LogRecord("root", logging.ERROR, "", 0, "while sending", (), told)
+
+    assert not spark._is_no_interrupt(record(KeyboardInterrupt()))
+    assert spark._is_no_interrupt(record(ValueError()))

@@ -435,6 +435,7 @@ def _interrupted_later() -> Iterator[None]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
+        click.echo("kept: Spark is still starting, and ends then; again: at once", err=True)
 
     before = signal.signal(signal.SIGINT, later)
     try:

@@ -73,12 +73,13 @@ def test_no_java(refused, monkeypatch, tmp_path) -> None:
         spark._need(None, None)
 
 
-def test_ctrl_c_waits_until_the_jvm_has_started() -> None:
+def test_ctrl_c_waits_until_the_jvm_has_started(capsys) -> None:
     done: list[str] = []
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), spark._interrupted_later():
         os.kill(os.getpid(), signal.SIGINT)
         done.append("started")
+    assert "still starting" in capsys.readouterr().err
     assert done == ["started"] and signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt), spark._interrupted_later():
         os.kill(os.getpid(), signal.SIGINT)

@@ -12,6 +12,9 @@ from kept.testing import Cluster
 from kept.testing.cluster import NodeFailed
 from kept.testing.ports import free_port
 
+PATIENCE_MS = 25_000
+"""A node that is not let in ends after so long: enough to restart the others under its eyes."""
+
 
 @pytest.fixture
 def three() -> Iterator[Cluster]:
@@ -38,7 +41,7 @@ def test_the_metadata_of_another_cluster_is_not_let_in(three, tmp_path):
     topic = three.create_topic()
     three.stop(1)
     put(three, 1, tmp_path / "other")
-    three.start(1, wait=False)
+    three.start(1, wait=False, initial_broker_registration_timeout_ms=PATIENCE_MS)
     three.wait_until(lambda: "peer refused" in three.log(1), "it is told")
     assert "correct controller.quorum.voters, or start the one that is wrong" in three.log(1)
     # A restart of the others does not let its log win either.

@@ -6,8 +6,8 @@ that same producer:
 
 1. Before its first row a task writes to the **ledger**, a compacted topic, under (application,
    topic, task): the batch's version, its producer id and epoch, where the target's partitions end,
-   and the time that its records get. The first such entry of a batch counts, also for another
-   attempt of the task.
+   the time that its records get, and how large its batches of records are. The first such entry of
+   a batch counts, also for another attempt of the task.
 2. A task that finds an entry of its own batch was begun before. It reads the target from where it
    ended then, finds by the producer id what was written, leaves out as much, and goes on with the
    next sequence number. Whatever an attempt that still lives sends late has a number that is taken.
@@ -109,14 +109,16 @@ def _nothing(partition: int, offset: int) -> bytes:
 class Begun:
     """A task's producer, and what its earlier attempts have written: (partition, first sequence) ->
     batch, and how many rows of each partition that makes. ``partitions`` are those that the topic
-    had at first: rows that went by that many would go elsewhere by another number. ``fetch`` brings
-    what is in a partition of the target at an offset.
+    had at first: rows that went by that many would go elsewhere by another number; and batches of
+    another size than ``batch_bytes`` could not be compared. ``fetch`` brings what is in a partition
+    of the target at an offset.
     """
 
     producer_id: int
     epoch: int
     at_ms: int
     partitions: int
+    batch_bytes: int
     repeated: bool = False
     compacted: bool = False
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
@@ -202,16 +204,16 @@ def _policy(client: Client, topic: str) -> str:
     return next((one.value for one in settings if one.name == "cleanup.policy"), None) or "delete"
 
 
-def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
+def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int) -> Begun:
     """Begin a task of a batch, or find out how far it came. Raises NotTheSame."""
     key = batch.key(task)
     entry = _entry(client, ledger, key)
     if entry is None or (entry is not _ENDED and entry["batch"] < batch.version):
-        ours = _announce(client, ledger, batch, key)
+        ours = _announce(client, ledger, batch, key, batch_bytes)
         entry = _entry(client, ledger, key)
         assert entry is not None
         if entry["producer_id"] == ours:
-            return Begun(ours, entry["epoch"], entry["at_ms"], len(entry["starts"]))
+            return _begun(entry, batch_bytes)
         _put(client, ledger, key, entry)  # another attempt was first: so that compaction knows too
     if entry is _ENDED:
         raise NotTheSame(f"{ledger}: the write {batch.app} to {batch.topic} has ended already")
@@ -221,14 +223,20 @@ def begin(client: Client, ledger: str, batch: Batch, task: int) -> Begun:
             f"{batch.topic} already, this is batch {batch.version}: it was set back to an older "
             "checkpoint, or its txnVersion is too low"
         )
-    begun = Begun(
-        entry["producer_id"], entry["epoch"], entry["at_ms"], len(entry["starts"]), repeated=True
-    )
+    begun = _begun(entry, batch_bytes)
+    begun.repeated = True
     begun.compacted = "compact" in _policy(client, batch.topic)
     begun.fetch = partial(_at, client, batch.topic)
     for partition, start in entry["starts"].items():
         _find(client, TopicPartition(batch.topic, int(partition)), int(start), begun)
     return begun
+
+
+def _begun(entry: Entry, batch_bytes: int) -> Begun:
+    return Begun(
+        entry["producer_id"], entry["epoch"], entry["at_ms"], len(entry["starts"]),
+        entry.get("batch_bytes", batch_bytes),
+    )  # fmt: skip
 
 
 def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
@@ -259,7 +267,7 @@ def _most_tasks(client: Client, ledger: str, batch: Batch) -> int:
     return most
 
 
-def _announce(client: Client, ledger: str, batch: Batch, key: bytes) -> int:
+def _announce(client: Client, ledger: str, batch: Batch, key: bytes, batch_bytes: int) -> int:
     """Write a task's entry; the producer id in it."""
     producer_id, epoch, _ = client.init_producer()
     client.metadata([batch.topic])  # it may have grown since this worker asked
@@ -267,7 +275,7 @@ def _announce(client: Client, ledger: str, batch: Batch, key: bytes) -> int:
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {
         "batch": batch.version, "producer_id": producer_id, "epoch": epoch,
-        "at_ms": time.time_ns() // 1_000_000,
+        "at_ms": time.time_ns() // 1_000_000, "batch_bytes": batch_bytes,
         "starts": {str(tp.partition): at.offset for tp, at in ends.items()},
     }  # fmt: skip
     _put(client, ledger, key, entry)

@@ -47,7 +47,7 @@ def write_rows(
 ) -> Written:
     """Write the rows of a task and wait until all are acknowledged."""
     from kept.pipeline.reading import client_for
-    from kept.pipeline.writing import TopicWriter
+    from kept.pipeline.writing import TopicWriter, largest_batch
 
     client = client_for(options.connection)
     begun = None
@@ -60,7 +60,8 @@ def write_rows(
         context = TaskContext.get()
         assert context is not None
         batch = batch or ledger.micro_batch(options.topic, context.getLocalProperty)
-        begun = ledger.begin(client, options.ledger, batch, context.partitionId())
+        size = largest_batch(client, options, options.topic)
+        begun = ledger.begin(client, options.ledger, batch, context.partitionId(), size)
     writer = TopicWriter(client, options, begun)
     for rows in iterator:
         writer.write(rows)

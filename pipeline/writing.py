@@ -18,7 +18,7 @@ from kept.client.blocking import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.options import BadOption, WriteOptions
 from kept.storage.errors import InvalidRecord, PeerError
-from kept.storage.records import Area, Binary, HeaderLists, Packer, Rows, pack_batch
+from kept.storage.records import HEADER_BYTES, Area, Binary, HeaderLists, Packer, Rows, pack_batch
 from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ def check_columns(given: Mapping[str, str], options: WriteOptions) -> None:
             )
 
 
+def largest_batch(client: Client, options: WriteOptions, topic: str) -> int:
+    """Bytes of records that go into one batch: no more than the topic takes at once."""
+    settings = client.topic_configs([topic])[topic]
+    most = next((one.value for one in settings if one.name == "max.message.bytes"), None)
+    if most is None:
+        return options.batch_bytes
+    return max(min(options.batch_bytes, int(most) - HEADER_BYTES), 1)
+
+
 class TopicWriter:
     """Writes the rows of one task to their topics, in order within each partition."""
 
@@ -91,12 +100,18 @@ class TopicWriter:
     def _write(self, topic: str, batch: pa.RecordBatch) -> None:
         target = self._topics.get(topic)
         if target is None:
-            target = self._topics[topic] = _Target(
-                Packer(self._partitions(topic), self.options.batch_bytes)
-            )
+            partitions = self._partitions(topic)
+            if self._begun is None:
+                size = largest_batch(self.client, self.options, topic)
+            else:
+                size = self._begun.batch_bytes
+            target = self._topics[topic] = _Target(Packer(partitions, size))
             target.sticky = self._next_sticky(0)
         at_ms = time.time_ns() // 1_000_000 if self._begun is None else self._begun.at_ms
-        rows, at = rows_of(batch, self.options, at_ms), 0
+        try:
+            rows, at = rows_of(batch, self.options, at_ms), 0
+        except BadRow as error:
+            raise BadRow(f"a row for {topic}: {error}") from None
         while at < rows.total:
             try:
                 at = target.packer.feed(rows, at, target.sticky)
@@ -184,7 +199,7 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> Rows:
         column = batch.column("partition").cast(pa.int32())
         least = pc.min(column).as_py()
         if least is not None and least < 0:
-            raise BadRow(f"a row for partition {least}: it must be at least 0, or null")
+            raise BadRow(f"partition {least}: it must be at least 0, or null")
         partitions = _numbers(column.fill_null(-1))
     return Rows(
         batch.num_rows,

@@ -18,6 +18,7 @@ KERNEL = "cython"
 
 cdef enum:
     FED = 0
+    FULL = 1
     NO_MEMORY = -1
     NO_PARTITION = -2
     NO_NAME = -3
@@ -108,7 +109,8 @@ cdef class Packer:
             free(self.areas)
 
     def feed(self, rows, int64_t start, uint32_t sticky):
-        """Append rows from ``start`` on; where it stopped: at the end, or because an area is full.
+        """Append rows from ``start`` on; where it stopped: at the end, or at a row that no longer
+        fits into its area.
 
         Raises InvalidRecord for a partition that is not there or a header without a name.
         """
@@ -120,11 +122,9 @@ cdef class Packer:
             with nogil:
                 while row < count:
                     fault = self.append(row, sticky)
-                    if fault < 0:
+                    if fault != FED:
                         break
                     row += 1
-                    if fault:
-                        break
         finally:
             while self.view_count:
                 self.view_count -= 1
@@ -183,7 +183,7 @@ cdef class Packer:
         return 0
 
     cdef int append(self, int64_t row, uint32_t sticky) noexcept nogil:
-        """One row; 1 when its area is full then, below 0 what is wrong with it."""
+        """One row; FULL where its area has no room for it, below 0 what is wrong with it."""
         cdef int32_t key = length_of(&self.key, row), value = length_of(&self.value, row)
         cdef int32_t where = -1, name, content, first = 0, last = 0, i
         cdef int64_t timestamp = self.timestamps[row], delta, body
@@ -213,6 +213,8 @@ cdef class Packer:
             if name < 0:
                 return NO_NAME
             body += varint_size(name) + name + varint_size(content) + max(content, 0)
+        if area.count and <int64_t>area.size + varint_size(body) + body > self.limit_bytes:
+            return FULL
         if not self.reserve(area, body + SPARE):
             return NO_MEMORY
         out = put_varint(area.records + area.size, body)
@@ -227,7 +229,7 @@ cdef class Packer:
         area.size = out - area.records
         area.count += 1
         area.max_timestamp = max(area.max_timestamp, timestamp)
-        return <int64_t>area.size >= self.limit_bytes
+        return FED
 
     cdef bint reserve(self, Growing *area, size_t more) noexcept nogil:
         cdef unsigned char *grown

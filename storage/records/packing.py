@@ -78,8 +78,8 @@ class _Growing:
 
 
 class Packer:
-    """Areas of ``partitions`` partitions, each of about ``limit_bytes`` at most: a record larger
-    than that has an area of its own.
+    """Areas of ``partitions`` partitions, each of ``limit_bytes`` at most: a record larger than
+    that has an area of its own. What is in an area depends on the rows alone, not on how they come.
     """
 
     def __init__(self, partitions: int, limit_bytes: int) -> None:
@@ -88,7 +88,8 @@ class Packer:
         self._areas: dict[int, _Growing] = {}
 
     def feed(self, rows: Rows, start: int, sticky: int) -> int:
-        """Append rows from ``start`` on; where it stopped: at the end, or because an area is full.
+        """Append rows from ``start`` on; where it stopped: at the end, or at a row that no longer
+        fits into its area.
 
         Raises InvalidRecord for a partition that is not there or a header without a name.
         """
@@ -106,11 +107,13 @@ class Packer:
             headers = () if rows.headers is None else tuple(_headers(rows.headers, row))
             area = self._areas.setdefault(where, _Growing(timestamps[row]))
             delta = wrap64(timestamps[row] - area.base_timestamp)
-            append_record(area.records, (delta, key, values[row], headers), area.count)
+            record = bytearray()
+            append_record(record, (delta, key, values[row], headers), area.count)
+            if area.count and len(area.records) + len(record) > self.limit_bytes:
+                return row
+            area.records += record
             area.count += 1
             area.max_timestamp = max(area.max_timestamp, timestamps[row])
-            if len(area.records) >= self.limit_bytes:
-                return row + 1
         return rows.total
 
     def take(self) -> dict[int, Area]:

@@ -34,15 +34,17 @@ class Dies(Exception):
 class Attempt:
     """One attempt at a task: a client of its own, which dies after some sends."""
 
-    def __init__(self, client: Client, topic: str, batch: int, task: int = 0) -> None:
+    def __init__(
+        self, client: Client, topic: str, batch: int, task: int = 0, size: int = 100
+    ) -> None:
         ledger._seen.clear()  # as in a worker of its own
         self.client, self.topic = client, topic
         ledger.create(self.client, LEDGER)
         self.options = WriteOptions(
-            Connection(client.bootstrap), topic, Codec.ZSTD, 100, exactly_once=True
+            Connection(client.bootstrap), topic, Codec.ZSTD, size, exactly_once=True
         )
         self.batch = ledger.Batch("app", batch, topic)
-        self.begun = ledger.begin(self.client, LEDGER, self.batch, task)
+        self.begun = ledger.begin(self.client, LEDGER, self.batch, task, size)
         self.writer = TopicWriter(self.client, self.options, self.begun)
 
     def run(self, rows: list[Any], dies_after: int | None = None) -> int:
@@ -73,10 +75,10 @@ def attempt(kept_broker: Cluster) -> Iterator[Callable[..., Attempt]]:
     pytest.importorskip("pyarrow")
     topic, clients = kept_broker.create_topic(partitions=3), list[Client]()
 
-    def begin(batch: int, task: int = 0) -> Attempt:
+    def begin(batch: int, task: int = 0, size: int = 100) -> Attempt:
         client = kept_broker.client()
         clients.append(client)
-        return Attempt(client, topic, batch, task)
+        return Attempt(client, topic, batch, task, size)
 
     yield begin
     for client in clients:
@@ -107,6 +109,15 @@ def test_an_attempt_that_died_anywhere_is_taken_up(attempt: Callable[..., Attemp
         assert values(two.client, two.topic) == sorted(expected, key=number), batch
     assert sends >= 4, "it died in the middle"
     assert attempt(batch).run(ROWS) == 0, "the whole batch is there"
+
+
+def test_an_attempt_goes_on_with_another_size_of_batches(attempt: Callable[..., Attempt]) -> None:
+    """The option kafka.batch.size may change from run to run."""
+    with pytest.raises(Dies):
+        attempt(1).run(ROWS, dies_after=3)
+    two = attempt(1, size=999)
+    two.run(ROWS)
+    assert values(two.client, two.topic) == [v for _, v in ROWS]
 
 
 def test_one_that_lives_on_writes_nothing_twice(attempt: Callable[..., Attempt]) -> None:

@@ -74,6 +74,17 @@ def test_what_was_read_can_be_written(spark, client, kept_broker, codec):
     assert second == first
 
 
+def test_batches_are_no_larger_than_the_topic_takes(spark, client, kept_broker):
+    """Java's producer splits such batches. Each row alone would fit."""
+    topic = kept_broker.create_topic(config={"max.message.bytes": "2000"})
+    usual = kept_broker.create_topic()
+    df = spark.range(400).selectExpr("repeat('x', if(id % 9 = 8, 1900, 90)) value")
+    save(df.coalesce(1), kept_broker, topic=topic)
+    large = spark.range(2000).selectExpr("repeat('x', if(id = 1999, 900000, 200)) value")
+    save(large.coalesce(1), kept_broker, topic=usual)
+    assert [len(list(client.read(one))) for one in (topic, usual)] == [400, 2000]
+
+
 def test_topics_by_row(spark, client, kept_broker):
     one, two = kept_broker.create_topic(), kept_broker.create_topic()
     df = spark.range(20).selectExpr(
@@ -112,7 +123,7 @@ def test_refusals_name_what_is_wrong(spark, client, kept_broker):
         (df, {"topic": topic + "x"}, f"has no topic {topic}x; did you mean {topic}?"),
         (df, {"topic": topic, "kafka.acks": "1"}, "acks=all"),
         (df, {"topics": topic}, "did you mean topic?"),
-        (df.selectExpr("value", "-1 partition"), {"topic": topic}, "must be at least 0, or null"),
+        (df.selectExpr("value", "-1 partition"), {"topic": topic}, "partition -1: it must be at"),
         (df.selectExpr("value", "9 partition"), {"topic": topic}, "partition 9: the topic has 1"),
         (df.selectExpr("value", "string(null) topic"), {}, "a row whose topic is null"),
         (df.selectExpr("repeat(value, 5000) value"), {"topic": topic}, "MESSAGE_TOO_LARGE"),

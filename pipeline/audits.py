@@ -14,7 +14,10 @@ A **reference** is an export taken earlier. Without one some faults leave no tra
 :data:`BLIND` says which, and every result repeats it.
 
 A log in use moves while it is read: compaction removes on one replica what was read on another.
-So whatever is found is looked for again, with new ends, and only what stays is reported.
+So whatever is found is looked for again, with new ends, and only what stays is reported. What looks
+superseded is looked for until patience is over: a replica in sync may not have come yet to applying
+what the leader removed. A look that fails because the topic moved under it (retention, a node that
+went) is made again too.
 
 Where replicas are cleaned each by itself, as in Apache Kafka, ``superseded`` is no fault.
 
@@ -24,11 +27,12 @@ the strategy by nothing.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from kept.compaction.strategy import rules
 from kept.pipeline import survivors
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 
     from kept.client.blocking import Client
 
+_Seen = TypeVar("_Seen")
+
 KINDS: Final = ("missing", "resurrected", "superseded", "divergent")
 MOST: Final = 10_000
 """Findings that are brought to the driver; more are counted."""
@@ -51,6 +57,7 @@ BLIND: Final = (
     "whether a key that is on some replicas only, and has no other record anywhere, was lost where "
     "it is not or came back where it is: it is reported as missing",
     "a record that was changed in the same way on every replica",
+    "a superseded record that is on every replica: compaction may not have come to it yet",
 )
 """What cannot be seen without a reference."""
 STILL_BLIND: Final = (
@@ -65,6 +72,12 @@ NEVER_SEEN: Final = (
 )
 OWN: Final = "whether the strategy {} is right: Spark runs it as it is, it has no other one of it"
 """Of a strategy that is not built in."""
+PAUSE_S: Final = 1.0
+"""Between a look that failed and the next."""
+_SAME: Final = ("partition", "offset", "kind", "replica")
+"""What makes a fault the same in two looks."""
+_OF_THE_CLUSTER: Final = re.compile(r"\bkept\.(?:client|storage\.errors|pipeline\.options)\.\w")
+"""In errors of Spark's: it was our reading of the topic that failed."""
 
 
 class Finding(NamedTuple):
@@ -122,21 +135,39 @@ def audit(
     register(spark)
     given = None if reference is None else load(spark, reference)
     end = time.monotonic() + patience_s
-    found = _look(spark, bootstrap, topic, given)
-    while found.total:
-        again = _look(spark, bootstrap, topic, given)
-        again.looks = found.looks + 1
-        whole = again.total == len(again.findings) and found.total == len(found.findings)
-        if whole:
-            known = {one[:-1] for one in found.findings}
-            again.findings = [one for one in again.findings if one[:-1] in known]
-            again.total = len(again.findings)
-        same, found = again.total == found.total, again
-        if same or time.monotonic() >= end:
-            break
+
+    def look(known: DataFrame | None = None) -> tuple[Audit, DataFrame]:
+        return _steady(lambda: _look(spark, bootstrap, topic, given, known), end)
+
+    found, faults = look()
+    try:
+        while found.total:
+            again, left = look(faults)
+            faults.unpersist()
+            again.looks = found.looks + 1
+            same, found, faults = again.total == found.total, again, left
+            lagging = any(one.kind == "superseded" for one in found.findings)
+            if (same and not lagging) or time.monotonic() >= end:
+                break
+    finally:
+        faults.unpersist()
     found.reference = reference
     found.blind += (*(BLIND if reference is None else STILL_BLIND), *NEVER_SEEN)
     return found
+
+
+def _steady(look: Callable[[], _Seen], end: float) -> _Seen:
+    """A look that came to its end: one that the topic moved under is made again until ``end``."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    while True:
+        try:
+            return look()
+        except (PySparkException, Py4JError) as error:
+            if time.monotonic() >= end or not _OF_THE_CLUSTER.search(str(error)):
+                raise
+            time.sleep(PAUSE_S)
 
 
 def _look(
@@ -144,8 +175,11 @@ def _look(
     bootstrap: str,
     topic: str,
     reference: tuple[Export, DataFrame] | None,
-) -> Audit:
-    """Read everything once and judge it."""
+    known: DataFrame | None,
+) -> tuple[Audit, DataFrame]:
+    """Read everything once and judge it: what was found, of what is ``known`` if that is given, and
+    the same as a frame, which is cached.
+    """
     with connect(bootstrap) as client:
         bounds = bounds_of(client, topic)
         in_sync, absent = _replicas(client, topic)
@@ -164,17 +198,21 @@ def _look(
     every = reduce(lambda a, b: a.unionByName(b), parts).cache()
     expected = Expected(in_sync, bounds.starts, covered)
     compacted = "compact" in bounds.config.get("cleanup.policy", "delete")
-    faults = find(every, strategy, expected, compacted=compacted).cache()
+    faults = find(every, strategy, expected, compacted=compacted)
+    if known is not None:
+        faults = faults.join(known.select(*_SAME), [*_SAME], "left_semi")
+    faults = faults.cache()
     try:
-        listed = [_finding(row) for row in faults.limit(MOST + 1).collect()]
-        total = len(listed) if len(listed) <= MOST else faults.count()
-        listed.sort(key=lambda one: (one.partition, one.offset, one.kind, one.replica))
-        made = Audit(topic, nodes, absent, every.count(), listed[:MOST], total)
+        total = faults.count()
+        listed = [_finding(row) for row in faults.orderBy(*_SAME).limit(MOST).collect()]
+        made = Audit(topic, nodes, absent, every.count(), listed, total)
         made.blind = () if rules(strategy) is not None else (OWN.format(type(strategy).__name__),)
-        return made
-    finally:
+    except BaseException:
         faults.unpersist()
+        raise
+    finally:
         every.unpersist()
+    return made, faults
 
 
 def _finding(row: Any) -> Finding:

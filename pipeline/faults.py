@@ -101,8 +101,9 @@ def find(
         judged = each.filter("not returned").withColumn("survives", f.lit(True))
     again = each.filter("returned").withColumn("survives", f.lit(False))
     judged = judged.unionByName(again)
-    found = f.concat(_divergent(), _returns(), _missing(), _outdated())
-    told = _winners(judged).select(*_WHERE, f.explode(found).alias("fault"))
+    found = f.concat(_divergent(), _returns(), _missing(compacted), _outdated())
+    known = _winners(judged) if compacted else _no_winners(judged)
+    told = known.select(*_WHERE, f.explode(found).alias("fault"))
     return told.select("fault.kind", *_WHERE, "fault.replica", "fault.detail")
 
 
@@ -142,6 +143,20 @@ def _winners(judged: DataFrame) -> DataFrame:
         judged.withColumn("deleted", f.when(~alive, f.max(left).over(key)))
         .withColumn("current", f.max(value).over(key))
         .withColumn("newest_on", f.array_except("live", above))
+    )
+
+
+def _no_winners(judged: DataFrame) -> DataFrame:
+    """The same columns where a topic is not compacted: no record stands for another one there, and
+    the records without a key, perhaps all, need not come together.
+    """
+    from pyspark.sql import functions as f
+
+    nothing = f.lit(None)
+    return (
+        judged.withColumn("deleted", nothing.cast("struct<offset:bigint,holders:array<int>>"))
+        .withColumn("current", nothing.cast("bigint"))
+        .withColumn("newest_on", f.array().cast("array<int>"))
     )
 
 
@@ -198,12 +213,14 @@ def _returns() -> Column:
     return _only_if(f.col("returned"), faults)
 
 
-def _missing() -> Column:
+def _missing(compacted: bool) -> Column:
+    """Where a topic is compacted, tombstones expire, on one replica before another."""
     from pyspark.sql import functions as f
 
     detail = f.concat(f.lit("it must survive, and is on "), _named(f.col("holders")))
     faults = f.transform("absent", lambda node: _fault("missing", node, detail))
-    return _only_if(f.col("survives") & ~f.col("tombstone"), faults)
+    stays = ~f.col("tombstone") if compacted else f.lit(True)
+    return _only_if(f.col("survives") & stays, faults)
 
 
 def _outdated() -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from kept.cli.shell import run
 from kept.client.blocking import OutRecord
-from kept.pipeline import jobs
+from kept.pipeline import audits, jobs
 from kept.testing import Cluster
 from tests.spark.planting import all_batches, altered, edit
 from tests.spark.topics import COMPACTED, eventually
@@ -90,3 +91,61 @@ def test_planted_faults_are_found_by_kind_and_offset(
     more = jobs.audit(spark, where, topic, reference=reference, patience_s=0)
     assert found(more) == OF_ONE | OF_ALL
     assert not any("every replica lost" in one for one in more.blind)
+
+
+def test_only_what_stays_is_reported_however_much_there_is(
+    spark: Any, kept_broker: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [("missing", (1, 2, 3)), ("missing", (2, 3, 4)), ("missing", (2, 3, 5))]
+
+    def find(*_: Any, **__: Any) -> Any:
+        kind, offsets = looks.pop(0)
+        rows = [(kind, "t", 0, offset, None, 1, "why") for offset in offsets]
+        named = "topic string, partition int, offset bigint, key binary, replica int, detail string"
+        return spark.createDataFrame(rows, f"kind string, {named}")
+
+    monkeypatch.setattr(audits, "find", find)
+    monkeypatch.setattr(audits, "MOST", 1)
+    audit = jobs.audit(spark, kept_broker.bootstrap, kept_broker.create_topic(), patience_s=300)
+    assert (audit.total, audit.looks) == (2, 3)
+    assert [one.offset for one in audit.findings] == [2]
+
+
+def test_what_looks_superseded_is_looked_for_as_long_as_there_is_patience(
+    spark: Any, kept_broker: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [1, 1, 1, 0]
+
+    def find(*_: Any, **__: Any) -> Any:
+        row = "'superseded' kind, 't' topic, 0 partition, 5L offset, cast(null as binary) key"
+        found = spark.range(left.pop(0))
+        return found.selectExpr(*row.split(", "), "2 replica", "'why' detail")
+
+    monkeypatch.setattr(audits, "find", find)
+    audit = jobs.audit(spark, kept_broker.bootstrap, kept_broker.create_topic(), patience_s=300)
+    assert audit.clean and audit.looks == 4
+
+
+def test_a_look_is_made_again_when_the_topic_moved_under_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.errors import PySparkException
+
+    monkeypatch.setattr(audits, "PAUSE_S", 0)
+    said = [
+        "kept.client.ranges.OffsetsLost: t-0: offsets 0 to 4 are lost: the log starts at 5 now",
+        "kept.pipeline.options.BadOption: replica: t-0 is not in sync on node 2",
+    ]
+
+    def look() -> str:
+        if said:
+            raise PySparkException(message=said.pop(0))
+        return "seen"
+
+    assert audits._steady(look, time.monotonic() + 60) == "seen"
+    said = ["kept.client.ranges.OffsetsLost: t-0"]
+    with pytest.raises(PySparkException, match="OffsetsLost"):
+        audits._steady(look, time.monotonic())
+    said = ["ZeroDivisionError: a strategy's own"]
+    with pytest.raises(PySparkException, match="own"):
+        audits._steady(look, time.monotonic() + 60)

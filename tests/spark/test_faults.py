@@ -57,3 +57,20 @@ def test_faults_by_kind_offset_and_replica(spark: Any, strategy: Strategy) -> No
     assert found(three) == OF_ONE
     known = three.unionByName(holds(REFERENCE, {**SOUND, 7: (b"z", b"lost everywhere")}))
     assert found(known, {0: (0, 8)}) == OF_ONE | LOST
+
+
+def test_where_nothing_is_compacted_a_record_without_a_value_is_missing_too(spark: Any) -> None:
+    three = {0: (b"a", None), 1: (None, None), 2: (b"a", b"1")}
+    frames = [
+        spark.createDataFrame([("t", 0, o, k, v, 5, None) for o, (k, v) in held_.items()], SCHEMA)
+        for held_ in (three, {2: three[2]})
+    ]
+    both = [
+        held(frame.selectExpr("*", "timestamp_millis(ms) timestamp"), replica, Latest())
+        for replica, frame in enumerate(frames)
+    ]
+    expected = Expected({0: (0, 1)}, {0: 0})
+    rows = find(both[0].unionByName(both[1]), Latest(), expected, compacted=False).collect()
+    assert {(row.kind, row.offset, row.replica) for row in rows} == {
+        ("missing", 0, 1), ("missing", 1, 1),
+    }  # fmt: skip

@@ -27,6 +27,7 @@ from array import array
 from bisect import bisect_left
 from typing import Final
 
+from kept.compaction.batches import Batches
 from kept.compaction.watch import Watch
 from kept.storage.errors import CorruptMessage
 from kept.storage.records.build import read_varint
@@ -44,8 +45,6 @@ LOOKUP: Final = 2
 
 _SLOT: Final = struct.Struct("<QQ")
 _OFFSET_BITS: Final = (1 << 40) - 1
-_SPECIAL: Final = 0x37
-"""Attribute bits of a batch that the caller handles: codec, transactional, control."""
 
 
 class OffsetMap:
@@ -128,7 +127,7 @@ class OffsetMap:
         return array("I", [relative + shift for relative in self._sorted[first:last]])
 
 
-class SegmentScan:
+class SegmentScan(Batches):
     """Facts about one segment, and what a map says about its records; see the module.
 
     ``first..last`` bounds the offsets that are put in or looked up; ``survivors`` (relative,
@@ -157,8 +156,7 @@ class SegmentScan:
         self.base_offset = self.next_offset = base_offset
         self.full_at = -1
         self.records = self.batches = self.size_bytes = 0
-        self.special = False
-        self.fault: str | None = None
+        super().__init__()
         self._mode, self._map, self._first, self._last = mode, map, first, last
         self._survivors = None if survivors is None else set(survivors)
         self._now_ms, self._uncleanable, self._watch = now_ms, uncleanable, watch
@@ -170,36 +168,6 @@ class SegmentScan:
         )
         self._empties, self._bare = array("I"), array("I")
         self._horizons: list[tuple[int, int, int]] = []
-
-    def feed(self, data: Buffer) -> int:
-        """Read whole batches from the start of ``data``; returns how many bytes.
-
-        Stops at a batch for the caller (``special``) and at damage (``fault``).
-        """
-        from kept.storage.records.python import crc32c
-
-        view = memoryview(data)
-        at = 0
-        self.special = False
-        while len(view) - at >= HEADER_BYTES and self.fault is None:
-            try:
-                header = read_header(view, at)
-            except CorruptMessage as error:
-                self.fault = str(error)
-                break
-            if header.size_bytes > len(view) - at:
-                break
-            batch = view[at : at + header.size_bytes]
-            if crc32c(batch[21:]) != header.crc:
-                self.fault = "CRC does not match"
-                break
-            if header.attributes & _SPECIAL:
-                self.special = True
-                break
-            self._batch(header, batch[HEADER_BYTES:], aborted=False)
-            if self.fault is None:
-                at += header.size_bytes
-        return at
 
     def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
         """One batch that ``feed`` left to the caller: its header, its records inflated."""
@@ -222,7 +190,7 @@ class SegmentScan:
             first = self._present.pop()[0]
         self._present.append((first, last))
 
-    def _batch(self, header: BatchHeader, area: memoryview, *, aborted: bool) -> None:
+    def _batch(self, header: BatchHeader, area: memoryview, *, aborted: bool = False) -> None:
         first = header.base_offset - self.base_offset
         delta = header.last_offset_delta
         if first < 0 or header.base_offset < self.next_offset or first + delta >= MAX_INT32:

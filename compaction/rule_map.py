@@ -24,20 +24,19 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from kept.compaction.batches import Batches
 from kept.compaction.strategy import Kind, Rule, version_number
 from kept.compaction.watch import Watch
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import Record
 from kept.storage.records.build import read_varint, wrap64
-from kept.storage.records.header import HEADER_BYTES, BatchHeader, Buffer, read_header
+from kept.storage.records.header import BatchHeader, Buffer, read_header
 from kept.storage.types import TimestampType
 
 KERNEL: Final = "python"
 CLASSES: Final = 1 << 32
 WORD_BYTES: Final = 8
 _WORDS: Final = {Kind.LATEST: 3, Kind.LATEST_N: 4, Kind.TIMESTAMP: 4, Kind.VERSION: 6}
-_SPECIAL: Final = 0x37
-"""Attribute bits of a batch that the caller handles: codec, transactional, control."""
 
 
 def slot_words(rules: Iterable[Rule]) -> int:
@@ -161,44 +160,13 @@ def _version(rule: Rule, record: Record) -> tuple[int, int]:
     return (0, 0) if number is None else (1, number)
 
 
-class _Scan:
+class _Scan(Batches):
     """Walks the batches of a segment; a subclass uses their records."""
 
     def __init__(self, base_offset: int, first: int) -> None:
+        super().__init__()
         self.base_offset = base_offset
-        self.special = False
-        self.fault: str | None = None
         self._first = first
-
-    def feed(self, data: Buffer) -> int:
-        """Read whole batches from the start of ``data``; returns how many bytes.
-
-        Stops at a batch for the caller (``special``) and at damage (``fault``).
-        """
-        from kept.storage.records.python import crc32c
-
-        view = memoryview(data)
-        at = 0
-        self.special = False
-        while len(view) - at >= HEADER_BYTES and self.fault is None:
-            try:
-                header = read_header(view, at)
-            except CorruptMessage as error:
-                self.fault = str(error)
-                break
-            if header.size_bytes > len(view) - at:
-                break
-            batch = view[at : at + header.size_bytes]
-            if crc32c(batch[21:]) != header.crc:
-                self.fault = "CRC does not match"
-                break
-            if header.attributes & _SPECIAL:
-                self.special = True
-                break
-            self._batch(header, batch[HEADER_BYTES:])
-            if self.fault is None:
-                at += header.size_bytes
-        return at
 
     def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
         """One batch that ``feed`` left to the caller: its header, its records inflated."""

@@ -10,7 +10,8 @@ that same producer:
    a batch counts, also for another attempt of the task.
 2. A task that finds an entry of its own batch was begun before. It reads the target from where it
    ended then, finds by the producer id what was written, leaves out as much, and goes on with the
-   next sequence number. Whatever an attempt that still lives sends late has a number that is taken.
+   next sequence number. Whatever an attempt that still lives sends late has a number that is taken;
+   whether it sent other rows before ours is looked at when the task ends.
 3. An entry of a later batch means that this one was written long ago: refused.
 4. When a batch that was begun before has ended, its driver looks whether the earlier attempt had
    tasks that this one has not: what those wrote is there twice, which is said.
@@ -35,7 +36,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +51,7 @@ from kept.storage.types import TimestampType, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
+    from kept.storage.records import BatchHeader
 
 PARTITIONS: Final = 8
 SEGMENT_BYTES: Final = 1 << 20
@@ -98,6 +100,7 @@ class Written:
     last_sequence: int
     base_offset: int
     crc: int
+    attributes: int
 
 
 def _nothing(partition: int, offset: int) -> bytes:
@@ -110,8 +113,8 @@ class Begun:
     """A task's producer, and what its earlier attempts have written: (partition, first sequence) ->
     batch, and how many rows of each partition that makes. ``partitions`` are those that the topic
     had at first: rows that went by that many would go elsewhere by another number; and batches of
-    another size than ``batch_bytes`` could not be compared. ``fetch`` brings what is in a partition
-    of the target at an offset.
+    another size than ``batch_bytes`` could not be compared. ``ends`` is how far each partition was
+    looked through; ``fetch`` brings what is in a partition of the target at an offset.
     """
 
     producer_id: int
@@ -123,6 +126,7 @@ class Begun:
     compacted: bool = False
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
     fetch: Callable[[int, int], bytes] = _nothing
 
     def leaves_out(self, partition: int, first: int, total: int, batch: bytes) -> bool:
@@ -251,6 +255,29 @@ def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
         )
 
 
+def confirm(
+    client: Client, topic: str, begun: Begun, sent: Mapping[tuple[int, int], BatchHeader]
+) -> None:
+    """Whether the batches that a repeated task has sent, by partition and first sequence, are those
+    that are there. Raises NotTheSame.
+
+    An attempt that lives on may have sent other rows of the same sequences in the meantime: the
+    broker took ours for a repetition, and acknowledged them. Where the broker makes batches anew,
+    that cannot be seen.
+    """
+    seen = replace(begun, written={}, done={})
+    tps = [TopicPartition(topic, partition) for partition in {partition for partition, _ in sent}]
+    starts = client.list_offsets(dict.fromkeys(tps, EARLIEST))
+    for tp in tps:
+        _find(client, tp, max(begun.ends[tp.partition], starts[tp].offset), seen)
+    for (partition, first), ours in sent.items():
+        there = seen.written.get((partition, first))
+        if there is None or there.attributes != ours.attributes or there.crc == ours.crc:
+            continue
+        last = first + ours.record_count - 1
+        raise NotTheSame(f"partition {partition}: rows {first} to {last} {_WHY}")
+
+
 def forget(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
     """A passing batch is over: whatever comes late is refused, and compaction removes it."""
     for task in range(tasks):
@@ -344,9 +371,10 @@ def _find(client: Client, tp: TopicPartition, start: int, begun: Begun) -> None:
                 continue
             last = header.base_sequence + header.last_offset_delta
             begun.written[tp.partition, header.base_sequence] = Written(
-                last, header.base_offset, header.crc
+                last, header.base_offset, header.crc, header.attributes
             )
             begun.done[tp.partition] = max(begun.done.get(tp.partition, 0), last + 1)
+    begun.ends[tp.partition] = bounds[LATEST]
 
 
 def _at(client: Client, topic: str, partition: int, offset: int) -> bytes:

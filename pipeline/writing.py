@@ -18,7 +18,17 @@ from kept.client.blocking import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.options import BadOption, WriteOptions
 from kept.storage.errors import InvalidRecord, PeerError
-from kept.storage.records import HEADER_BYTES, Area, Binary, HeaderLists, Packer, Rows, pack_batch
+from kept.storage.records import (
+    HEADER_BYTES,
+    Area,
+    BatchHeader,
+    Binary,
+    HeaderLists,
+    Packer,
+    Rows,
+    pack_batch,
+    read_header,
+)
 from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
@@ -77,6 +87,7 @@ class TopicWriter:
         self._begun = begun
         self._producer = None if begun is None else (begun.producer_id, begun.epoch)
         self._topics: dict[str, _Target] = {}
+        self._sent: dict[tuple[int, int], BatchHeader] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows; some may be sent."""
@@ -95,6 +106,11 @@ class TopicWriter:
         """Send the rest; how many rows were written and acknowledged."""
         for topic in self._topics:
             self._send(topic)
+        if self._begun is not None and self._sent:
+            from kept.pipeline.ledger import confirm
+
+            assert self.options.topic is not None
+            confirm(self.client, self.options.topic, self._begun, self._sent)
         return self.written
 
     def _write(self, topic: str, batch: pa.RecordBatch) -> None:
@@ -153,6 +169,10 @@ class TopicWriter:
             batches = self._new(target, areas, batches)
         if batches:
             self.client.append(topic, batches)
+        if self._begun is not None and self._begun.repeated:
+            for partition, batch in batches.items():
+                first = target.sequences.get(partition, 0)
+                self._sent[partition, first] = read_header(batch)
         for partition, area in areas.items():
             self.written += area.total
             following = target.sequences.get(partition, 0) + area.total

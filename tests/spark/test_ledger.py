@@ -132,6 +132,23 @@ def test_one_that_lives_on_writes_nothing_twice(attempt: Callable[..., Attempt])
     assert values(new.client, new.topic) == [v for _, v in ROWS]
 
 
+def test_one_that_lives_on_and_writes_other_rows_first_is_told(
+    attempt: Callable[..., Attempt],
+) -> None:
+    """The broker takes the later ones for a repetition, by their sequences, and acknowledges."""
+    other = [(k, v[:-1] + "x") for k, v in ROWS]
+    for rows in (ROWS, other):
+        batch = 1 if rows is ROWS else 2
+        zombie, new = attempt(batch, size=9999), attempt(batch, size=9999)
+        assert new.begun.repeated and not new.begun.done
+        zombie.run(rows)
+        if rows is ROWS:
+            new.run(ROWS)
+            continue
+        with pytest.raises(NotTheSame, match="not those that its first attempt wrote"):
+            new.run(ROWS)
+
+
 def test_a_topic_that_grows_between_two_attempts(
     attempt: Callable[..., Attempt], kept_broker: Cluster
 ) -> None:

@@ -23,7 +23,7 @@ def batch(value: bytes, codec: Codec = Codec.NONE) -> bytes:
 
 def begun(there: bytes, **more) -> Begun:
     """A task of which one batch was written."""
-    written = {(2, 0): Written(0, 0, read_header(there).crc)}
+    written = {(2, 0): Written(0, 0, read_header(there).crc, 0)}
     return Begun(
         7, 0, 1, 3, 99, repeated=True, written=written, done={2: 1}, fetch=lambda *_: there, **more
     )

@@ -324,6 +324,10 @@ class Client:
         """The offset of each partition for a timestamp, LATEST, EARLIEST or MAX_TIMESTAMP."""
         return self.run(record_operations.list_offsets(asked, isolation, self.timeout_ms))
 
+    def epoch_ends(self, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Where that leader epoch ends in the log of each partition, -1 where it is not known."""
+        return self.run(record_operations.epoch_ends(asked, self.timeout_ms))
+
     def bounds(
         self, topic: str, partitions: Iterable[int] | None = None
     ) -> dict[int, tuple[int, int]]:

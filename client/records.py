@@ -18,6 +18,7 @@ from kept.storage.types import IsolationLevel, TopicPartition
 PRODUCE: Final = 0
 FETCH: Final = 1
 LIST_OFFSETS: Final = 2
+OFFSET_FOR_LEADER_EPOCH: Final = 23
 INIT_PRODUCER_ID: Final = 22
 
 LATEST: Final = positions.LATEST
@@ -168,6 +169,32 @@ def list_offsets(
         epoch = int(getattr(one, "leader_epoch", -1))
         out[tp] = OffsetAt(int(one.offset), int(one.timestamp), epoch)
     return out
+
+
+def epoch_ends(
+    asked: Mapping[TopicPartition, int], timeout_ms: int
+) -> Operation[dict[TopicPartition, int]]:
+    """Where that leader epoch (or the last one before it) ends in each leader's log, -1 where it
+    cannot say. Below an offset that was read in that epoch: the log was cut back since (KIP-320).
+    """
+    responses = yield [_epoch_end_call(tp, epoch, timeout_ms) for tp, epoch in asked.items()]
+    return {
+        tp: int(response.topics[0].partitions[0].end_offset)
+        for tp, response in zip(asked, responses, strict=True)
+    }
+
+
+def _epoch_end_call(tp: TopicPartition, epoch: int, timeout_ms: int) -> Call:
+    what = f"OffsetForLeaderEpoch of {tp}"
+    partition = {"partition": tp.partition, "current_leader_epoch": -1, "leader_epoch": epoch}
+    return Call(
+        OFFSET_FOR_LEADER_EPOCH,
+        {"replica_id": -1, "topics": [{"topic": tp.topic, "partitions": [partition]}]},
+        ToLeader(tp.topic, tp.partition),
+        what=what,
+        timeout_ms=timeout_ms,
+        check=lambda r: failure(int(r.topics[0].partitions[0].error_code), what),
+    )
 
 
 class Standing(NamedTuple):

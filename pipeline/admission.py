@@ -7,14 +7,17 @@ a limit is never exceeded, and a trigger over a heavily compacted range brings f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from kept.storage.types import TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
 
 TOPIC_ID: Final = "topicId"
+LEADER_EPOCHS: Final = "leaderEpochs"
 """Beside the partitions of a topic in a checkpoint."""
+
+Checkpoint = dict[str, dict[str, Any]]
 
 
 def available(start: Offsets, end: Offsets) -> int:
@@ -47,34 +50,48 @@ def limited(start: Offsets, end: Offsets, most: int) -> dict[TopicPartition, int
 
 
 def to_json(
-    offsets: Offsets, topic_ids: Mapping[str, str | None] | None = None
-) -> dict[str, dict[str, int | str]]:
+    offsets: Offsets,
+    topic_ids: Mapping[str, str | None] | None = None,
+    leader_epochs: Mapping[TopicPartition, int] | None = None,
+) -> Checkpoint:
     """Offsets as a checkpoint holds them: in the form of Spark's Kafka connector, and which topic
-    of that name they belong to.
+    of that name they belong to, and who led it when they were there.
     """
-    found: dict[str, dict[str, int | str]] = {}
+    found: Checkpoint = {}
     for tp in sorted(offsets):
         found.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
     for topic, number in (topic_ids or {}).items():
         if number is not None and topic in found:
             found[topic][TOPIC_ID] = number
+    for tp, epoch in sorted((leader_epochs or {}).items()):
+        if tp in offsets and epoch >= 0:
+            found[tp.topic].setdefault(LEADER_EPOCHS, {})[str(tp.partition)] = epoch
     return found
 
 
-def from_json(checkpoint: Mapping[str, Mapping[str, int | str]]) -> dict[TopicPartition, int]:
+def from_json(checkpoint: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
     """The offsets in a checkpoint."""
     return {
         TopicPartition(topic, int(partition)): int(offset)
         for topic, partitions in checkpoint.items()
         for partition, offset in partitions.items()
-        if partition != TOPIC_ID
+        if partition not in (TOPIC_ID, LEADER_EPOCHS)
     }
 
 
-def topic_ids_in(checkpoint: Mapping[str, Mapping[str, int | str]]) -> dict[str, str]:
+def topic_ids_in(checkpoint: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Topic -> its id, as far as the checkpoint says: the connector's does not."""
     return {
         topic: str(partitions[TOPIC_ID])
         for topic, partitions in checkpoint.items()
         if TOPIC_ID in partitions
+    }
+
+
+def leader_epochs_in(checkpoint: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    """The leader epoch in which each offset was there, as far as the checkpoint says."""
+    return {
+        TopicPartition(topic, int(partition)): int(epoch)
+        for topic, partitions in checkpoint.items()
+        for partition, epoch in partitions.get(LEADER_EPOCHS, {}).items()
     }

@@ -37,7 +37,10 @@ class Following:
         self._begun: Offsets | None = None
         self._at_end: Offsets = {}
         self._first_newest: Offsets = {}
+        self.leader_epochs: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, str | None] = {}
+        self._reached_in: dict[TopicPartition, int] = {}
+        self._compared: dict[TopicPartition, tuple[int, int]] = {}
         self._taken_at = time.monotonic()
 
     def begin(self) -> Offsets:
@@ -78,9 +81,16 @@ class Following:
         """Topic -> the id of the topic that these offsets belong to, where the broker has ids."""
         return offsets.topic_ids(self.client, tps)
 
-    def remember(self, topic_ids: Mapping[str, str]) -> None:
-        """The topics that the next start's offsets belong to, as its checkpoint says."""
+    def remember(
+        self,
+        topic_ids: Mapping[str, str],
+        leader_epochs: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        """The topics that the next start's offsets belong to, and the epochs in which they were
+        there, as its checkpoint says.
+        """
         self._topic_ids.update(topic_ids)
+        self._reached_in = dict(leader_epochs or {})
 
     def next_end(self, start: Offsets, most: int | None, least: int | None) -> Offsets:
         """Where the next trigger ends; ``start`` when it should not take anything yet."""
@@ -136,7 +146,10 @@ class Following:
         return {tp: at for tp, at in planned.items() if tp in there}
 
     def _at(self, tps: list[TopicPartition], when: int) -> Offsets:
-        return offsets.all_at(self.client, tps, when, self.options.isolation)
+        answers = self.client.list_offsets(dict.fromkeys(tps, when), self.options.isolation)
+        if when == LATEST:
+            self.leader_epochs.update({tp: at.leader_epoch for tp, at in answers.items()})
+        return {tp: at.offset for tp, at in answers.items()}
 
     def _from(self, start: Offsets, end: Offsets) -> Offsets:
         """Where each partition goes on: new ones, and those of a topic that replaced another of its
@@ -148,15 +161,35 @@ class Following:
             self._lose(f"{tp}: everything from offset {start[tp]}", "the partition is gone")
             del since[tp]
         replaced = self._replaced(sorted(start.keys() & end.keys()))
-        for tp in sorted(start.keys() & end.keys()):
-            if tp.topic in replaced:
-                del since[tp]
+        both = [tp for tp in sorted(start.keys() & end.keys()) if tp.topic not in replaced]
+        since = {tp: at for tp, at in since.items() if tp.topic not in replaced}
+        cut = self._cut_back({tp: start[tp] for tp in both})
+        for tp in both:
+            if tp in cut:
+                why = f"a leader without them was elected, and has others from offset {cut[tp]} on"
+                self._lose(f"{tp}: offsets {cut[tp]} to {start[tp] - 1}", why)
+                since[tp] = cut[tp]
             elif end[tp] < start[tp] and not self._reaches(tp, start[tp]):
                 why = f"the log ends at {end[tp]}, it was cut back or created again"
                 self._lose(f"{tp}: everything up to offset {start[tp]}", why)
                 since[tp] = end[tp]
         since.update(self._at(sorted(end.keys() - since.keys()), EARLIEST))
         return since
+
+    def _cut_back(self, start: Offsets) -> Offsets:
+        """Where logs were cut back below the offset that was reached, and have perhaps grown again:
+        where the epoch in which that offset was there ends now. Asked when the leader changed.
+        """
+        changed = {}
+        for tp in start:
+            epoch, now = self._reached_in.get(tp, -1), self.leader_epochs.get(tp)
+            if 0 <= epoch != now and self._compared.get(tp) != (epoch, now):
+                changed[tp] = epoch
+        ends = self.client.epoch_ends(changed) if changed else {}
+        for tp, epoch in changed.items():
+            if tp in self.leader_epochs and ends[tp] >= start[tp]:
+                self._compared[tp] = epoch, self.leader_epochs[tp]
+        return {tp: end for tp, end in ends.items() if 0 <= end < start[tp]}
 
     def _reaches(self, tp: TopicPartition, offset: int) -> bool:
         """Whether the log goes on to an offset after the last stable one, where a read at the other

@@ -1,8 +1,9 @@
 """The streaming read: PySpark's face of :mod:`kept.pipeline.following`.
 
 The offsets in a checkpoint have the form of Spark's Kafka connector, and beside them the ids of the
-topics: a topic that was deleted and created again is another one. A checkpoint of the connector is
-read as well.
+topics, since a topic that was deleted and created again is another one, and the epochs of their
+leaders: one that was elected uncleanly may have other records there. A checkpoint of the connector
+is read as well.
 
 Admission control and ``AvailableNow`` exist for Python sources since Spark 4.2. On Spark 4.1 every
 trigger takes all there is, and limits are refused.
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from kept.pipeline.admission import from_json, to_json, topic_ids_in
+from kept.pipeline.admission import (
+    Checkpoint,
+    from_json,
+    leader_epochs_in,
+    to_json,
+    topic_ids_in,
+)
 from kept.pipeline.following import Following
 from kept.pipeline.options import BadOption, ReadOptions
 from kept.storage.types import TopicPartition
@@ -38,8 +45,6 @@ except ImportError:  # Spark 4.1
 else:
     ADMISSION = True
 
-Checkpoint = dict[str, dict[str, int | str]]
-
 
 def check_admission(options: ReadOptions) -> None:
     """Refuse limits where Spark has no admission control for Python sources. Raises BadOption."""
@@ -59,6 +64,7 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._given = options
         self._following: Following | None = None
+        self._told: Checkpoint = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_following": None}  # sockets stay on the driver
@@ -78,7 +84,20 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._following
 
     def _checkpoint(self, offsets: Mapping[TopicPartition, int]) -> Checkpoint:
-        return to_json(offsets, self._followed().topic_ids(offsets))
+        following = self._followed()
+        return to_json(offsets, following.topic_ids(offsets), following.leader_epochs)
+
+    def _end(self, start: Checkpoint, offsets: Mapping[TopicPartition, int]) -> Checkpoint:
+        """Where a trigger ends; as it was said before, where nothing has moved but leaders."""
+        end = self._checkpoint(offsets)
+        if from_json(start) == offsets and topic_ids_in(start) == topic_ids_in(end):
+            return start
+        return end
+
+    def _remember(self, start: Checkpoint) -> Following:
+        following = self._followed()
+        following.remember(topic_ids_in(start), leader_epochs_in(start))
+        return following
 
     def initialOffset(self) -> Checkpoint:  # noqa: N802
         """Where a query without a checkpoint starts."""
@@ -96,19 +115,19 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: Checkpoint | None = None, limit: Any = None
     ) -> Checkpoint:
         """Where the next micro-batch ends. Spark 4.1 asks without saying where it starts."""
-        following = self._followed()
         if start is None:
-            return self._checkpoint(following.newest())
+            self._told = self._end(self._told, self._followed().newest())
+            return self._told
         most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
         least = None
         if not ADMISSION or not isinstance(limit, ReadAllAvailable):
             least = self.options.min_per_trigger
-        following.remember(topic_ids_in(start))
-        return self._checkpoint(following.next_end(from_json(start), most, least))
+        return self._end(start, self._remember(start).next_end(from_json(start), most, least))
 
     def reportLatestOffset(self) -> Checkpoint:  # noqa: N802
         """The end of every partition, for the query's progress."""
-        return self._checkpoint(self._followed().newest())
+        newest = self._followed().newest()
+        return to_json(newest, self._followed().topic_ids(newest))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note what there is: the query ends there."""
@@ -116,8 +135,7 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> list[InputPartition]:
         """The tasks of a micro-batch."""
-        following = self._followed()
-        following.remember(topic_ids_in(start))
+        following = self._remember(start)
         ranges = following.ranges(from_json(start), from_json(end), topic_ids_in(end))
         return [InputPartition(one) for one in ranges]
 

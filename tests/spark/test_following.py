@@ -9,7 +9,7 @@ import pytest
 
 from kept.client.blocking import Client
 from kept.client.ranges import OffsetsLost
-from kept.pipeline.admission import from_json, to_json, topic_ids_in
+from kept.pipeline.admission import from_json, leader_epochs_in, to_json, topic_ids_in
 from kept.pipeline.batch import plan_batch
 from kept.pipeline.following import Following
 from kept.pipeline.offsets import find_partitions
@@ -150,6 +150,62 @@ def test_a_log_that_went_back_is_a_loss(client, kept_broker):
     tolerant = following(client, topic, failOnDataLoss="false")
     assert tolerant.next_end({tp: 9}, 1, None) == {tp: 3}
     assert tolerant.ranges({tp: 9}, {tp: 3}) == []
+
+
+def test_a_log_that_was_cut_back_and_has_grown_again_is_a_loss(kept_cluster):
+    """Offsets alone cannot tell: only the epochs of the leaders do (KIP-320)."""
+    cluster = kept_cluster(3, unclean_leader_election_enable="true", min_insync_replicas="1")
+    topic = cluster.create_topic(replication_factor=2)
+    tp = TopicPartition(topic, 0)
+
+    def led_by(node: int) -> bool:
+        return client.metadata([topic]).topics[topic].partitions[0].leader == node
+
+    with cluster.client() as client:
+        fill(client, topic, range(4))
+        eventually(lambda: len(client.metadata([topic]).topics[topic].partitions[0].isr) == 2)
+        first = client.topic(topic).partitions[0].leader
+        (second,) = set(client.topic(topic).partitions[0].replicas) - {first}
+        strict, tolerant = (
+            following(client, topic, failOnDataLoss=fails, startingOffsets="earliest")
+            for fails in ("true", "false")
+        )
+        cluster.kill(second)
+        fill(client, topic, range(6))
+        start = strict.newest()
+        assert start == {tp: 10}
+        checkpoint = to_json(start, strict.topic_ids(start), strict.leader_epochs)
+        cluster.kill(first)
+        cluster.start(second)
+        eventually(lambda: led_by(second))
+        fill(client, topic, range(20))
+        assert client.bounds(topic)[0] == (0, 24)
+        for one in (strict, tolerant, following(client, topic)):
+            one.remember(topic_ids_in(checkpoint), leader_epochs_in(checkpoint))
+            if one is tolerant:
+                end = one.next_end(start, None, None)
+                assert [(r.start, r.end) for r in one.ranges(start, end)] == [(4, 24)]
+                continue
+            for ask in (lambda f: f.next_end(start, None, None), lambda f: f.ranges(start, start)):
+                with pytest.raises(OffsetsLost, match=f"{tp}: offsets 4 to 9 lost: a leader"):
+                    ask(one)
+
+
+def test_a_new_leader_with_everything_is_no_loss(kept_cluster):
+    cluster = kept_cluster(3)
+    topic = cluster.create_topic()
+    with cluster.client() as client:
+        fill(client, topic, range(4))
+        one = following(client, topic, startingOffsets="earliest")
+        start = one.newest()
+        epochs = dict(one.leader_epochs)
+        cluster.kill(client.topic(topic).partitions[0].leader)
+        fill(client, topic, range(3))
+        for _ in range(2):
+            one.remember({}, epochs)
+            assert set(one.next_end(start, None, None).values()) == {7}
+        assert one.leader_epochs != epochs
+        assert [(r.start, r.end) for r in one.ranges(start, one.newest())] == [(4, 7)]
 
 
 def test_a_topic_that_is_gone_and_one_that_came_back(client, kept_broker):

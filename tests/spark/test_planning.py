@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.pipeline.admission import available, from_json, limited, to_json, topic_ids_in
+from kept.pipeline.admission import (
+    available,
+    from_json,
+    leader_epochs_in,
+    limited,
+    to_json,
+    topic_ids_in,
+)
 from kept.pipeline.planning import MIN_INT64, Bounds, Range, cut, plan, split, split_by_bytes
 from kept.pipeline.pushdown import milliseconds, push
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -88,6 +95,14 @@ def test_a_checkpoint_is_the_connectors() -> None:
     assert with_ids == {"a": {"1": 5, "topicId": "f00d"}, "b": {"0": 0}}
     assert from_json(with_ids) == {A1: 5, B0: 0}
     assert topic_ids_in(with_ids) == {"a": "f00d"}
+    with_epochs = to_json({A1: 5, B0: 0}, {"a": "f00d"}, {A0: 7, A1: 2, B0: -1})
+    assert with_epochs == {
+        "a": {"1": 5, "topicId": "f00d", "leaderEpochs": {"1": 2}},
+        "b": {"0": 0},
+    }
+    assert from_json(with_epochs) == {A1: 5, B0: 0}
+    assert leader_epochs_in(with_epochs) == {A1: 2}
+    assert leader_epochs_in(with_ids) == {}
 
 
 # Filters are known by the names of their classes.

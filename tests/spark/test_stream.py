@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from kept.client.blocking import Client
+from kept.pipeline.following import Following
+from kept.pipeline.options import parse_read
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import delete_before, eventually, fill, has_limits, recreate
@@ -84,7 +86,9 @@ def test_restarts_go_on_where_the_checkpoint_is(query, client, kept_broker):
     )
     held = json.loads(log[-1].read_text().splitlines()[-1])
     number = client.topic(topic).topic_id.hex
+    epochs = held[topic].pop("leaderEpochs")
     assert held == {topic: {"0": 130, "1": 7, "2": 5, "topicId": number}}
+    assert epochs.keys() == {"0", "1", "2"}
 
 
 def test_it_follows_the_topic(query, client, kept_broker):
@@ -157,6 +161,25 @@ def test_what_is_lost_stops_the_query_unless_told_not_to(query, client, kept_bro
     one.options["failOnDataLoss"] = "false"
     one.run()
     assert one.offsets() == sorted([*range(10), *range(15, 30), *range(40)])
+
+
+def test_a_new_leader_alone_makes_no_batch(client, kept_broker):
+    from kept.pipeline.streaming import KeptStreamReader
+
+    topic = kept_broker.create_topic()
+    fill(client, topic, range(3))
+    given = {"bootstrap": client.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    options = parse_read(given, streaming=True)
+    reader = KeptStreamReader(None, options)
+    reader._following = Following(client, options)
+    limit = reader.getDefaultReadLimit() if LIMITS else None
+    for start in (reader.initialOffset(), None):
+        end = reader.latestOffset(start, limit)
+        assert end[topic].pop("leaderEpochs").keys() == {"0"}
+        assert end[topic]["0"] == 3
+        assert (
+            "leaderEpochs" not in reader.latestOffset(None if start is None else end, limit)[topic]
+        )
 
 
 def test_refusals_are_the_first_thing_said(query, kept_broker):

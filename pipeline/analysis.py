@@ -19,7 +19,7 @@ from kept.pipeline.session import bounds_of, connect, records, register
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from kept.compaction.strategy import Strategy
 
@@ -87,7 +87,7 @@ def analyze(
     taken_ms = time.time_ns() // 1_000_000
     rows = _judged(records(spark, bootstrap, bounds), strategy, prefix_until).cache()
     try:
-        frames = _frames(rows, taken_ms)
+        frames = _frames(rows, taken_ms, len(bounds.ends))
         if out is not None:
             for name, frame in frames.items():
                 frame.write.mode("errorifexists").parquet(f"{out.rstrip('/')}/{name}")
@@ -119,10 +119,7 @@ def _judged(rows: DataFrame, strategy: Strategy, prefix_until: str) -> DataFrame
     zero = f.lit(0)
     total = f.coalesce(size[0], zero) + f.coalesce(size[1], zero) + f.coalesce(headers, zero)
     made = rows.withColumn("tombstone", f.col("value").isNull()).withColumn("bytes", total)
-    text = f.decode("key", "ISO-8859-1")
-    at = f.locate(prefix_until, text)
-    prefix = f.when(at > 0, f.substring(text, f.lit(1), at + f.lit(len(prefix_until) - 1)))
-    made = made.withColumn("prefix", f.coalesce(prefix, f.lit("")))
+    made = made.withColumn("prefix", _prefix(prefix_until))
     known = rules(strategy)
     if known is None:
         return survivors.judged(made, strategy).drop("value", "headers")
@@ -130,7 +127,21 @@ def _judged(rows: DataFrame, strategy: Strategy, prefix_until: str) -> DataFrame
     return survivors.judged(made, strategy)
 
 
-def _frames(rows: DataFrame, taken_ms: int) -> dict[str, DataFrame]:
+def _prefix(until: str) -> Column:
+    """Up to the first ``until`` in the key: found among its bytes, each a character of ISO-8859-1;
+    shown as text where it is UTF-8.
+    """
+    from pyspark.sql import functions as f
+
+    end = until.encode("utf-8", "surrogateescape").decode("ISO-8859-1")
+    key = f.decode("key", "ISO-8859-1")
+    at = f.locate(end, key)
+    found = f.when(at > 0, f.substring(key, f.lit(1), at + f.lit(len(end) - 1)))
+    text = f.try_validate_utf8(f.encode(found, "ISO-8859-1").cast("string"))
+    return f.coalesce(text, found, f.lit(""))
+
+
+def _frames(rows: DataFrame, taken_ms: int, partitions: int) -> dict[str, DataFrame]:
     from pyspark.sql import functions as f
 
     figures = [f.expr(one) for one in _FIGURES]
@@ -144,8 +155,11 @@ def _frames(rows: DataFrame, taken_ms: int) -> dict[str, DataFrame]:
     for number, limit in reversed(list(enumerate(SHOWN_AGES_S))):
         class_ = f.when(age <= limit, f.lit(number)).otherwise(class_)
     bits = f.floor(f.log2("records")).cast("int")
+    every = rows.sparkSession.range(partitions).selectExpr("int(id) partition")
     return {
-        "partitions": rows.groupBy("partition").agg(*figures).orderBy("partition"),
+        "partitions": every.join(rows.groupBy("partition").agg(*figures), "partition", "left")
+        .na.fill(0)  # those without records; they count for the skew
+        .orderBy("partition"),
         "prefixes": rows.groupBy("prefix")
         .agg(*figures)
         .orderBy(f.expr("bytes - kept_bytes").desc(), "prefix")

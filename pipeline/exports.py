@@ -63,12 +63,10 @@ def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export
 def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
     """An export and its records. Raises BadOption where there is none, or not a whole one."""
     store = files.Store(spark, path)
-    text = store.read(STATE)
-    if text is None:
+    said = store.note(STATE, FORMAT, "ends", "an export")
+    if said is None:
         raise BadOption(f"{path} is no export: {STATE} is not there (an export ends with it)")
-    said = json.loads(text)
-    if said.pop("format", None) != FORMAT:
-        raise BadOption(f"{path}: {STATE} is not of format {FORMAT}")
+    del said["format"]
     for name in ("starts", "ends", "compacted_to"):
         if said[name] is not None:
             said[name] = {int(p): int(o) for p, o in said[name].items()}

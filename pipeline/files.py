@@ -1,12 +1,20 @@
 """Small files beside Parquet, wherever Spark's paths lead: a directory through Hadoop's FileSystem.
 
 Spark reads and writes the data; a job's own notes (what was exported, how far a table goes) are a
-file of text, replaced as a whole.
+file of text, replaced as a whole. On a local disk that file is written without Hadoop, which keeps
+a checksum in another file beside it: a driver that was killed between the two would leave a note
+that cannot be read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kept.pipeline.options import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +29,7 @@ class Store:
         self._gateway: Any = spark.sparkContext._gateway
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
         self._fs: Any = self._path("").getFileSystem(self._conf)
+        self._local: bool = self._fs.getUri().getScheme() == "file"
 
     def at(self, name: str) -> str:
         """The path of a member, as Spark takes it."""
@@ -28,6 +37,10 @@ class Store:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.at(name))
+
+    def _file(self, name: str) -> Path:
+        """A member of a local directory."""
+        return Path(str(self._fs.makeQualified(self._path(name)).toUri().getPath()))
 
     def names(self) -> list[str]:
         """The members; none where there is no directory."""
@@ -38,6 +51,11 @@ class Store:
 
     def read(self, name: str) -> str | None:
         """A file of text; None where there is none."""
+        if self._local:
+            try:
+                return self._file(name).read_text("utf-8")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
         if not self._fs.exists(self._path(name)):
             return None
         stream = self._fs.open(self._path(name))
@@ -46,8 +64,30 @@ class Store:
         finally:
             stream.close()
 
+    def note(self, name: str, form: int, has: str, what: str) -> dict[str, Any] | None:
+        """A file of JSON with the number of its format and a member ``has``; None where there is
+        none. Raises BadOption for one that is not ``what`` it should be.
+        """
+        text = self.read(name)
+        if text is None:
+            return None
+        try:
+            said = json.loads(text)
+        except ValueError as error:
+            raise BadOption(f"{self.path}: {name} is damaged: {error}") from None
+        if not isinstance(said, dict) or "format" not in said:
+            raise BadOption(f"{self.path} is {what} of nothing: {name} is not kept's")
+        if said["format"] != form:
+            raise BadOption(f"{self.path}: {name} has format {said['format']}, not {form}")
+        if has not in said:
+            raise BadOption(f"{self.path} holds something else than {what}: {name} says so")
+        return said
+
     def replace(self, name: str, text: str) -> None:
         """Put ``text`` where that file was, at once."""
+        if self._local:
+            _replace(self._file(name), text)
+            return
         draft = self._path(f"{name}.new")
         stream = self._fs.create(draft, True)
         try:
@@ -64,3 +104,19 @@ class Store:
     def remove(self, name: str) -> None:
         """Delete a member and what is in it."""
         self._fs.delete(self._path(name), True)
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.new")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    with contextlib.suppress(FileNotFoundError):  # of a note that Hadoop has written
+        path.with_name(f".{path.name}.crc").unlink()
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from kept.client.blocking import Client
 
 
-_SETTINGS: Final = ("cleanup.", "delete.", "retention.", "kept.")
-"""What says which records stay; a topic that is restored has the same."""
+_SETTINGS: Final = ("cleanup.", "delete.", "retention.", "kept.", "max.message.bytes")
+"""What says which records stay, and how large they may be; a topic that is restored has the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,10 @@ def bounds_of(client: Client, topic: str) -> Bounds:
     config = {
         entry.name: entry.value
         for entry in client.topic_configs([topic])[topic]
-        if entry.value is not None and entry.name.startswith(_SETTINGS)
+        if entry.value is not None
+        and entry.name.startswith(_SETTINGS)
+        # Apache Kafka, to which a topic may be restored, refuses ours, also what is their default.
+        and not (entry.name.startswith("kept.") and entry.source == "default")
     }
     return Bounds(
         topic,

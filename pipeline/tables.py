@@ -20,7 +20,9 @@ have been, the whole topic is read again, and the result says why.
 from __future__ import annotations
 
 import json
+import re
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -46,8 +48,8 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 STATE: Final = "_kept.json"
 FORMAT: Final = 1
-KEPT_VERSIONS: Final = 2
-"""Directories of a refreshed table that stay: the newest, and the one that somebody may read."""
+_NAMED: Final = re.compile(r"table-(\d+)(?:-[0-9a-f]+)?")
+"""Directories of tables: their number, and what tells two apart that have the same."""
 
 
 def latest(rows: DataFrame) -> DataFrame:
@@ -135,26 +137,30 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
     """Bring the table in directory ``path`` up to now; :func:`saved` reads it.
 
     Each refresh writes a directory of its own and then replaces the file that names it, so whoever
-    reads has one state or the next. One refresh at a time.
+    reads has one state or the next; the one before stays until the next refresh. Raises BadOption
+    when another refresh has ended in between: the table is that one's then.
     """
     register(spark)
     store = files.Store(spark, path)
     before = _state(store, topic)
+    began_ms = time.time_ns() // 1_000_000  # before the ends are asked for: what is new is newer
     with connect(bootstrap) as client:
         now = bounds_of(client, topic)
-    began_ms = time.time_ns() // 1_000_000
     whole = _why_whole(before, now, began_ms)
-    done = _write(spark, bootstrap, store, None if whole else before, now)
+    name = _write(spark, bootstrap, store, None if whole else before, now)
     if whole is None and (late := _why_whole(before, now, time.time_ns() // 1_000_000)):
-        whole, done = late, _write(spark, bootstrap, store, None, now)
-    name = str(done)
+        store.remove(name)
+        whole, name = late, _write(spark, bootstrap, store, None, now)
+    if _state(store, topic) != before:
+        store.remove(name)
+        raise BadOption(f"{path}: another refresh ended meanwhile, and the table is that one's")
     state = {
         "format": FORMAT, "topic": topic, "topic_id": now.topic_id, "directory": name,
         "starts": {str(p): o for p, o in now.starts.items()},
         "offsets": {str(p): o for p, o in now.ends.items()}, "refreshed_ms": began_ms,
     }  # fmt: skip
     store.replace(STATE, json.dumps(state))
-    _remove_older(store, name)
+    _remove_older(store, name, None if before is None else before["directory"])
     began = _start(None if whole else before, now)
     read = sum(end - began[p] for p, end in now.ends.items())
     return Refreshed(store.at(name), spark.read.parquet(store.at(name)).count(), read, whole)
@@ -163,20 +169,15 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
 def saved(spark: SparkSession, path: str) -> DataFrame:
     """The table that the last :func:`refresh` left. Raises BadOption where there is none."""
     store = files.Store(spark, path)
-    text = store.read(STATE)
-    if text is None:
+    state = store.note(STATE, FORMAT, "directory", "a table")
+    if state is None:
         raise BadOption(f"{path} has no table: {STATE} is not there; refresh it first")
-    return spark.read.parquet(store.at(json.loads(text)["directory"]))
+    return spark.read.parquet(store.at(state["directory"]))
 
 
 def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
-    text = store.read(STATE)
-    if text is None:
-        return None
-    state: dict[str, Any] = json.loads(text)
-    if state.get("format") != FORMAT:
-        raise BadOption(f"{store.path}: {STATE} has format {state.get('format')}, not {FORMAT}")
-    if state["topic"] != topic:
+    state = store.note(STATE, FORMAT, "directory", "a table")
+    if state is not None and state["topic"] != topic:
         raise BadOption(f"{store.path} is the table of {state['topic']}, not of {topic}")
     return state
 
@@ -223,8 +224,8 @@ def _write(
     now: Bounds,
 ) -> str:
     """Write the next directory; its name."""
-    there = [int(n.rpartition("-")[2]) for n in store.names() if n.startswith("table-")]
-    name = f"table-{max(there, default=0) + 1:06}"
+    number = max(_numbered(store).values(), default=0) + 1
+    name = f"table-{number:06}-{uuid.uuid4().hex[:8]}"
     if before is None:
         rows = records(spark, bootstrap, now, until_caught_up=True)
     else:
@@ -236,7 +237,17 @@ def _write(
     return name
 
 
-def _remove_older(store: files.Store, newest: str) -> None:
-    names = sorted(n for n in store.names() if n.startswith("table-") and n <= newest)
-    for name in names[:-KEPT_VERSIONS]:
-        store.remove(name)
+def _numbered(store: files.Store) -> dict[str, int]:
+    """The directories of tables; whatever else is there is not ours."""
+    found = ((name, _NAMED.fullmatch(name)) for name in store.names())
+    return {name: int(known[1]) for name, known in found if known}
+
+
+def _remove_older(store: files.Store, newest: str, before: str | None) -> None:
+    """Leave the newest and the one before it, which somebody may read, and what is newer still: a
+    refresh that has not ended.
+    """
+    there = _numbered(store)
+    for name, number in there.items():
+        if number <= there[newest] and name not in (newest, before):
+            store.remove(name)

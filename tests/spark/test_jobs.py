@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from kept.client.http import JsonApi
 from kept.client.view import Endpoint
 from kept.compaction.strategy import From, Latest
 from kept.compaction.strategy_kit import clean
-from kept.pipeline import jobs
+from kept.pipeline import jobs, tables
 from kept.pipeline.options import BadOption
+from kept.pipeline.session import bounds_of
 from kept.storage.records import Record
 from kept.testing import Cluster
 from tests.spark.topics import COMPACTED, compact, eventually, fill
@@ -122,22 +124,69 @@ def test_a_table_is_refreshed_by_what_is_new(spark, client, kept_broker, tmp_pat
     assert as_dict(jobs.saved(spark, path))[b"grown"] == b"here"
     state = Path(path, "_kept.json")
     said = json.loads(state.read_text())
-    state.with_name("._kept.json.crc").unlink()  # Hadoop's, of what it wrote
     state.write_text(json.dumps({**said, "refreshed_ms": said["refreshed_ms"] - 86_400_000}))
     assert "delete.retention.ms" in str(jobs.refresh(spark, where, topic, path).whole)
     assert as_dict(jobs.saved(spark, path)) == model(client, topic)
-    assert sorted(p.name for p in Path(path).glob("table-*")) == ["table-000003", "table-000004"]
+    names = sorted(p.name[:12] for p in Path(path).glob("table-*"))
+    assert names == ["table-000003", "table-000004"]
     other = kept_broker.create_topic()
     with pytest.raises(BadOption, match=f"is the table of {topic}, not of {other}"):
         jobs.refresh(spark, where, other, path)
 
 
+def test_a_refresh_beside_another_one_and_beside_what_is_not_its_own(
+    spark, client, kept_broker, tmp_path, monkeypatch
+):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    where, path = kept_broker.bootstrap, tmp_path / "table"
+    history(client, topic, 1)
+    for name in ("table-of-mine", "table-", "table-000009.old"):
+        (path / name).mkdir(parents=True)
+    jobs.refresh(spark, where, topic, str(path))
+    write, asked = tables._write, []
+
+    def bounds(*arguments: Any) -> Any:
+        asked.append(time.time_ns() // 1_000_000)
+        return bounds_of(*arguments)
+
+    def overtaken(*arguments: Any) -> str:
+        monkeypatch.setattr(tables, "_write", write)
+        fill(client, topic, range(2))
+        jobs.refresh(spark, where, topic, str(path))
+        fill(client, topic, range(2, 4))
+        return write(*arguments)
+
+    monkeypatch.setattr(tables, "_write", overtaken)
+    monkeypatch.setattr(tables, "bounds_of", bounds)
+    with pytest.raises(BadOption, match="another refresh ended meanwhile"):
+        jobs.refresh(spark, where, topic, str(path))
+    state = json.loads((path / "_kept.json").read_text())
+    assert state["refreshed_ms"] <= asked[1], "a tombstone that comes then is newer"
+    assert b"k1" in as_dict(jobs.saved(spark, str(path))) and len(list(path.glob("table-0*"))) == 3
+    killed = path / "table-000002-dead"
+    killed.mkdir()
+    jobs.refresh(spark, where, topic, str(path))
+    assert as_dict(jobs.saved(spark, str(path))) == model(client, topic)
+    names = {p.name.rpartition("-")[0] for p in path.iterdir() if p.is_dir()}
+    assert names == {"table-of", "table", "table-000002", "table-000003"} and not killed.exists()
+    for text, why in (
+        ("{", "_kept.json is damaged"), ("[]", "is a table of nothing"),
+        ('{"format": 2}', "has format 2, not 1"),
+        ('{"format": 1, "ends": {}}', "holds something else than a table"),
+    ):  # fmt: skip
+        (path / "_kept.json").write_text(text)
+        for use in (jobs.saved, lambda s, p: jobs.refresh(s, where, topic, p)):
+            with pytest.raises(BadOption, match=why):
+                use(spark, str(path))
+
+
 def test_export_and_restore(spark, client, kept_broker, tmp_path):
-    settings = {**BY_HAND, "retention.ms": "777600000"}
+    settings = {**BY_HAND, "retention.ms": "777600000", "max.message.bytes": "3000000"}
     topic = kept_broker.create_topic(partitions=2, config=settings)
     where, path = kept_broker.bootstrap, str(tmp_path / "export")
     history(client, topic)
     made = jobs.export(spark, where, topic, path)
+    assert not [name for name in made.config if name.startswith("kept.")], "Kafka refuses them"
     assert made.records == 84 and sum(made.ends.values()) == 84
     again = f"{topic}-again"
     assert jobs.restore(spark, where, path, again) == 84
@@ -149,6 +198,7 @@ def test_export_and_restore(spark, client, kept_broker, tmp_path):
     assert as_dict(jobs.table(spark, where, again)) == model(client, topic)
     restored = {entry.name: entry.value for entry in client.topic_configs([again])[again]}
     assert restored["cleanup.policy"] == "compact"
+    assert restored["max.message.bytes"] == "3000000"
     assert restored["retention.ms"] == "777600000", "or records as old would be deleted at once"
     for action, why in (
         (lambda: jobs.restore(spark, where, path, again), "is not empty: restore into a new topic"),
@@ -218,6 +268,20 @@ def test_an_analysis_counts_what_is_there(spark, client, kept_broker, tmp_path):
     assert saved.count() == 3
     page = jobs.page(found)
     assert page.count("<img alt=") == 5 and "user.1" in page and topic in page
+
+
+def test_partitions_without_records_count_and_prefixes_are_text(spark, client, kept_broker):
+    topic = kept_broker.create_topic(partitions=4, config=BY_HAND)
+    none = jobs.analyze(spark, kept_broker.bootstrap, topic)
+    assert (none.totals["records"], len(none.partitions), none.skew) == (0, 4, 1.0)
+    keys = ("münchen→1", "münchen→2", "plain")
+    records = [OutRecord(key.encode(), b"v", (), None, 2) for key in keys]
+    client.produce(topic, [*records, OutRecord("\udcff→".encode("utf-8", "surrogateescape"), b"v")])
+    found = jobs.analyze(spark, kept_broker.bootstrap, topic, prefix_until="→")
+    assert sum(one["records"] for one in found.partitions) == 4 == len(found.partitions)
+    assert found.skew >= 3
+    prefixes = {one["prefix"]: one["records"] for one in found.prefixes}
+    assert (prefixes["münchen→"], prefixes[""]) == (2, 1) and len(prefixes) == 3
 
 
 class Undeleted(Latest):

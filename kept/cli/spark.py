@@ -107,7 +107,7 @@ def table(
     bootstrap: str,
 ) -> None:
     """Show or write the latest value of every key of TOPIC."""
-    from kept.cli.output import show_json, show_table, text
+    from kept.cli.output import moment, show_json, show_table, text
 
     offset, at_ms = _offset(as_of_offset), _moment(as_of_timestamp)
     if refresh is not None and (out or as_of_offset or as_of_timestamp):
@@ -115,6 +115,8 @@ def table(
     _need(bootstrap, topic)
     with _job(obj) as session:
         from dataclasses import asdict
+
+        from pyspark.sql.functions import unix_millis
 
         from kept.pipeline import jobs
 
@@ -132,15 +134,18 @@ def table(
                 f"{count} rows in {out}"
             )
             return
-        rows = (made.orderBy("key").limit(limit) if limit else made.orderBy("key")).collect()
+        # As a number: Python has no moments after the year 9999, and would make them local time.
+        shown = made.withColumn("timestamp", unix_millis("timestamp")).orderBy("key")
+        rows = (shown.limit(limit) if limit else shown).collect()
     if as_json:
         show_json({"topic": topic, "rows": [_row(row) for row in rows]})
         return
-    shown = [
-        (text(bytes(r.key), ""), text(bytes(r.value), ""), r.partition, r.offset, r.timestamp)
+    cells = [
+        (text(bytes(r.key), ""), text(bytes(r.value), ""), r.partition, r.offset,
+         moment(r.timestamp))
         for r in rows
-    ]
-    show_table(("key", "value", "partition", "offset", "timestamp"), shown)
+    ]  # fmt: skip
+    show_table(("key", "value", "partition", "offset", "timestamp"), cells)
 
 
 @spark.command(

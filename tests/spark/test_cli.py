@@ -75,6 +75,20 @@ def test_the_commands(spark, kept, kept_broker, tmp_path):
     assert printed.startswith(f"{topic}: clean; 18 records of nodes 0 compared\nThis cannot see:")
 
 
+def test_timestamps_are_milliseconds_and_utc(spark, kept, kept_broker):
+    topic = kept_broker.create_topic(
+        config={"message.timestamp.after.max.ms": str(2**63 - 1), "cleanup.policy": "compact"}
+    )
+    stamps = {"a": 1_700_000_000_123, "b": 10**15, "c": -1}
+    with kept_broker.client() as client:
+        client.produce(topic, [OutRecord(k.encode(), b"v", (), ms) for k, ms in stamps.items()])
+    status, printed, _ = kept("table", topic, "--json")
+    assert status == 0
+    assert {row["key"]: row["timestamp"] for row in json.loads(printed)["rows"]} == stamps
+    shown = [line.split()[-1] for line in kept("table", topic)[1].splitlines()[1:]]
+    assert shown == ["2023-11-14T22:13:20.123Z", str(10**15), "-"]
+
+
 def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
     topic = written(kept_broker)
     export = str(tmp_path / "export")

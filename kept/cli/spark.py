@@ -37,6 +37,9 @@ OLDEST: Final = (4, 1)
 INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
 _OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
 
+_CAUSES: Final = re.compile(r"^(?:Caused by)?: ((?:\w+\.)+\w+: .*[^:\s])$", re.MULTILINE)
+"""Py4J's first line names a number of its own, the Java errors follow."""
+
 
 @click.group(
     cls=Group,
@@ -458,10 +461,13 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def _said(message: str) -> str:
-    """Our own words in an error of Spark's, else its first line."""
+    """Our own words in an error of Spark's, else its first line; for one of Java's what caused it."""
     ours = _OURS.findall(message)
     if ours:
         return str(ours[-1])
+    causes = _CAUSES.findall(message) if message.startswith("An error occurred while") else ()
+    if causes:
+        return f"Spark: {causes[-1]}"
     return "Spark: " + next((line for line in message.splitlines() if line.strip()), message)
 
 

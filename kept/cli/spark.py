@@ -461,7 +461,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def _said(message: str) -> str:
-    """Our own words in an error of Spark's, else its first line; for one of Java's what caused it."""
+    """Our own words in an error of Spark's, else its first line; of Java's, what caused it."""
     ours = _OURS.findall(message)
     if ours:
         return str(ours[-1])

@@ -47,6 +47,15 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
 """Columns that a write looks at, and their types; others are left alone, as the connector does."""
 
 
+MAX_BYTES: Final = 64 << 20
+"""What a task holds of rows that are not sent yet, roughly: a thousand partitions of half a
+megabyte each would take half a gigabyte of a worker, three times over while they are sent."""
+MIN_SHARE_BYTES: Final = 16 << 10
+"""Smaller batches would cost more than they save."""
+MANY_TOPICS: Final = 64
+"""With more of them (a column ``topic``) rows are not held from one record batch to the next."""
+
+
 class BadRow(PeerError):
     """A row that cannot be written; the message says why."""
 
@@ -69,12 +78,14 @@ def check_columns(given: Mapping[str, str], options: WriteOptions) -> None:
 
 
 def largest_batch(client: Client, options: WriteOptions, topic: str) -> int:
-    """Bytes of records that go into one batch: no more than the topic takes at once."""
+    """Bytes of records that go into one batch: no more than the topic takes at once, and less where
+    it has so many partitions that a batch for each would take more than ``MAX_BYTES``.
+    """
     settings = client.topic_configs([topic])[topic]
     most = next((one.value for one in settings if one.name == "max.message.bytes"), None)
-    if most is None:
-        return options.batch_bytes
-    return max(min(options.batch_bytes, int(most) - HEADER_BYTES), 1)
+    share = max(MAX_BYTES // len(client.topic(topic).partitions), MIN_SHARE_BYTES)
+    taken = options.batch_bytes if most is None else int(most) - HEADER_BYTES
+    return max(min(options.batch_bytes, taken, share), 1)
 
 
 class TopicWriter:
@@ -101,6 +112,9 @@ class TopicWriter:
             raise BadRow("a row whose topic is null, and there is no option topic")
         for topic in topics.unique():
             self._write(topic.as_py(), batch.filter(pc.equal(topics, topic)))
+        if len(self._topics) > MANY_TOPICS:
+            for topic in self._topics:
+                self._send(topic)
 
     def finish(self) -> int:
         """Send the rest; how many rows were written and acknowledged."""

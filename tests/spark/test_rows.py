@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kept.pipeline.options import Connection, WriteOptions
+from kept.pipeline.writing import TopicWriter
 from kept.storage.records import Packer, pack_batch, records
 from kept.storage.types import Codec
 
@@ -57,3 +59,44 @@ def test_slices_and_nulls() -> None:
     for start in range(4):
         for end in range(start + 1, 5):
             assert written(batch.slice(start, end - start)) == wanted[start:end]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "most", "given", "size"),
+    [
+        (3, "1048588", 512 << 10, 512 << 10), (3, "2000", 512 << 10, 1939), (3, "10", 99, 1),
+        (1024, "1048588", 512 << 10, 64 << 10), (100_000, "1048588", 512 << 10, 16 << 10),
+        (3, None, 1000, 1000),
+    ],
+)  # fmt: skip
+def test_a_batch_has_room_in_the_topic_and_in_the_worker(
+    partitions: int, most: str | None, given: int, size: int
+) -> None:
+    from kept.pipeline.writing import largest_batch
+
+    settings = [SimpleNamespace(name="max.message.bytes", value=most)]
+    client: Any = SimpleNamespace(
+        topic_configs=lambda names: {names[0]: settings},
+        topic=lambda name: SimpleNamespace(partitions=dict.fromkeys(range(partitions), name)),
+    )
+    options = WriteOptions(Connection("h:1"), topic="t", batch_bytes=given)
+    assert largest_batch(client, options, "t") == size
+
+
+def test_many_topics_are_not_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    from kept.pipeline import writing
+
+    sent = list[str]()
+    monkeypatch.setattr(writing, "MANY_TOPICS", 2)
+    monkeypatch.setattr(writing, "largest_batch", lambda *_: 1 << 20)
+    monkeypatch.setattr(TopicWriter, "_partitions", lambda *_: 1)
+    client: Any = SimpleNamespace(
+        init_producer=lambda: (1, 0, {}), append=lambda topic, _: sent.append(topic)
+    )
+    writer = TopicWriter(client, WriteOptions(Connection("h:1")))
+    for topics in (["a", "b"], ["a", "b", "c"], ["d"]):
+        writer.write(pa.record_batch({"value": topics, "topic": topics}))
+    assert sent == ["a", "b", "c", "d"]
+    assert writer.finish() == 6 and sent == ["a", "b", "c", "d"]

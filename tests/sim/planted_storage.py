@@ -154,7 +154,7 @@ plant(
     ("kept.storage.flush.FlushTicket.run", nothing_synced),
 )  # fmt: skip
 plant(
-    "follower-does-not-flush", "scripted", 3, "acknowledged-lost isr-holds committed-lost",
+    "follower-does-not-flush", "scripted", 19, "acknowledged-lost isr-holds committed-lost",
     "with flush.messages=1 a follower counts when it is durable (33)",
     (f"{FOLLOWING}.awaits_flush", never_awaits),
 )  # fmt: skip
@@ -189,7 +189,7 @@ plant(
     (f"{ELECTION}._checked_state", unchecked),
 )  # fmt: skip
 plant(
-    "proposal-forgotten", "scripted", 2, "liveness",
+    "proposal-forgotten", "scripted", 10, "liveness",
     "an ISR proposed while suspended is asked for afterwards (30)",
     ("kept.replication.isr.IsrReplica.resume", just_resumed),
 )  # fmt: skip
@@ -226,7 +226,7 @@ plant(
     ("tests.sim.node.unclean_allowed", returns(lambda topic: True)),
 )  # fmt: skip
 plant(
-    "offline-stays", "directories", 2, "liveness",
+    "offline-stays", "directories", 4, "liveness",
     "a replica whose log directory failed leaves the ISR, and others lead (30)",
     (f"{ELECTION}.alter_isr", nobody_leaves),
 )  # fmt: skip

@@ -69,7 +69,8 @@ class Client:
     """A connection to a cluster, by any of its nodes.
 
     ``timeout_ms`` is how long a request is tried again: through an election, say. ``on_wait`` is
-    told why one is, when that takes longer than a moment.
+    told why one is, when that takes longer than a moment. ``known``: the cluster was there when it
+    was asked last, by another process; so where nobody answers that is waited for from the start.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Client:
         *,
         timeout_ms: int = TIMEOUT_MS,
         on_wait: Callable[[KeptError], None] | None = None,
+        known: bool = False,
     ) -> None:
         from kept import __version__
 
@@ -89,6 +91,7 @@ class Client:
         self.bootstrap = bootstrap
         self.timeout_ms = timeout_ms
         self.core = ClientCore(endpoints, client_id, ("kept", __version__))
+        self.core.reached = known
         self.on_wait = on_wait
         self._sockets = Sockets(self.core, on_wait)
 

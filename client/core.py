@@ -91,7 +91,7 @@ class ClientCore:
         self._next_call = 0
         self._turn = 0
         self._patience_ms = SLOW_MS  # more where answers come late
-        self._reached = False
+        self.reached = False  # or known to be there: a cluster that does not answer may come back
         self._refused: dict[Endpoint, ConnectionFailed] = {}
         self._asking: set[tuple[object, ...]] = set()
 
@@ -460,7 +460,7 @@ class ClientCore:
             raise CorruptMessage(str(error))
         connection.versions = table
         connection.ready = True
-        self._reached = True
+        self.reached = True
         self._refused.clear()
 
     def _forget_route(self, call: Call) -> None:
@@ -517,7 +517,7 @@ class ClientCore:
         effects: list[Effect],
     ) -> None:
         """An endpoint does not answer: its calls go elsewhere, or wait, or end if all is vain."""
-        hopeless = not self._reached and all(e in self._refused for e in self.bootstrap)
+        hopeless = not self.reached and all(e in self._refused for e in self.bootstrap)
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             error = kind(f"{endpoint}: {call.name}: {why}")

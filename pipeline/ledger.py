@@ -13,8 +13,8 @@ that same producer:
    next sequence number. Whatever an attempt that still lives sends late has a number that is taken;
    whether it sent other rows before ours is looked at when the task ends.
 3. An entry of a later batch means that this one was written long ago: refused.
-4. When a batch that was begun before has ended, its driver looks whether the earlier attempt had
-   tasks that this one has not: what those wrote is there twice, which is said.
+4. When a batch has ended that was begun before, or the first of a run, its driver looks whether an
+   earlier attempt had tasks that this one has not: what those wrote is there twice, which is said.
 
 The application and the version are a stream's query and batch ids; of a batch write what its
 options ``txnAppId`` and ``txnVersion`` say. Without them a write has a name of its own, which
@@ -75,13 +75,15 @@ class NotTheSame(PeerError):
 class Batch:
     """What is written once: the ``version``-th batch of an application into a topic.
 
-    A ``passing`` one is never repeated as a whole.
+    A ``passing`` one is never repeated as a whole. ``run`` names the driver's attempt at the
+    application, where that is known.
     """
 
     app: str
     version: int
     topic: str
     passing: bool = False
+    run: str | None = None
 
     def key(self, task: int) -> bytes:
         """Of a task's entry."""
@@ -114,7 +116,8 @@ class Begun:
     batch, and how many rows of each partition that makes. ``partitions`` are those that the topic
     had at first: rows that went by that many would go elsewhere by another number; and batches of
     another size than ``batch_bytes`` could not be compared. ``ends`` is how far each partition was
-    looked through; ``fetch`` brings what is in a partition of the target at an offset.
+    looked through; ``fetch`` brings what is in a partition of the target at an offset. The
+    ``first_of_run`` may have been begun by another run, with other tasks.
     """
 
     producer_id: int
@@ -127,6 +130,7 @@ class Begun:
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
+    first_of_run: bool = False
     fetch: Callable[[int, int], bytes] = _nothing
 
     def leaves_out(self, partition: int, first: int, total: int, batch: bytes) -> bool:
@@ -213,11 +217,14 @@ def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int
     key = batch.key(task)
     entry = _entry(client, ledger, key)
     if entry is None or (entry is not _ENDED and entry["batch"] < batch.version):
+        new_run = entry is None or batch.run is None or entry.get("run") != batch.run
         ours = _announce(client, ledger, batch, key, batch_bytes)
         entry = _entry(client, ledger, key)
         assert entry is not None
         if entry["producer_id"] == ours:
-            return _begun(entry, batch_bytes)
+            begun = _begun(entry, batch_bytes)
+            begun.first_of_run = new_run
+            return begun
         _put(client, ledger, key, entry)  # another attempt was first: so that compaction knows too
     if entry is _ENDED:
         raise NotTheSame(f"{ledger}: the write {batch.app} to {batch.topic} has ended already")
@@ -244,8 +251,8 @@ def _begun(entry: Entry, batch_bytes: int) -> Begun:
 
 
 def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
-    """A batch that was begun before has now ended, with so many tasks. Raises NotTheSame when the
-    earlier attempt had more.
+    """A batch that may have been begun before has now ended, with so many tasks. Raises NotTheSame
+    when an earlier attempt had more.
     """
     most = _most_tasks(client, ledger, batch)
     if most > tasks:
@@ -301,7 +308,7 @@ def _announce(client: Client, ledger: str, batch: Batch, key: bytes, batch_bytes
     tps = [TopicPartition(batch.topic, p) for p in client.topic(batch.topic).partitions]
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {
-        "batch": batch.version, "producer_id": producer_id, "epoch": epoch,
+        "batch": batch.version, "run": batch.run, "producer_id": producer_id, "epoch": epoch,
         "at_ms": time.time_ns() // 1_000_000, "batch_bytes": batch_bytes,
         "starts": {str(tp.partition): at.offset for tp, at in ends.items()},
     }  # fmt: skip
@@ -393,4 +400,4 @@ def micro_batch(topic: str, property_: Callable[[str], str | None]) -> Batch:
     batch = property_("streaming.sql.batchId")
     if query is None or batch is None:
         raise NotTheSame("exactlyOnce needs the query id and the batch id, Spark did not give them")
-    return Batch(query, int(batch), topic)
+    return Batch(query, int(batch), topic, run=property_("spark.jobGroup.id"))

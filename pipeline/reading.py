@@ -42,8 +42,10 @@ quarter to two thirds more CPU."""
 _clients: dict[tuple[int, Connection], Client] = {}
 
 
-def client_for(connection: Connection) -> Client:
-    """This process's client of a cluster; never close it."""
+def client_for(connection: Connection, *, known: bool = True) -> Client:
+    """This process's client of a cluster; never close it. A task's cluster is ``known``: the driver
+    has asked it, and a node that is being started again is waited for.
+    """
     key = (os.getpid(), connection)  # a forked worker must not share its parent's sockets
     found = _clients.get(key)
     if found is None:
@@ -52,7 +54,12 @@ def client_for(connection: Connection) -> Client:
             gone = _clients.pop(oldest)
             if oldest[0] == os.getpid():
                 gone.close()
-        found = Client(connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms)
+        found = Client(
+            connection.bootstrap,
+            connection.client_id,
+            timeout_ms=connection.timeout_ms,
+            known=known,
+        )
         _clients[key] = found
     return found
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @dataclass
 class Written(WriterCommitMessage):
     """What a task has written, and as which batch where that counts. ``repeated``: an attempt
-    before this one had begun it.
+    before this one had begun it, or another run may have begun its other tasks.
     """
 
     records: int
@@ -65,7 +65,8 @@ def write_rows(
     writer = TopicWriter(client, options, begun)
     for rows in iterator:
         writer.write(rows)
-    return Written(writer.finish(), batch, begun is not None and begun.repeated)
+    repeated = begun is not None and (begun.repeated or begun.first_of_run)
+    return Written(writer.finish(), batch, repeated)
 
 
 def close_ledger(options: WriteOptions, messages: Messages) -> None:
@@ -89,7 +90,8 @@ class KeptWriter(DataSourceArrowWriter):
 
             assert options.topic is not None
             app, passing = options.app_id or uuid.uuid4().hex, options.app_id is None
-            self.batch = Batch(app, options.version, options.topic, passing)
+            run = uuid.uuid4().hex
+            self.batch = Batch(app, options.version, options.topic, passing, run)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """The rows of a task, in a worker."""
@@ -131,8 +133,14 @@ class KeptStreamWriter(DataSourceStreamArrowWriter):
             close_ledger(self.options, messages)
 
 
-def check_write(schema: StructType, options: WriteOptions, overwrite: bool) -> None:
-    """Refuse a write on the driver: its columns, its mode, a topic that is not there."""
+def check_write(
+    schema: StructType, options: WriteOptions, overwrite: bool, *, streaming: bool = False
+) -> None:
+    """Refuse a write on the driver: its columns, its mode, a topic that is not there.
+
+    Spark does this for every micro-batch anew, in a process of its own: a stream's cluster may just
+    be starting again, and is waited for.
+    """
     if overwrite:
         raise BadOption("mode overwrite: a topic is only appended to; use mode append")
     check_columns({f.name: f.dataType.simpleString() for f in schema.fields}, options)
@@ -143,7 +151,10 @@ def check_write(schema: StructType, options: WriteOptions, overwrite: bool) -> N
 
         connection = options.connection
         with Client(
-            connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms
+            connection.bootstrap,
+            connection.client_id,
+            timeout_ms=connection.timeout_ms,
+            known=streaming,
         ) as client:
             find_partitions(client, Subscribe((options.topic,)))
             if options.exactly_once:

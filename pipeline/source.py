@@ -71,7 +71,7 @@ class KeptSource(DataSource):
         from kept.pipeline.sinks import KeptStreamWriter, check_write
 
         options = parse_write(self.options, streaming=True)
-        check_write(schema, options, overwrite)
+        check_write(schema, options, overwrite, streaming=True)
         return KeptStreamWriter(options)
 
 

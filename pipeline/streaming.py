@@ -80,7 +80,9 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._following is None:
             from kept.pipeline.reading import client_for
 
-            self._following = Following(client_for(self.options.connection), self.options)
+            self._following = Following(
+                client_for(self.options.connection, known=False), self.options
+            )
         return self._following
 
     def _checkpoint(self, offsets: Mapping[TopicPartition, int]) -> Checkpoint:

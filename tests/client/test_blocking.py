@@ -316,6 +316,23 @@ def test_nobody_there():
         Client("localhost:none")
 
 
+def test_a_cluster_that_is_known_is_waited_for_though_nobody_answers_at_first():
+    cluster = Cluster()
+    with (
+        cluster,
+        Client(cluster.bootstrap, known=True, on_wait=lambda _: started.set()) as client,
+        Client(cluster.bootstrap) as another,
+    ):
+        started = threading.Event()
+        cluster.kill()
+        with pytest.raises(ConnectionFailed, match="connection refused"):
+            another.metadata()
+        starting = threading.Thread(target=lambda: started.wait(60) and cluster.start())
+        starting.start()
+        assert client.metadata().nodes
+        starting.join()
+
+
 def test_the_cluster_is_asked_for_as_long_as_the_client_says(monkeypatch):
     asked = []
 

@@ -35,7 +35,7 @@ class Attempt:
     """One attempt at a task: a client of its own, which dies after some sends."""
 
     def __init__(
-        self, client: Client, topic: str, batch: int, task: int = 0, size: int = 100
+        self, client: Client, topic: str, batch: int, task: int = 0, *, size: int, run: str
     ) -> None:
         ledger._seen.clear()  # as in a worker of its own
         self.client, self.topic = client, topic
@@ -43,7 +43,7 @@ class Attempt:
         self.options = WriteOptions(
             Connection(client.bootstrap), topic, Codec.ZSTD, size, exactly_once=True
         )
-        self.batch = ledger.Batch("app", batch, topic)
+        self.batch = ledger.Batch("app", batch, topic, run=run)
         self.begun = ledger.begin(self.client, LEDGER, self.batch, task, size)
         self.writer = TopicWriter(self.client, self.options, self.begun)
 
@@ -75,10 +75,10 @@ def attempt(kept_broker: Cluster) -> Iterator[Callable[..., Attempt]]:
     pytest.importorskip("pyarrow")
     topic, clients = kept_broker.create_topic(partitions=3), list[Client]()
 
-    def begin(batch: int, task: int = 0, size: int = 100) -> Attempt:
+    def begin(batch: int, task: int = 0, size: int = 100, run: str = "1") -> Attempt:
         client = kept_broker.client()
         clients.append(client)
-        return Attempt(client, topic, batch, task, size)
+        return Attempt(client, topic, batch, task, size=size, run=run)
 
     yield begin
     for client in clients:
@@ -289,6 +289,17 @@ def test_an_attempt_with_more_tasks_than_its_repetition_is_told(
     with pytest.raises(NotTheSame, match="was begun with 3 tasks or more and repeated with 2"):
         ledger.end(one.client, LEDGER, one.batch, 2)
     assert not attempt(8).begun.repeated
+
+
+def test_tasks_that_only_another_run_had_are_told(attempt: Callable[..., Attempt]) -> None:
+    """Of all tasks the killed run had begun the last one only, as where that found its data."""
+    attempt(1, run="1").run(ROWS)
+    attempt(2, task=5, run="1").run(ROWS)
+    one = attempt(2, run="2")
+    assert one.begun.first_of_run and not one.begun.repeated
+    with pytest.raises(NotTheSame, match="was begun with 6 tasks or more and repeated with 1"):
+        ledger.end(one.client, LEDGER, one.batch, 1)
+    assert not attempt(3, run="2").begun.first_of_run, "which saves looking"
 
 
 def test_a_write_that_has_ended_is_not_begun_again(attempt: Callable[..., Attempt]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,9 @@ def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, 
         assert query.awaitTermination(180)
 
     run()
+    if exactly_once:
+        entries = [json.loads(r.value) for r in client.read("kept-spark-ledger")]
+        assert all(entry["run"] for entry in entries), "Spark names the run of a query"
     last = tmp_path / "checkpoint" / "commits" / "0"
     assert last.exists()
     for file in (last, last.with_name(".0.crc")):  # as if the driver had died before its commit

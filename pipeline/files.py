@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ class Store:
         if self._local:
             _replace(self._file(name), text)
             return
-        draft = self._path(f"{name}.new")
+        draft = self._path(_draft(name))
         stream = self._fs.create(draft, True)
         try:
             stream.write(bytearray(text.encode()))
@@ -106,13 +107,22 @@ class Store:
         self._fs.delete(self._path(name), True)
 
 
+def _draft(name: str) -> str:
+    """Whoever writes the same note at the same time has a draft of their own."""
+    return f"{name}.{uuid.uuid4().hex[:8]}.new"
+
+
 def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.new")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    draft = path.with_name(_draft(path.name))
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     with contextlib.suppress(FileNotFoundError):  # of a note that Hadoop has written
         path.with_name(f".{path.name}.crc").unlink()
     directory = os.open(path.parent, os.O_RDONLY)

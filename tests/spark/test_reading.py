@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from kept.client.blocking import OutRecord
+from kept.client.ranges import OffsetsLost
 from kept.pipeline import reading
 from kept.pipeline.options import Connection, parse_read
 from kept.pipeline.planning import Range
-from kept.storage.types import IsolationLevel
+from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing import Cluster
-from tests.spark.topics import COMPACTED, compact
+from tests.spark.topics import COMPACTED, compact, delete_before, fill
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +92,38 @@ def test_no_key_is_missed_when_the_log_is_compacted_meanwhile(
                     compact(kept_broker, topic)
             assert len(found) == len(keys) if on else len(found) < len(keys)
             assert not on or found[keys[-1]].startswith(b"last")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("cut", [50, 100])
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_what_is_deleted_while_a_task_reads_is_lost_and_named(
+    kept_broker: Cluster, fails: str, cut: int
+) -> None:
+    import pyarrow as pa
+
+    topic = kept_broker.create_topic()
+    tp = TopicPartition(topic, 0)
+    options = parse_read(
+        {"bootstrap": kept_broker.bootstrap, "subscribe": topic, "failOnDataLoss": fails,
+         "kafka.max.partition.fetch.bytes": "400"},
+        streaming=False,
+    )  # fmt: skip
+    found: list[int] = []
+    with kept_broker.client() as client:
+        for n in range(100):
+            fill(client, topic, [n])
+        batches = reading.read_range(
+            Range(topic, 0, 0, 100), options, pa.schema([("offset", pa.int64())])
+        )
+        found += next(batches).column(0).to_pylist()
+        delete_before(client, tp, cut)
+        if fails == "true":
+            with pytest.raises(OffsetsLost, match=rf"{tp}: offsets \d+ to {cut - 1} are lost"):
+                list(batches)
+            return
+        for batch in batches:
+            found += batch.column(0).to_pylist()
+    assert found[-1] < cut if cut == 100 else found[-50:] == list(range(50, 100))
+    assert found == sorted(set(found))

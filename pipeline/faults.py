@@ -94,6 +94,7 @@ def find(
     each = each.withColumn("live", f.array_except("holders", f.array(f.lit(REFERENCE))))
     each = each.withColumn("absent", f.array_except(nodes[f.col("partition")], "holders"))
     each = each.withColumn("returned", _returned(expected))
+    each = each.withColumn("later", _later(expected))
     if compacted:
         # What came back counts for nothing, so it is judged apart.
         judged = survivors.judged(each.filter("not returned"), strategy)
@@ -123,6 +124,18 @@ def _returned(expected: Expected) -> Column:
     end = _map({p: f.lit(b) for p, (_, b) in expected.covered.items()})[f.col("partition")]
     within = (f.col("offset") >= first) & (f.col("offset") < end)
     return f.coalesce(within & ~f.array_contains("holders", REFERENCE), f.lit(False))
+
+
+def _later(expected: Expected) -> Column:
+    """Whether an offset is after what the reference is of. A tombstone that the reference alone has
+    says nothing of it: it had expired, perhaps, before a record of a lower version was written.
+    """
+    from pyspark.sql import functions as f
+
+    if expected.covered is None:
+        return f.lit(False)
+    end = _map({p: f.lit(b) for p, (_, b) in expected.covered.items()})[f.col("partition")]
+    return f.coalesce(f.col("offset") >= end, f.lit(True))
 
 
 def _winners(judged: DataFrame) -> DataFrame:
@@ -239,6 +252,7 @@ def _outdated() -> Column:
             ~f.col("tombstone")
             & f.col("deleted").isNotNull()
             & ~f.array_contains("deleted.holders", node)
+            & ~(f.col("later") & (f.array_max("deleted.holders") == REFERENCE))
             & f.array_contains("newest_on", node)
         )
         return f.coalesce(told, f.lit(False))

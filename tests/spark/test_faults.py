@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -57,6 +58,27 @@ def test_faults_by_kind_offset_and_replica(spark: Any, strategy: Strategy) -> No
     assert found(three) == OF_ONE
     known = three.unionByName(holds(REFERENCE, {**SOUND, 7: (b"z", b"lost everywhere")}))
     assert found(known, {0: (0, 8)}) == OF_ONE | LOST
+
+
+def test_what_is_written_after_a_tombstone_of_the_reference_is_no_fault(spark: Any) -> None:
+    strategy = strategy_of({"kept.compaction.strategy": "highest-version"})
+
+    def holds(replica: int, *rows: tuple[int, bytes | None, int]) -> Any:
+        records = [("t", 0, offset, b"k", value, ms, None) for offset, value, ms in rows]
+        frame = spark.createDataFrame(records, SCHEMA)
+        return held(frame.selectExpr("*", "timestamp_millis(ms) timestamp"), replica, strategy)
+
+    def found(*frames: Any) -> set[tuple[str, int, int]]:
+        expected = Expected({0: (0, 1)}, {0: 0}, {0: (0, 3)})
+        rows = find(reduce(lambda a, b: a.unionByName(b), frames), strategy, expected,
+                    compacted=True).collect()  # fmt: skip
+        return {(row.kind, row.offset, row.replica) for row in rows}
+
+    lower, deleted = (5, b"new", 500), (0, None, 1000)
+    reference = holds(REFERENCE, deleted)
+    assert not found(holds(0, lower), holds(1, lower), reference), "the tombstone has expired"
+    again = found(holds(0, lower, deleted), holds(1, lower), reference)
+    assert again == {("resurrected", 5, 1)}, "one replica lacks a tombstone that another one has"
 
 
 def test_where_nothing_is_compacted_a_record_without_a_value_is_missing_too(spark: Any) -> None:

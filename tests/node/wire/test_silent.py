@@ -56,8 +56,8 @@ def test_half_open_connections_cost_little(connect, said, limit_kib):
     """Silent, in the middle of a small request, in the middle of one of a megabyte.
 
     In a node of its own, and beyond the first: what those load is not the price of a connection.
-    They take 4 to 15 and 23 to 33 KiB by how the kernel hands out large pages: none has a buffer of
-    the usual 64 KiB, let alone its request's megabyte.
+    They were seen to take 4 to 15 and 23 to 33 KiB, which differs by what else the node does in its
+    first seconds: none has a buffer of the usual 64 KiB, let alone its request's megabyte.
     """
     with (
         Cluster(socket_listen_backlog_size=1000) as cluster,

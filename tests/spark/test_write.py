@@ -139,6 +139,7 @@ def test_refusals_name_what_is_wrong(spark, client, kept_broker):
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, exactly_once):
     source, target = kept_broker.create_topic(partitions=2), kept_broker.create_topic(partitions=2)
+    ledger = kept_broker.topic("ledger")
     fill(client, source, range(100))
 
     def run() -> None:
@@ -147,6 +148,7 @@ def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, 
             .option("subscribe", source).option("startingOffsets", "earliest").load()
             .writeStream.format("kept").option("bootstrap", kept_broker.bootstrap)
             .option("topic", target).option("exactlyOnce", str(exactly_once).lower())
+            .option("ledgerTopic", ledger)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True).start()
         )  # fmt: skip
@@ -154,8 +156,8 @@ def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, 
 
     run()
     if exactly_once:
-        entries = [json.loads(r.value) for r in client.read("kept-spark-ledger")]
-        assert all(entry["run"] for entry in entries), "Spark names the run of a query"
+        entries = [json.loads(r.value) for r in client.read(ledger)]
+        assert entries and all(entry["run"] for entry in entries), "Spark names the run of a query"
     last = tmp_path / "checkpoint" / "commits" / "0"
     assert last.exists()
     for file in (last, last.with_name(".0.crc")):  # as if the driver had died before its commit

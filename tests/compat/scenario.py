@@ -96,7 +96,8 @@ def story_over_a_kill(
 ) -> dict[str, int]:
     """Run a program that writes a topic and reads it in a group; what it says of it, as JSON.
 
-    When it prints "half", a leader is killed and started again. ``held`` is what the log then has.
+    When it prints "half", and its group of the topic's name has committed that, a leader is killed
+    and started again. ``held`` is what the log then has.
     """
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -104,6 +105,10 @@ def story_over_a_kill(
     try:
         assert process.stdout is not None
         if process.stdout.readline() == "half\n":
+            cluster.wait_until(
+                lambda: committed(cluster, topic, topic) == held(cluster, topic),
+                "what was read is committed",
+            )
             victim = leader(cluster, topic)
             cluster.kill(victim)
             cluster.start(victim)
@@ -112,9 +117,13 @@ def story_over_a_kill(
         process.kill()
         process.wait()
     assert process.returncode == 0, errors
+    return {**json.loads(out.splitlines()[-1]), "held": held(cluster, topic)}
+
+
+def held(cluster: Cluster, topic: str) -> int:
+    """How many offsets a topic has."""
     with cluster.client() as client:
-        held = sum(end - start for start, end in client.bounds(topic).values())
-    return {**json.loads(out.splitlines()[-1]), "held": held}
+        return sum(end - start for start, end in client.bounds(topic).values())
 
 
 def check_log(cluster: Cluster, topic: str, sent: Iterable[bytes]) -> None:

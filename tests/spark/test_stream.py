@@ -130,6 +130,7 @@ def test_it_begins_at_the_end_of_a_topic_that_is_written(query, client, kept_bro
         stop.set()
         writing.join()
     one.run()
+    one.run()  # on Spark 4.1 a run is one batch, perhaps the one that was cut off
     found = one.offsets()
     assert found == list(range(found[0], client.bounds(topic)[0][1]))
 

@@ -99,12 +99,6 @@ class Call:
             return ""
         return f"; before that: {error}"
 
-    def next_ms(self, notice_ms: int) -> int:
-        """When it ends, or is to be told of though it is under way."""
-        untold = isinstance(self.route, ToController) and not self.told and not self.needed_for
-        told_ms = self.started_ms + notice_ms
-        return min(self.deadline_ms, told_ms) if untold else self.deadline_ms
-
     def is_to_be_told_of(self, started_ms: int) -> bool:
         """Somebody else's call, begun by then, of which it was not told that it waits."""
         return not self.told and self.needed_for is None and self.started_ms <= started_ms

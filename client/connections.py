@@ -43,13 +43,24 @@ class Connection:
         """Calls under way, by correlation id, that may be sent again elsewhere."""
         return [(n, call) for n, call in self.in_flight.items() if call and call.repeatable]
 
-    def awaits_controller(self, started_ms: int) -> list[Waiting]:
-        """Of calls begun by then that the node passes to the controller, each once: it waits for
-        one to be elected.
+    @property
+    def _with_controller(self) -> list[Call]:
+        """Calls that the node passes to the controller: it waits for one to be elected. Those of
+        which it was told that they wait are left out.
         """
+        flying = [call for call in self.in_flight.values() if call]
+        calls = [call for call in flying if isinstance(call.route, ToController)]
+        return [call for call in calls if not call.told and call.needed_for is None]
+
+    def next_notices_ms(self, notice_ms: int) -> list[int]:
+        """When :meth:`awaits_controller` has something to tell."""
+        return [call.started_ms + notice_ms for call in self._with_controller]
+
+    def awaits_controller(self, started_ms: int) -> list[Waiting]:
+        """Of calls begun by then that wait for a controller, each once."""
         found = []
-        for call in self.in_flight.values():
-            if call and isinstance(call.route, ToController) and call.is_to_be_told_of(started_ms):
+        for call in self._with_controller:
+            if call.is_to_be_told_of(started_ms):
                 call.told = True
                 why = f"{self.endpoint}: {call.name}: no controller has answered yet"
                 found.append(Waiting(call, NoController(why)))

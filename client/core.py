@@ -138,8 +138,8 @@ class ClientCore:
         connections = self._connections.values()
         times = [c.since_ms + CONNECT_TIMEOUT_MS for c in connections if not c.ready]
         times += [c.next_doubt_ms(self._patience_ms) for c in connections if c.owes_answers]
-        for call in self._calls():
-            times.append(call.next_ms(NOTICE_MS))
+        times += [call.deadline_ms for call in self._calls()]
+        times += [at for c in connections for at in c.next_notices_ms(NOTICE_MS)]
         times.extend(c.not_before_ms for c in self._waiting if c.not_before_ms)
         return min(times, default=None)
 
@@ -538,7 +538,7 @@ class ClientCore:
         if isinstance(route, ToCoordinator):
             return view.nodes.get(view.coordinators.get((route.kind, route.key), -1)) == endpoint
         node = route.node_id if isinstance(route, ToNode) else view.controller_id
-        return view.nodes.get(node) == endpoint
+        return view.nodes.get(node, isinstance(route, ToController) and endpoint) == endpoint
 
     def _finish(self, call: Call, error: KeptError, effects: list[Effect]) -> None:
         """End a call with an error; one of our own ends those that needed it, or they ask again."""

@@ -15,6 +15,7 @@ from kept.client.failures import ConnectionFailed, NotKafka
 from kept.client.groups import leave_call
 from kept.client.http import HttpFailed, JsonApi
 from kept.client.records import EARLIEST, LATEST, MAX_TIMESTAMP, FetchLimits
+from kept.client.sockets import Sockets
 from kept.client.topics import NewTopic
 from kept.client.view import Endpoint
 from kept.storage import errors
@@ -387,3 +388,19 @@ def test_what_may_be_sent_only_once_does_not_go_to_a_node_that_was_killed_before
         cluster.start(0)
         client.create_topic("again", partitions=1)
         assert sorted(client.topic("again").partitions) == [0]
+
+
+def test_a_change_that_nobody_takes_is_tried_again_after_a_pause(monkeypatch):
+    tried = []
+
+    def counted(sockets, effect, before=Sockets._open):
+        tried.append(effect)
+        before(sockets, effect)
+
+    monkeypatch.setattr(Sockets, "_open", counted)
+    with Cluster() as cluster, Client(cluster.bootstrap, timeout_ms=1000) as client:
+        client.metadata()
+        cluster.kill(0)
+        with pytest.raises(ConnectionFailed, match="CreateTopics of again: connection refused"):
+            client.create_topic("again", partitions=1)
+    assert len(tried) < 50

@@ -4,8 +4,9 @@ A range was planned while every offset in it was there: below the high watermark
 offset), at or above the log start. :class:`RangeReader` brings its batches from whoever leads the
 partition, until :attr:`RangeReader.position` has reached its end. Offsets that compaction removed
 are gaps: the next batch is simply further on. Offsets are *lost* only when the log start has passed
-them, the log ends before them, or the topic is gone or another one under the same name; then
-:class:`OffsetsLost` says which, unless the reader was told to go on with what is there.
+them, the log ends before them, an uncleanly elected leader has other records where the reader has
+been (KIP-320), or the topic is gone or another one under the same name; then :class:`OffsetsLost`
+says which, unless the reader was told to go on with what is there.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class RangeReader:
     ) -> None:
         self.client, self.tp = client, tp
         self.position, self.end = start, end
+        self._start, self._epoch = start, -1
         self.topic_id = topic_id
         self.lost: list[str] = []
         self._limits, self._timeout_ms = limits, timeout_ms
@@ -91,6 +93,8 @@ class RangeReader:
                 continue
             if not fetched.records:
                 self._nothing_came(fetched, since)
+                continue
+            if self._cut_back():
                 continue
             committed = self._limits.isolation is IsolationLevel.READ_COMMITTED
             hidden: Collection[int] = ()
@@ -162,6 +166,24 @@ class RangeReader:
                 raise error
             time.sleep(BEHIND_S)
 
+    def _cut_back(self) -> bool:
+        """Whether the log was cut back below the position, and grew past it again: the epoch in
+        which the position was reached ends before it. Asked when the leader's epoch has changed.
+        What the new leader has there is read when the reader goes on.
+        """
+        known = self.client.topic(self.tp.topic).partitions.get(self.tp.partition)
+        before, self._epoch = self._epoch, -1 if known is None else known.leader_epoch
+        if before < 0 or self._epoch in (-1, before) or self.position == self._start:
+            return False
+        end = self.client.epoch_ends({self.tp: before})[self.tp]
+        if not 0 <= end < self.position:
+            return False
+        cut, last = max(end, self._start), self.position - 1
+        why = f"a leader without them was elected, and has others from offset {end} on"
+        self._tell(f"{self.tp}: offsets {cut} to {last} are lost: {why}")
+        self.position = cut
+        return True
+
     def _nothing_came(self, fetched: Fetched, since: float) -> None:
         """Below its high watermark a leader has batches: this is a new one that does not know its
         own yet, or one that has lost them. Only time tells.
@@ -183,10 +205,11 @@ class RangeReader:
         )
 
     def _lose(self, go_on_at: int, why: str) -> None:
-        text = (
-            f"{self.tp}: offsets {self.position} to {min(go_on_at, self.end) - 1} are lost: {why}"
-        )
+        last = min(go_on_at, self.end) - 1
+        self._tell(f"{self.tp}: offsets {self.position} to {last} are lost: {why}")
+        self.position = go_on_at
+
+    def _tell(self, text: str) -> None:
         if self._fail:
             raise OffsetsLost(f"{text} (failOnDataLoss=false goes on without them)")
         self.lost.append(text)
-        self.position = go_on_at

@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from types import SimpleNamespace
 
-from kept.client.ranges import RangeReader
+import pytest
+
+from kept.client.ranges import OffsetsLost, RangeReader
 from kept.client.records import EARLIEST, FetchLimits
 from kept.storage.records import build_batch, headers
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -17,6 +19,8 @@ TOPIC_ID = uuid.UUID(int=1)
 class OpenTransaction:
     """A log of ten batches; from offset 6 on a transaction is open. It grows with every fetch."""
 
+    leader_epoch = 3
+
     def __init__(self) -> None:
         self.batches = [
             build_batch([(1, b"k", b"v", ())], base_offset=offset) for offset in range(10)
@@ -25,7 +29,8 @@ class OpenTransaction:
         self.view = SimpleNamespace(forget=lambda tp: None)
 
     def topic(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(topic_id=TOPIC_ID)
+        partition = SimpleNamespace(leader_epoch=self.leader_epoch)
+        return SimpleNamespace(topic_id=TOPIC_ID, partitions={0: partition})
 
     def list_offsets(self, asked, isolation=IsolationLevel.READ_UNCOMMITTED):
         committed = isolation is IsolationLevel.READ_COMMITTED
@@ -59,3 +64,56 @@ def test_who_reads_what_is_committed_has_caught_up_where_a_transaction_is_open()
     """Beyond it nothing comes until the transaction ends, which may take its timeout."""
     assert read(IsolationLevel.READ_COMMITTED) == ([0, 1, 2, 3, 4, 5], 3)
     assert read(IsolationLevel.READ_UNCOMMITTED) == ([*range(10)], 5)
+
+
+class CutBack(OpenTransaction):
+    """After the second fetch a leader is elected whose log was cut back to ``cut``, and has grown
+    to its old length again.
+    """
+
+    def __init__(self, cut: int) -> None:
+        super().__init__()
+        self.cut = cut
+        self.asked: list[int] = []
+
+    def fetch_partition(self, tp, offset, limits, timeout_ms, *, node=None):
+        if self.fetches == 2:
+            self.leader_epoch = 5
+            self.batches[self.cut :] = [
+                build_batch([(1, b"k", b"new", ())], base_offset=offset)
+                for offset in range(self.cut, 10)
+            ]
+        return super().fetch_partition(tp, offset, limits, timeout_ms, node=node)
+
+    def epoch_ends(self, asked):
+        self.asked += asked.values()
+        return dict.fromkeys(asked, self.cut)
+
+
+def follow(client: CutBack, start: int = 0, *, fails: bool = True) -> tuple[list[int], list[str]]:
+    one = RangeReader(
+        client, TP, start, 10, FetchLimits(), timeout_ms=200, fail_on_data_loss=fails
+    )  # fmt: skip
+    found = []
+    for chunk in one.chunks():
+        for _, header in headers(chunk.records):
+            found.append(header.base_offset)
+            one.position = header.next_offset
+    return found, one.lost
+
+
+def test_a_log_that_was_cut_back_below_the_reader_is_a_loss_though_it_has_grown_again():
+    why = "t-0: offsets 2 to 3 are lost: a leader without them was elected, and has others from off"
+    with pytest.raises(OffsetsLost, match=why):
+        follow(CutBack(2))
+    found, lost = follow(CutBack(2), fails=False)
+    assert found == [0, 1, 2, 3, *range(2, 10)] and [one[: len(why)] for one in lost] == [why]
+    found, lost = follow(CutBack(2), start=3, fails=False)
+    assert found == [3, 4, 5, 6, *range(3, 10)] and "offsets 3 to 6 are lost" in lost[0]
+
+
+@pytest.mark.parametrize("cut", [4, 7])
+def test_a_leader_that_has_what_was_read_is_asked_once_and_read_on(cut):
+    client = CutBack(cut)
+    assert follow(client) == ([*range(10)], [])
+    assert client.asked == [3]

@@ -14,6 +14,12 @@ from uuid import UUID
 MAX_LOGS_PER_HEARTBEAT: Final = 1000
 """Reports in one heartbeat: some 40 KB. What does not fit goes with the next one."""
 
+FORESTALLED_INTERVALS: Final = 2
+"""By how many heartbeat intervals a new controller shortens sessions when it starts, at most."""
+
+OVERLAP_MS: Final = 1000
+"""How long a controller may still answer when its successor leads: two election timeouts."""
+
 PartitionKey = tuple[UUID, int]
 """(topic id, partition)."""
 
@@ -55,3 +61,11 @@ class HeartbeatAnswer:
     fenced: bool
     should_shut_down: bool
     index: int
+
+
+def unfenced_for_ms(session_timeout_ms: int, heartbeat_interval_ms: int) -> int:
+    """How long after it sent a heartbeat that was answered a broker cannot have been fenced for its
+    silence, in ms: not by the controller that answered, nor by one that leads since.
+    """
+    forestalled_ms = FORESTALLED_INTERVALS * heartbeat_interval_ms
+    return max(0, session_timeout_ms - forestalled_ms - OVERLAP_MS)

@@ -34,7 +34,12 @@ from uuid import UUID
 
 from kept.cluster import brokers, election, reassignment, recovery
 from kept.cluster.election import UncleanAllowed, never_unclean
-from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog
+from kept.cluster.heartbeats import (
+    FORESTALLED_INTERVALS,
+    HeartbeatAnswer,
+    PartitionKey,
+    ReplicaLog,
+)
 from kept.cluster.image import BrokerImage, Image
 from kept.cluster.records import NO_LEADER, MetadataRecord
 from kept.storage.errors import (
@@ -194,7 +199,8 @@ class Sessions:
         interval_ms = self.settings.heartbeat_interval_ms
         for broker_id, session in self._sessions.items():
             known_ms = (unheard_ms or {}).get(broker_id, 0)
-            session.last_contact_ms -= min(max(known_ms, interval_ms), 2 * interval_ms)
+            most_ms = FORESTALLED_INTERVALS * interval_ms
+            session.last_contact_ms -= min(max(known_ms, interval_ms), most_ms)
             if not image.brokers[broker_id].fenced:
                 self._probe(broker_id, session, effects)
         return effects

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster import lifecycle
 from kept.cluster.brokers import Registration
-from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog
+from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog, unfenced_for_ms
 from kept.cluster.lifecycle import SUSPENDED, BrokerLifecycle, State
 from kept.node.clock import by_perf_counter, elapsed_ms
 from kept.node.cluster_settings import lifecycle_settings
@@ -55,6 +55,16 @@ class Brokering:
     def out_of_touch(self) -> bool:
         """No controller answered for as long as one waits before it fences: others may lead."""
         return self._silent_ms > self._node.config.broker_session_timeout_ms
+
+    @property
+    def may_be_fenced(self) -> bool:
+        """No controller answered for so long that one may have fenced this broker already."""
+        config = self._node.config
+        session_ms, interval_ms = (
+            config.broker_session_timeout_ms,
+            config.broker_heartbeat_interval_ms,
+        )
+        return self._silent_ms >= unfenced_for_ms(session_ms, interval_ms)
 
     @property
     def _silent_ms(self) -> float:

@@ -2,11 +2,12 @@
 
 A coordinator that is cut off leads its partition as far as it knows. It cannot commit, since its
 in-sync replicas acknowledge nothing; but what it remembers may be older than what its successor has
-committed. While a controller has answered it within a session it cannot have been fenced. After
-that it asks its replicas: each of those in the ISR, of which a successor would be one, must have
-followed it in the epoch that it leads, *after* the request came. A follower's second fetch since
-then was sent after an answer to its first, so it shows that. (Where the controllers are all gone,
-consumers hear their offsets a moment later, and do not miss them.)
+committed. For a while after a controller has answered it, it cannot have been fenced
+(``unfenced_for_ms``). After that it asks its replicas: each of those in the ISR, of which a
+successor would be one, must have followed it in the epoch that it leads, *after* the request came.
+A follower's second fetch since then was sent after an answer to its first, so it shows that. (Where
+the controllers are all gone, consumers hear their offsets a moment later, and do not miss them.)
+Not seen: a leader that is moved by hand, or balanced, in the seconds in which it is cut off.
 
 Kafka answers from what it remembers.
 """
@@ -30,7 +31,7 @@ SPARE_S: Final = 1.0
 def is_in_doubt(node: Node) -> bool:
     """Whether no controller has answered this node for so long that it may have been replaced."""
     members = node.membership
-    return members is not None and members.brokering is not None and members.brokering.out_of_touch
+    return members is not None and members.brokering is not None and members.brokering.may_be_fenced
 
 
 async def still_leads(node: Node, shard: Shard) -> bool:

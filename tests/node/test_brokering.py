@@ -62,6 +62,20 @@ def test_a_session_begins_when_the_heartbeat_is_sent():
     assert broker.out_of_touch, "the controller may have waited since it was sent"
 
 
+def test_a_controller_that_is_new_fences_sooner():
+    """It takes two heartbeats (2 s) off, and the one before it may still answer for a second."""
+
+    async def heartbeat(request, timeout_s):
+        return HeartbeatReply(False)
+
+    loop, broker = brokering(heartbeat)
+    asyncio.run(broker._heartbeat(beat(1)))
+    loop.now = 100 + SESSION_S - 2 * 2 - 1 - 0.1
+    assert not broker.may_be_fenced
+    loop.now += 0.1
+    assert broker.may_be_fenced and not broker.out_of_touch
+
+
 def test_an_answer_counts_when_the_image_is_as_new():
     async def heartbeat(request, timeout_s):
         return HeartbeatReply(False, False, 1)

@@ -10,10 +10,12 @@ rows, for
 
 count    the rows of a topic; for kept with a schema of one column as well
 values   an aggregate over the length of the values, the offsets and the timestamps, by codec;
-         "longer" on four times the records
+         "longer" on four times the records, "made beforehand" on as many rows of a source in
+         Python that has them ready (:mod:`ready`): the least that such a source takes
 stream   a query over all of it, once (AvailableNow): its start is a good part of that, so "once
          started" is what the rows of a longer topic cost beyond it, "start, stream" a query over an
-         empty topic, and "start, stream of nothing" one over a source in Python that does nothing
+         empty topic, and "start, stream of nothing" one over a source in Python that does nothing;
+         "longer" and "made beforehand" as above
 write    rows that Spark makes into a topic
 start    seconds that a count of an empty topic takes longer than one of an empty frame
 """
@@ -72,7 +74,7 @@ def fill(client: Client, topic: str, records: int, codec: Codec) -> None:
 
 def job(python: str, jars: str | None, spec: dict[str, Any]) -> dict[str, Any]:
     """Run ``spark_job.py`` under a Python; what it measured."""
-    environ = {**os.environ, "PYSPARK_PYTHON": python}
+    environ = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(HERE)}
     command = [python, str(HERE / "spark_job.py"), json.dumps({**spec, "jars": jars})]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:

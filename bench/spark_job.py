@@ -79,53 +79,21 @@ def start_up(spark: SparkSession, count_of_nothing: Callable[[], int]) -> float:
     return median(count_of_nothing, 9) - median(empty.count, 9)
 
 
-def register_nothing(spark: SparkSession) -> None:
-    """``format("nothing")``: a stream source in Python without rows, what Spark takes by itself."""
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
-
-    class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-        def initialOffset(self) -> dict[str, int]:  # noqa: N802
-            return {"at": 0}
-
-        def getDefaultReadLimit(self) -> Any:  # noqa: N802
-            return ReadAllAvailable()
-
-        def latestOffset(self, start: Any, limit: Any) -> dict[str, int]:  # noqa: ARG002, N802
-            return {"at": 0}
-
-        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-            pass
-
-        def partitions(self, start: Any, end: Any) -> list[Any]:  # noqa: ARG002
-            return []
-
-        def read(self, partition: Any) -> Any:  # noqa: ARG002
-            raise AssertionError("a stream of nothing has nothing to read")
-
-    class Nothing(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "nothing"
-
-        def schema(self) -> str:
-            return COLUMNS
-
-        def streamReader(self, schema: Any) -> Reader:  # noqa: ARG002, N802
-            return Reader()
-
-    spark.dataSource.register(Nothing)
-
-
 COLUMNS = "value binary, offset bigint, timestamp timestamp"
+
+
+def options(spec: dict[str, Any], topic: str) -> dict[str, str]:
+    """How a source is told what to read."""
+    if spec["format"] == "ready":
+        return {"rows": str(spec["ready"])}
+    return {"kafka.bootstrap.servers": spec["bootstrap"], "subscribe": topic}
 
 
 def follow(spark: SparkSession, spec: dict[str, Any], topic: str, schema: str | None = None) -> int:
     """One query over all of a topic; the rows that it took."""
-    reader = spark.readStream.format(spec["format"]).option("subscribe", topic)
+    reader = spark.readStream.format(spec["format"]).options(**options(spec, topic))
     if schema is not None:
         reader = reader.schema(schema)
-    reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
     frame = reader.option("startingOffsets", "earliest").load()
     frame = frame.selectExpr("length(value) size", "offset", "timestamp")
     with tempfile.TemporaryDirectory() as checkpoint:
@@ -158,9 +126,13 @@ def streams(spark: SparkSession, spec: dict[str, Any], rows: int) -> dict[str, d
         runs["stream, longer, three columns"] = measure(
             longer, lambda: follow(spark, spec, spec["long"], COLUMNS), longer
         )
+        ready = {**spec, "format": "ready", "ready": longer}
+        runs["stream, longer, made beforehand"] = measure(
+            longer, lambda: follow(spark, ready, ""), longer
+        )
     runs["start, stream"] = start_of_streams(spark, spec)
     if spec["format"] == "kept":
-        runs["start, stream of nothing"] = start_of_streams(spark, {**spec, "format": "nothing"})
+        runs["start, stream of nothing"] = start_of_streams(spark, {**ready, "ready": 0})
     return runs
 
 
@@ -174,17 +146,18 @@ def main() -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     if spec["format"] == "kept":
+        from ready import Ready
+
         from kept.pipeline.session import register
 
         register(spark)  # an editable install is not found by name
-        register_nothing(spark)
+        spark.dataSource.register(Ready)
 
     def load(topic: str, schema: str | None = None) -> DataFrame:
-        reader = spark.read.format(spec["format"])
+        reader = spark.read.format(spec["format"]).options(**options(spec, topic))
         if schema is not None:
             reader = reader.schema(schema)
-        reader = reader.option("kafka.bootstrap.servers", spec["bootstrap"])
-        return reader.option("subscribe", topic).load()
+        return reader.load()
 
     runs: dict[str, Any] = {}
     plain = spec["topics"]["none"]
@@ -215,7 +188,11 @@ def main() -> None:
             lambda schema=schema: load(spec["long"], schema).selectExpr(*wanted).collect()[0][0],
             longer * 100,
         )
-
+    if spec["format"] == "kept":
+        ready = spark.read.format("ready").option("rows", longer)
+        runs["values, longer, made beforehand"] = measure(
+            longer, lambda: ready.load().selectExpr(*wanted).collect()[0][0], longer * 100
+        )
     runs |= streams(spark, spec, rows)
     runs["start"] = {"seconds": start_up(spark, lambda: load("bench-empty").count())}
     count = spec["rows_written"]

@@ -20,23 +20,17 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from kept.client import groups as group_operations
+from kept.client import leaders as leader_operations
 from kept.client import records as record_operations
 from kept.client import topics as topic_operations
 from kept.client.calls import Anywhere, Call, Route
 from kept.client.core import ClientCore
 from kept.client.failures import failure
 from kept.client.groups import GroupDescription, GroupListing
+from kept.client.leaders import OffsetAt, Standing
 from kept.client.partitioner import partition_for
 from kept.client.protocol import Values
-from kept.client.records import (
-    EARLIEST,
-    LATEST,
-    Fetched,
-    FetchLimits,
-    OffsetAt,
-    Produced,
-    Standing,
-)
+from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits, Produced
 from kept.client.sockets import Sockets, first_failure
 from kept.client.topics import BROKER, TOPIC, ConfigEntry, NewTopic
 from kept.client.view import ClusterView, TopicView, parse_bootstrap
@@ -239,7 +233,7 @@ class Client:
         """
         alone = len(self.view.nodes) == 1
         patience_ms = self.timeout_ms if alone else min(self.timeout_ms, SILENT_MS)
-        return self.run(record_operations.standings(self.topic(topic), patience_ms))
+        return self.run(leader_operations.standings(self.view, self.topic(topic), patience_ms))
 
     # Writing.
 
@@ -325,11 +319,12 @@ class Client:
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, OffsetAt]:
         """The offset of each partition for a timestamp, LATEST, EARLIEST or MAX_TIMESTAMP."""
-        return self.run(record_operations.list_offsets(asked, isolation, self.timeout_ms))
+        operation = leader_operations.list_offsets(self.view, asked, isolation, self.timeout_ms)
+        return self.run(operation)
 
     def epoch_ends(self, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Where that leader epoch ends in the log of each partition, -1 where it is not known."""
-        return self.run(record_operations.epoch_ends(asked, self.timeout_ms))
+        return self.run(leader_operations.epoch_ends(self.view, asked, self.timeout_ms))
 
     def bounds(
         self, topic: str, partitions: Iterable[int] | None = None

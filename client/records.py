@@ -10,15 +10,14 @@ from typing import Any, Final, NamedTuple
 from kept.client import positions
 from kept.client.calls import Anywhere, Call, Route, ToLeader, ToNode
 from kept.client.failures import failure
-from kept.client.topics import Operation, log_size_calls, sizes_in
-from kept.client.view import ClusterView, TopicView
+from kept.client.topics import Operation
+from kept.client.view import ClusterView
 from kept.storage.errors import KeptError, UnknownTopicId
 from kept.storage.types import IsolationLevel, TopicPartition
 
 PRODUCE: Final = 0
 FETCH: Final = 1
 LIST_OFFSETS: Final = 2
-OFFSET_FOR_LEADER_EPOCH: Final = 23
 INIT_PRODUCER_ID: Final = 22
 
 LATEST: Final = positions.LATEST
@@ -33,14 +32,6 @@ class Produced(NamedTuple):
 
     partition: int
     base_offset: int
-
-
-class OffsetAt(NamedTuple):
-    """An answer of ListOffsets; offset -1 means that there is none."""
-
-    offset: int
-    timestamp: int
-    leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,104 +147,6 @@ def init_producer_id(timeout_ms: int) -> Operation[tuple[int, int]]:
     return int(response.producer_id), int(response.producer_epoch)
 
 
-def list_offsets(
-    asked: Mapping[TopicPartition, int], isolation: IsolationLevel, timeout_ms: int
-) -> Operation[dict[TopicPartition, OffsetAt]]:
-    """The offset for a timestamp (or LATEST, EARLIEST, MAX_TIMESTAMP) of each partition."""
-    responses = yield [
-        _list_offsets_call(tp, timestamp, isolation, timeout_ms) for tp, timestamp in asked.items()
-    ]
-    out = {}
-    for tp, response in zip(asked, responses, strict=True):
-        one = response.topics[0].partitions[0]
-        epoch = int(getattr(one, "leader_epoch", -1))
-        out[tp] = OffsetAt(int(one.offset), int(one.timestamp), epoch)
-    return out
-
-
-def epoch_ends(
-    asked: Mapping[TopicPartition, int], timeout_ms: int
-) -> Operation[dict[TopicPartition, int]]:
-    """Where that leader epoch (or the last one before it) ends in each leader's log, -1 where it
-    cannot say. Below an offset that was read in that epoch: the log was cut back since (KIP-320).
-    """
-    responses = yield [_epoch_end_call(tp, epoch, timeout_ms) for tp, epoch in asked.items()]
-    return {
-        tp: int(response.topics[0].partitions[0].end_offset)
-        for tp, response in zip(asked, responses, strict=True)
-    }
-
-
-def _epoch_end_call(tp: TopicPartition, epoch: int, timeout_ms: int) -> Call:
-    what = f"OffsetForLeaderEpoch of {tp}"
-    partition = {"partition": tp.partition, "current_leader_epoch": -1, "leader_epoch": epoch}
-    return Call(
-        OFFSET_FOR_LEADER_EPOCH,
-        {"replica_id": -1, "topics": [{"topic": tp.topic, "partitions": [partition]}]},
-        ToLeader(tp.topic, tp.partition),
-        what=what,
-        timeout_ms=timeout_ms,
-        check=lambda r: failure(int(r.topics[0].partitions[0].error_code), what),
-    )
-
-
-class Standing(NamedTuple):
-    """Where a partition stands, by its leader; None is what that one did not say."""
-
-    log_start_offset: int | None
-    high_watermark: int | None
-    size_bytes: int | None
-    unknown: KeptError | None = None
-    """Why it did not say the offsets."""
-
-
-def standings(topic: TopicView, patience_ms: int) -> Operation[dict[int, Standing]]:
-    """Where each partition that has a leader stands; a leader is waited for so long at most."""
-    led = [number for number, one in topic.partitions.items() if one.leader >= 0]
-    tps = [TopicPartition(topic.name, number) for number in led]
-    calls = [
-        _list_offsets_call(tp, when, IsolationLevel.READ_UNCOMMITTED, patience_ms)
-        for when in (EARLIEST, LATEST)
-        for tp in tps
-    ]
-    calls += log_size_calls(topic)
-    for call in calls:
-        call.optional, call.timeout_ms = True, patience_ms
-    answers = yield calls
-    sizes = sizes_in(a for a in answers[2 * len(tps) :] if not isinstance(a, KeptError))
-    found = {}
-    for at, number in enumerate(led):
-        both = answers[at], answers[len(tps) + at]
-        start, end = (
-            None if isinstance(one, KeptError) else int(one.topics[0].partitions[0].offset)
-            for one in both
-        )
-        unknown = next((one for one in both if isinstance(one, KeptError)), None)
-        found[number] = Standing(start, end, sizes.get(number), unknown)
-    return found
-
-
-def _list_offsets_call(
-    tp: TopicPartition, timestamp: int, isolation: IsolationLevel, timeout_ms: int
-) -> Call:
-    what = f"ListOffsets of {tp}"
-    partition = {"partition_index": tp.partition, "timestamp": timestamp}
-    values = {
-        "replica_id": -1,
-        "isolation_level": int(isolation),
-        "topics": [{"name": tp.topic, "partitions": [partition]}],
-        "timeout": timeout_ms,
-    }
-    return Call(
-        LIST_OFFSETS,
-        values,
-        ToLeader(tp.topic, tp.partition),
-        what=what,
-        timeout_ms=timeout_ms,
-        check=lambda r: failure(int(r.topics[0].partitions[0].error_code), what),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
     """How much a Fetch may bring, and how long it may wait for it."""
@@ -332,7 +225,7 @@ def _fetch_call(
         del version
         return _fetch_values(view, tps, positions, limits, any_epoch=any_epoch)
 
-    what = f"Fetch of {', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
+    what = f"Fetch of {several(tps)}"
     ids_known = all(_topic_id(view, tp.topic) is not None for tp in tps)
     return Call(
         FETCH,
@@ -343,6 +236,11 @@ def _fetch_call(
         check=lambda r: failure(int(getattr(r, "error_code", 0)), what),
         max_version=32767 if ids_known else 12,
     )
+
+
+def several(tps: Sequence[TopicPartition]) -> str:
+    """Partitions as a message names them: ``orders-0, orders-1, orders-2 and more``."""
+    return f"{', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
 
 
 def _fetch_values(

@@ -258,18 +258,15 @@ def _config_route(kind: int, name: str) -> Route:
     return ToNode(int(name)) if kind == BROKER and name else Anywhere()
 
 
-def log_sizes(topic: TopicView) -> Operation[dict[int, int]]:
-    """Bytes on disk by partition, from DescribeLogDirs of the leaders: others may be away."""
-    return sizes_in((yield log_size_calls(topic)))
-
-
-def log_size_calls(topic: TopicView) -> list[Call]:
-    """What each leader is asked for :func:`log_sizes`."""
+def log_sizes(topic: TopicView, patience_ms: int | None = None) -> Operation[dict[int, int]]:
+    """Bytes on disk by partition, from DescribeLogDirs of the leaders: others may be away. Given
+    ``patience_ms``, a leader that does not answer within it is done without.
+    """
     by_leader: dict[int, list[int]] = {}
     for number, partition in topic.partitions.items():
         if partition.leader >= 0:
             by_leader.setdefault(partition.leader, []).append(number)
-    return [
+    calls = [
         Call(
             DESCRIBE_LOG_DIRS,
             {"topics": [{"topic": topic.name, "partitions": tuple(numbers)}]},
@@ -277,15 +274,33 @@ def log_size_calls(topic: TopicView) -> list[Call]:
         )
         for leader, numbers in by_leader.items()
     ]
-
-
-def sizes_in(responses: Iterable[Any]) -> dict[int, int]:
-    """Bytes by partition in answers to :func:`log_size_calls`."""
+    for call in calls:
+        if patience_ms is not None:
+            call.optional, call.timeout_ms = True, patience_ms
+    responses = yield calls
     return {
         int(found.partition_index): int(found.partition_size)
         for response in responses
+        if not isinstance(response, KeptError)
         for directory in response.results
         for topic_found in directory.topics
         for found in topic_found.partitions
         if not found.is_future_key
     }
+
+
+def together(*operations: Operation[Any]) -> Operation[list[Any]]:
+    """Operations side by side: the calls of all at once; their results. An error ends all."""
+    results: list[Any] = [None] * len(operations)
+    answers: dict[int, Any] = dict.fromkeys(range(len(operations)))
+    while answers:
+        asked = {}
+        for number, responses in answers.items():
+            try:
+                asked[number] = operations[number].send(responses)
+            except StopIteration as end:
+                results[number] = end.value
+        if asked:
+            came = iter((yield [call for calls in asked.values() for call in calls]))
+        answers = {number: [next(came) for _ in calls] for number, calls in asked.items()}
+    return results

@@ -42,9 +42,8 @@ def limited(start: Offsets, end: Offsets, most: int) -> dict[TopicPartition, int
     if left and rest:
         for tp, size in few.items():
             shares[tp] += (size - 1) * left // rest
-        for tp in sorted(few, key=lambda tp: shares[tp] - few[tp]):
-            if sum(shares.values()) >= most:
-                break
+        over = most - sum(shares.values())
+        for tp in sorted(few, key=lambda tp: shares[tp] - few[tp])[:over]:
             shares[tp] += 1
     return {tp: start.get(tp, end[tp]) + shares.get(tp, 0) for tp in end}
 

@@ -49,7 +49,7 @@ def find_partitions(
             names = tuple(n for n in names if not _is_gone(view.topics.get(n)))
         for name in names:
             _known(client, name)
-        there = [TopicPartition(n, p) for n in names for p in view.topics[n].partitions]
+        there = {TopicPartition(n, p) for n in names for p in view.topics[n].partitions}
         if isinstance(topics, Subscribe):
             return sorted(there)
         for tp in topics.partitions if all_must_be_there else ():
@@ -171,8 +171,9 @@ def _resolve(
 def _for_each(
     option: str, given: Mapping[TopicPartition, int], tps: list[TopicPartition]
 ) -> Offsets:
+    read = set(tps)
     missing = [tp for tp in tps if tp not in given]
-    strange = [tp for tp in given if tp not in tps]
+    strange = [tp for tp in given if tp not in read]
     if missing:
         raise BadOption(f"{option} does not name {', '.join(map(str, missing[:3]))}, which is read")
     if strange:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kept.cli import topic
 from kept.client.failures import NoAnswer, failure
-from kept.client.records import Standing
+from kept.client.leaders import Standing
 from kept.client.view import PartitionView, TopicView
 
 OFFSET_NOT_AVAILABLE = 78

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kept.client import groups, records
+from kept.client import groups, leaders
 from kept.client.blocking import Client
 from kept.client.calls import Call, Send, Tick, ToLeader, ToNode
 from kept.client.core import METADATA, SLOW_MS
 from kept.client.failures import NoAnswer
-from kept.client.records import Standing
-from kept.client.view import PartitionView, TopicView
+from kept.client.leaders import Standing
+from kept.client.view import ClusterView, Endpoint, PartitionView, TopicView
 from kept.storage.errors import InvalidRequest, KeptError
 from tests.client.test_core import LIST_OFFSETS, A, B, World, offsets
 
@@ -27,8 +27,9 @@ def ended(operation: Any, answers: list[Any]) -> Any:
     return end.value.value
 
 
-def offset(value: int) -> Any:
-    return SimpleNamespace(topics=[SimpleNamespace(partitions=[SimpleNamespace(offset=value)])])
+def offset(partition: int, value: int) -> Any:
+    one = SimpleNamespace(partition_index=partition, error_code=0, offset=value)
+    return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=[one])])
 
 
 def directory(topic: str, sizes: dict[int, int]) -> Any:
@@ -40,23 +41,25 @@ def directory(topic: str, sizes: dict[int, int]) -> Any:
     return SimpleNamespace(results=[SimpleNamespace(topics=[found])])
 
 
-def view(leaders: dict[int, int]) -> TopicView:
+def view(led_by: dict[int, int]) -> TopicView:
     partitions = {
         number: PartitionView(number, leader, 1, (1, 2), (1, 2))
-        for number, leader in leaders.items()
+        for number, leader in led_by.items()
     }
     return TopicView("t", None, False, partitions)
 
 
 def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_without():
-    asked = records.standings(view({0: 1, 1: 2, 2: -1}), PATIENCE_MS)
+    topic = view({0: 1, 1: 2, 2: -1})
+    known = ClusterView({n: Endpoint("node", n) for n in (1, 2)}, topics={"t": topic})
+    asked = leaders.standings(known, topic, PATIENCE_MS)
     calls: list[Call] = next(asked)
     assert [call.route for call in calls] == [
         ToLeader("t", 0), ToLeader("t", 1), ToLeader("t", 0), ToLeader("t", 1), ToNode(1), ToNode(2)
     ]  # fmt: skip
     assert all(call.optional and call.timeout_ms == PATIENCE_MS for call in calls)
     nothing = NoAnswer("node 2 stands still")
-    answers = [offset(5), nothing, offset(9), nothing, directory("t", {0: 77}), nothing]
+    answers = [offset(0, 5), nothing, offset(0, 9), nothing, directory("t", {0: 77}), nothing]
     assert ended(asked, answers) == {0: Standing(5, 9, 77), 1: Standing(None, None, None, nothing)}
 
 

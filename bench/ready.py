@@ -1,7 +1,7 @@
-"""``format("ready")``: a Spark source in Python whose record batches are made beforehand.
+"""``format("ready")``: a Spark source whose record batches are made beforehand, a sink that drains.
 
-They have the columns of ours, in two tasks. What a read of it costs is Spark's own, and the least
-that any source in Python takes; with ``rows`` 0 its queries are over nothing.
+They have the columns of ours, in two tasks. What they cost is Spark's own, and the least that any
+source or sink in Python takes; with ``rows`` 0 its queries are over nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
@@ -73,8 +75,15 @@ class StreamReader(Shares, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(share) for _ in range(TASKS) if share]
 
 
+class Drain(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
 class Ready(DataSource):
-    """The source. Option ``rows``: how many it has."""
+    """Source and sink. Option ``rows``: how many there are to read."""
 
     @classmethod
     def name(cls) -> str:
@@ -88,3 +97,6 @@ class Ready(DataSource):
 
     def streamReader(self, schema: Any) -> StreamReader:  # noqa: N802
         return StreamReader(int(self.options["rows"]), schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> Drain:  # noqa: ARG002
+        return Drain()

@@ -16,7 +16,8 @@ stream   a query over all of it, once (AvailableNow): its start is a good part o
          started" is what the rows of a longer topic cost beyond it, "start, stream" a query over an
          empty topic, and "start, stream of nothing" one over a source in Python that does nothing;
          "longer" and "made beforehand" as above
-write    rows that Spark makes into a topic
+write    rows that Spark makes (half as many) into a topic; "thrown away": into a sink in Python
+         that does nothing
 start    seconds that a count of an empty topic takes longer than one of an empty frame
 """
 
@@ -93,8 +94,8 @@ def measured(records: int, *, kept_only: bool) -> dict[str, dict[str, Any]]:
         for topic in ("bench-written", "bench-empty"):
             client.create_topic(topic, partitions=PARTITIONS)
         spec = {
-            "bootstrap": cluster.bootstrap, "topics": topics, "rows_written": records // 2,
-            "long": "bench-long", "longer": LONGER,
+            "bootstrap": cluster.bootstrap, "topics": topics, "long": "bench-long",
+            "longer": LONGER,
         }  # fmt: skip
         results["kept"] = job(sys.executable, None, {**spec, "format": "kept"})
         if not kept_only:

@@ -136,6 +136,23 @@ def streams(spark: SparkSession, spec: dict[str, Any], rows: int) -> dict[str, d
     return runs
 
 
+def writes(spark: SparkSession, spec: dict[str, Any], rows: int) -> dict[str, dict[str, float]]:
+    """Rows that Spark makes, and more of them; those also into a sink that does nothing."""
+
+    def write(count: int, into: str) -> None:
+        made = spark.range(count).selectExpr("string(id) key", "repeat('x', 100) value")
+        writer = made.write.format(into).mode("append")
+        writer = writer.option("kafka.bootstrap.servers", spec["bootstrap"])
+        writer.option("topic", "bench-written").save()
+
+    runs = {"write": measure(rows // 2, lambda: write(rows // 2, spec["format"]), None)}
+    longer = rows // 2 * spec["longer"]
+    runs["write, longer"] = measure(longer, lambda: write(longer, spec["format"]), None)
+    if spec["format"] == "kept":
+        runs["write, longer, thrown away"] = measure(longer, lambda: write(longer, "ready"), None)
+    return runs
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
@@ -195,15 +212,7 @@ def main() -> None:
         )
     runs |= streams(spark, spec, rows)
     runs["start"] = {"seconds": start_up(spark, lambda: load("bench-empty").count())}
-    count = spec["rows_written"]
-    made = spark.range(count).selectExpr("string(id) key", "repeat('x', 100) value")
-
-    def write() -> None:
-        writer = made.write.format(spec["format"]).mode("append")
-        writer = writer.option("kafka.bootstrap.servers", spec["bootstrap"])
-        writer.option("topic", "bench-written").save()
-
-    runs["write"] = measure(count, write, None)
+    runs |= writes(spark, spec, rows)
     print(json.dumps({"spark": spark.version, "rows": rows, "runs": runs}))
     spark.stop()
 

@@ -13,9 +13,10 @@ the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RECORDS: Final = "records"
+BEGUN: Final = "_begun"
+"""Whose export this is to be: made by the first of two who begin at once."""
 STATE: Final = "_kept.json"
 FORMAT: Final = 1
 COLUMNS: Final = (
@@ -51,17 +54,23 @@ class Export:
 
 
 def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export:
-    """Write all of a topic to a new directory, each partition until it has caught up."""
+    """Write all of a topic to a new directory, each partition until it has caught up.
+
+    One that fails leaves the directory empty; one that was killed leaves what is no export.
+    """
     register(spark)
-    store = _new(spark, path)
     with connect(bootstrap) as client:
         bounds = bounds_of(client, topic)
-    _write(records(spark, bootstrap, bounds, until_caught_up=True), store)
-    return _finish(spark, store, bounds)
+    store = _new(spark, path)
+    with _written_whole(store):
+        _write(records(spark, bootstrap, bounds, until_caught_up=True), store)
+        return _finish(spark, store, bounds)
 
 
 def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
-    """An export and its records. Raises BadOption where there is none, or not a whole one."""
+    """An export and its records. Raises BadOption where there is none, or not a whole one: killed
+    before it ended, or with files that are gone since.
+    """
     store = files.Store(spark, path)
     said = store.note(STATE, FORMAT, "ends", "an export")
     if said is None:
@@ -70,7 +79,12 @@ def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
     for name in ("starts", "ends", "compacted_to"):
         if said[name] is not None:
             said[name] = {int(p): int(o) for p, o in said[name].items()}
-    return Export(**{**said, "path": path}), _rows(spark, store)
+    found, rows = Export(**{**said, "path": path}), _rows(spark, store)
+    if (count := rows.count()) != found.records:
+        raise BadOption(
+            f"{path} is damaged: {RECORDS} has {count} records, {STATE} says {found.records}"
+        )
+    return found, rows
 
 
 def restore(
@@ -135,15 +149,16 @@ def compact(
     """
     found, rows = load(spark, path)
     strategy = survivors.strategy_of({**found.config, **(config or {})})
-    store = _new(spark, target)
     ends = dict(found.ends if below is None else below)
     if set(ends) != set(found.ends):
         raise BadOption(
             f"below names the partitions {sorted(ends)}, the export has {sorted(found.ends)}"
         )
-    _write(compacted(rows, strategy, ends), store)
     bounds = Bounds(found.topic, found.topic_id, found.starts, found.ends, found.config)
-    return _finish(spark, store, bounds, ends)
+    store = _new(spark, target)
+    with _written_whole(store):
+        _write(compacted(rows, strategy, ends), store)
+        return _finish(spark, store, bounds, ends)
 
 
 def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> DataFrame:
@@ -162,10 +177,24 @@ def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> 
 
 
 def _new(spark: SparkSession, path: str) -> files.Store:
+    """A directory to write to, which nobody else writes to."""
     store = files.Store(spark, path)
-    if store.names():
+    there = store.names()
+    if STATE not in there and BEGUN in there:
+        raise BadOption(f"{path} has an export that is being written, or was given up: delete it")
+    if there:
         raise BadOption(f"{path} is there and not empty: give a directory that is not there yet")
+    if not store.claim(BEGUN):
+        raise BadOption(f"{path}: another export has just begun there")
     return store
+
+
+@contextlib.contextmanager
+def _written_whole(store: files.Store) -> Iterator[None]:
+    """Where the block fails, what it wrote goes."""
+    with store.removed_on_failure(STATE, RECORDS, BEGUN):
+        yield
+    store.remove(BEGUN)
 
 
 def _write(rows: DataFrame, store: files.Store) -> None:

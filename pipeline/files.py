@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +103,34 @@ class Store:
         context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(uri, self._conf)
         context.rename(self._fs.makeQualified(draft), self._fs.makeQualified(self._path(name)), how)
 
+    def claim(self, name: str) -> bool:
+        """Make an empty file, and the directory; whether nobody had made it before."""
+        if self._local:
+            path = self._file(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.open("x").close()
+            except FileExistsError:
+                return False
+            return True
+        return bool(self._fs.createNewFile(self._path(name)))
+
     def remove(self, name: str) -> None:
         """Delete a member and what is in it."""
         self._fs.delete(self._path(name), True)
+
+    @contextlib.contextmanager
+    def removed_on_failure(self, *names: str) -> Iterator[None]:
+        """Members that the block makes go when it fails."""
+        from py4j.protocol import Py4JError
+
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Py4JError, OSError):  # what the block raised is the reason
+                for name in names:
+                    self.remove(name)
+            raise
 
 
 def _draft(name: str) -> str:

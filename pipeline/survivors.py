@@ -10,7 +10,9 @@ Frames here have ``topic, partition, offset, key``, ``tombstone`` (boolean) and 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import (
@@ -19,12 +21,14 @@ from kept.compaction.strategy import (
     Kind,
     Rule,
     Strategy,
+    StrategyFailed,
     Verdict,
     resolve,
     rules,
 )
+from kept.storage.errors import InvalidConfig, KeptError
 from kept.storage.records import Record
-from kept.storage.types import LogConfig
+from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,9 +38,18 @@ KEY: Final = ("topic", "partition", "key")
 
 
 def strategy_of(config: Mapping[str, str]) -> Strategy:
-    """The strategy that a topic's settings name. Raises InvalidConfig for one that is not here."""
+    """The strategy that a topic's settings name. Raises InvalidConfig for one that is not here, or
+    cannot be made.
+    """
     name = config.get("kept.compaction.strategy", "latest")
-    return resolve(LogConfig(compaction_strategy=name, raw=dict(config)))
+    try:
+        return resolve(LogConfig(compaction_strategy=name, raw=dict(config)))
+    except KeptError:
+        raise
+    except Exception as error:
+        raise InvalidConfig(
+            f"compaction strategy {name!r} cannot be made: {type(error).__name__}: {error}"
+        ) from error
 
 
 def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
@@ -141,30 +154,91 @@ def by_itself(rows: DataFrame, strategy: Strategy) -> DataFrame:
     """The rows with ``survives``, by any strategy, each key's history given to it by itself.
 
     ``rows`` have the columns of a read with headers. A key's records are held in memory at once.
+    Where the strategy fails, or keeps no record of a key, the job does, with StrategyFailed: the
+    cleaner would leave the topic as it is. Raises InvalidConfig for one that cannot be pickled.
     """
     from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
+    sent = _send(strategy)
     subject = StructType([*rows.schema.fields, StructField("_subject", BinaryType())])
     told = StructType([*subject.fields, StructField("survives", BooleanType(), nullable=False)])
     order = ["topic", "partition", "_subject", "offset"]
-    named = rows.mapInArrow(_subjects(strategy), subject)
+    named = rows.mapInArrow(_subjects(sent), subject)
     grouped = named.repartition("topic", "partition", "_subject").sortWithinPartitions(*order)
-    return grouped.mapInArrow(_judgements(strategy), told).drop("_subject")
+    return grouped.mapInArrow(_judgements(sent), told).drop("_subject")
 
 
-def _subjects(strategy: Strategy) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A strategy on its way to the executors: taken out there, so that what fails has a reason."""
+
+    name: str
+    pickled: bytes
+
+    def received(self) -> Strategy:
+        """The strategy. Raises InvalidConfig where its module is missing."""
+        try:
+            found: Strategy = pickle.loads(self.pickled)
+        except Exception as error:
+            raise InvalidConfig(
+                f"the strategy {self.name} is not where Spark's executors run, install it there "
+                f"too: {type(error).__name__}: {error}"
+            ) from error
+        return found
+
+
+def _send(strategy: Strategy) -> _Sent:
+    from pyspark import cloudpickle
+
+    name = type(strategy).__name__
+    try:
+        return _Sent(name, cloudpickle.dumps(strategy))
+    except Exception as error:
+        raise InvalidConfig(
+            f"the strategy {name} cannot be sent to Spark's executors: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _subjects(sent: _Sent) -> Any:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        strategy = sent.received()
         for batch in batches:
-            found = [None if r.key is None else strategy.key(r) for r in record_objects(batch)]
-            yield batch.append_column("_subject", pa.array(found, pa.binary()))
+            found: list[bytes | None] = []
+            at = -1
+            try:
+                for record in record_objects(batch):
+                    at = record.offset
+                    found.append(None if record.key is None else strategy.key(record))
+                    if found[-1] is None and record.key is not None:
+                        raise TypeError("its key of that record is None")
+                subjects = pa.array(found, pa.binary())
+            except Exception as error:
+                raise _failed(strategy, batch, error, at) from error
+            yield batch.append_column("_subject", subjects)
 
     return run
 
 
-def _judgements(strategy: Strategy) -> Any:
+def _failed(
+    strategy: Strategy, rows: pa.RecordBatch, error: Exception, offset: int
+) -> StrategyFailed:
+    """What a strategy raised, or what is raised by what it said, as an error of ours."""
+    return StrategyFailed(
+        f"the strategy {type(strategy).__name__} failed at {_where(rows)}, offset {offset}: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def _where(rows: pa.RecordBatch) -> TopicPartition:
+    return TopicPartition(*(rows.column(name)[0].as_py() for name in ("topic", "partition")))
+
+
+def _judgements(sent: _Sent) -> Any:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        strategy = sent.received()
         open_key: tuple[Any, ...] | None = None
         history: list[pa.RecordBatch] = []
         for batch in batches:
@@ -196,13 +270,23 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBat
 
 def _told(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of one key, and which of them the strategy keeps."""
-    state = strategy.init(1)
     found = [record for part in history for record in record_objects(part)]
     tombstones = {record.offset for record in found if record.value is None}
-    subject = history[0].column("_subject")[0].as_py()
-    for record in found:
-        strategy.reduce(state, subject, record)
-    kept = _kept(strategy.collect(state).get(subject), found, tombstones)
+    subject, at = history[0].column("_subject")[0].as_py(), found[0].offset
+    try:
+        state = strategy.init(1)
+        for record in found:
+            at = record.offset
+            strategy.reduce(state, subject, record)
+        verdicts = strategy.collect(state)
+        kept = _kept(verdicts[subject], found, tombstones) if subject in verdicts else set()
+    except Exception as error:
+        raise _failed(strategy, history[0], error, at) from error
+    if not kept:
+        raise StrategyFailed(
+            f"the strategy {type(strategy).__name__} keeps no record of key {subject!r}, whose "
+            f"newest is at {_where(history[0])}, offset {at}: of every key one must stay"
+        )
     for part in history:
         yield _flagged(part, kept)
 
@@ -214,15 +298,13 @@ def _flagged(part: pa.RecordBatch, kept: set[int]) -> pa.RecordBatch:
     return part.append_column("survives", pa.array(told, pa.bool_()))
 
 
-def _kept(verdict: Verdict | None, found: Sequence[Record], tombstones: set[int]) -> set[int]:
+def _kept(verdict: Verdict, found: Sequence[Record], tombstones: set[int]) -> set[int]:
     """The offsets that stay (rule 4a: a winning tombstone stands alone)."""
-    if verdict is None:
-        return set()
     offsets = {record.offset for record in found}
     if isinstance(verdict, From):
         stay = {offset for offset in offsets if offset >= verdict.offset}
     else:
-        stay = offsets & verdict.offsets
+        stay = offsets.intersection(verdict.offsets)
     winner = max(stay, default=-1)
     return {winner} if winner in tombstones else stay
 

@@ -137,20 +137,26 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
     """Bring the table in directory ``path`` up to now; :func:`saved` reads it.
 
     Each refresh writes a directory of its own and then replaces the file that names it, so whoever
-    reads has one state or the next; the one before stays until the next refresh. Raises BadOption
-    when another refresh has ended in between: the table is that one's then.
+    reads has one state or the next; the one before stays until the next refresh. One that fails
+    leaves nothing; of those that were killed the last one's remains stay, until two others have
+    ended. Raises BadOption when another refresh has ended in between: the table is that one's then.
     """
     register(spark)
     store = files.Store(spark, path)
     before = _state(store, topic)
+    _remove_unfinished(store, before)
     began_ms = time.time_ns() // 1_000_000  # before the ends are asked for: what is new is newer
     with connect(bootstrap) as client:
         now = bounds_of(client, topic)
     whole = _why_whole(before, now, began_ms)
-    name = _write(spark, bootstrap, store, None if whole else before, now)
+    if before is not None and before["directory"] not in store.names():
+        whole = f"its directory {before['directory']} is gone"
+    name = _next(store, before)
+    _write(spark, bootstrap, store, None if whole else before, now, name)
     if whole is None and (late := _why_whole(before, now, time.time_ns() // 1_000_000)):
         store.remove(name)
-        whole, name = late, _write(spark, bootstrap, store, None, now)
+        whole, name = late, _next(store, before)
+        _write(spark, bootstrap, store, None, now, name)
     if _state(store, topic) != before:
         store.remove(name)
         raise BadOption(f"{path}: another refresh ended meanwhile, and the table is that one's")
@@ -159,8 +165,9 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         "starts": {str(p): o for p, o in now.starts.items()},
         "offsets": {str(p): o for p, o in now.ends.items()}, "refreshed_ms": began_ms,
     }  # fmt: skip
-    store.replace(STATE, json.dumps(state))
-    _remove_older(store, name, None if before is None else before["directory"])
+    _put(store, json.dumps(state), name)
+    if before is not None:
+        _remove_older(store, before["directory"])
     began = _start(None if whole else before, now)
     read = sum(end - began[p] for p, end in now.ends.items())
     return Refreshed(store.at(name), spark.read.parquet(store.at(name)).count(), read, whole)
@@ -222,10 +229,9 @@ def _write(
     store: files.Store,
     before: Mapping[str, Any] | None,
     now: Bounds,
-) -> str:
-    """Write the next directory; its name."""
-    number = max(_numbered(store).values(), default=0) + 1
-    name = f"table-{number:06}-{uuid.uuid4().hex[:8]}"
+    name: str,
+) -> None:
+    """Write the table to a directory of its own."""
     if before is None:
         rows = records(spark, bootstrap, now, until_caught_up=True)
     else:
@@ -233,21 +239,55 @@ def _write(
         new = records(spark, bootstrap, since, until_caught_up=True)
         old = spark.read.parquet(store.at(before["directory"]))
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
-    latest(rows).filter("value is not null").write.parquet(store.at(name))
-    return name
+    with store.removed_on_failure(name):
+        latest(rows).filter("value is not null").write.parquet(store.at(name))
+
+
+def _put(store: files.Store, state: str, name: str) -> None:
+    """Replace the note that names the table; where that fails, directory ``name`` goes, unless it
+    is the table by then.
+    """
+    try:
+        store.replace(STATE, state)
+    except BaseException:
+        if store.read(STATE) != state:
+            store.remove(name)
+        raise
+
+
+def _next(store: files.Store, before: Mapping[str, Any] | None) -> str:
+    """A new directory's name, with a higher number than those that are there, or are named."""
+    number = max([_reached(before), *_numbered(store).values()]) + 1
+    return f"table-{number:06}-{uuid.uuid4().hex[:8]}"
+
+
+def _reached(before: Mapping[str, Any] | None) -> int:
+    return 0 if before is None else _number(before["directory"])
 
 
 def _numbered(store: files.Store) -> dict[str, int]:
     """The directories of tables; whatever else is there is not ours."""
-    found = ((name, _NAMED.fullmatch(name)) for name in store.names())
-    return {name: int(known[1]) for name, known in found if known}
+    return {name: number for name in store.names() if (number := _number(name))}
 
 
-def _remove_older(store: files.Store, newest: str, before: str | None) -> None:
-    """Leave the newest and the one before it, which somebody may read, and what is newer still: a
-    refresh that has not ended.
+def _number(name: str) -> int:
+    known = _NAMED.fullmatch(name)
+    return 0 if known is None else int(known[1])
+
+
+def _remove_unfinished(store: files.Store, before: Mapping[str, Any] | None) -> None:
+    """Remove what refreshes after ``before`` left that were killed, but for the newest of them,
+    which may be at work.
     """
-    there = _numbered(store)
-    for name, number in there.items():
-        if number <= there[newest] and name not in (newest, before):
+    later = sorted((n, name) for name, n in _numbered(store).items() if n > _reached(before))
+    for _, name in later[:-1]:
+        store.remove(name)
+
+
+def _remove_older(store: files.Store, before: str) -> None:
+    """Leave the table that was replaced, which somebody may read, and what was begun after it: a
+    refresh that ends at the same moment names its directory as the table.
+    """
+    for name, number in _numbered(store).items():
+        if number <= _number(before) and name != before:
             store.remove(name)

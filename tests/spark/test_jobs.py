@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from kept.client.http import JsonApi
 from kept.client.view import Endpoint
 from kept.compaction.strategy import From, Latest
 from kept.compaction.strategy_kit import clean
-from kept.pipeline import jobs, tables
+from kept.pipeline import exports, files, jobs, tables
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of
 from kept.storage.records import Record
@@ -149,12 +151,12 @@ def test_a_refresh_beside_another_one_and_beside_what_is_not_its_own(
         asked.append(time.time_ns() // 1_000_000)
         return bounds_of(*arguments)
 
-    def overtaken(*arguments: Any) -> str:
+    def overtaken(*arguments: Any) -> None:
         monkeypatch.setattr(tables, "_write", write)
         fill(client, topic, range(2))
         jobs.refresh(spark, where, topic, str(path))
         fill(client, topic, range(2, 4))
-        return write(*arguments)
+        write(*arguments)
 
     monkeypatch.setattr(tables, "_write", overtaken)
     monkeypatch.setattr(tables, "bounds_of", bounds)
@@ -207,6 +209,90 @@ def test_export_and_restore(spark, client, kept_broker, tmp_path):
     ):
         with pytest.raises(BadOption, match=why):
             action()
+
+
+def test_a_refresh_that_fails_leaves_nothing_and_one_whose_table_is_gone_reads_all(
+    spark, client, kept_broker, tmp_path
+):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    where, path = kept_broker.bootstrap, tmp_path / "table"
+    history(client, topic, 1)
+    table = Path(jobs.refresh(spark, where, topic, str(path)).path)
+    before = sorted(os.listdir(path))
+    for part in table.glob("part-*"):
+        part.write_bytes(b"damaged")
+    fill(client, topic, range(5))
+    for _ in range(2):
+        with pytest.raises(Exception, match="is not a Parquet file"):
+            jobs.refresh(spark, where, topic, str(path))
+        assert sorted(os.listdir(path)) == before
+    shutil.rmtree(table)
+    assert str(jobs.refresh(spark, where, topic, str(path)).whole).endswith("is gone")
+    assert as_dict(jobs.saved(spark, str(path))) == model(client, topic)
+
+
+def test_a_note_that_cannot_be_replaced_leaves_the_table_of_before(
+    spark, client, kept_broker, tmp_path, monkeypatch
+):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    where, path = kept_broker.bootstrap, tmp_path / "table"
+    history(client, topic, 1)
+    jobs.refresh(spark, where, topic, str(path))
+    before, old, replace = sorted(os.listdir(path)), model(client, topic), files.Store.replace
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def interrupted(*arguments: Any) -> None:
+        replace(*arguments)
+        raise KeyboardInterrupt
+
+    fill(client, topic, range(5))
+    monkeypatch.setattr(files.Store, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        jobs.refresh(spark, where, topic, str(path))
+    assert sorted(os.listdir(path)) == before
+    assert as_dict(jobs.saved(spark, str(path))) == old
+    monkeypatch.setattr(files.Store, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.refresh(spark, where, topic, str(path))
+    assert as_dict(jobs.saved(spark, str(path))) == model(client, topic) != old
+
+
+def test_an_export_that_fails_leaves_nothing_and_two_at_once_do_not_mix(
+    spark, client, kept_broker, tmp_path, monkeypatch
+):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    where, path = kept_broker.bootstrap, tmp_path / "export"
+    history(client, topic, 1)
+    write, finish = exports._write, exports._finish
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    def second(*arguments: Any) -> None:
+        with pytest.raises(BadOption, match="has an export that is being written, or was given up"):
+            jobs.export(spark, where, topic, str(path))
+        assert not files.Store(spark, str(path)).claim("_begun")
+        write(*arguments)
+
+    monkeypatch.setattr(exports, "_finish", full)
+    with pytest.raises(OSError, match="No space left"):
+        jobs.export(spark, where, topic, str(path))
+    assert os.listdir(path) == []
+    monkeypatch.setattr(exports, "_finish", finish)
+    monkeypatch.setattr(exports, "_write", second)
+    made = jobs.export(spark, where, topic, str(path))
+    assert sorted(os.listdir(path)) == ["_kept.json", "records"]
+    next((path / "records").glob("partition=0/part-*")).unlink()
+    for job in (
+        lambda: jobs.restore(spark, where, str(path), f"{topic}-again"),
+        lambda: jobs.compact(spark, str(path), str(tmp_path / "compacted")),
+    ):
+        why = f"is damaged: records has 0 records, _kept.json says {made.records}"
+        with pytest.raises(BadOption, match=why):
+            job()
+    assert f"{topic}-again" not in client.metadata(None).topics
 
 
 STRATEGIES = {

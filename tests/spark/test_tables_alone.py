@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kept.pipeline.session import Bounds
-from kept.pipeline.tables import _why_whole
+from kept.pipeline.tables import _remove_older, _remove_unfinished, _why_whole
 
 BEFORE: dict[str, Any] = {
     "topic_id": "ab", "starts": {"0": 5, "1": 0}, "offsets": {"0": 20, "1": 9},
@@ -33,3 +33,33 @@ def test_a_tombstone_may_have_come_and_gone():
 
 
 BEFORE_STARTS = {0: 5, 1: 0}
+
+
+class Directories:
+    """Stands for a store; refreshes made these."""
+
+    def __init__(self, *names: str) -> None:
+        self.there = ["_kept.json", "table-of-mine", *names]
+
+    def names(self) -> list[str]:
+        return list(self.there)
+
+    def remove(self, name: str) -> None:
+        self.there.remove(name)
+
+
+def test_two_refreshes_that_end_at_once_leave_each_others_tables():
+    store: Any = Directories("table-000003-a", "table-000004-b", "table-000005-c", "table-000005-d")
+    _remove_older(store, "table-000004-b")
+    assert store.names()[2:] == ["table-000004-b", "table-000005-c", "table-000005-d"]
+    store = Directories("table-000004-b", "table-000004-dead", "table-000005-c")
+    _remove_older(store, "table-000004-b")
+    assert store.names()[2:] == ["table-000004-b", "table-000005-c"]
+
+
+def test_refreshes_that_are_killed_again_and_again_do_not_pile_up():
+    store: Any = Directories("table-000003-a", "table-000004-b", "table-000006-d", "table-000005-c")
+    _remove_unfinished(store, {"directory": "table-000004-b"})
+    assert store.names()[2:] == ["table-000003-a", "table-000004-b", "table-000006-d"]
+    _remove_unfinished(store, None)
+    assert store.names()[2:] == ["table-000006-d"]

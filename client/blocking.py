@@ -288,7 +288,7 @@ class Client:
             )
         )
         if acks == 0:
-            self._sockets.flush()
+            self._sockets.flush(self.timeout_ms)
         return out
 
     def append(self, topic: str, batches: Mapping[int, bytes]) -> list[Produced]:

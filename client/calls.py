@@ -9,7 +9,7 @@ from typing import Any
 from kept.client.failures import ConnectionFailed, api_name
 from kept.client.protocol import Values
 from kept.client.view import Endpoint
-from kept.storage.errors import KeptError
+from kept.storage.errors import KeptError, RetriableError, UnknownTopicOrPartition
 
 # Where a call goes.
 
@@ -98,6 +98,22 @@ class Call:
         if error is None or isinstance(error, ConnectionFailed):
             return ""
         return f"; before that: {error}"
+
+    @property
+    def needs(self) -> tuple[object, ...]:
+        """What has to be found out before the call can go."""
+        route = self.route
+        if isinstance(route, ToCoordinator):
+            return ("coordinator", route.kind, route.key)
+        if isinstance(route, ToLeader):
+            return ("metadata", (route.topic,), route.auto_create)
+        return ("metadata", (), False)
+
+    def goes_again(self, error: KeptError) -> bool:
+        """Whether an error in a response is worth another try; changes await no unknown topics."""
+        if not self.repeatable and isinstance(error, UnknownTopicOrPartition):
+            return False
+        return isinstance(error, RetriableError)
 
     def is_to_be_told_of(self, started_ms: int) -> bool:
         """Somebody else's call, begun by then, of which it was not told that it waits."""

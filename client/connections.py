@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
+from typing import Final
 
 from kept.client.calls import Call, ToController, Waiting
 from kept.client.failures import NoController, api_name
 from kept.client.incoming import Incoming
-from kept.client.protocol import versions
+from kept.client.protocol import encode_request, versions
 from kept.client.view import Endpoint
-from kept.storage.errors import UnsupportedVersion
+from kept.storage.errors import InvalidRequest, UnsupportedVersion
+
+DEAD_MS: Final = 10_000
+"""A connection that was silent for so long while answers were awaited is not used again."""
 
 
 @dataclass(slots=True)
@@ -82,6 +87,13 @@ class Connection:
         owes = not self.ready or bool(self.in_flight)
         return owes and now_ms - self.heard_ms >= patience_ms
 
+    def is_given_up(self, now_ms: int) -> bool:
+        """Whether all who asked have waited in vain: what stands between may have forgotten the
+        connection, without a word to either side, and only a new one would tell.
+        """
+        waits = any(call is not None for call in self.in_flight.values())
+        return self.ready and not waits and self.is_silent(now_ms, DEAD_MS)
+
     def next_doubt_ms(self, patience_ms: int) -> int:
         """When others are asked in its place, if nothing comes until then: ever more seldom."""
         return self.heard_ms + (patience_ms << self.doubts)
@@ -101,3 +113,14 @@ class Connection:
                 f"{theirs[0]} to {theirs[1]} of {api_name(call.api_key)}, none is known here"
             )
         return version
+
+    def encoded(self, call: Call, correlation: int, client_id: str) -> bytes:
+        """A call's request, in the newest version that both sides know. Raises UnsupportedVersion,
+        and InvalidRequest for values that have no room in it.
+        """
+        call.version = version = self.version_for(call)
+        try:
+            values = call.values(version) if callable(call.values) else call.values
+            return encode_request(call.api_key, version, correlation, client_id, values)
+        except (struct.error, OverflowError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"{call.name}: not a request: {error}") from error

@@ -49,7 +49,6 @@ from kept.storage.errors import (
     KeptError,
     RetriableError,
     UnknownTopicOrPartition,
-    UnsupportedVersion,
 )
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -185,11 +184,9 @@ class ClientCore:
         if not connection.ready:
             return False
         try:
-            call.version = connection.version_for(call)
-        except UnsupportedVersion as error:
+            self._send(call, connection, now_ms, effects)
+        except KeptError as error:  # nothing was sent
             self._finish(call, error, effects)
-            return True
-        self._send(call, connection, now_ms, effects)
         return True
 
     def _resolve(self, call: Call, now_ms: int) -> Endpoint | None:
@@ -239,9 +236,8 @@ class ClientCore:
         return self._connections[number]
 
     def _send(self, call: Call, connection: Connection, now_ms: int, effects: list[Effect]) -> None:
-        values = call.values(call.version) if callable(call.values) else call.values
         correlation = self._correlation()
-        data = encode_request(call.api_key, call.version, correlation, self.client_id, values)
+        data = connection.encoded(call, correlation, self.client_id)
         call.tries += 1
         effects.append(Send(connection.id, data))
         if call.answered:
@@ -264,7 +260,7 @@ class ClientCore:
             "topics": [{"name": name, "topic_id": None} for name in topics],
             "allow_auto_topic_creation": create,
         }
-        self._ask(_needs(needed_by), METADATA, values, needed_by, now_ms)
+        self._ask(needed_by.needs, METADATA, values, needed_by, now_ms)
 
     def _ask_coordinator(self, now_ms: int, needed_by: Call, route: ToCoordinator) -> None:
         values = {
@@ -272,7 +268,7 @@ class ClientCore:
             "key_type": route.kind,
             "coordinator_keys": (route.key,),
         }
-        self._ask(_needs(needed_by), FIND_COORDINATOR, values, needed_by, now_ms)
+        self._ask(needed_by.needs, FIND_COORDINATOR, values, needed_by, now_ms)
 
     def _ask(
         self, key: tuple[object, ...], api_key: int, values: Values, needed_by: Call, now_ms: int
@@ -323,7 +319,7 @@ class ClientCore:
         for connection in self._connections.values():
             if connection.is_silent(now_ms, self._patience_ms):
                 for correlation, call in connection.repeatable_calls():
-                    if _needs(call) == key and not self._goes_to(call, connection.endpoint):
+                    if call.needs == key and not self._goes_to(call, connection.endpoint):
                         self._take_back(connection, correlation, call)
 
     def _take_back(self, connection: Connection, correlation: int, call: Call) -> None:
@@ -433,7 +429,7 @@ class ClientCore:
         error = call.check(response) if call.check is not None else None
         if error is None:
             effects.append(Finished(call, response, None))
-        elif _again(call, error):
+        elif call.goes_again(error):
             self._forget_route(call)
             self._back_off(call, error, now_ms)
             self._waiting.append(call)
@@ -547,7 +543,7 @@ class ClientCore:
             return
         self._asking.discard(call.needed_for)
         for other in self._waiting:
-            if other.needed_for is None and _needs(other) == call.needed_for:
+            if other.needed_for is None and other.needs == call.needed_for:
                 other.last_error = error
                 if not isinstance(error, RetriableError):
                     other.deadline_ms = other.started_ms
@@ -570,6 +566,9 @@ class ClientCore:
                     seconds = (now_ms - call.started_ms) / 1000
                     why = f"{connection.endpoint}: {call.name}: no answer within {seconds:.3g} s"
                     self._finish(call, NoAnswer(why + call.told_before), effects)
+            if connection.is_given_up(now_ms):
+                effects.append(Close(connection.id))
+                self._lost(connection.id, "no answer", now_ms, effects)
         self._end_if_late(now_ms, effects)
 
     def _end_if_late(self, now_ms: int, effects: list[Effect]) -> None:
@@ -581,20 +580,3 @@ class ClientCore:
             late = f"{call.name}: not possible within {(now_ms - call.started_ms) / 1000:.3g} s"
             tried = () if any(c.ready for c in connections) else self._refused.values()
             self._finish(call, nobody(call.name, call.last_error or NoAnswer(late), tried), effects)
-
-
-def _again(call: Call, error: KeptError) -> bool:
-    """Whether an error in a response is worth another try; changes await no unknown topics."""
-    if not call.repeatable and isinstance(error, UnknownTopicOrPartition):
-        return False
-    return isinstance(error, RetriableError)
-
-
-def _needs(call: Call) -> tuple[object, ...]:
-    """What has to be found out before the call can go."""
-    route = call.route
-    if isinstance(route, ToCoordinator):
-        return ("coordinator", route.kind, route.key)
-    if isinstance(route, ToLeader):
-        return ("metadata", (route.topic,), route.auto_create)
-    return ("metadata", (), False)

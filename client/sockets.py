@@ -24,9 +24,25 @@ from kept.client.calls import (
     Waiting,
 )
 from kept.client.core import ClientCore
+from kept.client.failures import NoAnswer
 from kept.storage.errors import KeptError
 
 _READ_BYTES: Final = 1024 * 1024
+ADDRESS_MS: Final = 2_000
+"""Of a host that has several addresses the next one is tried after so long."""
+UNHEARD_S: Final = 20
+"""A connection whose other side has sent nothing for so long, not even that it got what was sent to
+it, is taken for broken by the kernel: a machine that lost its power says nothing, nor does what
+stands between and has forgotten the connection. A process that stands still is another matter."""
+PROBES: Final = (
+    ("SOL_SOCKET", "SO_KEEPALIVE", 1),
+    ("IPPROTO_TCP", "TCP_KEEPIDLE", UNHEARD_S // 2),
+    ("IPPROTO_TCP", "TCP_KEEPINTVL", 5),
+    ("IPPROTO_TCP", "TCP_KEEPCNT", 2),
+    ("IPPROTO_TCP", "TCP_USER_TIMEOUT", UNHEARD_S * 1000),
+    ("IPPROTO_TCP", "TCP_NODELAY", 1),
+)
+"""Options of every socket, as far as the system has them."""
 
 
 class _Socket:
@@ -37,6 +53,7 @@ class _Socket:
         self.addresses = addresses
         self.socket: socket.socket | None = None
         self.connecting = True
+        self.since_ms = 0
         self.unsent = bytearray()
 
 
@@ -66,9 +83,12 @@ class Sockets:
             self._turn()
         return [self._finished.pop(call.id) for call in calls]
 
-    def flush(self) -> None:
-        """Send what is still to be sent (acks=0 has no answer to wait for)."""
+    def flush(self, timeout_ms: int) -> None:
+        """Send what is still to be sent (acks=0 has no answer to wait for). Raises NoAnswer."""
+        end_ms = _now_ms() + timeout_ms
         while any(s.unsent and s.socket is not None for s in self._sockets.values()):
+            if _now_ms() >= end_ms:
+                raise NoAnswer(f"what was sent is not taken within {timeout_ms / 1000:.3g} s")
             self._turn()
 
     def close(self) -> None:
@@ -93,6 +113,9 @@ class Sockets:
             if mask & selectors.EVENT_READ and self._sockets.get(one.number) is one:
                 self._read(one)
         now_ms = _now_ms()
+        for one in list(self._sockets.values()):
+            if one.connecting and one.addresses and now_ms - one.since_ms >= ADDRESS_MS:
+                self._try_next(one, "no connection")
         due = self.core.next_tick_ms()
         if due is not None and due <= now_ms:
             self._perform(self.core.step(Tick(), now_ms))
@@ -130,20 +153,22 @@ class Sockets:
 
     def _try_next(self, one: _Socket, why: str) -> None:
         """Connect to the next address; lost when none is left."""
+        self._close(one)
         while one.addresses:
             family, kind, protocol, _, address = one.addresses.pop(0)
             try:
                 one.socket = socket.socket(family, kind, protocol)
                 one.socket.setblocking(False)
-                one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for level, name, value in PROBES:
+                    if hasattr(socket, name):
+                        one.socket.setsockopt(getattr(socket, level), getattr(socket, name), value)
                 with contextlib.suppress(BlockingIOError):
                     one.socket.connect(address)
             except OSError as error:
                 why = _reason(error)
-                if one.socket is not None:
-                    one.socket.close()
-                    one.socket = None
+                self._close(one)
                 continue
+            one.since_ms = _now_ms()
             self._selector.register(one.socket, selectors.EVENT_WRITE, one)
             return
         self._gone(one, why)
@@ -152,9 +177,6 @@ class Sockets:
         assert one.socket is not None
         code = one.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._selector.unregister(one.socket)
-            one.socket.close()
-            one.socket = None
             self._try_next(one, _reason(OSError(code, "")))
             return
         one.connecting = False
@@ -203,8 +225,12 @@ class Sockets:
 
     def _drop(self, one: _Socket) -> None:
         self._sockets.pop(one.number, None)
+        self._close(one)
+
+    def _close(self, one: _Socket) -> None:
         if one.socket is not None:
-            self._selector.unregister(one.socket)
+            if one.socket in self._selector.get_map():
+                self._selector.unregister(one.socket)
             one.socket.close()
             one.socket = None
 

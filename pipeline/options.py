@@ -53,7 +53,8 @@ _MILLISECONDS: Final = {
     for name in names.split()
 }
 
-
+SHOWN: Final = 200
+"""Characters of a value that a message repeats."""
 MAX_DIGITS: Final = 30
 """Of a number; no option takes one of as many."""
 _SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
@@ -364,7 +365,7 @@ def _connection(o: _Options) -> Connection:
     timeout_ms = o.take("kafka.request.timeout.ms", _int32, 30_000)
     return Connection(
         where[1],
-        client_id=o.take("kafka.client.id", _any, "kept-spark"),
+        client_id=o.take("kafka.client.id", lambda n, t: t and _app(n, t), "kept-spark"),
         timeout_ms=o.take("kafka.default.api.timeout.ms", _int32, timeout_ms),
     )
 
@@ -417,7 +418,28 @@ def _any(name: str, text: str) -> str:
 
 
 def _bad(name: str, text: str, wanted: str) -> BadOption:
-    return BadOption(f"{name} is {text!r}; it must be {wanted}")
+    shown = repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r} and so on"
+    return BadOption(f"{name} is {shown}; it must be {wanted}")
+
+
+def _named(values: Mapping[str, _T], wanted: str) -> Callable[[str, str], _T]:
+    """A parser of words, in either case; ``values`` has them in capitals."""
+
+    def parse(name: str, text: str) -> _T:
+        if text.upper() not in values:
+            raise _bad(name, text, wanted)
+        return values[text.upper()]
+
+    return parse
+
+
+_boolean = _named({"TRUE": True, "FALSE": False}, "true or false")
+_isolation = _named(IsolationLevel.__members__, "read_uncommitted or read_committed")
+_strategy = _named({"ERROR": False, "LATEST": True}, "error or latest")
+_codec = _named(Codec.__members__, "none, gzip, snappy, lz4 or zstd")
+_acks = _named({"ALL": None, "-1": None}, "all: every record is written with acks=all")
+_idempotence = _named({"TRUE": None}, "true: every record is written by an idempotent producer")
+_plaintext = _named({"PLAINTEXT": None}, "PLAINTEXT: TLS and SASL are not supported")
 
 
 def _bootstrap(name: str, text: str) -> str:
@@ -426,12 +448,6 @@ def _bootstrap(name: str, text: str) -> str:
     except ValueError as error:
         raise BadOption(f"{name}: {error}") from None
     return text
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise _bad(name, text, "true or false")
-    return text.lower() == "true"
 
 
 def _whole(name: str, text: str, least: int, most: int, wanted: str) -> int:
@@ -474,41 +490,6 @@ def _duration(name: str, text: str) -> int:
     if not found or factor is None:
         raise _bad(name, text, "a time such as 30s, 15m or 1h")
     return int(found[1]) * factor
-
-
-def _isolation(name: str, text: str) -> IsolationLevel:
-    try:
-        return IsolationLevel[text.upper()]
-    except KeyError:
-        raise _bad(name, text, "read_uncommitted or read_committed") from None
-
-
-def _strategy(name: str, text: str) -> bool:
-    if text.lower() not in ("error", "latest"):
-        raise _bad(name, text, "error or latest")
-    return text.lower() == "latest"
-
-
-def _codec(name: str, text: str) -> Codec:
-    try:
-        return Codec[text.upper()]
-    except KeyError:
-        raise _bad(name, text, "none, gzip, snappy, lz4 or zstd") from None
-
-
-def _acks(name: str, text: str) -> None:
-    if text.lower() not in ("all", "-1"):
-        raise _bad(name, text, "all: every record is written with acks=all")
-
-
-def _idempotence(name: str, text: str) -> None:
-    if text.lower() != "true":
-        raise _bad(name, text, "true: every record is written by an idempotent producer")
-
-
-def _plaintext(name: str, text: str) -> None:
-    if text.upper() != "PLAINTEXT":
-        raise _bad(name, text, "PLAINTEXT: TLS and SASL are not supported")
 
 
 def _topic(name: str, text: str) -> str:
@@ -576,7 +557,8 @@ def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int
         if not isinstance(numbers, dict):
             raise _bad(name, text, wanted)
         for partition, number in numbers.items():
-            if not _is_number(partition) or not _is_int(number) or number > MAX_INT64:
+            known = _is_number(partition) and partition == str(int(partition))
+            if not known or not _is_int(number) or number > MAX_INT64:
                 raise _bad(name, text, wanted)
             found[TopicPartition(topic, int(partition))] = number
     if not found:
@@ -586,11 +568,18 @@ def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int
 
 def _json_object(name: str, text: str, wanted: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise _bad(name, text, wanted)
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What JSON gives twice is refused: which of the two counts would be a guess."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError
     return found
 
 

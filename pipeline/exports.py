@@ -76,10 +76,14 @@ def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
     if said is None:
         raise BadOption(f"{path} is no export: {STATE} is not there (an export ends with it)")
     del said["format"]
-    for name in ("starts", "ends", "compacted_to"):
-        if said[name] is not None:
-            said[name] = {int(p): int(o) for p, o in said[name].items()}
-    found, rows = Export(**{**said, "path": path}), _rows(spark, store)
+    try:
+        for name in ("starts", "ends", "compacted_to"):
+            if said[name] is not None or name != "compacted_to":
+                said[name] = {int(p): int(o) for p, o in said[name].items()}
+        found = Export(**{**said, "path": path})
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BadOption(f"{path}: {STATE} is damaged: {error}") from error
+    rows = _rows(spark, store)
     if (count := rows.count()) != found.records:
         raise BadOption(
             f"{path} is damaged: {RECORDS} has {count} records, {STATE} says {found.records}"

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from kept.client.blocking import Client
 
 
-_SETTINGS: Final = ("cleanup.", "delete.", "retention.", "kept.", "max.message.bytes")
-"""What says which records stay, and how large they may be; a topic that is restored has the same.
+_SETTINGS: Final = (
+    "cleanup.", "delete.", "retention.", "min.compaction.", "max.compaction.", "min.cleanable.",
+    "kept.", "max.message.bytes", "message.timestamp.after.", "message.timestamp.before.",
+)  # fmt: skip
+"""What says which records stay, how large they may be, and of when; a topic that is restored has
+the same.
 """
 
 

@@ -152,11 +152,11 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
     if before is not None and before["directory"] not in store.names():
         whole = f"its directory {before['directory']} is gone"
     name = _next(store, before)
-    _write(spark, bootstrap, store, None if whole else before, now, name)
+    _write(spark, bootstrap, store, None if whole else before, now, name=name)
     if whole is None and (late := _why_whole(before, now, time.time_ns() // 1_000_000)):
         store.remove(name)
         whole, name = late, _next(store, before)
-        _write(spark, bootstrap, store, None, now, name)
+        _write(spark, bootstrap, store, None, now, name=name)
     if _state(store, topic) != before:
         store.remove(name)
         raise BadOption(f"{path}: another refresh ended meanwhile, and the table is that one's")
@@ -184,13 +184,20 @@ def saved(spark: SparkSession, path: str) -> DataFrame:
 
 def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
     state = store.note(STATE, FORMAT, "directory", "a table")
-    if state is not None and state["topic"] != topic:
-        raise BadOption(f"{store.path} is the table of {state['topic']}, not of {topic}")
+    if state is None:
+        return None
+    try:
+        _offsets(state), _offsets(state, "starts"), int(state["refreshed_ms"]), state["topic_id"]
+        of = state["topic"]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BadOption(f"{store.path}: {STATE} is damaged: {error}") from error
+    if of != topic:
+        raise BadOption(f"{store.path} is the table of {of}, not of {topic}")
     return state
 
 
-def _offsets(state: Mapping[str, Any]) -> dict[int, int]:
-    return {int(p): int(o) for p, o in state["offsets"].items()}
+def _offsets(state: Mapping[str, Any], name: str = "offsets") -> dict[int, int]:
+    return {int(p): int(o) for p, o in state[name].items()}
 
 
 def _start(before: Mapping[str, Any] | None, now: Bounds) -> dict[int, int]:
@@ -210,7 +217,7 @@ def _why_whole(before: Mapping[str, Any] | None, now: Bounds, at_ms: int) -> str
         return "the log ends before what was read: records were cut back"
     policy = now.config.get("cleanup.policy", "delete")
     if "delete" in policy:
-        was = {int(p): int(o) for p, o in before["starts"].items()}
+        was = _offsets(before, "starts")
         if any(now.starts[p] > was[p] for p in was):
             return "retention removed records since"
     age_ms = at_ms - int(before["refreshed_ms"])
@@ -229,6 +236,7 @@ def _write(
     store: files.Store,
     before: Mapping[str, Any] | None,
     now: Bounds,
+    *,
     name: str,
 ) -> None:
     """Write the table to a directory of its own."""

@@ -151,12 +151,12 @@ def test_a_refresh_beside_another_one_and_beside_what_is_not_its_own(
         asked.append(time.time_ns() // 1_000_000)
         return bounds_of(*arguments)
 
-    def overtaken(*arguments: Any) -> None:
+    def overtaken(*arguments: Any, name: str) -> None:
         monkeypatch.setattr(tables, "_write", write)
         fill(client, topic, range(2))
         jobs.refresh(spark, where, topic, str(path))
         fill(client, topic, range(2, 4))
-        write(*arguments)
+        write(*arguments, name=name)
 
     monkeypatch.setattr(tables, "_write", overtaken)
     monkeypatch.setattr(tables, "bounds_of", bounds)
@@ -257,6 +257,45 @@ def test_a_note_that_cannot_be_replaced_leaves_the_table_of_before(
     with pytest.raises(KeyboardInterrupt):
         jobs.refresh(spark, where, topic, str(path))
     assert as_dict(jobs.saved(spark, str(path))) == model(client, topic) != old
+
+
+def test_a_note_with_members_that_are_missing_or_wrong_is_damaged(
+    spark, client, kept_broker, tmp_path
+):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    where, table, export = kept_broker.bootstrap, str(tmp_path / "table"), str(tmp_path / "export")
+    jobs.refresh(spark, where, topic, table)
+    jobs.export(spark, where, topic, export)
+    for path, job, wrong in (
+        (table, lambda: jobs.refresh(spark, where, topic, table),
+         ({"starts": None}, {"offsets": {"x": 1}}, {"refreshed_ms": "y"}, {"offsets": 1})),
+        (export, lambda: exports.load(spark, export),
+         ({"starts": None}, {"ends": {"x": 1}}, {"ends": None}, {"what": 1})),
+    ):  # fmt: skip
+        note = Path(path, "_kept.json")
+        said = json.loads(note.read_text())
+        short = {name: value for name, value in said.items() if name != "topic_id"}
+        for damaged in (*({**said, **more} for more in wrong), short):
+            note.write_text(json.dumps(damaged))
+            with pytest.raises(BadOption, match=r"_kept\.json is damaged"):
+                job()
+
+
+def test_what_a_topic_takes_and_how_it_is_cleaned_is_restored(spark, client, kept_broker, tmp_path):
+    settings = {
+        "cleanup.policy": "compact", "min.compaction.lag.ms": "60000",
+        "max.compaction.lag.ms": "70000000", "min.cleanable.dirty.ratio": "0.3",
+        "message.timestamp.after.max.ms": str(2**63 - 1),
+    }  # fmt: skip
+    topic, path = kept_broker.create_topic(config=settings), str(tmp_path / "export")
+    ahead = 10**15
+    client.produce(topic, [OutRecord(b"a", b"v", (), ahead)])
+    jobs.export(spark, kept_broker.bootstrap, topic, path)
+    again = f"{topic}-again"
+    assert jobs.restore(spark, kept_broker.bootstrap, path, again) == 1
+    assert [r.timestamp for r in client.read(again)] == [ahead]
+    restored = {entry.name: entry.value for entry in client.topic_configs([again])[again]}
+    assert {name: restored[name] for name in settings} == settings
 
 
 def test_an_export_that_fails_leaves_nothing_and_two_at_once_do_not_mix(

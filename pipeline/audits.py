@@ -11,7 +11,9 @@ superseded  a replica still has a record that compaction removed from another on
 divergent   the same offset holds different records
 
 A **reference** is an export taken earlier. Without one some faults leave no trace in the records:
-:data:`BLIND` says which, and every result repeats it.
+:data:`BLIND` says which, and every result repeats it. One that is older than delete.retention.ms
+knows records whose tombstone may have come and gone since: that nothing is left of their key is no
+fault then (:data:`TOO_OLD`).
 
 A log in use moves while it is read: compaction removes on one replica what was read on another.
 So whatever is found is looked for again, with new ends, and only what stays is reported. What looks
@@ -37,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from kept.compaction.strategy import rules
 from kept.pipeline import survivors
 from kept.pipeline.exports import Export, load
-from kept.pipeline.faults import REFERENCE, Expected, find, held
+from kept.pipeline.faults import NEWER, REFERENCE, Expected, find, held, overtaken
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import Bounds, bounds_of, connect, records, register
 
@@ -65,13 +67,21 @@ STILL_BLIND: Final = (
     "in records that are newer than the reference: what cannot be seen without one",
 )
 """What cannot be seen with one."""
+TOO_OLD: Final = (
+    "a record that every replica lost, with all that is older of its key: the reference is older "
+    "than delete.retention.ms, the key may have been deleted since"
+)
+"""What cannot be seen, either, with a reference of that age."""
 NEVER_SEEN: Final = (
+    "what was written after it had begun, and what is superseded by that",
     "a tombstone that was removed before delete.retention.ms was over, where nothing older of its "
     "key is left",
     "replicas that are not in sync: they are not read",
 )
 OWN: Final = "whether the strategy {} is right: Spark runs it as it is, it has no other one of it"
 """Of a strategy that is not built in."""
+DAY_MS: Final = 86_400_000
+"""Kafka's default of delete.retention.ms."""
 PAUSE_S: Final = 1.0
 """Between a look that failed and the next."""
 _SAME: Final = ("partition", "offset", "kind", "replica")
@@ -152,7 +162,6 @@ def audit(
     finally:
         faults.unpersist()
     found.reference = reference
-    found.blind += (*(BLIND if reference is None else STILL_BLIND), *NEVER_SEEN)
     return found
 
 
@@ -203,16 +212,53 @@ def _look(
         faults = faults.join(known.select(*_SAME), [*_SAME], "left_semi")
     faults = faults.cache()
     try:
+        blind = BLIND
+        if reference is not None:
+            faults.count()  # reads it all
+            too_old = compacted and _too_old(reference[0], bounds)
+            blind = (*STILL_BLIND, *((TOO_OLD,) if too_old else ()))
+            if compacted and not faults.filter("lone").isEmpty():
+                newer = held(_written_since(spark, bootstrap, bounds), NEWER, strategy)
+                left = overtaken(faults, every, newer, strategy, expected)
+                faults = _instead(faults, left.filter("not forgotten") if too_old else left)
         total = faults.count()
         listed = [_finding(row) for row in faults.orderBy(*_SAME).limit(MOST).collect()]
         made = Audit(topic, nodes, absent, every.count(), listed, total)
-        made.blind = () if rules(strategy) is not None else (OWN.format(type(strategy).__name__),)
+        own = () if rules(strategy) is not None else (OWN.format(type(strategy).__name__),)
+        made.blind = (*own, *blind, *NEVER_SEEN)
     except BaseException:
         faults.unpersist()
         raise
     finally:
         every.unpersist()
     return made, faults
+
+
+def _instead(cached: DataFrame, other: DataFrame) -> DataFrame:
+    """The other frame, cached in place of the one that it is made of."""
+    other = other.cache()
+    other.count()
+    cached.unpersist()
+    return other
+
+
+def _too_old(export: Export, bounds: Bounds) -> bool:
+    """Whether a tombstone written after the export may be gone by now."""
+    kept_ms = min(
+        int(config.get("delete.retention.ms", DAY_MS)) for config in (export.config, bounds.config)
+    )
+    return time.time_ns() // 1_000_000 - export.taken_ms >= kept_ms
+
+
+def _written_since(spark: SparkSession, bootstrap: str, bounds: Bounds) -> DataFrame:
+    """What the leaders have from the ends on that were noted."""
+    with connect(bootstrap) as client:
+        now = bounds_of(client, bounds.topic)
+    known = sorted(bounds.ends.keys() & now.ends.keys())
+    begun = {p: max(now.starts[p], min(bounds.ends[p], now.ends[p])) for p in known}
+    ends = {p: now.ends[p] for p in known}
+    since = Bounds(now.topic, now.topic_id, begun, ends, now.config)
+    return records(spark, bootstrap, since, until_caught_up=True)
 
 
 def _finding(row: Any) -> Finding:

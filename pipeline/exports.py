@@ -40,7 +40,9 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What an export is of. ``compacted_to`` is where :func:`compact` stopped, by partition."""
+    """What an export is of. ``taken_ms`` is when it began: it has no tombstone, perhaps, that was
+    written after that. ``compacted_to`` is where :func:`compact` stopped, by partition.
+    """
 
     path: str
     topic: str
@@ -59,12 +61,13 @@ def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export
     One that fails leaves the directory empty; one that was killed leaves what is no export.
     """
     register(spark)
+    began_ms = time.time_ns() // 1_000_000
     with connect(bootstrap) as client:
         bounds = bounds_of(client, topic)
     store = _new(spark, path)
     with _written_whole(store):
         _write(records(spark, bootstrap, bounds, until_caught_up=True), store)
-        return _finish(spark, store, bounds)
+        return _finish(spark, store, bounds, began_ms)
 
 
 def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
@@ -162,7 +165,7 @@ def compact(
     store = _new(spark, target)
     with _written_whole(store):
         _write(compacted(rows, strategy, ends), store)
-        return _finish(spark, store, bounds, ends)
+        return _finish(spark, store, bounds, found.taken_ms, ends)
 
 
 def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> DataFrame:
@@ -218,6 +221,7 @@ def _finish(
     spark: SparkSession,
     store: files.Store,
     bounds: Bounds,
+    taken_ms: int,
     compacted_to: Mapping[int, int] | None = None,
 ) -> Export:
     """Count what was written, and say that the export is whole, and up to where."""
@@ -229,7 +233,7 @@ def _finish(
     ends = {p: max(end, there.get(p, (0, 0))[1]) for p, end in bounds.ends.items()}
     made = Export(
         store.path, bounds.topic, bounds.topic_id, bounds.starts, ends, bounds.config,
-        time.time_ns() // 1_000_000, sum(count for count, _ in there.values()), compacted_to,
+        taken_ms, sum(count for count, _ in there.values()), compacted_to,
     )  # fmt: skip
     said: dict[str, Any] = {"format": FORMAT, **asdict(made)}
     del said["path"]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 REFERENCE: Final = -1
 """Stands for the reference among the replicas."""
+NEWER: Final = -2
+"""Stands for what was written while the replicas were read."""
 _WHERE: Final = ("topic", "partition", "offset", "key")
 
 
@@ -75,11 +77,51 @@ def _goes_by(strategy: Strategy) -> tuple[str, ...]:
 def find(
     records: DataFrame, strategy: Strategy, expected: Expected, *, compacted: bool
 ) -> DataFrame:
-    """The faults, a row each: kind, topic, partition, offset, key, replica, detail.
+    """The faults, a row each: kind, topic, partition, offset, key, replica, detail; and ``lone``:
+    only the reference has the record, ``forgotten``: nor is an older one of its key on a replica.
 
     One pass: the records of an offset come together, then those of a key, and then each offset says
     what is wrong with it.
     """
+    from pyspark.sql import functions as f
+
+    each = _each(records, strategy, expected).withColumn("later", _later(expected))
+    if compacted:
+        # What came back counts for nothing, so it is judged apart.
+        judged = survivors.judged(each.filter("not returned"), strategy)
+    else:
+        judged = each.filter("not returned").withColumn("survives", f.lit(True))
+    again = each.filter("returned").withColumn("survives", f.lit(False))
+    judged = judged.unionByName(again)
+    found = f.concat(_divergent(), _returns(), _missing(compacted), _outdated())
+    known = _winners(judged) if compacted else _no_winners(judged)
+    told = known.select(*_WHERE, "lone", "forgotten", f.explode(found).alias("fault"))
+    lone = (f.col("fault.kind") == "missing") & f.col("lone")
+    return told.select(
+        "fault.kind", *_WHERE, "fault.replica", "fault.detail", lone.alias("lone"),
+        (lone & f.col("forgotten")).alias("forgotten"),
+    )  # fmt: skip
+
+
+def overtaken(
+    faults: DataFrame, records: DataFrame, newer: DataFrame, strategy: Strategy, expected: Expected
+) -> DataFrame:
+    """The faults without those ``lone`` ones whose record need not survive any more, by what is
+    ``newer`` than all that was read of the replicas.
+
+    A key that is written all the time may be on no replica below the end that was noted: what was
+    there then is superseded, and compacted away, before it is read.
+    """
+    there = _each(records, strategy, expected).filter("not returned")
+    named = (*_WHERE, "tombstone", *_goes_by(strategy))
+    judged = survivors.judged(there.select(*named).unionByName(newer.select(*named)), strategy)
+    left = judged.filter("survives").select("partition", "offset")
+    lone = faults.filter("lone").join(left, ["partition", "offset"], "left_semi")
+    return faults.filter("not lone").unionByName(lone)
+
+
+def _each(records: DataFrame, strategy: Strategy, expected: Expected) -> DataFrame:
+    """A row for every offset: the record there, who holds it, and who should and does not."""
     from pyspark.sql import functions as f
 
     starts = _map({p: f.lit(o) for p, o in expected.starts.items()})
@@ -93,19 +135,8 @@ def find(
     each = each.select("topic", "partition", "offset", "one.*", "holders", "digests")
     each = each.withColumn("live", f.array_except("holders", f.array(f.lit(REFERENCE))))
     each = each.withColumn("absent", f.array_except(nodes[f.col("partition")], "holders"))
-    each = each.withColumn("returned", _returned(expected))
-    each = each.withColumn("later", _later(expected))
-    if compacted:
-        # What came back counts for nothing, so it is judged apart.
-        judged = survivors.judged(each.filter("not returned"), strategy)
-    else:
-        judged = each.filter("not returned").withColumn("survives", f.lit(True))
-    again = each.filter("returned").withColumn("survives", f.lit(False))
-    judged = judged.unionByName(again)
-    found = f.concat(_divergent(), _returns(), _missing(compacted), _outdated())
-    known = _winners(judged) if compacted else _no_winners(judged)
-    told = known.select(*_WHERE, f.explode(found).alias("fault"))
-    return told.select("fault.kind", *_WHERE, "fault.replica", "fault.detail")
+    each = each.withColumn("lone", f.size("live") == 0)
+    return each.withColumn("returned", _returned(expected))
 
 
 def _map(values: Mapping[int, Column]) -> Column:
@@ -141,7 +172,8 @@ def _later(expected: Expected) -> Column:
 def _winners(judged: DataFrame) -> DataFrame:
     """What is known of each record's key: ``deleted``, the tombstone that is all that may be left
     of it, and who has that; ``current``, where its newest value is that must survive;
-    ``newest_on``, the replicas on which this record is the newest of its key.
+    ``newest_on``, the replicas on which this record is the newest of its key; ``forgotten``,
+    whether no replica has one that is as old.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.window import Window
@@ -152,10 +184,12 @@ def _winners(judged: DataFrame) -> DataFrame:
     alive = f.max(f.col("survives") & ~f.col("tombstone")).over(key)
     value = f.when(f.col("survives") & ~f.col("tombstone"), f.col("offset"))
     above = f.flatten(f.collect_set("live").over(newer))
+    oldest = f.min(f.when(~f.col("lone"), f.col("offset"))).over(key)
     return (
         judged.withColumn("deleted", f.when(~alive, f.max(left).over(key)))
         .withColumn("current", f.max(value).over(key))
         .withColumn("newest_on", f.array_except("live", above))
+        .withColumn("forgotten", f.coalesce(oldest > f.col("offset"), f.lit(True)))
     )
 
 
@@ -170,6 +204,7 @@ def _no_winners(judged: DataFrame) -> DataFrame:
         judged.withColumn("deleted", nothing.cast("struct<offset:bigint,holders:array<int>>"))
         .withColumn("current", nothing.cast("bigint"))
         .withColumn("newest_on", f.array().cast("array<int>"))
+        .withColumn("forgotten", f.lit(False))
     )
 
 

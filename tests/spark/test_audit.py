@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 
 from kept.cli.shell import run
 from kept.client.blocking import OutRecord
-from kept.pipeline import audits, jobs
+from kept.pipeline import audits, exports, jobs
 from kept.testing import Cluster
 from tests.spark.planting import all_batches, altered, edit
-from tests.spark.topics import COMPACTED, eventually
+from tests.spark.topics import COMPACTED, compact, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -91,6 +92,73 @@ def test_planted_faults_are_found_by_kind_and_offset(
     more = jobs.audit(spark, where, topic, reference=reference, patience_s=0)
     assert found(more) == OF_ONE | OF_ALL
     assert not any("every replica lost" in one for one in more.blind)
+
+
+def test_a_key_of_the_reference_that_is_written_all_the_time_is_not_missing(
+    spark: Any, kept_broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each look it is on no replica below the end that was noted: it was compacted away."""
+    topic, reference = kept_broker.create_topic(config=COMPACTED), str(tmp_path / "reference")
+    bounds_of, looks = audits.bounds_of, []
+
+    def write() -> None:
+        with kept_broker.client() as client:
+            client.produce(topic, [OutRecord(b"hot", b"x" * 1900)])
+
+    def noted(client: Any, name: str) -> Any:
+        bounds = bounds_of(client, name)
+        if len(looks) % 2 == 0:
+            for _ in range(2):
+                write()
+            compact(kept_broker, topic)
+        looks.append(bounds)
+        return bounds
+
+    write()
+    jobs.export(spark, kept_broker.bootstrap, topic, reference)
+    monkeypatch.setattr(audits, "bounds_of", noted)
+    audit = jobs.audit(spark, kept_broker.bootstrap, topic, reference=reference, patience_s=0)
+    assert audit.clean and audit.records == 1 and len(looks) == 2
+    assert audits.TOO_OLD not in audit.blind
+
+
+def test_a_key_of_the_reference_may_have_been_deleted_and_its_tombstone_be_gone(
+    spark: Any, kept_broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = kept_broker.create_topic(config={**COMPACTED, "delete.retention.ms": "0"})
+    reference, bounds_of, asked = str(tmp_path / "reference"), exports.bounds_of, []
+
+    def bounds(*arguments: Any) -> Any:
+        asked.append(time.time_ns() // 1_000_000)
+        return bounds_of(*arguments)
+
+    def write(key: bytes, value: bytes | None) -> None:
+        with kept_broker.client() as client:
+            client.produce(topic, [OutRecord(key, value)])
+
+    def left() -> set[bytes]:
+        write(b"other", b"x" * 1900)  # closes the segment
+        compact(kept_broker, topic)
+        with kept_broker.client() as client:
+            return {record.key for record in client.read(topic)}
+
+    write(b"deleted", b"1")
+    monkeypatch.setattr(exports, "bounds_of", bounds)
+    made = jobs.export(spark, kept_broker.bootstrap, topic, reference)
+    assert made.taken_ms <= asked[0], "what is deleted while it reads counts as deleted since"
+    write(b"deleted", None)
+    eventually(lambda: left() == {b"other"})
+    audit = jobs.audit(spark, kept_broker.bootstrap, topic, reference=reference, patience_s=0)
+    assert audit.clean and audits.TOO_OLD in audit.blind
+    note = tmp_path / "reference" / "_kept.json"
+    said = json.loads(note.read_text())
+    said["config"]["delete.retention.ms"] = "86400000"
+    note.write_text(json.dumps(said))
+    with kept_broker.client() as client:
+        client.alter_topic(topic, {"delete.retention.ms": "86400000"})
+    audit = jobs.audit(spark, kept_broker.bootstrap, topic, reference=reference, patience_s=0)
+    assert found(audit) == {("missing", 0, 0, 0)}, "so soon a tombstone cannot be gone"
+    assert audits.TOO_OLD not in audit.blind
 
 
 def test_only_what_stays_is_reported_however_much_there_is(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kept.compaction.strategy import Latest, Strategy
-from kept.pipeline.faults import REFERENCE, Expected, find, held
+from kept.pipeline.faults import NEWER, REFERENCE, Expected, find, held, overtaken
 from kept.pipeline.survivors import strategy_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -79,6 +79,36 @@ def test_what_is_written_after_a_tombstone_of_the_reference_is_no_fault(spark: A
     assert not found(holds(0, lower), holds(1, lower), reference), "the tombstone has expired"
     again = found(holds(0, lower, deleted), holds(1, lower), reference)
     assert again == {("resurrected", 5, 1)}, "one replica lacks a tombstone that another one has"
+
+
+def test_what_only_the_reference_has_may_be_superseded_by_what_is_written_meanwhile(
+    spark: Any,
+) -> None:
+    two = {"kept.compaction.strategy": "latest-n", "kept.compaction.latest.n": "2"}
+    older, newer = (b"a", b"0"), (b"a", b"2")
+
+    def holds(strategy: Strategy, replica: int, *records: tuple[int, tuple[bytes, bytes]]) -> Any:
+        rows = [("t", 0, offset, key, value, 5, None) for offset, (key, value) in records]
+        frame = spark.createDataFrame(rows, SCHEMA).selectExpr(
+            "*", "timestamp_millis(ms) timestamp"
+        )
+        return held(frame, replica, strategy)
+
+    def found(config: dict[str, str], live: Any, since: Any) -> list[tuple[int, bool]]:
+        strategy = strategy_of(config)
+        reference = holds(strategy, REFERENCE, (3, (b"a", b"1")), (4, (b"z", b"lost")))
+        every = holds(strategy, 0, *live).unionByName(reference)
+        expected = Expected({0: (0,)}, {0: 0}, {0: (3, 5)})
+        faults = find(every, strategy, expected, compacted=True)
+        left = overtaken(faults, every, holds(strategy, NEWER, *since), strategy, expected)
+        return sorted((row.offset, row.forgotten) for row in left.collect())
+
+    lost = (4, True)
+    assert found({}, [], []) == [(3, True), lost]
+    assert found({}, [(1, older)], []) == [(3, False), lost], "its tombstone takes older ones, too"
+    assert found({}, [(1, older)], [(9, newer)]) == [lost]
+    assert found(two, [(8, newer)], []) == [(3, True), lost]
+    assert found(two, [(8, newer)], [(9, newer)]) == [lost]
 
 
 def test_where_nothing_is_compacted_a_record_without_a_value_is_missing_too(spark: Any) -> None:

@@ -8,10 +8,11 @@ that same producer:
    topic, task): the batch's version, its producer id and epoch, where the target's partitions end,
    the time that its records get, and how large its batches of records are. The first such entry of
    a batch counts, also for another attempt of the task.
-2. A task that finds an entry of its own batch was begun before. It reads the target from where it
-   ended then, finds by the producer id what was written, leaves out as much, and goes on with the
-   next sequence number. Whatever an attempt that still lives sends late has a number that is taken;
-   whether it sent other rows before ours is looked at when the task ends.
+2. A task that finds an entry of its own batch was begun before. It puts that entry there again,
+   reads the target from where it ended then, finds by the producer id what was written, leaves out
+   as much, and goes on with the next sequence number. Whatever an attempt that still lives sends
+   late has a number that is taken; whether one sent other rows before ours is looked at when the
+   task ends, also when the task was the first and there are further entries by then.
 3. An entry of a later batch means that this one was written long ago: refused.
 4. When a batch has ended that was begun before, or the first of a run, its driver looks whether an
    earlier attempt had tasks that this one has not: what those wrote is there twice, which is said.
@@ -63,7 +64,18 @@ Entry = Mapping[str, Any]
 _ENDED: Final[Entry] = {}
 """A tombstone: the write is over."""
 
-_seen: dict[tuple[str, str, int], tuple[int, dict[bytes, Entry]]] = {}
+
+@dataclass(slots=True)
+class _Known:
+    """What the ledger says of a key: of the newest batch the first entry, and whether there are
+    more of that batch, which other attempts have put there.
+    """
+
+    entry: Entry
+    others: bool = False
+
+
+_seen: dict[tuple[str, str, int], tuple[int, dict[bytes, _Known]]] = {}
 """(bootstrap, ledger, partition) -> how far it was read, and the entries: kept by a worker."""
 
 
@@ -110,14 +122,19 @@ def _nothing(partition: int, offset: int) -> bytes:
     return b""
 
 
+def _alone() -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Begun:
     """A task's producer, and what its earlier attempts have written: (partition, first sequence) ->
     batch, and how many rows of each partition that makes. ``partitions`` are those that the topic
     had at first: rows that went by that many would go elsewhere by another number; and batches of
     another size than ``batch_bytes`` could not be compared. ``ends`` is how far each partition was
-    looked through; ``fetch`` brings what is in a partition of the target at an offset. The
-    ``first_of_run`` may have been begun by another run, with other tasks.
+    looked through; ``fetch`` brings what is in a partition of the target at an offset; ``others``
+    says whether another attempt has begun since. The ``first_of_run`` may have been begun by
+    another run, with other tasks.
     """
 
     producer_id: int
@@ -132,6 +149,7 @@ class Begun:
     ends: dict[int, int] = field(default_factory=dict)
     first_of_run: bool = False
     fetch: Callable[[int, int], bytes] = _nothing
+    others: Callable[[], bool] = _alone
 
     def leaves_out(self, partition: int, first: int, total: int, batch: bytes) -> bool:
         """Whether a batch of these sequences is there already. Raises NotTheSame."""
@@ -224,8 +242,8 @@ def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int
         if entry["producer_id"] == ours:
             begun = _begun(entry, batch_bytes)
             begun.first_of_run = new_run
+            begun.others = partial(_others, client, ledger, key)
             return begun
-        _put(client, ledger, key, entry)  # another attempt was first: so that compaction knows too
     if entry is _ENDED:
         raise NotTheSame(f"{ledger}: the write {batch.app} to {batch.topic} has ended already")
     if entry["batch"] > batch.version:
@@ -234,6 +252,8 @@ def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int
             f"{batch.topic} already, this is batch {batch.version}: it was set back to an older "
             "checkpoint, or its txnVersion is too low"
         )
+    # The first attempt may live, and shall know of this one; compaction, which entry counts.
+    _put(client, ledger, key, entry)
     begun = _begun(entry, batch_bytes)
     begun.repeated = True
     begun.compacted = "compact" in _policy(client, batch.topic)
@@ -247,6 +267,7 @@ def _begun(entry: Entry, batch_bytes: int) -> Begun:
     return Begun(
         entry["producer_id"], entry["epoch"], entry["at_ms"], len(entry["starts"]),
         entry.get("batch_bytes", batch_bytes),
+        ends={int(partition): int(start) for partition, start in entry["starts"].items()},
     )  # fmt: skip
 
 
@@ -265,8 +286,8 @@ def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
 def confirm(
     client: Client, topic: str, begun: Begun, sent: Mapping[tuple[int, int], BatchHeader]
 ) -> None:
-    """Whether the batches that a repeated task has sent, by partition and first sequence, are those
-    that are there. Raises NotTheSame.
+    """Whether the batches that a task has sent which is not the only attempt, by partition and
+    first sequence, are those that are there. Raises NotTheSame.
 
     An attempt that lives on may have sent other rows of the same sequences in the meantime: the
     broker took ours for a repetition, and acknowledged them. Where the broker makes batches anew,
@@ -294,9 +315,9 @@ def forget(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
 def _most_tasks(client: Client, ledger: str, batch: Batch) -> int:
     most = 0
     for partition in sorted(client.topic(ledger).partitions):
-        for key, entry in _entries(client, ledger, partition).items():
+        for key, known in _entries(client, ledger, partition).items():
             task = batch.task(key)
-            if task is not None and entry.get("batch") == batch.version:
+            if task is not None and known.entry.get("batch") == batch.version:
                 most = max(most, task + 1)
     return most
 
@@ -323,7 +344,13 @@ def _put(client: Client, ledger: str, key: bytes, entry: Entry | None) -> None:
 
 
 def _entry(client: Client, ledger: str, key: bytes) -> Entry | None:
-    return _entries(client, ledger, _partition(client, ledger, key)).get(key)
+    known = _entries(client, ledger, _partition(client, ledger, key)).get(key)
+    return None if known is None else known.entry
+
+
+def _others(client: Client, ledger: str, key: bytes) -> bool:
+    """Whether other attempts at the newest batch have begun since its first entry."""
+    return _entries(client, ledger, _partition(client, ledger, key))[key].others
 
 
 def _partition(client: Client, ledger: str, key: bytes) -> int:
@@ -331,19 +358,21 @@ def _partition(client: Client, ledger: str, key: bytes) -> int:
     return partition_for(key, min(PARTITIONS, len(client.topic(ledger).partitions)), 0)
 
 
-def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, Entry]:
-    """What the ledger says of each key: of the newest batch the first entry."""
+def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, _Known]:
+    """What the ledger says of each key."""
     at = (client.bootstrap, ledger, partition)
     position, entries = _seen.get(at, (EARLIEST, {}))
     for record in client.read(ledger, [partition], offset=position):
         position = record.offset + 1
         if record.value is None:
-            entries[record.key] = _ENDED
+            entries[record.key] = _Known(_ENDED)
             continue
         entry = _read(ledger, record.value)
         known = entries.get(record.key)
-        if known is None or (known is not _ENDED and known["batch"] < entry["batch"]):
-            entries[record.key] = entry
+        if known is None or (known.entry is not _ENDED and known.entry["batch"] < entry["batch"]):
+            entries[record.key] = _Known(entry)
+        else:
+            known.others = True
     _seen[at] = position, entries
     return entries
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.blocking import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.options import BadOption, WriteOptions
-from kept.storage.errors import InvalidRecord, PeerError
+from kept.storage.errors import InvalidRecord, OutOfOrderSequenceNumber, PeerError
 from kept.storage.records import (
     HEADER_BYTES,
     Area,
@@ -120,11 +120,12 @@ class TopicWriter:
         """Send the rest; how many rows were written and acknowledged."""
         for topic in self._topics:
             self._send(topic)
-        if self._begun is not None and self._sent:
+        begun = self._begun
+        if begun is not None and self._sent and (begun.repeated or begun.others()):
             from kept.pipeline.ledger import confirm
 
             assert self.options.topic is not None
-            confirm(self.client, self.options.topic, self._begun, self._sent)
+            confirm(self.client, self.options.topic, begun, self._sent)
         return self.written
 
     def _write(self, topic: str, batch: pa.RecordBatch) -> None:
@@ -182,8 +183,8 @@ class TopicWriter:
         if self._begun is not None:
             batches = self._new(target, areas, batches)
         if batches:
-            self.client.append(topic, batches)
-        if self._begun is not None and self._begun.repeated:
+            self._append(topic, batches)
+        if self._begun is not None:
             for partition, batch in batches.items():
                 first = target.sequences.get(partition, 0)
                 self._sent[partition, first] = read_header(batch)
@@ -192,6 +193,19 @@ class TopicWriter:
             following = target.sequences.get(partition, 0) + area.total
             target.sequences[partition] = following & MAX_INT32
         target.sticky = self._next_sticky(target.sticky)
+
+    def _append(self, topic: str, batches: Mapping[int, bytes]) -> None:
+        try:
+            self.client.append(topic, batches)
+        except OutOfOrderSequenceNumber as error:
+            if self._begun is None:
+                raise
+            from kept.pipeline.ledger import NotTheSame
+
+            raise NotTheSame(
+                f"{error}: another attempt at this task, or a driver whose write has the same name, "
+                "is ahead of this one, or the topic lost what was written; nothing is written twice"
+            ) from error
 
     def _next_sticky(self, last: int) -> int:
         """Where rows without a key go next: drawn, or the same whenever a task is repeated."""

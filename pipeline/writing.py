@@ -203,8 +203,9 @@ class TopicWriter:
             from kept.pipeline.ledger import NotTheSame
 
             raise NotTheSame(
-                f"{error}: another attempt at this task, or a driver whose write has the same name, "
-                "is ahead of this one, or the topic lost what was written; nothing is written twice"
+                f"{error}: another attempt at this task, or a driver whose write has the same "
+                "name, is ahead of this one, or the topic lost what was written; nothing is there "
+                "twice"
             ) from error
 
     def _next_sticky(self, last: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import rules
-from kept.pipeline import survivors
+from kept.pipeline import files, survivors
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of, connect, records, register
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kept.compaction.strategy import Strategy
 
+BEGUN: Final = "_begun"
 HOTTEST: Final = 20
 PREFIXES: Final = 50
 SHOWN_AGES_S: Final = (60, 3600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
@@ -69,7 +70,7 @@ def analyze(
     prefix_until: str = ".",
     config: Mapping[str, str] | None = None,
 ) -> Analysis:
-    """Measure a topic; with ``out`` write each list to Parquet there.
+    """Measure a topic; with ``out`` write each list to Parquet there, in a new directory.
 
     A key's prefix ends with the first ``prefix_until`` in it; keys without one share the empty
     prefix. ``config`` names another strategy than the topic's. One that is not built in is run as
@@ -84,13 +85,15 @@ def analyze(
         bounds = bounds_of(client, topic)
     settings = {**bounds.config, **(config or {})}
     strategy = survivors.strategy_of(settings)
+    store = None if out is None else _new(spark, out)
     taken_ms = time.time_ns() // 1_000_000
     rows = _judged(records(spark, bootstrap, bounds), strategy, prefix_until).cache()
     try:
         frames = _frames(rows, taken_ms, len(bounds.ends))
-        if out is not None:
-            for name, frame in frames.items():
-                frame.write.mode("errorifexists").parquet(f"{out.rstrip('/')}/{name}")
+        if store is not None:
+            with store.removed_on_failure(*frames):
+                for name, frame in frames.items():
+                    frame.write.mode("errorifexists").parquet(store.at(name))
         totals = _dicts(rows.selectExpr(*_FIGURES))[0]
         made = Analysis(topic, taken_ms, bounds.offsets, _zeroes(totals))
         for name, frame in frames.items():
@@ -98,6 +101,16 @@ def analyze(
     finally:
         rows.unpersist()
     return made
+
+
+def _new(spark: SparkSession, path: str) -> files.Store:
+    """A directory to write to: what is wrong with it is told before the topic is read."""
+    store = files.Store(spark, path)
+    if store.names():
+        raise BadOption(f"{path} is there and not empty: give a directory that is not there yet")
+    store.claim(BEGUN)
+    store.remove(BEGUN)
+    return store
 
 
 def _judged(rows: DataFrame, strategy: Strategy, prefix_until: str) -> DataFrame:

@@ -67,7 +67,7 @@ def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export
     store = _new(spark, path)
     with _written_whole(store):
         _write(records(spark, bootstrap, bounds, until_caught_up=True), store)
-        return _finish(spark, store, bounds, began_ms)
+        return _finish(store, bounds, began_ms)
 
 
 def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
@@ -86,7 +86,7 @@ def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
         found = Export(**{**said, "path": path})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise BadOption(f"{path}: {STATE} is damaged: {error}") from error
-    rows = _rows(spark, store)
+    rows = _rows(store)
     if (count := rows.count()) != found.records:
         raise BadOption(
             f"{path} is damaged: {RECORDS} has {count} records, {STATE} says {found.records}"
@@ -165,7 +165,7 @@ def compact(
     store = _new(spark, target)
     with _written_whole(store):
         _write(compacted(rows, strategy, ends), store)
-        return _finish(spark, store, bounds, found.taken_ms, ends)
+        return _finish(store, bounds, found.taken_ms, ends)
 
 
 def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> DataFrame:
@@ -209,16 +209,15 @@ def _write(rows: DataFrame, store: files.Store) -> None:
     ordered.write.partitionBy("partition").parquet(store.at(RECORDS))
 
 
-def _rows(spark: SparkSession, store: files.Store) -> DataFrame:
+def _rows(store: files.Store) -> DataFrame:
     schema = (
         "topic string, offset bigint, timestamp timestamp, timestampType int, key binary, "
         "value binary, headers array<struct<key:string,value:binary>>, partition int"
     )
-    return spark.read.schema(schema).parquet(store.at(RECORDS)).select(*COLUMNS)
+    return store.rows(RECORDS, schema).select(*COLUMNS)
 
 
 def _finish(
-    spark: SparkSession,
     store: files.Store,
     bounds: Bounds,
     taken_ms: int,
@@ -227,7 +226,7 @@ def _finish(
     """Count what was written, and say that the export is whole, and up to where."""
     from pyspark.sql import functions as f
 
-    rows = _rows(spark, store).groupBy("partition")
+    rows = _rows(store).groupBy("partition")
     counted = rows.agg(f.count("*"), f.max("offset"))
     there = {partition: (count, last + 1) for partition, count, last in counted.collect()}
     ends = {p: max(end, there.get(p, (0, 0))[1]) for p, end in bounds.ends.items()}

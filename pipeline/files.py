@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 from kept.pipeline.options import BadOption
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Store:
     """One directory, local or of any file system that the session knows."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
+        if not path:
+            raise BadOption("the name of the directory is empty")
         self.path = path.rstrip("/") or "/"
+        self._spark = spark
         self._jvm: Any = spark._jvm
         self._gateway: Any = spark.sparkContext._gateway
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
@@ -34,8 +38,14 @@ class Store:
         self._local: bool = self._fs.getUri().getScheme() == "file"
 
     def at(self, name: str) -> str:
-        """The path of a member, as Spark takes it."""
+        """The path of a member, as Spark takes it to write."""
         return f"{self.path}/{name}" if name else self.path
+
+    def rows(self, name: str, schema: str | None = None) -> DataFrame:
+        """A member that is Parquet. To read, Spark takes patterns: the path is none."""
+        reader = self._spark.read if schema is None else self._spark.read.schema(schema)
+        literal = re.sub(r"([][{}*?\\])", r"\\\1", self.at(name))
+        return reader.parquet(literal)
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.at(name))

@@ -95,8 +95,12 @@ def session(
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: Any = SparkSession.builder.appName("kept")
-    shown = str(sys.stderr.isatty()).lower()
-    defaults = {"spark.ui.showConsoleProgress": shown, "spark.sql.session.timeZone": "UTC"}
+    defaults = {
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+        "spark.sql.session.timeZone": "UTC",
+        # What a job caches has as many tasks as it is large, not always 200.
+        "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+    }
     if quiet:
         defaults |= {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_setup()}"}
     for name, value in {**defaults, **(settings or {})}.items():

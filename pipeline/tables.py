@@ -170,7 +170,7 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         _remove_older(store, before["directory"])
     began = _start(None if whole else before, now)
     read = sum(end - began[p] for p, end in now.ends.items())
-    return Refreshed(store.at(name), spark.read.parquet(store.at(name)).count(), read, whole)
+    return Refreshed(store.at(name), store.rows(name).count(), read, whole)
 
 
 def saved(spark: SparkSession, path: str) -> DataFrame:
@@ -179,7 +179,7 @@ def saved(spark: SparkSession, path: str) -> DataFrame:
     state = store.note(STATE, FORMAT, "directory", "a table")
     if state is None:
         raise BadOption(f"{path} has no table: {STATE} is not there; refresh it first")
-    return spark.read.parquet(store.at(state["directory"]))
+    return store.rows(state["directory"])
 
 
 def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
@@ -245,7 +245,7 @@ def _write(
     else:
         since = replace(now, starts=_start(before, now))
         new = records(spark, bootstrap, since, until_caught_up=True)
-        old = spark.read.parquet(store.at(before["directory"]))
+        old = store.rows(before["directory"])
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
     with store.removed_on_failure(name):
         latest(rows).filter("value is not null").write.parquet(store.at(name))

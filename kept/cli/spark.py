@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -37,6 +38,9 @@ OLDEST: Final = (4, 1)
 INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
 _OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
 
+DIED: Final = "Spark's JVM has ended in the middle: it was killed, or had too little memory"
+_END_S: Final = 1.0
+"""How long a JVM that has closed its connections may take to end."""
 _CAUSES: Final = re.compile(r"^(?:Caused by)?: ((?:\w+\.)+\w+: .*[^:\s])$", re.MULTILINE)
 """Py4J's first line names a number of its own, the Java errors follow."""
 
@@ -119,7 +123,8 @@ def table(
     with _job(obj) as session:
         from dataclasses import asdict
 
-        from pyspark.sql.functions import unix_millis
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
 
         from kept.pipeline import jobs
 
@@ -131,14 +136,16 @@ def table(
             return
         made = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
         if out is not None:
-            made.write.mode("errorifexists").parquet(out)
-            count = session.read.parquet(out).count()
+            written = Observation()
+            counted = made.observe(written, f.count(f.lit(1)).alias("rows"))
+            counted.write.mode("errorifexists").parquet(out)
+            count = written.get["rows"]
             show_json({"path": out, "rows": count}) if as_json else click.echo(
                 f"{count} rows in {out}"
             )
             return
         # As a number: Python has no moments after the year 9999, and would make them local time.
-        shown = made.withColumn("timestamp", unix_millis("timestamp")).orderBy("key")
+        shown = made.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
         rows = (shown.limit(limit) if limit else shown).collect()
     if as_json:
         show_json({"topic": topic, "rows": [_row(row) for row in rows]})
@@ -185,8 +192,8 @@ def analyze(
     from kept.cli.output import show_json, show_table, size
 
     settings = pairs("--config", config)
-    if report is not None and importlib.util.find_spec("matplotlib") is None:
-        raise Failure(f"--report needs matplotlib: {INSTALL}")
+    if report is not None:
+        _check_report(report)
     _need(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -249,6 +256,18 @@ def audit(
     return 0 if found.clean else 1
 
 
+def _check_report(path: str) -> None:
+    """Fail now where the page could not be written when all is done."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failure(f"--report needs matplotlib: {INSTALL}")
+    there = os.path.exists(path)
+    directory = os.path.dirname(path) or "."
+    if not path or os.path.isdir(path) or not os.path.isdir(directory):
+        raise Failure(f"--report {path!r}: give a file in a directory that is there")
+    if not os.access(path if there else directory, os.W_OK):
+        raise Failure(f"--report {path!r}: it cannot be written there")
+
+
 def _show_audit(found: Audit, as_json: bool) -> None:
     from kept.cli.output import show_json, show_table
 
@@ -272,6 +291,8 @@ def _show_audit(found: Audit, as_json: bool) -> None:
         click.echo(f"and {found.total - len(rows)} more")
     nodes = ", ".join(map(str, found.replicas))
     verdict = "clean" if found.clean else f"{found.total} faults"
+    if found.reference is not None:
+        nodes += " and the reference"
     click.echo(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
     for partition, replicas in found.absent.items():
         click.echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
@@ -408,7 +429,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
     """A session for the block; what Spark wraps our errors in is taken off."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -416,14 +437,20 @@ def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
 
     logging.getLogger().addFilter(_is_no_interrupt)
     made: SparkSession | None = None
+    died = False
     try:
         joined = SparkSession.getActiveSession() is not None
         try:
             with _interrupted_later():
                 made = session(obj["master"], obj["conf"], quiet=True)
             yield made
+        except (Py4JError, ConnectionError, EOFError) as error:
+            died = made is not None and not isinstance(error, Py4JJavaError) and _has_ended(made)
+            if died:
+                raise Failure(DIED) from error
+            raise
         finally:
-            if made is not None and not joined:
+            if made is not None and not joined and not died:
                 made.stop()
     except (PySparkException, Py4JError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
@@ -455,9 +482,28 @@ def _interrupted_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def _has_ended(made: SparkSession) -> bool:
+    """Whether the session's JVM is a process of ours that is no more."""
+    process = getattr(made.sparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Py4J prints where Ctrl-C met it, which is nothing to a user."""
-    return not (record.exc_info and record.exc_info[0] is KeyboardInterrupt)
+    """Py4J prints where Ctrl-C met it, which is nothing to a user: also where Spark's own handler
+    asks for the jobs' end over the connection that waits for one.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or "reentrant call" in str(error):
+            return False
+        error = error.__context__
+    return True
 
 
 def _said(message: str) -> str:

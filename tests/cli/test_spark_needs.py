@@ -73,6 +73,18 @@ def test_no_java(refused, monkeypatch, tmp_path) -> None:
         spark._need(None, None)
 
 
+def test_where_a_report_cannot_be_written_nothing_is_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(spark.importlib.util, "find_spec", lambda name: name)
+    spark._check_report(str(tmp_path / "new.html"))
+    spark._check_report(os.devnull)
+    for wrong in ("", str(tmp_path), str(tmp_path / "nowhere" / "new.html")):
+        with pytest.raises(Failure, match="give a file in a directory that is there"):
+            spark._check_report(wrong)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    asked = ["analyze", "users", "--report", str(tmp_path / "x"), "--bootstrap", "localhost:1"]
+    assert "it cannot be written there" in str(CliRunner().invoke(spark.spark, asked).exception)
+
+
 def test_ctrl_c_waits_until_the_jvm_has_started(capsys) -> None:
     done: list[str] = []
     before = signal.getsignal(signal.SIGINT)
@@ -106,6 +118,10 @@ def test_where_ctrl_c_met_py4j_is_not_printed() -> None:
         return logging.LogRecord("root", logging.ERROR, "", 0, "while sending", (), told)
 
     assert not spark._is_no_interrupt(record(KeyboardInterrupt()))
+    of_the_handler = RuntimeError("reentrant call inside <_io.BufferedReader name=8>")
+    of_py4j = OSError("Error while sending or receiving")
+    of_py4j.__context__ = of_the_handler
+    assert not spark._is_no_interrupt(record(of_py4j))
     assert spark._is_no_interrupt(record(ValueError()))
 
 

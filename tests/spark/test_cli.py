@@ -5,6 +5,7 @@ is the one that it joins.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from kept.cli.shell import run
 from kept.client.blocking import OutRecord
+from kept.pipeline import jobs
+from kept.pipeline.session import session
 from kept.testing import Cluster
 from kept.testing.ports import free_port
 
@@ -72,7 +75,37 @@ def test_the_commands(spark, kept, kept_broker, tmp_path):
     assert "data:image/png;base64," in report.read_text()
     status, printed, _ = kept("audit", topic, "--reference", export)
     assert status == 0
-    assert printed.startswith(f"{topic}: clean; 18 records of nodes 0 compared\nThis cannot see:")
+    both = f"{topic}: clean; 18 records of nodes 0 and the reference compared\nThis cannot see:"
+    assert printed.startswith(both)
+
+
+def test_a_directory_may_be_named_like_a_pattern(spark, kept, kept_broker, tmp_path):
+    topic, odd = written(kept_broker), tmp_path / "a *[1]?{b,c}#%20ü\\d"
+    (tmp_path / "a bystander of the pattern").mkdir()
+    to = {n: str(odd / n) for n in ("out", "table", "lists", "export", "compacted")}
+    assert kept("table", topic, "--out", to["out"])[1] == f"3 rows in {to['out']}\n"
+    for again in ("there was no table yet", "only what is new"):
+        assert kept("table", topic, "--refresh", to["table"])[1].endswith(f"{again}\n")
+    assert jobs.saved(spark, to["table"]).count() == 3
+    assert kept("export", topic, to["export"])[1] == f"9 records of {topic} in {to['export']}\n"
+    assert kept("compact", to["export"], to["compacted"], bootstrap=None)[0] == 0
+    assert kept("audit", topic, "--reference", to["export"])[0] == 0
+    report = str(odd / "report.html")
+    assert kept("analyze", topic, "--out", to["lists"], "--report", report)[0] == 0
+    assert sorted(os.listdir(odd)) == sorted([*to, "report.html"])
+    lists = ["ages", "duplicates", "hottest", "partitions", "prefixes"]
+    assert sorted(os.listdir(to["lists"])) == lists
+
+
+def test_what_a_job_caches_has_as_few_tasks_as_it_needs(spark):
+    of_the_tests = spark.conf.get("spark.sql.shuffle.partitions")
+    try:
+        made = session(settings={"spark.sql.shuffle.partitions": "50"})
+        cached = made.range(10).groupBy("id").count().cache()
+        assert cached.count() == 10 and cached.rdd.getNumPartitions() < 10
+        cached.unpersist()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", of_the_tests)
 
 
 def test_timestamps_are_milliseconds_and_utc(spark, kept, kept_broker):
@@ -106,6 +139,11 @@ def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
         (("compact", export, export + "-2", *mine), None, "no compaction strategy 'mine'; there"),
         (("analyze", topic, *mine), kept_broker.bootstrap, "no compaction strategy 'mine'; there"),
         (("audit", topic, "--reference", str(tmp_path)), kept_broker.bootstrap, "is no export"),
+        (("audit", topic, "--reference", ""), kept_broker.bootstrap, "directory is empty"),
+        (("analyze", topic, "--out", ""), kept_broker.bootstrap, "directory is empty"),
+        (("analyze", topic, "--out", export), kept_broker.bootstrap, "is there and not empty"),
+        (("analyze", topic, "--out", export + "/_kept.json/x"), kept_broker.bootstrap,
+         "Not a directory"),
     ):  # fmt: skip
         status, printed, said = kept(*arguments, bootstrap=where)
         assert (status, printed) == (1, ""), arguments

@@ -33,7 +33,8 @@ ADDRESS_MS: Final = 2_000
 UNHEARD_S: Final = 20
 """A connection whose other side has sent nothing for so long, not even that it got what was sent to
 it, is taken for broken by the kernel: a machine that lost its power says nothing, nor does what
-stands between and has forgotten the connection. A process that stands still is another matter."""
+stands between and has forgotten the connection. So is one that has taken nothing of what waits to
+be sent for so long. A process that stands still, and owes an answer only, is another matter."""
 PROBES: Final = (
     ("SOL_SOCKET", "SO_KEEPALIVE", 1),
     ("IPPROTO_TCP", "TCP_KEEPIDLE", UNHEARD_S // 2),

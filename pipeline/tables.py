@@ -215,11 +215,10 @@ def _why_whole(before: Mapping[str, Any] | None, now: Bounds, at_ms: int) -> str
         return "the topic was deleted and created again"
     if any(now.ends.get(p, -1) < offset for p, offset in reached.items()):
         return "the log ends before what was read: records were cut back"
+    was = _offsets(before, "starts")
+    if any(now.starts[p] > was[p] for p in was):  # the policy may be another one by now
+        return "retention removed records since"
     policy = now.config.get("cleanup.policy", "delete")
-    if "delete" in policy:
-        was = _offsets(before, "starts")
-        if any(now.starts[p] > was[p] for p in was):
-            return "retention removed records since"
     age_ms = at_ms - int(before["refreshed_ms"])
     keeps_ms = int(now.config.get("delete.retention.ms", 86_400_000))
     if "compact" in policy and not 0 <= age_ms < keeps_ms:

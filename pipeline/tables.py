@@ -27,8 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.pipeline import files
-from kept.pipeline.options import BadOption
+from kept.client.records import LATEST
+from kept.pipeline import files, offsets
+from kept.pipeline.options import BadOption, Subscribe
 from kept.pipeline.session import (
     Bounds,
     bounds_of,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kept.client.blocking import Client
+    from kept.client.leaders import OffsetAt
 
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 STATE: Final = "_kept.json"
@@ -147,8 +149,12 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
     _remove_unfinished(store, before)
     began_ms = time.time_ns() // 1_000_000  # before the ends are asked for: what is new is newer
     with connect(bootstrap) as client:
+        tps = offsets.find_partitions(client, Subscribe((topic,)))
+        epochs = {tp: at.leader_epoch for tp, at in _newest(client, tps).items()}
         now = bounds_of(client, topic)
-    whole = _why_whole(before, now, began_ms)
+        whole = _why_whole(before, now, began_ms)
+        if before is not None and whole is None and _cut_back(client, before, epochs):
+            whole = "a leader without some of what was read was elected: records were cut back"
     if before is not None and before["directory"] not in store.names():
         whole = f"its directory {before['directory']} is gone"
     name = _next(store, before)
@@ -164,6 +170,7 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         "format": FORMAT, "topic": topic, "topic_id": now.topic_id, "directory": name,
         "starts": {str(p): o for p, o in now.starts.items()},
         "offsets": {str(p): o for p, o in now.ends.items()}, "refreshed_ms": began_ms,
+        "leader_epochs": {str(tp.partition): epoch for tp, epoch in epochs.items()},
     }  # fmt: skip
     _put(store, json.dumps(state), name)
     if before is not None:
@@ -187,7 +194,10 @@ def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
     if state is None:
         return None
     try:
-        _offsets(state), _offsets(state, "starts"), int(state["refreshed_ms"]), state["topic_id"]
+        state.setdefault("leader_epochs", {})  # the first notes had none
+        for name in ("offsets", "starts", "leader_epochs"):
+            _offsets(state, name)
+        int(state["refreshed_ms"]), state["topic_id"]
         of = state["topic"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise BadOption(f"{store.path}: {STATE} is damaged: {error}") from error
@@ -227,6 +237,26 @@ def _why_whole(before: Mapping[str, Any] | None, now: Bounds, at_ms: int) -> str
             f"for delete.retention.ms only, which is {keeps_ms // 1000} s"
         )
     return None
+
+
+def _newest(client: Client, tps: list[TopicPartition]) -> dict[TopicPartition, OffsetAt]:
+    return client.list_offsets(dict.fromkeys(tps, LATEST))
+
+
+def _cut_back(
+    client: Client, before: Mapping[str, Any], epochs: Mapping[TopicPartition, int]
+) -> bool:
+    """Whether a log was cut below what was read and grew again: the epoch in which that was there
+    ends before it. Asked where the leader has changed; without epochs nothing is known.
+    """
+    reached, known = _offsets(before), _offsets(before, "leader_epochs")
+    asked = {
+        tp: known[tp.partition]
+        for tp, epoch in epochs.items()
+        if 0 <= known.get(tp.partition, epoch) != epoch
+    }
+    ends = client.epoch_ends(asked) if asked else {}
+    return any(0 <= end < reached[tp.partition] for tp, end in ends.items())
 
 
 def _write(

@@ -231,6 +231,31 @@ def test_a_refresh_that_fails_leaves_nothing_and_one_whose_table_is_gone_reads_a
     assert as_dict(jobs.saved(spark, str(path))) == model(client, topic)
 
 
+def test_a_refresh_after_the_log_was_cut_back_and_has_grown_again(spark, kept_cluster, tmp_path):
+    cluster = kept_cluster(3, unclean_leader_election_enable="true", min_insync_replicas="1")
+    topic = cluster.create_topic(replication_factor=2, config=BY_HAND)
+    where, path = cluster.bootstrap, str(tmp_path / "table")
+
+    def partition() -> Any:
+        return client.metadata([topic]).topics[topic].partitions[0]
+
+    with cluster.client() as client:
+        fill(client, topic, range(4))
+        eventually(lambda: len(partition().isr) == 2)
+        first = partition().leader
+        (second,) = set(partition().replicas) - {first}
+        cluster.kill(second)
+        fill(client, topic, range(6))
+        assert jobs.refresh(spark, where, topic, path).rows == 6
+        cluster.kill(first)
+        cluster.start(second)
+        eventually(lambda: partition().leader == second)
+        fill(client, topic, range(20, 40))
+        assert "records were cut back" in str(jobs.refresh(spark, where, topic, path).whole)
+        assert as_dict(jobs.saved(spark, path)) == model(client, topic)
+        assert jobs.refresh(spark, where, topic, path).whole is None
+
+
 def test_a_note_that_cannot_be_replaced_leaves_the_table_of_before(
     spark, client, kept_broker, tmp_path, monkeypatch
 ):

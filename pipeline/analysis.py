@@ -27,7 +27,11 @@ BEGUN: Final = "_begun"
 HOTTEST: Final = 20
 PREFIXES: Final = 50
 SHOWN_AGES_S: Final = (60, 3600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
-AGES: Final = ("1 minute", "1 hour", "1 day", "1 week", "30 days", "1 year", "older")
+AGES: Final = (
+    "1 minute", "1 hour", "1 day", "1 week", "30 days", "1 year", "older", "in the future",
+    "no timestamp",
+)  # fmt: skip
+"""In the future: by more than clocks differ."""
 _FIGURES: Final = (
     "count(*) as records",
     "sum(bytes) as bytes",
@@ -167,6 +171,10 @@ def _frames(rows: DataFrame, taken_ms: int, partitions: int) -> dict[str, DataFr
     class_ = f.lit(len(SHOWN_AGES_S))
     for number, limit in reversed(list(enumerate(SHOWN_AGES_S))):
         class_ = f.when(age <= limit, f.lit(number)).otherwise(class_)
+    class_ = f.when(age < -SHOWN_AGES_S[0], f.lit(AGES.index("in the future"))).otherwise(class_)
+    class_ = f.when(f.unix_millis("timestamp") < 0, f.lit(AGES.index("no timestamp"))).otherwise(
+        class_
+    )
     bits = f.floor(f.log2("records")).cast("int")
     every = rows.sparkSession.range(partitions).selectExpr("int(id) partition")
     return {

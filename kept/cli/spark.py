@@ -33,6 +33,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 SHOWN: Final = 20
 MOST_SHOWN: Final = 100
 """Findings of an audit that are printed; JSON has all that were brought."""
+LONGEST_KEY: Final = 80
 OLDEST: Final = (4, 1)
 """What Spark asks of Python sources is not in PySpark before."""
 INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
@@ -215,10 +216,13 @@ def analyze(
     )
     for name, rows in (("partition", found.partitions), ("prefix", found.prefixes)):
         columns = ("records", "kept_records", "bytes", "kept_bytes", "tombstones", "keys")
-        shown = [(str(row[name]) or "-", *(row[c] for c in columns)) for row in rows]
+        shown = [
+            (_cut(_text(str(row[name]).encode())) or "-", *(row[c] for c in columns))
+            for row in rows
+        ]
         show_table((name, *(c.replace("_", " ") for c in columns)), shown)
         click.echo()
-    hottest = [(_text(r["key"]), r["records"], r["bytes"]) for r in found.hottest[:10]]
+    hottest = [(_cut(_text(r["key"])), r["records"], r["bytes"]) for r in found.hottest[:10]]
     show_table(("hottest key", "records", "bytes"), hottest)
 
 
@@ -281,7 +285,7 @@ def _show_audit(found: Audit, as_json: bool) -> None:
         show_json(_plain(said))
         return
     rows = [
-        (f.kind, f.partition, f.offset, _text(f.key), f.replica if f.replica >= 0 else "all",
+        (f.kind, f.partition, f.offset, _cut(_text(f.key)), f.replica if f.replica >= 0 else "all",
          f.detail)
         for f in found.findings[:MOST_SHOWN]
     ]  # fmt: skip
@@ -559,6 +563,11 @@ def _text(key: bytes | None) -> str:
     from kept.cli.output import NO_KEY, text
 
     return text(key, NO_KEY)
+
+
+def _cut(key: str) -> str:
+    """As much of a key as fits a table; JSON has all of it."""
+    return key if len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}… ({len(key):,} characters)"
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from kept.cli.shell import run
 from kept.client.blocking import OutRecord
 from kept.pipeline import jobs
+from kept.pipeline.analysis import AGES
 from kept.pipeline.session import session
 from kept.testing import Cluster
 from kept.testing.ports import free_port
@@ -120,6 +121,22 @@ def test_timestamps_are_milliseconds_and_utc(spark, kept, kept_broker):
     assert {row["key"]: row["timestamp"] for row in json.loads(printed)["rows"]} == stamps
     shown = [line.split()[-1] for line in kept("table", topic)[1].splitlines()[1:]]
     assert shown == ["2023-11-14T22:13:20.123Z", str(10**15), "-"]
+
+
+def test_an_analysis_of_keys_and_timestamps_of_any_kind(spark, kept, kept_broker):
+    topic = kept_broker.create_topic(
+        config={"message.timestamp.after.max.ms": str(2**63 - 1), "cleanup.policy": "compact"}
+    )
+    given = ((b"k" * 5000, None), (b"line\nbreak.x", -1), (b"later", 10**15), (b"early", 0))
+    with kept_broker.client() as client:
+        client.produce(topic, [OutRecord(key, b"v", (), ms) for key, ms in given])
+    printed = kept("analyze", topic)[1]
+    assert max(map(len, printed.splitlines())) < 150 and "line\\nbreak.x" in printed
+    assert f"{'k' * 80}… (5,000 characters)" in printed
+    ages = json.loads(kept("analyze", topic, "--json")[1])["ages"]
+    assert {AGES[row["age"]]: row["records"] for row in ages} == {
+        "1 minute": 1, "older": 1, "in the future": 1, "no timestamp": 1,
+    }  # fmt: skip
 
 
 def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):

@@ -75,8 +75,9 @@ class _Known:
     others: bool = False
 
 
-_seen: dict[tuple[str, str, int], tuple[int, dict[bytes, _Known]]] = {}
-"""(bootstrap, ledger, partition) -> how far it was read, and the entries: kept by a worker."""
+_seen: dict[tuple[object, ...], tuple[int, dict[bytes, _Known]]] = {}
+"""(bootstrap, ledger, its id, partition) -> how far it was read, and the entries: kept by a worker.
+"""
 
 
 class NotTheSame(PeerError):
@@ -233,6 +234,7 @@ def _policy(client: Client, topic: str) -> str:
 def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int) -> Begun:
     """Begin a task of a batch, or find out how far it came. Raises NotTheSame."""
     key = batch.key(task)
+    client.metadata([ledger])  # it may be another one of that name, to which no entry belongs
     entry = _entry(client, ledger, key)
     if entry is None or (entry is not _ENDED and entry["batch"] < batch.version):
         new_run = entry is None or batch.run is None or entry.get("run") != batch.run
@@ -360,7 +362,7 @@ def _partition(client: Client, ledger: str, key: bytes) -> int:
 
 def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, _Known]:
     """What the ledger says of each key."""
-    at = (client.bootstrap, ledger, partition)
+    at = (client.bootstrap, ledger, client.topic(ledger).topic_id, partition)
     position, entries = _seen.get(at, (EARLIEST, {}))
     for record in client.read(ledger, [partition], offset=position):
         position = record.offset + 1

@@ -291,6 +291,25 @@ def test_a_ledger_that_grows_is_the_same_ledger(attempt: Callable[..., Attempt])
     assert [attempt(1, task).begun.producer_id for task in tasks] == before
 
 
+def test_a_ledger_that_was_deleted_is_not_remembered(kept_broker: Cluster) -> None:
+    """A worker that lives on would take new rows that are like the last ones for those."""
+    import pyarrow as pa
+
+    topic, name = kept_broker.create_topic(), kept_broker.topic("ledger")
+    options = WriteOptions(Connection(kept_broker.bootstrap), topic, exactly_once=True)
+    rows = pa.RecordBatch.from_arrays([pa.array(["still", "alive"])], names=["value"])
+    with kept_broker.client() as client, kept_broker.client() as worker:
+        for number in range(3):
+            if number == 2:
+                client.delete_topics([name])
+            ledger.create(client, name)
+            begun = ledger.begin(worker, name, ledger.Batch("app", number, topic), 0, 9999)
+            writer = TopicWriter(worker, options, begun)
+            writer.write(rows)
+            writer.finish()
+        assert [r.value for r in client.read(topic)] == [b"still", b"alive"] * 3
+
+
 def test_an_attempt_with_more_tasks_than_its_repetition_is_told(
     attempt: Callable[..., Attempt],
 ) -> None:

@@ -39,8 +39,10 @@ FIELDS: Final[Mapping[str, Field]] = {
 
 
 def schema_text(include_headers: bool) -> str:
-    """The schema of a read."""
-    columns = {**TYPES, **({"headers": HEADERS} if include_headers else {})}
+    """The schema of a read. What ``timestamp`` alone means is a setting of the session."""
+    columns = {**TYPES, "timestamp": "timestamp_ltz"}
+    if include_headers:
+        columns["headers"] = HEADERS
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 

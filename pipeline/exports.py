@@ -211,7 +211,7 @@ def _write(rows: DataFrame, store: files.Store) -> None:
 
 def _rows(store: files.Store) -> DataFrame:
     schema = (
-        "topic string, offset bigint, timestamp timestamp, timestampType int, key binary, "
+        "topic string, offset bigint, timestamp timestamp_ltz, timestampType int, key binary, "
         "value binary, headers array<struct<key:string,value:binary>>, partition int"
     )
     return store.rows(RECORDS, schema).select(*COLUMNS)

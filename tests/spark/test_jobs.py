@@ -323,6 +323,24 @@ def test_what_a_topic_takes_and_how_it_is_cleaned_is_restored(spark, client, kep
     assert {name: restored[name] for name in settings} == settings
 
 
+def test_a_session_whose_timestamps_have_no_zone(spark, client, kept_broker, tmp_path):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    history(client, topic, 2)
+    where, path = kept_broker.bootstrap, str(tmp_path / "export")
+    other = spark.newSession()
+    other.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    other.conf.set("spark.sql.session.timeZone", "America/New_York")
+    jobs.export(other, where, topic, path)
+    jobs.restore(other, where, path, f"{topic}-again")
+    assert [r.timestamp for r in client.read(f"{topic}-again")] == [
+        r.timestamp for r in client.read(topic)
+    ]
+    jobs.refresh(other, where, topic, str(tmp_path / "table"))
+    assert as_dict(jobs.saved(other, str(tmp_path / "table"))) == model(client, topic)
+    kinds = dict(jobs.table(other, where, topic).dtypes)
+    assert kinds["timestamp"] == "timestamp"
+
+
 def test_an_export_that_fails_leaves_nothing_and_two_at_once_do_not_mix(
     spark, client, kept_broker, tmp_path, monkeypatch
 ):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 BEHIND_S: Final = 0.05
-"""Pause before a replica is asked again that does not know of an offset which its leader has."""
+"""Pause before one is asked again that does not know yet of an offset which is there."""
 
 
 class OffsetsLost(PeerError):
@@ -191,6 +191,7 @@ class RangeReader:
         waited = time.monotonic() - since
         if waited * 1000 < self._timeout_ms:
             self.client.view.forget(self.tp)
+            time.sleep(BEHIND_S)
             return
         last = self.client.list_offsets({self.tp: LATEST})[self.tp].offset
         if last < self.end:

@@ -9,6 +9,7 @@ import pytest
 
 from kept.client.ranges import OffsetsLost, RangeReader
 from kept.client.records import EARLIEST, FetchLimits
+from kept.storage.errors import RequestTimedOut
 from kept.storage.records import build_batch, headers
 from kept.storage.types import IsolationLevel, TopicPartition
 
@@ -64,6 +65,22 @@ def test_who_reads_what_is_committed_has_caught_up_where_a_transaction_is_open()
     """Beyond it nothing comes until the transaction ends, which may take its timeout."""
     assert read(IsolationLevel.READ_COMMITTED) == ([0, 1, 2, 3, 4, 5], 3)
     assert read(IsolationLevel.READ_UNCOMMITTED) == ([*range(10)], 5)
+
+
+class KnowsNothingYet(OpenTransaction):
+    """A new leader whose high watermark is behind, and who says so at once (fetch.max.wait=1)."""
+
+    def fetch_partition(self, tp, offset, limits, timeout_ms, *, node=None):
+        self.fetches += 1
+        return SimpleNamespace(records=b"", aborted=(), high_watermark=0, last_stable_offset=0)
+
+
+def test_who_has_nothing_yet_is_not_asked_without_a_pause():
+    client = KnowsNothingYet()
+    one = RangeReader(client, TP, 0, 10, FetchLimits(), timeout_ms=300, topic_id=TOPIC_ID)
+    with pytest.raises(RequestTimedOut, match="no batch within"):
+        next(one.chunks())
+    assert 3 < client.fetches < 10
 
 
 class CutBack(OpenTransaction):

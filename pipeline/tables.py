@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 STATE: Final = "_kept.json"
 FORMAT: Final = 1
+BEGUN: Final = "_begun"
+"""Made in a table's directory before it is written: where it is gone, so is some of the table."""
 _NAMED: Final = re.compile(r"table-(\d+)(?:-[0-9a-f]+)?")
 """Directories of tables: their number, and what tells two apart that have the same."""
 
@@ -163,9 +165,13 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         store.remove(name)
         whole, name = late, _next(store, before)
         _write(spark, bootstrap, store, None, now, name=name)
-    if _state(store, topic) != before:
+    removed = store.read(f"{name}/{BEGUN}") is None
+    if removed or _state(store, topic) != before:
         store.remove(name)
-        raise BadOption(f"{path}: another refresh ended meanwhile, and the table is that one's")
+        raise BadOption(
+            f"{path}: another refresh removed what this one wrote; refresh again" if removed else
+            f"{path}: another refresh ended meanwhile, and the table is that one's"
+        )  # fmt: skip
     state = {
         "format": FORMAT, "topic": topic, "topic_id": now.topic_id, "directory": name,
         "starts": {str(p): o for p, o in now.starts.items()},
@@ -173,6 +179,7 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         "leader_epochs": {str(tp.partition): epoch for tp, epoch in epochs.items()},
     }  # fmt: skip
     _put(store, json.dumps(state), name)
+    store.remove(f"{name}/{BEGUN}")
     if before is not None:
         _remove_older(store, before["directory"])
     began = _start(None if whole else before, now)
@@ -277,7 +284,9 @@ def _write(
         old = store.rows(before["directory"])
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
     with store.removed_on_failure(name):
-        latest(rows).filter("value is not null").write.parquet(store.at(name))
+        store.claim(f"{name}/{BEGUN}")
+        kept = latest(rows).filter("value is not null")
+        kept.write.mode("append").parquet(store.at(name))
 
 
 def _put(store: files.Store, state: str, name: str) -> None:

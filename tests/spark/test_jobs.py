@@ -231,6 +231,33 @@ def test_a_refresh_that_fails_leaves_nothing_and_one_whose_table_is_gone_reads_a
     assert as_dict(jobs.saved(spark, str(path))) == model(client, topic)
 
 
+def test_a_refresh_whose_directory_was_removed_is_no_table(
+    spark, client, kept_broker, tmp_path, monkeypatch
+):
+    topic = kept_broker.create_topic(config=BY_HAND)
+    where, path = kept_broker.bootstrap, tmp_path / "table"
+    history(client, topic, 1)
+    jobs.refresh(spark, where, topic, str(path))
+    old, write = model(client, topic), tables._write
+    fill(client, topic, range(5))
+
+    def removed(*arguments: Any, name: str) -> None:
+        """As by a third refresh at once; what Spark still writes makes the directory again."""
+        write(*arguments, name=name)
+        assert "_begun" in os.listdir(path / name)
+        shutil.rmtree(path / name)
+        (path / name).mkdir()
+
+    monkeypatch.setattr(tables, "_write", removed)
+    with pytest.raises(BadOption, match="another refresh removed what this one wrote"):
+        jobs.refresh(spark, where, topic, str(path))
+    assert as_dict(jobs.saved(spark, str(path))) == old
+    monkeypatch.setattr(tables, "_write", write)
+    made = jobs.refresh(spark, where, topic, str(path))
+    assert as_dict(jobs.saved(spark, str(path))) == model(client, topic) != old
+    assert len(list(path.glob("table-*"))) == 2 and "_begun" not in os.listdir(made.path)
+
+
 def test_a_refresh_after_the_log_was_cut_back_and_has_grown_again(spark, kept_cluster, tmp_path):
     cluster = kept_cluster(3, unclean_leader_election_enable="true", min_insync_replicas="1")
     topic = cluster.create_topic(replication_factor=2, config=BY_HAND)

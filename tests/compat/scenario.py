@@ -99,23 +99,22 @@ def story_over_a_kill(
     When it prints "half", and its group of the topic's name has committed that, a leader is killed
     and started again. ``held`` is what the log then has.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() == "half\n":
-            cluster.wait_until(
-                lambda: committed(cluster, topic, topic) == held(cluster, topic),
-                "what was read is committed",
-            )
-            victim = leader(cluster, topic)
-            cluster.kill(victim)
-            cluster.start(victim)
-        out, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() == "half\n":
+                cluster.wait_until(
+                    lambda: committed(cluster, topic, topic) == held(cluster, topic),
+                    "what was read is committed",
+                )
+                victim = leader(cluster, topic)
+                cluster.kill(victim)
+                cluster.start(victim)
+            out, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()
     assert process.returncode == 0, errors
     return {**json.loads(out.splitlines()[-1]), "held": held(cluster, topic)}
 

@@ -47,9 +47,8 @@ async function main() {
   console.log('half')
   await send(HALF) // the node is killed and started again while this goes on
   await until('the second half', () => seen.size === sent)
-  await consumer.disconnect()
-  await producer.disconnect()
-  await admin.disconnect()
+  // Nothing is disconnected: kafkajs spins for ever when the nodes that a consumer fetches from change while it ends
+  // (fetchManager.js starts fetchers anew then, and runner.js answers them at once), as the killed one comes back.
   const twice = [...seen.values()].filter((n) => n > 1).length
   console.log(JSON.stringify({ sent, seen: seen.size, twice }))
 }

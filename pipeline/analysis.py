@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from kept.compaction.strategy import Strategy
 
-BEGUN: Final = "_begun"
 HOTTEST: Final = 20
 PREFIXES: Final = 50
 SHOWN_AGES_S: Final = (60, 3600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
@@ -110,10 +109,9 @@ def analyze(
 def _new(spark: SparkSession, path: str) -> files.Store:
     """A directory to write to: what is wrong with it is told before the topic is read."""
     store = files.Store(spark, path)
-    if store.names():
-        raise BadOption(f"{path} is there and not empty: give a directory that is not there yet")
-    store.claim(BEGUN)
-    store.remove(BEGUN)
+    store.must_be_empty()
+    store.claim(files.BEGUN)
+    store.remove(files.BEGUN)
     return store
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RECORDS: Final = "records"
-BEGUN: Final = "_begun"
-"""Whose export this is to be: made by the first of two who begin at once."""
 STATE: Final = "_kept.json"
 FORMAT: Final = 1
 COLUMNS: Final = (
@@ -187,11 +185,10 @@ def _new(spark: SparkSession, path: str) -> files.Store:
     """A directory to write to, which nobody else writes to."""
     store = files.Store(spark, path)
     there = store.names()
-    if STATE not in there and BEGUN in there:
+    if STATE not in there and files.BEGUN in there:
         raise BadOption(f"{path} has an export that is being written, or was given up: delete it")
-    if there:
-        raise BadOption(f"{path} is there and not empty: give a directory that is not there yet")
-    if not store.claim(BEGUN):
+    store.must_be_empty()
+    if not store.claim(files.BEGUN):
         raise BadOption(f"{path}: another export has just begun there")
     return store
 
@@ -199,9 +196,9 @@ def _new(spark: SparkSession, path: str) -> files.Store:
 @contextlib.contextmanager
 def _written_whole(store: files.Store) -> Iterator[None]:
     """Where the block fails, what it wrote goes."""
-    with store.removed_on_failure(STATE, RECORDS, BEGUN):
+    with store.removed_on_failure(STATE, RECORDS, files.BEGUN):
         yield
-    store.remove(BEGUN)
+    store.remove(files.BEGUN)
 
 
 def _write(rows: DataFrame, store: files.Store) -> None:

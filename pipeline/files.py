@@ -15,12 +15,16 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.pipeline.options import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+BEGUN: Final = "_begun"
+"""Made by the first of two who begin to write at once."""
 
 
 class Store:
@@ -112,6 +116,13 @@ class Store:
         uri = self._fs.getUri()
         context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(uri, self._conf)
         context.rename(self._fs.makeQualified(draft), self._fs.makeQualified(self._path(name)), how)
+
+    def must_be_empty(self) -> None:
+        """Raises BadOption for a directory that has something in it."""
+        if self.names():
+            raise BadOption(
+                f"{self.path} is there and not empty: give a directory that is not there yet"
+            )
 
     def claim(self, name: str) -> bool:
         """Make an empty file, and the directory; whether nobody had made it before."""

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 STATE: Final = "_kept.json"
 FORMAT: Final = 1
-BEGUN: Final = "_begun"
-"""Made in a table's directory before it is written: where it is gone, so is some of the table."""
 _NAMED: Final = re.compile(r"table-(\d+)(?:-[0-9a-f]+)?")
 """Directories of tables: their number, and what tells two apart that have the same."""
 
@@ -165,7 +163,7 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         store.remove(name)
         whole, name = late, _next(store, before)
         _write(spark, bootstrap, store, None, now, name=name)
-    removed = store.read(f"{name}/{BEGUN}") is None
+    removed = store.read(f"{name}/{files.BEGUN}") is None
     if removed or _state(store, topic) != before:
         store.remove(name)
         raise BadOption(
@@ -179,7 +177,7 @@ def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refre
         "leader_epochs": {str(tp.partition): epoch for tp, epoch in epochs.items()},
     }  # fmt: skip
     _put(store, json.dumps(state), name)
-    store.remove(f"{name}/{BEGUN}")
+    store.remove(f"{name}/{files.BEGUN}")
     if before is not None:
         _remove_older(store, before["directory"])
     began = _start(None if whole else before, now)
@@ -284,7 +282,7 @@ def _write(
         old = store.rows(before["directory"])
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
     with store.removed_on_failure(name):
-        store.claim(f"{name}/{BEGUN}")
+        store.claim(f"{name}/{files.BEGUN}")  # where it is gone, so is some of the table
         kept = latest(rows).filter("value is not null")
         kept.write.mode("append").parquet(store.at(name))
 

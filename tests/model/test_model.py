@@ -1,0 +1,52 @@
+"""The protocol of docs/compaction-protocol.md holds, and each mistake in it is refuted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model import starts
+from tests.model.explore import breadth_first, histories
+from tests.model.mistakes import recorded, replayed
+from tests.model.protocol import Mistake, Model
+
+
+@pytest.mark.parametrize("mistake", Mistake, ids=lambda m: m.name.lower())
+def test_a_mistake_breaks_a_property(mistake: Mistake) -> None:
+    assert replayed(mistake).split()[0] == recorded(mistake).breaks
+
+
+@pytest.mark.parametrize("mistake", Mistake, ids=lambda m: m.name.lower())
+def test_the_protocol_survives_that_history(mistake: Mistake) -> None:
+    assert replayed(mistake, corrected=True) == ""
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Model(half_swaps=False, delayed=False), Model(max_epoch=2)],
+    ids=["three epochs", "half-done swaps"],
+)
+def test_the_protocol_holds_near_the_start(model: Model) -> None:
+    result = breadth_first(model, [starts.away()], 6_000)
+    assert not result.violation, result
+    assert result.states >= 6_000
+
+
+@pytest.mark.parametrize(
+    ("model", "start"),
+    [
+        (Model(max_epoch=8), starts.AtRandom((8, 7, 3, 40))),
+        (Model(max_epoch=8, unclean=True), starts.AtRandom((7, 6, 7, 40))),
+        (Model(4, max_epoch=8), starts.AtRandom((7, 6, 4, 40), 4)),
+    ],
+    ids=["three replicas", "unclean elections", "four replicas"],
+)
+def test_the_protocol_holds_in_random_histories(model: Model, start: starts.AtRandom) -> None:
+    result = histories(model, start, range(12), 160)
+    assert not result.violation, result
+    assert result.histories == 12
+
+
+def test_one_seed_is_one_history() -> None:
+    model, start = Model(max_epoch=8), starts.AtRandom((8, 7, 3, 40))
+    first, second = (histories(model, start, range(5), 100).states for _ in range(2))
+    assert first == second

@@ -3,14 +3,16 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 REPO   ?= .
+# A kernel that does not compile fails the build; 0 goes on without it, far slower.
+export KEPT_REQUIRE_KERNELS ?= 1
 PYTEST  = $(BIN)/python -m pytest
-KERNELS := $(shell find storage compaction node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo test test-slow sim chaos soak check bench dist setup clean help
+.PHONY: demo test test-slow smoke sim model chaos soak mutate check bench dist setup clean help
 
 help:
-	@echo "make demo | test | test-slow | sim | chaos | soak | check | bench | dist | clean"
+	@echo "make demo | test | test-slow | smoke | sim | model | chaos | soak | mutate | check | bench | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +34,13 @@ test-slow: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark,browser]'
 	$(PYTEST) -q -m slow -n 2 --dist loadscope
 
+# One real run of each kind: clients, Kafka's tools, a browser, Spark, the image, a failover. A part of test-slow.
+SMOKE = tests/compat/test_kafka_tools.py tests/compat/test_node_client.py tests/compat/test_three_nodes.py \
+        tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py tests/failover/test_failover.py
+smoke: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark,browser]'
+	$(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)
+
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.
 sim: setup
 ifdef MINUTES
@@ -45,9 +54,14 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 200
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 150
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage directories --seeds 24
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage crashes --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-wide --seeds 8
 endif
+
+# The protocol of docs/compaction-protocol.md by itself, then each mistake in it. SECONDS= of CPU for each random run.
+model: setup
+	$(BIN)/python -m tests.model --all $(if $(SECONDS),--seconds $(SECONDS))
 
 # Containers from the image under faults at random; MINUTES= so long, SEED= repeats the faults' order.
 chaos: setup
@@ -56,6 +70,10 @@ chaos: setup
 # Three nodes, all strategies and codecs, kills and leader moves; a million records from 10 minutes on. SEED= repeats keys and events.
 soak: setup
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+# Breaks lines of a module, one at a time, and prints those that its tests do not miss. COUNT= so many, SEED= others.
+mutate: setup
+	$(BIN)/python -m tests.tools.mutate $(MODULE) --count $(or $(COUNT),40) --seed $(or $(SEED),1) $(if $(TESTS),--tests $(TESTS))
 
 check: setup
 	$(BIN)/ruff check .

@@ -13,8 +13,8 @@ from __future__ import annotations
 import datetime
 import io
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -23,12 +23,20 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import DecodeError
+from kio.serial._serialize import get_field_writer
+from kio.serial.errors import SerialError
+from kio.serial.writers import write_compact_array_length, write_legacy_array_length
 from kio.static.constants import EntityType
+from kio.static.primitive import i32
 
-from kept.client.unknown_tags import without_unknown_tags
+from kept.client.bounds import NO_LIMIT, program
 from kept.client.wire import skip_tags
-from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
+from kept.storage.errors import (
+    CorruptMessage,
+    InvalidRequest,
+    InvariantViolation,
+    UnsupportedVersion,
+)
 
 _ZERO_MS: Final = datetime.timedelta(0)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -149,22 +157,32 @@ def milliseconds(value: datetime.timedelta) -> int:
     return value // datetime.timedelta(milliseconds=1)
 
 
-def decode(cls: Any, data: bytes | memoryview, position: int = 0) -> tuple[Any, int]:
+def decode(
+    cls: Any, data: bytes | memoryview, position: int = 0, max_entries: int = NO_LIMIT
+) -> tuple[Any, int]:
     """A message of class ``cls`` at ``position``, and the position after it.
 
-    Tagged fields that kio does not know are passed over. Raises CorruptMessage when the bytes are
-    not such a message.
+    Its lengths are checked before kio sees it (:mod:`kept.client.bounds`), and tagged fields that
+    kio does not know are passed over. Raises CorruptMessage when the bytes are not such a message,
+    InvalidRequest when it has more than ``max_entries`` entries.
     """
     view = memoryview(data).toreadonly()
     try:
-        try:
-            message, size = _reader(cls)(view, position)
-            return message, position + size
-        except KeyError:  # kio's word for an unknown tag
-            known, end = without_unknown_tags(cls, view, position)
-            message, _ = _reader(cls)(memoryview(known), 0)
-            return message, end
-    except (DecodeError, KeyError, ValueError, OverflowError, struct.error) as error:
+        end, _, unknown = program(cls).check(view, position, max_entries)
+        if unknown:
+            known = program(cls).without_unknown_tags(view, position)
+            return _reader(cls)(memoryview(known), 0)[0], end
+        return _reader(cls)(view, position)[0], end
+    except InvalidRequest as error:
+        raise InvalidRequest(f"a {cls.__name__} v{cls.__version__} of {error}") from None
+    except (
+        CorruptMessage,
+        SerialError,
+        KeyError,
+        ValueError,
+        OverflowError,
+        struct.error,
+    ) as error:
         raise CorruptMessage(f"not a {cls.__name__} v{cls.__version__}: {error!r}") from error
 
 
@@ -196,23 +214,132 @@ def encode_response(
     api_key: int, version: int, correlation_id: int, values: Values | bytes
 ) -> bytes:
     """A whole response frame: length, header, body (bytes: a body that is encoded already)."""
+    steps = response_steps(api_key, version, correlation_id, values)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        frame: bytes = end.value
+        return frame
+
+
+def response_steps(
+    api_key: int, version: int, correlation_id: int, values: Values | bytes
+) -> Generator[None, None, bytes]:
+    """:func:`encode_response` for whoever has other things to do: yields after each element."""
     cls = message_type(api_key, version, EntityType.response)
     # ApiVersions answers with header v0 always, so that any client can read it (KIP-511).
     tags = b"\0" if header_is_flexible(cls) and api_key != 18 else b""
-    body = values if isinstance(values, bytes) else encode(build(cls, values))
-    return struct.pack(">ii", 4 + len(tags) + len(body), correlation_id) + tags + body
+    if isinstance(values, bytes):
+        return struct.pack(">ii", 4 + len(tags) + len(values), correlation_id) + tags + values
+    out = io.BytesIO()
+    out.write(struct.pack(">ii", 0, correlation_id) + tags)
+    yield from _write_steps(cls, values, out)
+    size = out.tell()
+    out.seek(0)
+    out.write(struct.pack(">i", size - 4))
+    return out.getvalue()
 
 
-def decode_request(api_key: int, version: int, data: bytes | memoryview, position: int) -> Any:
+def body_steps(api_key: int, version: int, values: Values) -> Generator[None, None, bytes]:
+    """As :func:`response_steps`, the body alone."""
+    out = io.BytesIO()
+    yield from _write_steps(message_type(api_key, version, EntityType.response), values, out)
+    return out.getvalue()
+
+
+def _write_steps(cls: Any, values: Values, out: io.BytesIO) -> Generator[None, None, None]:
+    """Write a message field by field, its arrays of messages element by element: kio writes what is
+    left. Yields after each element.
+    """
+    plan = _write_plan(cls)
+    if plan is None or not isinstance(values, Mapping):
+        message = build(cls, values) if isinstance(values, Mapping) else values
+        _writer(cls)(out, message)
+        return
+    for name, kind, convert, default, write, nested in plan:
+        if name in values:
+            value = values[name]
+        elif default is not None:
+            value = default()
+        else:
+            raise InvariantViolation(f"{cls.__module__}.{cls.__name__} needs {name} ({kind})")
+        if nested is None:
+            write(out, value if value is None or convert is None else convert(value))
+            continue
+        items = None if value is None else tuple(value)
+        write(out, None if items is None else len(items))
+        for item in items or ():
+            yield from _write_steps(nested, item, out)
+            yield
+    if cls.__flexible__:
+        out.write(b"\0")
+
+
+@cache
+def _write_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, Any, Any], ...] | None:
+    """(name, kafka type, converter, default, writer, class of its elements) for each field; for an
+    array of messages the writer is its length's. None: kio writes it whole, because it has no such
+    array, or because of its tagged fields.
+    """
+    described = fields(cls)
+    if any("tag" in field.metadata for field in described):
+        return None
+    hints = get_type_hints(cls)
+    length: Any = write_compact_array_length if cls.__flexible__ else _write_length
+    plan: list[tuple[str, str, Any, Any, Any, Any]] = []
+    for field, (name, kind, convert, default) in zip(described, _plan(cls), strict=True):
+        nested = _element(hints[name])
+        if nested is None:
+            write = get_field_writer(field, cls.__flexible__, False, False)
+            plan.append((name, kind, convert, default, write, None))
+        else:
+            plan.append((name, kind, convert, default, length, nested))
+    return tuple(plan) if any(entry[-1] is not None for entry in plan) else None
+
+
+def _write_length(out: io.BytesIO, count: int | None) -> None:
+    write_legacy_array_length(out, i32(-1 if count is None else count))
+
+
+def _element(hint: Any) -> Any:
+    """The class of an array's messages; None for any other field."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not NoneType)
+    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]):
+        return get_args(hint)[0]
+    return None
+
+
+def decode_request(
+    api_key: int,
+    version: int,
+    data: bytes | memoryview,
+    position: int,
+    max_entries: int = NO_LIMIT,
+) -> Any:
     """The body of a request, which starts at ``position`` (after the header).
 
     Bytes after the message are passed over, as Apache Kafka does: librdkafka's Metadata has some.
-    Raises UnsupportedVersion, CorruptMessage.
+    Raises UnsupportedVersion, CorruptMessage, and InvalidRequest for more than ``max_entries``.
     """
     cls = message_type(api_key, version, EntityType.request)
-    message, _ = decode(cls, data, position)
+    message = decode(cls, data, position, max_entries)[0]
     _refuse_null_arrays(cls, message)
     return message
+
+
+def check_request(
+    api_key: int, version: int, data: bytes | memoryview, position: int, max_entries: int
+) -> None:
+    """Check the lengths of a request that another codec decodes, and count its entries. Raises as
+    :func:`decode_request`.
+    """
+    cls: Any = message_type(api_key, version, EntityType.request)
+    try:
+        program(cls).check(data, position, max_entries)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"a {cls.__name__} v{version} of {error}") from None
 
 
 def _refuse_null_arrays(cls: Any, message: Any) -> None:
@@ -249,8 +376,32 @@ def decode_response(api_key: int, version: int, frame: bytes | memoryview) -> tu
     position = 4
     if header_is_flexible(cls) and api_key != 18:
         position = skip_tags(frame, position)
-    message, _ = decode(cls, frame, position)
-    return correlation_id, message
+    return correlation_id, decode(cls, frame, position)[0]
+
+
+def refused(api_key: int, version: int, error_code: int, message: str) -> Values | None:
+    """A response that says nothing but that the whole request failed; None where the response has
+    no error of its own.
+    """
+    cls: Any = message_type(api_key, version, EntityType.response)
+    if "error_code" not in {field.name for field in fields(cls)}:
+        return None
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {
+        name: _nothing(hints[name], kind)
+        for name, kind, _, default in _plan(cls)
+        if default is None
+    }
+    return {**values, "error_code": error_code, "error_message": message}
+
+
+def _nothing(hint: Any, kind: str) -> Any:
+    """What stands in a field that has nothing to say."""
+    if get_origin(hint) in (Union, UnionType):
+        return None
+    if get_origin(hint) is tuple:
+        return ()
+    return {"string": "", "bytes": b"", "entity": {}}.get(kind, -1)
 
 
 def unknown_fields(api_key: int, kind: EntityType, names: Iterable[str]) -> set[str]:

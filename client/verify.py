@@ -1,4 +1,4 @@
-"""Comparing what the replicas of a partition have on disk (SEMANTICS rule 16).
+"""Comparing what the replicas of a partition have on disk (semantics.md, rule 16).
 
 Every replica recomputes digests from its files (``kept.node.verifying``) at one generation, up to
 the lowest high watermark; they are equal, or the first differing segment and offset are found by

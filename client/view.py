@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kept.storage.types import TopicPartition
+from kept.storage.types import TopicPartition, decimal_number
 
 
 class Endpoint(NamedTuple):
@@ -125,10 +125,10 @@ def parse_bootstrap(text: str) -> tuple[Endpoint, ...]:
         host, colon, port = one.rpartition(":")
         if not colon or (":" in host and not host.startswith("[")):
             host, port = one, "9092"
-        host = host.strip("[]")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        host, number = host.strip("[]"), decimal_number(port)
+        if not host or number is None or not 0 < number < 65536:
             raise ValueError(f"{one!r} is not host:port")
-        endpoints.append(Endpoint(host, int(port)))
+        endpoints.append(Endpoint(host, number))
     if not endpoints:
         raise ValueError("no bootstrap address given, such as localhost:9092")
     return tuple(endpoints)

@@ -7,6 +7,7 @@ Whether a broker is alive (heartbeats) is not in the image: the caller knows and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
@@ -46,8 +47,9 @@ PRODUCER_ID_BLOCK: Final = 1000
 class Registration:
     """A broker's process presents itself. ``incarnation`` is random, one per process.
 
-    ``clean_epoch``: the broker epoch in the clean-shutdown mark that it found, the same in all of
-    its directories; -1 without one. ``directories``: the ids of its log directories, which it has
+    ``clean_epoch``: the broker epoch of the process before, if all of its directories show that
+    nothing which that one wrote was lost (it stopped cleanly, or was killed on a machine that runs
+    still); -1 without proof. ``directories``: the ids of its log directories, which it has
     locked: two processes that name the same one are one after the other.
     """
 
@@ -121,16 +123,33 @@ def fence_broker(
     broker_epoch: int,
     unclean_allowed: UncleanAllowed = never_unclean,
 ) -> list[MetadataRecord]:
-    """A broker is dead or silent: it leads nothing and leaves each ISR but as last member.
+    """As :func:`fence_brokers`, for one. Raises BrokerIdNotRegistered, StaleBrokerEpoch."""
+    return fence_brokers(image, {broker_id: broker_epoch}, unclean_allowed)
 
-    A shutdown that it was in is over. Raises BrokerIdNotRegistered, StaleBrokerEpoch.
+
+def fence_brokers(
+    image: Image,
+    broker_epochs: Mapping[int, int],
+    unclean_allowed: UncleanAllowed = never_unclean,
+) -> list[MetadataRecord]:
+    """Brokers are dead or silent: they lead nothing, and leave each ISR in which somebody is left.
+
+    ``broker_epochs``: broker id -> its epoch. Those that died together are fenced together: one
+    after the other would leave only the last of them in an ISR, and all would wait for that one.
+    A shutdown that they were in is over. Raises BrokerIdNotRegistered, StaleBrokerEpoch.
     """
-    broker = _registered(image, broker_id, broker_epoch)
-    if broker.fenced:
-        return []
-    change = BrokerChangeRecord(broker_id, broker_epoch, True)
-    out, _ = image.apply([change])
-    return [change, *without_broker(out, broker_id, unclean_allowed)]
+    marks: list[MetadataRecord] = [
+        BrokerChangeRecord(broker_id, broker_epoch, True)
+        for broker_id, broker_epoch in broker_epochs.items()
+        if not _registered(image, broker_id, broker_epoch).fenced
+    ]
+    out, _ = image.apply(marks)
+    changes: list[PartitionRecord] = []
+    for broker_id in broker_epochs:
+        moved = without_broker(out, broker_id, unclean_allowed)
+        out, _ = out.apply(moved)
+        changes += moved
+    return [*marks, *_last_of_each(changes)] if marks else []
 
 
 def unfence_broker(

@@ -11,6 +11,7 @@ One fact is noted beside the settings: that a topic was compacted and is not any
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,10 +25,10 @@ from kept.storage.errors import (
     InvalidRequest,
     UnknownTopicOrPartition,
 )
+from kept.storage.types import decimal_number
 
-MAX_VALUE_LENGTH: Final = 32_767
-"""Kafka's limit for a value, in characters."""
-
+MAX_VALUE_BYTES: Final = 32_767
+"""Kafka's limit for a value, here in bytes of UTF-8: a STRING of its protocol holds no more."""
 
 POLICY: Final = "cleanup.policy"
 COMPACT: Final = "compact"
@@ -80,8 +81,8 @@ def incremental_alter_configs(
     BrokerIdNotRegistered.
     """
     check_resource(image, resource_type, resource_name)
-    names = [change.name for change in changes]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counts = Counter(change.name for change in changes)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise InvalidRequest(
             f"Error due to duplicate config keys for {resource_name!r}: {', '.join(twice)}"
@@ -115,7 +116,7 @@ def alter_configs(
     check_resource(image, resource_type, resource_name)
     values = {name: value for name, value in configs.items() if value is not None}
     for name, value in values.items():
-        _check_length(name, value)
+        check_value(name, value)
     schema.validate(resource_type, resource_name, values)
     current = settings_given(image, resource_type, resource_name)
     return [
@@ -145,9 +146,10 @@ def check_resource(image: Image, resource_type: int, resource_name: str) -> None
     elif resource_type == ResourceType.BROKER:
         if not resource_name:
             return
-        if not resource_name.isdecimal():
+        broker_id = decimal_number(resource_name)
+        if broker_id is None:
             raise InvalidRequest(f"Broker id '{resource_name}' is not a number.")
-        if int(resource_name) not in image.brokers:
+        if broker_id not in image.brokers:
             raise BrokerIdNotRegistered(f"Broker {resource_name} is not registered.")
     else:
         raise InvalidRequest(f"Resource type {resource_type} has no settings here.")
@@ -185,14 +187,16 @@ def _changed(
             )
         if current is None:
             current = schema.default(resource_type, change.name)
-        parts = _parts(current or "")
-        for part in _parts(change.value):
-            if change.op is AlterOp.SUBTRACT:
-                parts = [kept for kept in parts if kept != part]
-            elif part not in parts:
-                parts.append(part)
+        check_value(change.name, change.value)
+        parts, given = _parts(current or ""), _parts(change.value)
+        if change.op is AlterOp.SUBTRACT:
+            gone = set(given)
+            parts = [part for part in parts if part not in gone]
+        else:
+            present = set(parts)
+            parts += [part for part in dict.fromkeys(given) if part not in present]
         value = ",".join(parts)
-    _check_length(change.name, value)
+    check_value(change.name, value)
     return value
 
 
@@ -200,10 +204,11 @@ def _parts(value: str) -> list[str]:
     return [part for part in map(str.strip, value.split(",")) if part]
 
 
-def _check_length(name: str, value: str) -> None:
-    if len(value) > MAX_VALUE_LENGTH:
+def check_value(name: str, value: str) -> None:
+    """Raises InvalidConfig for a value that is too long to be recorded and answered."""
+    if len(value) > MAX_VALUE_BYTES or len(value.encode()) > MAX_VALUE_BYTES:
         raise InvalidConfig(
-            f"The value of {name} exceeds the maximum size of {MAX_VALUE_LENGTH} characters."
+            f"The value of {name} exceeds the maximum size of {MAX_VALUE_BYTES} bytes."
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kept.cluster import replica_history
 from kept.cluster.records import decode_batch
 from kept.cluster.snapshot import decode_snapshot, is_snapshot_name
 from kept.cluster.wal import (
@@ -27,7 +28,8 @@ from kept.storage.errors import CorruptMessage, UnsupportedVersion
 def is_metadata_file(path: str) -> bool:
     """Whether :func:`dump_metadata` knows a file by its name."""
     name = path.rpartition("/")[2]
-    return name in (WAL_NAME, HARD_STATE_NAME, IDENTITY_NAME) or is_snapshot_name(name)
+    known = (WAL_NAME, HARD_STATE_NAME, IDENTITY_NAME, replica_history.FILE)
+    return name in known or is_snapshot_name(name)
 
 
 def dump_metadata(path: str, disk: Disk | None = None) -> Iterator[str]:
@@ -47,6 +49,13 @@ def dump_metadata(path: str, disk: Disk | None = None) -> Iterator[str]:
         if identity is not None:
             alone = ", begun by a lone node of 0.1.0" if identity.began_alone else ""
             yield f"directory {identity.directory_id}{alone}"
+    elif name == replica_history.FILE:
+        history = replica_history.decode_history(path, disk.read(path))
+        yield f"node {history.node_id}, applied entry {history.applied_index}"
+        for topic_id, number in sorted(history.removed):
+            yield f"  removed: partition {number} of topic id {topic_id}"
+        for (topic_id, number), epoch in sorted(history.unclean.items()):
+            yield f"  unclean in epoch {epoch}: partition {number} of topic id {topic_id}"
     elif is_snapshot_name(name):
         image, term = decode_snapshot(path, disk.read(path))
         yield f"snapshot up to entry {image.index} of term {term}"

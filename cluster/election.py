@@ -111,18 +111,21 @@ def without_broker(
     *,
     unclean_restart: bool = False,
 ) -> list[PartitionRecord]:
-    """What changes when a broker stops taking part: it leaves every ISR unless it is the last
-    member, is a suspect from then on, and others lead.
+    """What changes when a broker stops taking part: it leaves every ISR, is a suspect from then on,
+    and others lead. Where none of the others takes part either, the ISR stays as it is: all of it
+    has what is acknowledged, and nothing more is, so whoever is back first may lead.
 
-    ``image`` already has the broker inactive. With ``unclean_restart`` it came back without its
-    clean mark: where it is the last member and has fellow suspects, nobody leads until all of them
-    have reported.
+    ``image`` already has the broker inactive. With ``unclean_restart`` it came back, and may have
+    lost what it had written: it leaves those ISRs, too; where it is the last member and has fellow
+    suspects, nobody leads until all of them have reported.
     """
     records: list[PartitionRecord] = []
     for topic, state in hosted(image, broker_id):
         if broker_id not in state.isr:
             continue
-        isr = tuple(member for member in state.isr if member != broker_id) or state.isr
+        isr = tuple(member for member in state.isr if member != broker_id)
+        if not isr or not (unclean_restart or any(active(image, member) for member in isr)):
+            isr = state.isr
         suspects = state.suspects
         if isr != state.isr or (unclean_restart and set(suspects) - {broker_id}):
             suspects = tuple(b for b in state.replicas if b in suspects or b == broker_id)
@@ -159,10 +162,21 @@ def _elected(image: Image, state: PartitionRecord, unclean: bool) -> PartitionRe
     """A partition without a leader gets one, if there is one to be had."""
     leader = leader_of(image, state)
     if leader != NO_LEADER:
-        return changed(state, leader=leader)
+        return _led(image, state, leader)
     if unclean and not state.recovering:
         return _unclean(image, state, {})
     return None
+
+
+def _led(image: Image, state: PartitionRecord, leader: int) -> PartitionRecord | None:
+    """A partition without a leader gets this member of its ISR, and goes on with those members
+    that take part: the others would hold back its high watermark.
+    """
+    isr = tuple(member for member in state.isr if member == leader or active(image, member))
+    suspects = tuple(
+        b for b in state.replicas if b in state.suspects or (b in state.isr and b not in isr)
+    )
+    return changed(state, leader=leader, isr=isr, suspects=suspects)
 
 
 def _unclean(
@@ -260,7 +274,7 @@ def elect_unclean(
         raise ElectionNotNeeded(f"{topic}-{partition} has leader {state.leader}")
     leader = leader_of(image, state)
     if leader != NO_LEADER:
-        record = changed(state, leader=leader)
+        record = _led(image, state, leader)
     else:
         record = _unclean(image, state, logs or {})
     if record is None:

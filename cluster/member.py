@@ -26,6 +26,8 @@ The shell's duties, on top of those of :mod:`kept.cluster.raft`:
 Decisions are taken only while :attr:`MetadataMember.controller_ready`. Several proposals may be
 under way: each is checked against the image that the ones before it make, so that no entry that
 contradicts the image is ever written.
+
+Long because the core, its files, the image and the history of one node move together.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ from kept.cluster.records import (
     decode_batch,
     encode_batch,
 )
-from kept.cluster.snapshot import difference, encode_snapshot
+from kept.cluster.replica_history import write_history
+from kept.cluster.snapshot import encode_snapshot
 from kept.cluster.voters import Voter
 from kept.cluster.wal import Entry
 from kept.storage.disk import Disk
@@ -123,6 +126,8 @@ class MetadataMember:
         self.directory_id = files.identity.directory_id
         self._handed_over = False
         self.image = files.image
+        self.history = files.history
+        """What befell this node's replicas; ``applied_index`` in it is what the disk knows."""
         self.refusal: str | None = None
         """Why this node must not go on, if it must not."""
         self.last_snapshot_error: str | None = None
@@ -183,7 +188,7 @@ class MetadataMember:
         Blocks. Raises DamagedData (path, position), DirectoryRefused, MachineError. The caller
         holds the lock of the node's directories.
         """
-        files = open_files(directory, disk, directory_id)
+        files = open_files(directory, disk, directory_id, node_id)
         listed = voters or ((Voter(node_id, directory_id),) if not observer else ())
         member = cls(
             files,
@@ -204,6 +209,11 @@ class MetadataMember:
         return member
 
     # What it knows.
+
+    @property
+    def cut_at_start(self) -> str | None:
+        """What was cut off the end of the log when it was opened; None: nothing."""
+        return self._files.wal.cut
 
     @property
     def role(self) -> Role:
@@ -310,7 +320,9 @@ class MetadataMember:
         if self.refusal is not None:
             return
         if isinstance(message, LeaderHint):
-            self._check_cluster(message)
+            # A node that has its log knows its cluster, and whom to believe, without hints.
+            if message.sender in self.core.contacts and self.image.cluster_id is None:
+                self._check_cluster(message)
             if self._formation is not None:
                 self._formation.hear(message)
                 self._found()
@@ -409,6 +421,12 @@ class MetadataMember:
         """What may be sent at once, in order, even while a :class:`Work` runs."""
         return self.core.take_messages()
 
+    def take_refused(self) -> tuple[tuple[int, str], ...]:
+        """(sender, why) of messages that were dropped since the last call."""
+        refused = tuple(self.core.refused)
+        self.core.refused.clear()
+        return refused
+
     def take_probes(self) -> frozenset[int]:
         """Nodes that a peer calls dead and this one does not: probe them, :meth:`peer_down` if the
         probe is refused."""
@@ -427,7 +445,11 @@ class MetadataMember:
         if due:
             term = self.core.log.term_at(self.image.index)
             snapshot = (self.image, term) if term is not None else None
-        self._work = Work(self._files, self.core.ready(), snapshot)
+        ready = self.core.ready()
+        history = None
+        if snapshot is not None or ready.snapshot is not None:
+            history = self.history.copy()
+        self._work = Work(self._files, ready, snapshot, self.image, history)
         return self._work
 
     def _snapshot_due(self) -> bool:
@@ -448,10 +470,10 @@ class MetadataMember:
         self.core.advance(ready)
         applied: list[Applied] = []
         if work.installed is not None:
-            delta = difference(self.image, work.installed)
             self._lose_until(work.installed.index)
             self.image = work.installed
-            applied.append((self.image, delta, self.image.index))
+            self.history.observe(self.image.index, work.changed, hidden=True)
+            applied.append((self.image, work.changed, self.image.index))
         self._apply(applied)
         self._lose_replaced()
         if work.snapshot is not None:
@@ -487,6 +509,7 @@ class MetadataMember:
                 self.image, delta = mine.image, mine.delta
             else:
                 self.image, delta = apply_entry(self._files.wal.path, self.image, entry)
+            self.history.observe(index, delta)
             applied.append((self.image, delta, index))
 
     def _lose_replaced(self) -> None:
@@ -567,6 +590,17 @@ class MetadataMember:
                     f"controller.quorum.voters names the nodes {sorted(listed)}, none of which "
                     f"votes; the voters are {sorted(voters)}"
                 )
+
+    def remember_applied(self) -> Callable[[], None] | None:
+        """A job that blocks and makes durable what was applied, and removals and elections up to
+        there; None where the disk knows. It runs where works run, and never beside one.
+        """
+        history = self.history
+        if history.applied_index == self.image.index:
+            return None
+        history.applied_index = self.image.index
+        copy, files = history.copy(), self._files
+        return lambda: write_history(files.disk, files.directory, copy)
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation where the state contradicts itself."""

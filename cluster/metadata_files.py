@@ -5,11 +5,12 @@
 ``hard-state``      term and vote
 ``identity``        which disk this is; written last, so where it is the others were
 ``snapshot-*``      the image, instead of the entries before it (:mod:`kept.cluster.snapshot`)
+``replica-history`` what else to remember of them (:mod:`kept.cluster.replica_history`)
 ==================  ================================================================================
 
-Order: the hard state before the entries of its term; a snapshot before the log that begins after
-it. Each step is atomic and durable when it returns, so a crash between any two leaves a directory
-that opens.
+Order: the hard state before the entries of its term; the history before the snapshot that takes the
+place of the entries that it follows from; a snapshot before the log that begins after it. Each step
+is atomic and durable when it returns, so a crash between any two leaves a directory that opens.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from kept.cluster.image import Image
+from kept.cluster.image import Delta, Image
+from kept.cluster.raft.guard import MAX_TERM
 from kept.cluster.raft.membership import voters_in
 from kept.cluster.raft.ready import Ready
+from kept.cluster.replica_history import ReplicaHistory, read_history, write_history
 from kept.cluster.snapshot import (
     decode_snapshot,
+    difference,
     load_snapshot,
     snapshot_name,
     write_snapshot,
@@ -41,7 +45,7 @@ from kept.cluster.wal import (
     write_identity,
 )
 from kept.storage.disk import Disk
-from kept.storage.errors import DamagedData, MachineError
+from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, ResourceExhausted
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Files:
     image: Image
     """That of the newest snapshot."""
     snapshot_bytes: int
+    history: ReplicaHistory
 
     @property
     def is_empty(self) -> bool:
@@ -69,17 +74,22 @@ class Files:
         return (me,)
 
 
-def open_files(directory: str, disk: Disk, directory_id: UUID) -> Files:
+def open_files(directory: str, disk: Disk, directory_id: UUID, node_id: int = -1) -> Files:
     """Open a metadata directory, created when absent; it is ``directory_id`` unless it has an id.
 
-    Raises DamagedData (path, position), DirectoryRefused for what a newer kept wrote, MachineError.
+    ``node_id`` is whose history counts. Raises DamagedData (path, position), DirectoryRefused for
+    what a newer kept wrote, MachineError.
     """
     make_directory(disk, directory)
     disk.fsync_dir(directory)  # a killed process may have left names that it had not synced
     identity = read_identity(disk, directory)
     hard_state = read_hard_state(disk, directory)
     image, term, snapshot_bytes = load_snapshot(disk, directory)
-    wal = WriteAheadLog.open(directory, disk)
+    history = read_history(disk, directory, node_id)
+    awaited = history.applied_index if history.applied_index > image.index else 0
+    wal = WriteAheadLog.open(directory, disk, applied_index=awaited)
+    history.begin(image)
+    _refuse_impossible_term(directory, max(hard_state.term, wal.last_term, term))
     if wal.base_index > image.index:
         raise DamagedData(
             wal.path, 0, -1, f"begins after entry {wal.base_index}, the snapshot ends before"
@@ -92,7 +102,20 @@ def open_files(directory: str, disk: Disk, directory_id: UUID) -> Files:
         alone = wal.last_index > 0 and not _names_voters(image, wal)
         identity = Identity(directory_id, began_alone=alone)
         write_identity(disk, directory, identity)
-    return Files(directory, disk, identity, wal, hard_state, image, snapshot_bytes)
+    return Files(directory, disk, identity, wal, hard_state, image, snapshot_bytes, history)
+
+
+def _refuse_impossible_term(directory: str, term: int) -> None:
+    """Elections do not get that far: the term came with a message that no voter sent, which kept
+    0.1 still took. Nobody could be elected after it."""
+    if term > MAX_TERM:
+        raise DirectoryRefused(
+            f"{directory}: the metadata log is in term {term}, which no election reaches (at most "
+            f"{MAX_TERM}): somebody else than a node of this cluster has spoken to this one's "
+            "listener for nodes. Keep strangers from that port. If a majority of the voters is "
+            f"well, empty {directory}: the node follows then, and `kept cluster voter add` gives "
+            "it its vote back. If not, put back the directory's last copy on each of the voters"
+        )
 
 
 def _names_voters(image: Image, wal: WriteAheadLog) -> bool:
@@ -103,13 +126,27 @@ def _names_voters(image: Image, wal: WriteAheadLog) -> bool:
 class Work:
     """What must reach the disk, as one job; :meth:`run` may be called again after an error."""
 
-    def __init__(self, files: Files, ready: Ready, snapshot: tuple[Image, int] | None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        ready: Ready,
+        snapshot: tuple[Image, int] | None,
+        image: Image,
+        history: ReplicaHistory | None,
+    ) -> None:
+        """``image`` is the newest one, ``history`` a copy of what it came from: to be written with
+        a snapshot; None without one.
+        """
         self.ready = ready
         self.snapshot = snapshot
         """An image to write as a snapshot in the place of old entries, and its term."""
         self.snapshot_error: str | None = None
         self.installed: Image | None = None
         """The image of the leader's snapshot, once it is written."""
+        self.changed = Delta()
+        """In which it differs from the one before."""
+        self._image = image
+        self._history = history
         self.finished = False
         self._files = files
         self._steps = [self._hard_state, self._install, self._truncate, self._append]
@@ -140,6 +177,10 @@ class Work:
         files = self._files
         name = f"{files.directory}/{snapshot_name(snapshot.index, snapshot.term)}"
         image, _ = decode_snapshot(name, snapshot.data)
+        self.changed = difference(self._image, image)
+        if self._history is not None:
+            self._history.observe(snapshot.index, self.changed, hidden=True)
+            write_history(files.disk, files.directory, self._history)
         write_snapshot_bytes(
             files.disk, files.directory, snapshot.index, snapshot.term, snapshot.data
         )
@@ -162,8 +203,12 @@ class Work:
         image, term = self.snapshot
         files = self._files
         try:
+            if self._history is not None:
+                write_history(files.disk, files.directory, self._history)
             files.snapshot_bytes = write_snapshot(files.disk, files.directory, image, term)
             files.wal.drop_prefix(image.index)
+        except ResourceExhausted:
+            raise  # the log may have been replaced under its name: run again
         except MachineError as error:
             self.snapshot_error = str(error)
 

@@ -165,6 +165,15 @@ class UncleanElection:
         )
 
 
+def is_unclean(before: PartitionRecord, after: PartitionRecord) -> bool:
+    """Whether ``after`` has a new leader that may lack what ``before`` had acknowledged, as far as
+    the two tell: an election by length of all that were waited for looks like one, too.
+    """
+    if after.leader in (NO_LEADER, before.leader) or not after.unclean:
+        return False
+    return after.leader not in before.isr or before.recovering
+
+
 def unclean_elections(
     image: Image, delta: Delta, reports: Reports | None = None
 ) -> tuple[UncleanElection, ...]:
@@ -172,9 +181,7 @@ def unclean_elections(
     found: list[UncleanElection] = []
     for change in delta.partitions:
         before, after = change.before, change.after
-        if before is None or after.leader in (NO_LEADER, before.leader) or not after.unclean:
-            continue
-        if after.leader in before.isr and not before.recovering:
+        if before is None or not is_unclean(before, after):
             continue
         known = (reports or {}).get(before.key, {})
         if before.recovering and not before.unclean and not missing(image, before, reports or {}):

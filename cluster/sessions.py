@@ -14,6 +14,10 @@ probes every unfenced broker when it starts, and takes it that each was heard of
 interval ago; the controller before it, whose silence ended its lead, when it was heard last, if
 that is not longer ago than two: no silence is forgiven because the controller was lost with it.
 
+**Who died together is fenced together.** A new controller fences and registers nobody until its
+first probes are answered (``examine_ms`` at most), and one decision fences all that are gone. One
+after the other would leave only the last of them in an ISR, and all would wait for that one.
+
 **No false fencing.** Silence counts only while the controller itself was awake: after a gap in its
 own events longer than ``stall_ms`` every session starts afresh. A decision to fence looks again
 when its turn comes, and does nothing if the broker was heard of meanwhile.
@@ -22,6 +26,8 @@ Also decided here, because it depends on who lives: unfencing, controlled shutdo
 suspects and election by length (``kept.cluster.recovery``), unclean election where configured,
 completion of reassignments, preferred leaders. ``now_ms`` is a monotonic clock. After
 ``BrokerHeartbeatManager``; evidence, recovery and the fresh start are ours.
+
+Long because every event of a broker's life touches the same sessions and pending decisions.
 """
 
 from __future__ import annotations
@@ -67,7 +73,8 @@ class SessionSettings:
     ``session_timeout_ms``: ``broker.session.timeout.ms``. ``heartbeat_interval_ms``: how old the
     last word of a broker that lives may be. ``stall_ms``: a gap in this controller's own events
     that is taken for its own stall. ``probe_again_ms``: how often a broker without
-    connection is probed. ``scan_ms``: how often unsettled partitions are looked at.
+    connection is probed. ``examine_ms``: how long a new controller waits, at most, for the probes
+    that it began with. ``scan_ms``: how often unsettled partitions are looked at.
     ``settle_after_ms``: suspects that their leader is about to take back cost no record of their
     own. ``recovery_wait_ms``: ``kept.unclean.recovery.wait.ms``. ``decision_timeout_ms``: a
     decision of which nothing was heard is asked for again. The rest are Kafka's
@@ -78,6 +85,7 @@ class SessionSettings:
     heartbeat_interval_ms: int = 2000
     stall_ms: int = 1500
     probe_again_ms: int = 500
+    examine_ms: int = 500
     scan_ms: int = 500
     settle_after_ms: int = 5000
     recovery_wait_ms: int = 30_000
@@ -173,6 +181,8 @@ class Sessions:
         self._unclean_allowed = unclean_allowed
         self._sessions: dict[int, _Session] = {}
         self._pending: dict[tuple[str, int], int] = {}  # decisions asked for -> since
+        self._examined: set[int] = set()  # brokers of whom the first probe is to tell
+        self._examine_until_ms = 0
         self._now_ms = 0
         self._scan_at_ms = 0
         self._balance_at_ms = 0
@@ -203,6 +213,8 @@ class Sessions:
             session.last_contact_ms -= min(max(known_ms, interval_ms), most_ms)
             if not image.brokers[broker_id].fenced:
                 self._probe(broker_id, session, effects)
+                self._examined.add(broker_id)
+        self._examine_until_ms = now_ms + self.settings.examine_ms
         return effects
 
     def stop(self) -> None:
@@ -212,6 +224,7 @@ class Sessions:
         for known in (self._sessions, self._pending, self._seen, self._leaderless_since):
             known.clear()
         self.reports.clear()
+        self._examined.clear()
 
     def image_changed(self, image: Image, now_ms: int) -> list[Effect]:
         """The image moved on."""
@@ -287,6 +300,7 @@ class Sessions:
         session.applied_index = max(session.applied_index, applied_index)
         session.wants_shutdown = wants_shutdown
         effects: list[Effect] = []
+        self._known(broker_id, effects)
         self._take_reports(broker_id, broker_epoch, logs, effects)
         broker = self.image.brokers[broker_id]
         may_stop = False
@@ -334,12 +348,28 @@ class Sessions:
         else:
             session.probe_at_ms = now_ms + self.settings.probe_again_ms
         self._fence_if_gone(broker_id, session, effects)
+        self._known(broker_id, effects)
         return effects
+
+    def _known(self, broker_id: int, effects: list[Effect]) -> None:
+        """This controller has heard of a broker that it began with."""
+        if broker_id in self._examined:
+            self._examined.discard(broker_id)
+            if not self._examined:
+                self._fence_gone(effects)
+
+    @property
+    def _examining(self) -> bool:
+        """Whether the probes that this controller began with are under way."""
+        return bool(self._examined) and self._now_ms < self._examine_until_ms
 
     def live(self, broker_id: int, now_ms: int) -> bool:
         """Whether the process registered with that id is taken to be alive (``session_live`` of
-        :func:`kept.cluster.brokers.register_broker`).
+        :func:`kept.cluster.brokers.register_broker`). Raises NotController while it is not known
+        who lives, or who is dead is still to be fenced.
         """
+        if self._examining or any(name == "fence" for name, _ in self._pending):
+            raise NotController("this controller still finds out which brokers live")
         session = self._sessions.get(broker_id)
         broker = self.image.brokers.get(broker_id)
         if session is None or broker is None:
@@ -366,8 +396,8 @@ class Sessions:
         if not self.active:
             return effects
         self._awake(now_ms)
+        self._fence_gone(effects)
         for broker_id, session in self._sessions.items():
-            self._fence_if_gone(broker_id, session, effects)
             if session.probe_at_ms is not None and now_ms >= session.probe_at_ms:
                 self._probe(broker_id, session, effects)
         if now_ms >= self._scan_at_ms:
@@ -412,8 +442,12 @@ class Sessions:
         silent_ms = self._now_ms - session.last_contact_ms
         return bool(session.dead) or silent_ms > self.settings.session_timeout_ms
 
+    def _fence_gone(self, effects: list[Effect]) -> None:
+        for broker_id, session in self._sessions.items():
+            self._fence_if_gone(broker_id, session, effects)
+
     def _fence_if_gone(self, broker_id: int, session: _Session, effects: list[Effect]) -> None:
-        if self.image.brokers[broker_id].fenced or not self._gone(session):
+        if self._examining or self.image.brokers[broker_id].fenced or not self._gone(session):
             return
         reason = session.dead or f"silent for {self._now_ms - session.last_contact_ms} ms"
         decide = partial(self._fence, broker_id, session.broker_epoch)
@@ -423,8 +457,12 @@ class Sessions:
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch or not self._gone(session):
             return []  # it was heard of while the decision waited for its turn
-        allowed = self._unclean_allowed(image)
-        return brokers.fence_broker(image, broker_id, broker_epoch, allowed)
+        gone = {
+            other_id: other.broker_epoch
+            for other_id, other in self._sessions.items()
+            if self._gone(other) and image.brokers[other_id].broker_epoch == other.broker_epoch
+        }
+        return brokers.fence_brokers(image, gone, self._unclean_allowed(image))
 
     def _unfence(self, broker: BrokerImage, effects: list[Effect]) -> None:
         broker_id, broker_epoch = broker.broker_id, broker.broker_epoch

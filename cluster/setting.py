@@ -196,7 +196,7 @@ def _convert(kind: Kind, text: str) -> Any:
             number = int(text)
         except ValueError:
             raise ValueError(f"Not a number of type {kind.name}") from None
-        if "_" in text or not low <= number <= high:
+        if "_" in text or not text.isascii() or not low <= number <= high:
             raise ValueError(f"Not a number of type {kind.name}")
         return number
     if kind is Kind.DOUBLE:
@@ -204,7 +204,7 @@ def _convert(kind: Kind, text: str) -> Any:
             fraction = float(text)
         except ValueError:
             raise ValueError("Not a number of type DOUBLE") from None
-        if math.isnan(fraction) or "_" in text:
+        if math.isnan(fraction) or "_" in text or not text.isascii():
             raise ValueError("Not a number of type DOUBLE")
         return fraction
     if kind is Kind.LIST:

@@ -62,8 +62,8 @@ MIN_SEGMENT_BYTES: Final = 1024
 _HOUR: Final = 3_600_000
 _MINUTE: Final = 60_000
 _NO_TIERS: Final = "kept has no tiered storage; the whole log is local."
-_THROTTLE: Final = re.compile(r"\d+:\d+")
-_PREFIX_ITEM: Final = re.compile(r"[^=,]+=(latest|latest-n:[1-9]\d*|highest-version(:[^,:=]+)?)")
+_THROTTLE: Final = re.compile(r"[0-9]+:[0-9]+")
+_PREFIX_ITEM: Final = re.compile(r"[^=,]+=(latest|latest-n:[1-9][0-9]*|highest-version(:[^,:=]+)?)")
 
 
 def _throttled(value: tuple[str, ...]) -> None:
@@ -461,13 +461,16 @@ def inherited_entries(broker_settings: Mapping[str, Setting], layers: Layers) ->
 
 
 def describe_topic(overrides: Mapping[str, str], inherited: Mapping[str, Entry]) -> list[Entry]:
-    """Every topic setting with its value, source and synonyms, by name.
+    """Every topic setting that has a value, with it, its source and synonyms, by name.
 
-    ``overrides`` are the topic's own, ``inherited`` what it has without them.
+    ``overrides`` are the topic's own, ``inherited`` what it has without them. An optional setting
+    that nobody set is left out: no setting of Apache Kafka's topics is null, and clients send what
+    they were told back with AlterConfigs, which takes no null.
     """
     return [
         _overridden(entry, overrides[name]) if name in overrides else entry
         for name, entry in inherited.items()
+        if name in overrides or entry.value is not None
     ]
 
 

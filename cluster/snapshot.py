@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kept.cluster.image import Delta, Image, PartitionChange
 from kept.cluster.records import decode_batch, encode_batch
@@ -31,11 +31,14 @@ from kept.storage.errors import (
 )
 from kept.storage.types import TopicPartition
 
+if TYPE_CHECKING:
+    from kept.cluster.raft.messages import InstallSnapshot
+
 _K = TypeVar("_K")
 _MAGIC: Final = b"kept-snp"
 _VERSION: Final = 1
 _HEADER = struct.Struct(">8sIqq")
-_NAME = re.compile(r"snapshot-(\d{20})-(\d{10})\Z")
+_NAME = re.compile(r"snapshot-([0-9]{20})-([0-9]{10})\Z")
 
 
 def snapshot_name(index: int, term: int) -> str:
@@ -71,6 +74,23 @@ def decode_snapshot(path: str, data: bytes) -> tuple[Image, int]:
     except (CorruptMessage, InvariantViolation) as error:
         raise DamagedData(path, _HEADER.size, -1, str(error)) from error
     return replace(image, index=index), term
+
+
+def check_install(message: InstallSnapshot) -> str:
+    """Why a leader's snapshot cannot be taken, or empty. It takes the place of everything here, so
+    it is read before. A newer version's is let through: opening it says so.
+    """
+    try:
+        image, term = decode_snapshot("the image", message.image_bytes)
+    except DirectoryRefused:
+        return ""
+    except DamagedData as error:
+        return str(error)
+    if (image.index, term) != (message.last_index, message.last_term):
+        return f"the image is that of entry {image.index} of term {term}"
+    if image.voters != message.voters:
+        return "the image has other voters than the message"
+    return ""
 
 
 def write_snapshot(disk: Disk, directory: str, image: Image, term: int) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+from kept.cluster.config_changes import check_value
 from kept.cluster.image import Image, TopicImage, unify
 from kept.cluster.placement import place
 from kept.cluster.records import (
@@ -119,6 +120,8 @@ def create_topic(
     if other is not None:
         raise InvalidTopicException(f"Topic '{name}' collides with existing topic: {other}")
     configs = _given(request.configs)
+    for key, value in configs.items():
+        check_value(key, value)
     if validate is not None:
         validate(configs)
     if request.assignments:

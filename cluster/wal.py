@@ -17,8 +17,10 @@ below its ``durable`` had reached the disk.
 Guarantees: entries are durable when :meth:`WriteAheadLog.append` returns; a failed write is cut
 back, a failed fsync is final (the log refuses everything after it). At open a bad frame with
 nothing durable behind it is a torn tail and is cut; a bad frame that a later whole frame vouches
-for is damage, and refused with path and position. (Nothing vouches for the last group written: a
-flipped bit there cannot be told from a torn write. Raft's other voters will have it.)
+for is damage, and refused with path and position; so is an end that lacks entries which this node
+had applied (``kept.cluster.replica_history``). Nothing else vouches for the last group written: a
+flipped bit there cannot be told from a torn write, so what is cut is always said (``cut``). Raft's
+other voters will have it.
 """
 
 from __future__ import annotations
@@ -39,11 +41,14 @@ from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,
     MachineError,
+    ResourceExhausted,
+    vanished,
 )
 
 WAL_NAME: Final = "metadata.wal"
 HARD_STATE_NAME: Final = "hard-state"
 IDENTITY_NAME: Final = "identity"
+STRAY: Final = "-stray"
 
 MAX_ENTRY_BYTES: Final = 64 * 1024 * 1024
 """Largest entry: 10,000 partitions take 0.7 MB. A length above it is damage."""
@@ -197,14 +202,18 @@ class WriteAheadLog:
         self._positions = array("q")
         self._terms = array("q")
         self.size_bytes = HEADER_BYTES
+        self.cut: str | None = None
+        """What was cut off as a torn end when this was opened; None: nothing."""
         self._durable = HEADER_BYTES
         self._broken: str | None = None
 
     @classmethod
-    def open(cls, directory: str, disk: Disk) -> WriteAheadLog:
+    def open(cls, directory: str, disk: Disk, *, applied_index: int = 0) -> WriteAheadLog:
         """Open the log of a directory, created when absent; a torn tail is cut.
 
-        Raises DamagedData with path and position, DirectoryRefused for a newer version.
+        ``applied_index``: this node has applied the entries up to here, and no snapshot holds them.
+        Raises DamagedData with path and position, also where such an entry is missing; then nothing
+        is cut. DirectoryRefused for a newer version.
         """
         path = f"{directory}/{WAL_NAME}"
         try:
@@ -214,7 +223,7 @@ class WriteAheadLog:
             disk.write_atomic(path, _header(0, 0))
             data = disk.read(path)
         log = cls(disk, path, disk.open_append(path), read_header(path, data))
-        log._load(data)
+        log._load(data, applied_index)
         # So may the name of the log, and that of the hard state beside it: both are acted upon now.
         disk.fsync_dir(directory)
         return log
@@ -229,12 +238,17 @@ class WriteAheadLog:
         """Term of the last entry; ``base_term`` when there is none."""
         return self._terms[-1] if self._terms else self.base_term
 
-    def _load(self, data: bytes) -> None:
+    def _load(self, data: bytes, applied_index: int) -> None:
         for position, entry in read_frames(data, self.base_index):
             self._note(position, entry.term)
             self.size_bytes = frame_end(position, entry)
-        if self.size_bytes < len(data):
+        rest = data[self.size_bytes :]
+        if rest:
             self._refuse_damage(data)
+        if self.last_index < applied_index:
+            self._refuse_loss(rest, applied_index)
+        if rest:
+            self.cut = _described(rest, self.size_bytes, self.last_index)
             self._disk.truncate(self._file, self.size_bytes)
         self._disk.fsync(self._file)  # a killed process may have left more than it had synced
         self._durable = self.size_bytes
@@ -260,6 +274,21 @@ class WriteAheadLog:
                     f"but entry {whole[0].index} behind it is",
                 )
             found = data.find(_MARKER, found + 1)
+
+    def _refuse_loss(self, rest: bytes, applied_index: int) -> None:
+        directory = self.path.rpartition("/")[0]
+        raise DamagedData(
+            self.path,
+            self.size_bytes,
+            -1,
+            f"it ends with entry {self.last_index}, but this node had applied entry "
+            f"{applied_index}: {applied_index - self.last_index} entries that were durable are "
+            f"gone ({_described(rest, self.size_bytes, self.last_index)}). Put back the file from "
+            f"before. Or, where other voters have the log, empty {directory}: this node follows "
+            f"them, and `kept cluster voter add` gives it its vote back. Or remove "
+            f"{directory}/replica-history to go on without those entries: logs of topics that "
+            f"they created are kept under names that end in {STRAY}",
+        )
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Add entries with the next indexes; durable when this returns.
@@ -305,6 +334,8 @@ class WriteAheadLog:
     def _sync(self) -> None:
         try:
             self._disk.fsync(self._file)
+            if not self._disk.is_at(self._file, self.path):
+                raise vanished(self.path)  # no start would find it
         except MachineError as error:
             self._broken = str(error)
             raise
@@ -381,6 +412,8 @@ class WriteAheadLog:
             self._disk.write_atomic(self.path, b"".join(parts))
             self._file = self._disk.open_append(self.path)
         except MachineError as error:
+            if isinstance(error, ResourceExhausted):
+                raise  # whoever wants it tries again until it is done
             if error.operation != "write":  # a full disk leaves the old file in its place
                 self._broken = str(error)
             raise
@@ -388,6 +421,18 @@ class WriteAheadLog:
         self._terms = array("q", (entry.term for entry in rest))
         self.base_index, self.base_term = base_index, base_term
         self.size_bytes = self._durable = position
+
+
+def _described(rest: bytes, position: int, last_index: int) -> str:
+    """The bytes behind the last whole entry, for whoever must judge what they were."""
+    if not rest:
+        return f"the file ends at byte {position}"
+    what = "zeros" if not rest.strip(b"\0") else "no whole entry"
+    begun = rest.count(_MARKER)
+    entries = f", where {begun} entries begin" if begun > 1 else ""
+    return (
+        f"{len(rest)} bytes from byte {position} on, behind entry {last_index}, are {what}{entries}"
+    )
 
 
 def _header(base_index: int, base_term: int) -> bytes:

@@ -32,6 +32,7 @@ from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.swap import SwapPlan
+from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.storage.log import Log
@@ -248,8 +249,9 @@ def manifests(directory: str, disk: Disk) -> list[Identity]:
     for name in disk.listdir(directory):
         epoch, dash, generation = name.removeprefix(layout.MANIFEST_PREFIX).partition("-")
         named = name.startswith(layout.MANIFEST_PREFIX) and dash
-        if named and epoch.isdigit() and generation.isdigit():
-            found.append(Identity(int(epoch), int(generation)))
+        parts = decimal_number(epoch), decimal_number(generation)
+        if named and parts[0] is not None and parts[1] is not None:
+            found.append(Identity(parts[0], parts[1]))
     return found
 
 

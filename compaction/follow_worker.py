@@ -22,12 +22,12 @@ from kept.compaction.follow import FollowJob, LogsDiffer, Piece, follow
 from kept.compaction.job import Source, config_fields, config_from
 from kept.compaction.manifest import Identity, Manifest, OutputSegment
 from kept.compaction.pass_ import Result, read_manifest
-from kept.compaction.worker import Throttle, begin, give_way, say
+from kept.compaction.worker import Throttle, begin, give_way, say, say_uncompiled
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation, KeptError
 from kept.storage.txn_index import AbortedTxn
 
-COMMAND: Final = (sys.executable, "-m", "kept.compaction.follow_worker")
+COMMAND: Final = (sys.executable, "-P", "-m", "kept.compaction.follow_worker")
 """How the node starts it."""
 
 
@@ -110,6 +110,7 @@ def main() -> int:
     fields, disk = json.loads(line), Disk()
     give_way()
     out = sys.stdout
+    say_uncompiled(out)
     try:
         job = decode(fields, disk)
         throttle = Throttle(out, 2 * source_bytes(job), fields["max_bytes_per_second"])

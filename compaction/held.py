@@ -26,6 +26,17 @@ HELD: Final = layout.HELD_MANIFEST
 TOLD: Final = "told-manifest"
 
 
+class GivenUp(DamagedData):
+    """What was held was given up before (:func:`lose`), and nothing is in its place yet: the leader
+    says what is to be held. No damage of this start, though nothing is known of it, either.
+    """
+
+    def __init__(self, path: str) -> None:
+        why = "what it held was given up, and nothing is in its place yet"
+        super().__init__(path, -1, -1, why)
+        self.args = (f"{path}: {why}",)
+
+
 def encode(found: Manifest) -> bytes:
     """A manifest as it travels."""
     return manifest.encode(found, SwapPlan(()))
@@ -68,15 +79,16 @@ def load(directory: str, disk: Disk) -> Manifest | None:
     """What this replica holds; None for nothing.
 
     Raises DamagedData when that cannot be read: then nothing is known of what is held, and the
-    leader must be asked. DirectoryRefused when it is a newer kept's.
+    leader must be asked; GivenUp, which is one, when an earlier start found that and said so.
+    DirectoryRefused when it is a newer kept's.
     """
     path = f"{directory}/{HELD}"
     try:
         data = disk.read(path)
     except FileNotFoundError:
         return _applied(directory, disk)
-    if not data:  # see lose()
-        raise DamagedData(path, 0, -1, "what it held was given up, and nothing is in its place yet")
+    if not data:
+        raise GivenUp(path)
     return decode(path, data)
 
 

@@ -106,7 +106,9 @@ def removals(found: Survey) -> Removals:
 def _parse(name: str) -> tuple[int, Identity] | None:
     """Sequence (-1 in version 1) and identity in a file's name; None when it is none of ours."""
     parts = name.removeprefix(PREFIX).split("-")
-    if not name.startswith(PREFIX) or not all(part.isdecimal() for part in parts):
+    if not name.startswith(PREFIX) or not all(
+        part.isascii() and part.isdecimal() for part in parts
+    ):
         return None
     if len(parts) == 2:
         return -1, Identity(int(parts[0]), int(parts[1]))

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kept.storage.errors import InvalidConfig, KeptError
 from kept.storage.records import Record
-from kept.storage.types import MAX_INT64, LogConfig
+from kept.storage.types import MAX_INT64, LogConfig, decimal_number
 
 ENTRY_POINT_GROUP: Final = "kept.compaction.strategies"
 MAX_VERSION_DIGITS: Final = 40
@@ -266,8 +266,8 @@ def parse(text: str) -> Strategy:
     name, _, argument = text.strip().partition(":")
     if name == "latest" and not argument:
         return Latest()
-    if name == "latest-n" and argument.isdigit():
-        return LatestN(int(argument))
+    if name == "latest-n" and (count := decimal_number(argument)) is not None:
+        return LatestN(count)
     if name == "highest-version":
         return HighestVersion(argument or None)
     raise InvalidConfig(
@@ -306,9 +306,10 @@ def _latest(config: LogConfig) -> Strategy:
 
 def _latest_n(config: LogConfig) -> Strategy:
     value = _setting(config, "kept.compaction.latest.n")
-    if not value.isdigit():
+    count = decimal_number(value)
+    if count is None:
         raise InvalidConfig(f"kept.compaction.latest.n is {value!r}, not a number")
-    return LatestN(int(value))
+    return LatestN(count)
 
 
 BUILT_IN: Final[dict[str, Callable[[LogConfig], Strategy]]] = {

@@ -4,6 +4,7 @@ The node starts it with ``exec`` (never fork: a forked child would hold the node
 session of its own, and writes the job as one line to its stdin. The worker writes lines of JSON to
 stdout::
 
+    {"uncompiled": ["compaction._kernel", ...]}   kernels that run as plain Python, if any
     {"progress": bytes read and written so far, "total": bytes of the segments}
     {"result": {...}}                      the pass is done; see ``kept.compaction.pass_.Result``
     {"error": "...", "kind": "MachineError"}   it failed
@@ -30,6 +31,7 @@ from typing import Any, Final, TextIO
 
 from kept.compaction import job as jobs
 from kept.compaction.pass_ import Result, run_pass
+from kept.kernels import uncompiled
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError
 
@@ -40,8 +42,10 @@ GC_THRESHOLDS: Final = (50_000, 1_000, 1_000)
 again takes a fifth of its time. What it drops in cycles is found while it is young.
 """
 PROGRESS_INTERVAL_S: Final = 0.25
-COMMAND: Final = (sys.executable, "-m", "kept.compaction.worker")
-"""How the node starts it."""
+COMMAND: Final = (sys.executable, "-P", "-m", "kept.compaction.worker")
+"""How the node starts it. Without ``-P`` Python would look for code in the working directory first:
+a ``platform.py`` there would run, and a checkout of kept would clean with its own sources.
+"""
 _PR_SET_PDEATHSIG: Final = 1
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
 """The system call by machine; there is no other way from Python."""
@@ -74,6 +78,12 @@ def say(out: TextIO, message: dict[str, Any]) -> None:
     """One line of JSON."""
     out.write(json.dumps(message) + "\n")
     out.flush()
+
+
+def say_uncompiled(out: TextIO) -> None:
+    """Name the kernels that are not compiled here, if there are any; the node logs them."""
+    if missing := uncompiled(load=True):
+        say(out, {"uncompiled": missing})
 
 
 def result_from(message: Mapping[str, Any]) -> Result:
@@ -136,6 +146,7 @@ def main() -> int:
     if not job.urgent:
         give_way()
     out = sys.stdout
+    say_uncompiled(out)
     passes = 2 * job.source_bytes
     throttle = Throttle(out, passes, job.max_bytes_per_second)
     try:

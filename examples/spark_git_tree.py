@@ -47,7 +47,7 @@ def rebuild(git: Git, bootstrap: str, directory: str) -> int:
     import pyarrow.parquet
 
     out = os.path.join(directory, "tree")
-    command = [sys.executable, "-m", "kept", "spark", "--master", "local[2]", "table", TOPIC]
+    command = [sys.executable, "-P", "-m", "kept", "spark", "--master", "local[2]", "table", TOPIC]
     done = subprocess.run(
         [*command, "--out", out, "--bootstrap", bootstrap], capture_output=True, check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},

@@ -67,7 +67,9 @@ class Admin:
         if not node.is_broker:
             return None if node.metadata.leader_id is not None else "no controller is elected"
         offline = {d.name: d.offline for d in node.log_directories if d.offline is not None}
-        return node.readiness.unready(node.image, node.broker_epoch, offline)
+        return node.readiness.unready(
+            node.image, node.broker_epoch, offline, node.hosting.left_closed
+        )
 
     # The cluster and its topics.
 
@@ -117,26 +119,31 @@ class Admin:
             "under_replicated_partitions": under_replicated,
         }
 
-    async def add_voter(self, node_id: int, address: str | None = None) -> dict[str, Any]:
+    async def add_voter(
+        self, node_id: int, address: str | None = None, *, allowed: bool
+    ) -> dict[str, Any]:
         """Let an observer vote; ``address`` of its node listener where that is not known.
+        ``allowed``: the request came from where that may be asked (``kept.node.listener``).
 
-        Raises InvalidRequest, PolicyViolation with what would be right.
+        Raises InvalidRequest, PolicyViolation, ClusterAuthorizationFailed with what would be right.
         """
         host, port = ("", 0) if address is None else _host_and_port(address)
-        return await self._change_voters(True, node_id, host, port)
+        return await self._change_voters(True, node_id, host, port, allowed=allowed)
 
-    async def remove_voter(self, node_id: int) -> dict[str, Any]:
+    async def remove_voter(self, node_id: int, *, allowed: bool) -> dict[str, Any]:
         """Let a node vote no longer. Raises as :meth:`add_voter`."""
-        return await self._change_voters(False, node_id)
+        return await self._change_voters(False, node_id, allowed=allowed)
 
     async def _change_voters(
-        self, add: bool, node_id: int, host: str = "", port: int = 0
+        self, add: bool, node_id: int, host: str = "", port: int = 0, *, allowed: bool
     ) -> dict[str, Any]:
         membership = self._node.membership
         from kept.node.peers.calls import ChangeVotersRequest
-        from kept.node.voting import refuse_alone
+        from kept.node.voting import refuse_alone, refuse_strangers
 
         refuse_alone(self._node)
+        if not allowed:
+            refuse_strangers(self._node)
         assert membership is not None
         await membership.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
         return {"voters": [voter.node_id for voter in self._node.image.voters]}

@@ -6,7 +6,7 @@ the API in snake case; ``request`` is kio's typed object. It returns the respons
 Modules are imported at the first request, so that an idle node stays small. Produce and Fetch have
 a codec of their own (``kept.node.hot``) and are dispatched by the connection.
 
-What is advertised works (SEMANTICS rule 39): a golden test compares versions with Apache Kafka
+What is advertised works (semantics.md, rule 39): a golden test compares versions with Apache Kafka
 4.3's answer, and another calls up every handler.
 """
 
@@ -15,12 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node import error_codes
+from kept.node.slices import Sliced, Steps
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -36,7 +37,7 @@ SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?"
 """What KIP-511 allows as a client's software name and version."""
 
 Answer = Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None
-Handler = Callable[["RequestContext", Any], Answer]
+Handler = Callable[["RequestContext", Any], "Answer | Sliced[Answer]"]
 
 
 class Api(NamedTuple):
@@ -70,6 +71,19 @@ class RequestContext:
     listener_name: str
     client_host: str = ""
     tries: tuple[UUID, ...] = ()
+
+
+def sliced(steps: Callable[[RequestContext, Any], Steps[Answer]]) -> Handler:
+    """A handler whose work on a request of many entries is done in slices (``kept.node.slices``):
+    a generator that yields after each. What it returns is the answer, or an awaitable of it.
+    """
+
+    @wraps(steps)
+    def handle(ctx: RequestContext, request: Any) -> Answer | Sliced[Answer]:
+        answer: Answer | Sliced[Answer] = ctx.node.slices.run(steps(ctx, request))
+        return answer
+
+    return handle
 
 
 FORWARDED: Final = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 64, 80, 81})

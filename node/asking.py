@@ -29,8 +29,6 @@ ASK_S: Final = 30.0
 """A dry run of a large log takes this long at most when it is asked through another node."""
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 PREFIX: Final = "/api/v1/"
-STREAM: Final = "/api/v1/events"
-"""It never ends."""
 _REFUSALS: Final[Mapping[int, type[KeptError]]] = {
     400: InvalidRequest,
     404: UnknownTopicOrPartition,
@@ -89,13 +87,15 @@ async def answer(node: Node, request: AskRequest) -> AskReply:
     from kept.node.http_routes import route
 
     query, body = json.loads(request.query), json.loads(request.body)
-    if not request.path.startswith(PREFIX) or request.path == STREAM or "node" in query:
+    if not request.path.startswith(PREFIX) or "node" in query:
         raise PolicyViolation(f"{request.path} is not asked through another node")
     try:
         asked = HttpRequest(request.method, request.path, query, body, here=True)
         response = await route(node, asked)
     except KeptError as error:
         response = failure(status_of(error), str(error))
+    if response.endless:
+        raise PolicyViolation(f"{request.path} is a stream, and not asked through another node")
     if response.chunks is None:
         text = json.dumps(response.value) if response.text is None else response.text
         return AskReply(response.status, text.encode())

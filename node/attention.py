@@ -32,6 +32,8 @@ class Attention:
         """Something is to be made durable, or will be by ``flush.ms``."""
         self.unsettled: dict[HostedPartition, None] = {}
         """The high watermark may have moved since it was checkpointed, or moves by itself."""
+        self.written: set[HostedPartition] = set()
+        """Something may have been written since its file was last looked for."""
         self.left = False
         """A log left this node since then: it is to leave the checkpoint."""
         self.leaving: dict[HostedPartition, None] = {}
@@ -50,6 +52,7 @@ class Attention:
         """It is not here any more."""
         hosted.partition.log.at_rest = False
         self.stirred.discard(hosted)
+        self.written.discard(hosted)
         for several in (self.unflushed, self.unsettled, self.leaving, self._roll_ms):
             several.pop(hosted, None)
         self.left = True
@@ -64,6 +67,7 @@ class Attention:
             if hosted not in self.unflushed:
                 self.unflushed[hosted] = None
                 log.last_flush_ms = now_ms
+            self.written.add(hosted)
             self.unsettled[hosted] = self.leaving[hosted] = None
             due_ms = log.roll_due_ms
             if due_ms is not None and due_ms < self._roll_ms.get(hosted, MAX_INT64):

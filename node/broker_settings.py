@@ -358,15 +358,24 @@ _NETWORK: Final = (
     ),
     Setting(
         "max.connections", _INT, _MAX_INT,
-        "Connections at a time, all listeners together.", low=0,
+        "Connections at a time, all listeners of clients together, in every protocol; fewer where "
+        "open files (RLIMIT_NOFILE), less one for each replica and an eighth (at most 500), leave "
+        "fewer. For those between nodes there is kept.node.max.connections.", low=0,
     ),
     Setting(
         "max.connections.per.ip", _INT, _MAX_INT,
-        "Connections at a time from one address.", low=0,
+        "Connections at a time from one address, to all listeners of clients together, in every "
+        "protocol.", low=0,
     ),
     _at_start(
         "max.incremental.fetch.session.cache.slots", _INT, "1000",
         "Fetch sessions that are remembered.", low=0,
+    ),
+    _at_start(
+        "kept.fetch.sessions.max.partitions", _INT, "250000",
+        "Partitions of all fetch sessions, and of other fetches that wait for records; each costs "
+        "0.4 to 0.9 KB. Above, larger sessions give way to smaller ones, whose clients then name "
+        "all their partitions with every fetch.", low=1000,
     ),
     _at_start(
         "fetch.max.bytes", _INT, "57671680",
@@ -375,8 +384,20 @@ _NETWORK: Final = (
     ),
     _at_start(
         "kept.inflight.max.bytes", _LONG, "1073741824",
-        "Bytes of unanswered requests and unsent responses of all connections; reading pauses "
-        "above.", low=1 << 20,
+        "Bytes of unanswered requests and unsent responses of all connections, and of what batches "
+        "inflate to in threads; reading pauses above.", low=1 << 20,
+    ),
+    _at_start(
+        "kept.inflight.max.bytes.per.ip", _LONG, None,
+        "Bytes of unanswered requests and unsent responses of the connections from one address; "
+        "they are not read above, others are. Raise it where all clients come through one proxy. "
+        "Default: a quarter of kept.inflight.max.bytes.", low=1 << 18,
+    ),
+    _at_start(
+        "kept.inflating.max.bytes", _LONG, None,
+        "Bytes of kept.inflight.max.bytes that threads may hold inflated batches in; further "
+        "batches wait their turn, and one that needs more is alone. Default: a quarter of it.",
+        low=1 << 18,
     ),
     _at_start(
         "kept.connection.inflight.max.bytes", _INT, "16777216",
@@ -386,6 +407,18 @@ _NETWORK: Final = (
     _at_start(
         "kept.connection.inflight.max.requests", _INT, "1000",
         "Unanswered requests of one connection; the next ones wait.", low=1,
+    ),
+    _at_start(
+        "kept.request.max.entries", _INT, "25000",
+        "Entries of one request: elements of its arrays, on all levels, and tagged fields. A "
+        "request with more is refused before it is decoded. A consumer of 10,000 partitions, "
+        "each of a topic of its own, sends 20,001.", low=100,
+    ),
+    _at_start(
+        "kept.auto.create.max.topics", _INT, "100",
+        "Topics that one Metadata request creates where auto.create.topics.enable is on; for the "
+        "others it says LEADER_NOT_AVAILABLE, after which clients ask again. Each is an entry of "
+        "the metadata log, made one after the other.", low=1,
     ),
     _at_start(
         "kept.request.receive.ms", _LONG, "60000",
@@ -401,6 +434,12 @@ _NETWORK: Final = (
         "kept.silent.max.connections", _INT, "4096",
         "Connections of one listener that have not sent four bytes yet; beyond, the oldest is "
         "closed.", low=1,
+    ),
+    _at_start(
+        "kept.node.max.connections", _INT, "1024",
+        "Connections at a time on the listener between nodes. Clients' are not counted with them, "
+        "and so keep no node from the others; for one more an idle one is closed, if there is any.",
+        low=16,
     ),
     _at_start(
         "kept.inflated.max.bytes", _INT, "268435456",
@@ -422,8 +461,8 @@ _NETWORK: Final = (
     ),
     _at_start(
         "kept.http.hosts", _LIST, "",
-        "Host names, beyond localhost and the listeners' own, that may appear in the Host header "
-        "of what is asked of /api/.",
+        "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "
+        "the Host header of HTTP requests (/healthz and /readyz take any; addresses always pass).",
     ),
     _at_start(
         "kept.console.actions", _BOOLEAN, "false",
@@ -467,6 +506,18 @@ _GROUPS: Final = (
     _at_start(
         "group.max.size", _INT, _MAX_INT,
         "Members of a group, at most.", low=1,
+    ),
+    _at_start(
+        "kept.group.max.bytes", _INT, "16777216",
+        "Memory of one group's members: ids, subscriptions, assignments. Whoever would join above "
+        "gets GROUP_MAX_SIZE_REACHED. (A group of which more than message.max.bytes is assigned "
+        "cannot be stored anyway.)", low=1 << 16,
+    ),
+    _at_start(
+        "kept.groups.max.bytes", _LONG, "536870912",
+        "Memory of all groups that this node coordinates, offsets included (about 0.5 KB each). "
+        "Above, nobody new may join, and offsets of further partitions are refused; members stay, "
+        "and what was committed before may be committed anew.", low=1 << 20,
     ),
     _at_start(
         "offsets.topic.num.partitions", _INT, "50",

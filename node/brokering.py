@@ -13,6 +13,7 @@ from kept.cluster import lifecycle
 from kept.cluster.brokers import Registration
 from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog, unfenced_for_ms
 from kept.cluster.lifecycle import SUSPENDED, BrokerLifecycle, State
+from kept.node import log_directories
 from kept.node.clock import by_perf_counter, elapsed_ms
 from kept.node.cluster_settings import lifecycle_settings
 from kept.node.logging import log
@@ -45,6 +46,8 @@ class Brokering:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._controller: int | None = None
+        self._marked_epoch = -1
+        """The broker epoch that the log directories are marked with."""
         self._answered_at = node.loop.time()
         """When the newest heartbeat was sent that was answered, and acted on as far as the answer
         knew: this broker was not fenced within a session of it, and knows what it leads."""
@@ -153,6 +156,9 @@ class Brokering:
         )
         if self.core.broker_epoch >= 0:
             self.registered.set()
+            if self.core.broker_epoch != self._marked_epoch:
+                self._marked_epoch = self.core.broker_epoch
+                self._spawn(log_directories.mark_running(self._node, self._marked_epoch))
         if self.core.state is State.RUNNING:
             self.running.set()
 
@@ -187,7 +193,7 @@ class Brokering:
         request = HeartbeatRequest(
             effect.broker_id,
             effect.broker_epoch,
-            effect.applied_index,
+            self._node.hosting.changes.led_up_to(effect.applied_index),
             wants_fence=effect.wants_fence,
             wants_shutdown=effect.wants_shutdown,
             logs=tuple(self._logs(effect.report)),

@@ -1,53 +1,178 @@
 """Bytes in flight, of one node: what requests and responses may hold in memory together.
 
 Every connection draws on it for request bytes beyond its small base buffer and for response bytes
-that its peer has not taken yet. A connection that finds it empty stops reading until bytes come
-back; the first to draw always may, so that one request larger than the whole budget still passes.
+that its peer has not taken yet, through the :meth:`~Budget.account` of its address, which may hold
+a part of the whole. A connection that finds either of them empty stops reading until bytes come
+back.
+
+Nobody waits for ever. The first to draw always may, so that a request larger than the whole budget
+still passes. Requests are drawn for as their bytes come in, so several that are half read may hold
+all there is: therefore one of those that hold something already may pass the limit at a time, until
+it gives back. What is out is thus at most the limit, one request, and what responses forced.
+
+What batches inflate to is drawn in turn (:class:`Share`). Who draws on a share holds nothing of it
+while it waits, and who has drawn waits for nothing, so shares cannot deadlock either, not even
+while frames hold the whole budget.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 
 class Budget:
-    """A limit in bytes with a queue of those who wait for it.
+    """A limit in bytes with a queue of those who wait for it, perhaps inside another one.
 
-    ``limit_bytes`` is the most that may be out; ``used_bytes`` what is out now.
+    ``limit_bytes`` is the most that may be out; ``used_bytes`` what is out now. What is drawn here
+    is drawn on ``parent``, too. ``account_limit_bytes`` is what each account may hold; None: no
+    less than the whole.
     """
 
-    __slots__ = ("_waiters", "limit_bytes", "used_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_accounts",
+        "_passing",
+        "_refused_by",
+        "_waiters",
+        "account_limit_bytes",
+        "limit_bytes",
+        "parent",
+        "used_bytes",
+    )
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        account_limit_bytes: int | None = None,
+        parent: Budget | None = None,
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self.account_limit_bytes = account_limit_bytes
+        self.parent = parent
         self.used_bytes = 0
         self._waiters: deque[Callable[[], None]] = deque()
+        self._passing: object | None = None
+        """Who may pass the limit, since it holds a part of what it needs."""
+        self._refused_by: Budget | None = None
+        self._accounts: WeakValueDictionary[str, Budget] = WeakValueDictionary()
 
-    def take(self, size_bytes: int) -> bool:
-        """Draw; False when that would pass the limit and something is out already."""
-        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
-            return False
-        self.used_bytes += size_bytes
+    def account(self, address: str) -> Budget:
+        """What one address may draw; kept while somebody uses it."""
+        account = self._accounts.get(address)
+        if account is None:
+            limit = self.account_limit_bytes
+            account = Budget(self.limit_bytes if limit is None else limit, parent=self)
+            self._accounts[address] = account
+        return account
+
+    def resize(self, limit_bytes: int, account_limit_bytes: int) -> None:
+        """Set other limits; what is out stays out."""
+        self.limit_bytes, self.account_limit_bytes = limit_bytes, account_limit_bytes
+        for account in self._accounts.values():
+            account.limit_bytes = account_limit_bytes
+
+    def take(self, size_bytes: int, holder: object | None = None) -> bool:
+        """Draw; False when that would pass the limit and something is out already.
+
+        ``holder`` names who draws, if it holds something that it gives back only once it has this,
+        too: one such may pass the limit.
+        """
+        level: Budget | None = self
+        while level is not None:
+            if not level._admits(size_bytes, holder):
+                self._refused_by = None if level is self else level
+                return False
+            level = level.parent
+        level = self
+        while level is not None:
+            if level.used_bytes and level.used_bytes + size_bytes > level.limit_bytes:
+                level._passing = holder
+            level.used_bytes += size_bytes
+            level = level.parent
         return True
+
+    def _admits(self, size_bytes: int, holder: object | None) -> bool:
+        if not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes:
+            return True
+        return holder is not None and (self._passing is None or self._passing is holder)
 
     def force(self, size_bytes: int) -> None:
         """Draw without asking: for responses, which must leave once they are made."""
         self.used_bytes += size_bytes
+        if self.parent is not None:
+            self.parent.force(size_bytes)
 
-    def give(self, size_bytes: int) -> None:
-        """Return bytes, and let those who wait try again."""
+    def give(self, size_bytes: int, holder: object | None = None) -> None:
+        """Return bytes, and let those who wait try again. A ``holder`` returns all that it held."""
         self.used_bytes -= size_bytes
-        if self._waiters and self.used_bytes < self.limit_bytes:
+        passed = holder is not None and self._passing is holder
+        if passed:
+            self._passing = None
+        if self.parent is not None:
+            self.parent.give(size_bytes, holder)
+        if self._waiters and (passed or self.used_bytes < self.limit_bytes):
             waiters, self._waiters = self._waiters, deque()
             for waiter in waiters:
                 waiter()
 
     def wait(self, callback: Callable[[], None]) -> None:
-        """Call back once, when bytes have come back; the caller then takes again."""
-        self._waiters.append(callback)
+        """After a refusal: call back once, when bytes have come back; the caller takes again."""
+        (self._refused_by or self)._waiters.append(callback)
 
     @property
     def exhausted(self) -> bool:
         """Whether nothing is left."""
-        return self.used_bytes >= self.limit_bytes
+        return self.used_bytes >= self.limit_bytes or (
+            self.parent is not None and self.parent.exhausted
+        )
+
+    @property
+    def pressed(self) -> bool:
+        """Whether more than half is out: time to hold nothing that is only useful later."""
+        return 2 * self.used_bytes > self.limit_bytes or (
+            self.parent is not None and self.parent.pressed
+        )
+
+
+class Share:
+    """A part of a budget that is drawn in turn: first come, first served.
+
+    ``limit_bytes`` is the most that may be out of it; the first to draw always may, whatever else
+    holds the budget.
+    """
+
+    __slots__ = ("_budget", "_queue", "limit_bytes", "used_bytes")
+
+    def __init__(self, budget: Budget, limit_bytes: int) -> None:
+        self._budget = budget
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._queue: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def draw(self, size_bytes: int, granted: Callable[[], None]) -> None:
+        """Call ``granted`` once ``size_bytes`` are drawn, which may be at once."""
+        self._queue.append((size_bytes, granted))
+        if len(self._queue) == 1:
+            self._serve()
+
+    def give(self, size_bytes: int) -> None:
+        """Return bytes; those whose turn it is get theirs."""
+        self.used_bytes -= size_bytes
+        self._budget.give(size_bytes)
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._queue:
+            size_bytes, granted = self._queue[0]
+            budget = self._budget
+            if self.used_bytes and (
+                self.used_bytes + size_bytes > self.limit_bytes
+                or budget.used_bytes + size_bytes > budget.limit_bytes
+            ):
+                return
+            self._queue.popleft()
+            self.used_bytes += size_bytes
+            budget.force(size_bytes)
+            granted()

@@ -1,6 +1,6 @@
 """Processes of our own beside the node: the worker of a pass, a dry run.
 
-They are spawned, never forked (FACTS): ``posix_spawn`` shares the parent's memory until the exec,
+They are spawned, never forked: ``posix_spawn`` shares the parent's memory until the exec,
 so it holds the loop for a fraction of a millisecond however large the node is (a fork copies the
 page tables: 35 ms for a gigabyte). All our descriptors are close-on-exec, so the child has its
 stdin, stdout and stderr and nothing else. It is in a session of its own: Ctrl-C is the node's

@@ -1,8 +1,8 @@
 """Drives the cleaner: which log next, its worker process, and what the result does to the log.
 
 Every ``log.cleaner.backoff.ms``, and at once when somebody asks, the planner looks at all compacted
-logs and picks (rules 1 to 3). A pass runs in a niced worker process that is exec'ed, never forked
-(FACTS.md); it only creates files. Its manifest is given to the replica's
+logs and picks (rules 1 to 3). A pass runs in a niced worker process that is exec'ed, never forked;
+it only creates files. Its manifest is given to the replica's
 :class:`~kept.node.manifests.replica.ReplicaManifests`, which publishes it and puts the files into
 place: a pass during which leader epoch or applied generation changed is thrown away (rule 13). A
 log that fails keeps its reason and is tried again later; the others go on.
@@ -421,6 +421,7 @@ class Cleaner:
             try:
                 result = await running.work.run(COMMAND, jobs.encode(job))
             finally:
+                node.kernels.worker_lacks(running.work.uncompiled)
                 self._check(hosted, running)
             running.computed = True
             self._wake.set()

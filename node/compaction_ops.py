@@ -264,6 +264,7 @@ async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[M
 
 def cleaner(node: Node) -> dict[str, Any]:
     """``running`` passes, logs that are ``uncleanable``, and totals since the node started.
+    ``uncompiled_kernels``: those that the node or a worker of it runs as plain Python.
 
     ``retry_at_ms`` is -1 where nothing is tried before somebody says ``retry``.
     """
@@ -292,7 +293,12 @@ def cleaner(node: Node) -> dict[str, Any]:
         for tp, failure in sorted(now.failures.all().items())
     ]
     totals = asdict(now.totals)
-    return {"running": running, "uncleanable": uncleanable[:MAX_UNCLEANABLE], **totals}
+    return {
+        "running": running,
+        "uncleanable": uncleanable[:MAX_UNCLEANABLE],
+        "uncompiled_kernels": list(node.kernels.uncompiled),
+        **totals,
+    }
 
 
 async def passes(node: Node, hosted: HostedPartition) -> dict[str, Any]:

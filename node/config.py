@@ -151,13 +151,19 @@ class NodeConfig:
     max_connections: int
     max_connections_per_ip: int
     max_incremental_fetch_session_cache_slots: int
+    fetch_sessions_max_partitions: int
     inflight_max_bytes: int
+    inflight_max_bytes_per_ip: int
+    inflating_max_bytes: int
     fetch_max_bytes: int
     connection_inflight_max_bytes: int
     connection_inflight_max_requests: int
+    request_max_entries: int
+    auto_create_max_topics: int
     request_receive_ms: int
     silent_ms: int
     silent_max_connections: int
+    node_max_connections: int
     inflated_max_bytes: int
     http_request_max_bytes: int
     http_idle_ms: int
@@ -173,6 +179,8 @@ class NodeConfig:
     group_max_session_timeout_ms: int
     group_initial_rebalance_delay_ms: int
     group_max_size: int
+    group_max_bytes: int
+    groups_max_bytes: int
     offsets_topic_num_partitions: int
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
@@ -301,6 +309,9 @@ class NodeConfig:
         here["advertised_node_listener"] = addresses.advertised_node
         if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
             here["group_initial_rebalance_delay_ms"] = 0
+        for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes"):
+            if here[name] is None:
+                here[name] = self.inflight_max_bytes // 4
         self._check_times()
 
     @property
@@ -427,6 +438,8 @@ _RESOLVED: Final = frozenset(
         "metadata.log.dir",
         "advertised.listeners",
         "group.initial.rebalance.delay.ms",
+        "kept.inflight.max.bytes.per.ip",
+        "kept.inflating.max.bytes",
     }
 )
 """Settings whose value, when none is given, follows from others."""

@@ -22,10 +22,10 @@ NODE_PORT_OFFSET: Final = 1000
 """From the first client port to the node port, where no setting says."""
 
 _ADDRESS: Final = re.compile(
-    r"(?P<name>\w+)://(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^\[\]:/]*)):(?P<port>\d+)"
+    r"(?P<name>\w+)://(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^\[\]:/]*)):(?P<port>[0-9]{1,5})"
 )
 _VOTER: Final = re.compile(
-    r"(?P<id>\d+)@(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/@]+)):(?P<port>\d+)"
+    r"(?P<id>[0-9]{1,10})@(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/@]+)):(?P<port>[0-9]{1,5})"
 )
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 

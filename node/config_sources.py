@@ -14,8 +14,11 @@ from typing import Any, Final
 from kept.cluster.settings import nearest, unknown_name
 from kept.storage.errors import ConfigurationError
 
-NOT_SETTINGS: Final = frozenset({"KEPT_KERNEL", "KEPT_FAIL_POINT", "KEPT_BOOTSTRAP"})
-"""Variables of ours that are no settings: choice of kernel, fail points, the CLI's default."""
+NOT_SETTINGS: Final = frozenset(
+    {"KEPT_KERNEL", "KEPT_REQUIRE_KERNELS", "KEPT_FAIL_POINT", "KEPT_BOOTSTRAP"}
+)
+"""Variables of ours that are no settings: choice of kernel, the build's demand for them, fail
+points, the CLI's default."""
 
 KERNELS: Final = ("python", "cython")
 """What ``KEPT_KERNEL`` may say; the compiled ones are taken anyway where there are any."""

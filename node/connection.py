@@ -2,14 +2,18 @@
 
 Bytes are parsed where they arrive: a request's batches are appended straight from the connection's
 buffer, one ``writev`` per partition and one write of all responses per readiness event. Responses
-leave in request order whatever finishes first (SEMANTICS rule 41): each request that answers takes
-its place in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule 44).
+leave in request order whatever finishes first (semantics.md, rule 41): each request that answers
+takes its place in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule
+44).
 
 Limits: a frame may be ``socket.request.max.bytes``; beyond
 ``kept.connection.inflight.max.requests`` unanswered requests, or
 ``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
-request is served, those that were read already included; large frames and unsent responses draw on
-the node's :class:`Budget`. Anything that is not a request closes the connection with one line.
+request is served, those that were read already included. What its buffer holds beyond
+:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`Budget`, by the account of
+the peer's address. Anything that is not a request closes the connection with one line.
+
+Long because reading, back-pressure and answering share one buffer and one state.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import os
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,13 +35,15 @@ from kept.node.hot.produce import frame_end, parse_run
 from kept.node.logging import log
 from kept.node.reply import Reply, Segment
 from kept.node.sender import Sender
+from kept.node.slices import Sliced
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
 
 if TYPE_CHECKING:
+    from kept.node.groups.requests import Waiting
     from kept.node.handlers.fetch import PendingFetch
     from kept.node.handlers.produced import Produced, ProducedRun
-    from kept.node.listener import Listener
+    from kept.node.listener import HandedOver, Listener
     from kept.replication.partition import Partition
 
 FIRST_BUFFER_BYTES: Final = 256
@@ -45,6 +52,11 @@ BASE_BUFFER_BYTES: Final = 16 * 1024
 """What an idle connection holds."""
 READ_BUFFER_BYTES: Final = 256 * 1024
 """What a busy one reads into at once: enough for one call of ``recv`` to drain the socket."""
+KEPT_BUFFER_BYTES: Final = 2 * 1024 * 1024
+"""What it keeps between requests, so that one of a batch of 1 MiB finds room; and the first room
+for a larger frame."""
+GROWTH_BYTES: Final = 6 * 1024 * 1024
+"""Room for a frame beyond twice what has come of it, at most."""
 EXACT_FRAME_BYTES: Final = 64 * 1024
 """From this size on a read stops at the end of the frame, so that the next one is not moved."""
 SPARE_BYTES: Final = 1024
@@ -79,7 +91,8 @@ class Connection(asyncio.BufferedProtocol):
         """The last place in the order of responses, if it takes further plain requests."""
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
-        self.parked: set[PendingFetch] = set()
+        self.parked: set[PendingFetch | Waiting] = set()
+        """Requests that wait for something to happen, and are given up with the connection."""
         self.turned_away: dict[Partition, tuple[type[KeptError], float]] = {}
         """Partitions that refused a batch of this connection to have it sent again, and until when
         those sent behind it come (``kept.node.handlers.produced``)."""
@@ -89,8 +102,12 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self.account = self.node.budget
+        """What this peer's address may hold of the node's budget."""
         self._reserved_bytes = 0
-        """What this connection's request buffer has drawn on the node's budget."""
+        """What the request buffer has drawn on it: its size beyond the base buffer."""
+        self._lent = False
+        """A thread reads the request buffer."""
         self._fresh = True
         self._blocked = False
         self._reading = True
@@ -98,6 +115,8 @@ class Connection(asyncio.BufferedProtocol):
         self._replies: deque[Reply] = deque()
         self._owed = 0
         """Requests in ``_replies``, but for those that the open run took after its first."""
+        self._sliced: set[Sliced[Any]] = set()
+        """Requests and responses of many entries that are worked off in slices."""
         self._sender: Sender | None = None
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
@@ -106,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
         self._turn_scheduled = False
         self._partial_since = 0.0
         """When the first bytes of a request came whose rest is still missing; 0: of none."""
+        self._handed_over: HandedOver | None = None
+        """Another protocol has the connection; this object may still learn that it is closed."""
 
     # Life.
 
@@ -115,28 +136,34 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "?"
         sock = transport.get_extra_info("socket")
-        if not self.listener.admit(self):
+        if not self.listener.admit(self, sock.fileno()):
             self.transport = None
             transport.abort()  # type: ignore[attr-defined]
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.last_active = self.node.loop.time()
-        self._sender = Sender(self.node, sock.fileno(), self._sent, self.abort)
+        self.account = self.node.budget.account(self.host)
+        self._sender = Sender(self.node, sock.fileno(), self._sent, self.abort, self.account)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The peer is gone, or we closed: give everything back."""
         if self.transport is None:
+            if self._handed_over is not None:
+                self._handed_over.closed()
             return
         self.transport = None
         self._replies.clear()
         self._owed = 0
         self.run = None
+        for work in tuple(self._sliced):
+            work.cancel()
         for pending in tuple(self.parked):
             pending.cancel()
         self.parked.clear()
         if self._sender is not None:
             self._sender.close()
-        self._release_reserved()
+        if not self._lent:
+            self._release_reserved()
         self.listener.leave(self)
 
     def eof_received(self) -> bool:
@@ -193,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """``nbytes`` arrived: serve every whole frame."""
-        full = self._end + nbytes == len(self._buffer)
+        full = self._end + nbytes == len(self._buffer) < READ_BUFFER_BYTES
         self._end += nbytes
         if self._fresh:
             if self._end < 4:
@@ -207,15 +234,15 @@ class Connection(asyncio.BufferedProtocol):
             self._resize(BASE_BUFFER_BYTES)
         self.process()
         if full and len(self._buffer) < READ_BUFFER_BYTES and not self._blocked:
-            self._resize(READ_BUFFER_BYTES)
+            self._widen()
 
     def _hand_over(self, take_over: Any) -> None:
         """Another protocol speaks here: it takes the transport and the bytes read so far."""
         transport, self.transport = self.transport, None
         if self._sender is not None:
             self._sender.close()
-        self.listener.hand_over(self, transport)
-        take_over(self.node, transport, bytes(self._view[: self._end]))
+        self._handed_over = self.listener.hand_over(self, transport)
+        take_over(self._handed_over, bytes(self._view[: self._end]))
 
     def process(self) -> None:
         """Serve the whole frames in the buffer, then write what they appended and answered."""
@@ -279,8 +306,9 @@ class Connection(asyncio.BufferedProtocol):
         self._made_bytes = 0
         if self._start == self._end and not self._blocked:
             self._start = self._end = 0
-            if self._reserved_bytes:
-                self._release_reserved()
+            reserved = self._reserved_bytes
+            if reserved and (reserved > KEPT_BUFFER_BYTES or self.account.pressed):
+                self._give_buffer_back()
         self._regulate()
 
     def _serve(self, start: int, stop: int) -> None:
@@ -339,7 +367,18 @@ class Connection(asyncio.BufferedProtocol):
         """An API of kio's codec: decode, call its handler, answer now or later."""
         from kept.client import protocol
 
-        request = protocol.decode_request(served.key, version, frame, position)
+        try:
+            request = protocol.decode_request(
+                served.key, version, frame, position, self.listener.max_entries
+            )
+        except InvalidRequest as error:
+            code, why = error_codes.INVALID_REQUEST, f"{error} (kept.request.max.entries)"
+            refused = protocol.refused(served.key, version, code, why)
+            if refused is None:
+                raise InvalidRequest(why) from None
+            log.warning("request refused", api=served.name, peer=self.peer, error=why)
+            self._answer(served, version, correlation_id, refused, None, self.last_active)
+            return
         context = api.RequestContext(
             self.node,
             self,
@@ -362,17 +401,66 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
             return
-        if answer is None:
+        if answer is not None:
+            self._answer(served, version, correlation_id, answer, None, self.last_active)
+
+    def _answer(  # noqa: PLR0917
+        self,
+        served: api.Api,
+        version: int,
+        correlation_id: int,
+        answer: Any,
+        reply: Reply | None,
+        started: float,
+    ) -> None:
+        """Send a handler's answer: values, or a body that is encoded already, or a future or
+        coroutine of either. ``reply`` is its place, once it has one.
+
+        While a request of many entries is worked off in slices, those behind it wait (rule 41): it
+        has the effect that it would have had at once.
+        """
+        from kept.client import protocol
+
+        if isinstance(answer, dict | bytes):
+            steps = protocol.response_steps(served.key, version, correlation_id, answer)
+            try:
+                frame = self.node.slices.run(steps)
+            except Exception as error:  # noqa: BLE001
+                self._fail(served, version, error)
+                return
+            if isinstance(frame, Sliced):
+                place = reply or self.expect()
+                self._when_done(
+                    served, version, frame, lambda made: self._respond(served, made, place, started)
+                )
+            else:
+                self._respond(served, frame, reply, started)
             return
-        if isinstance(answer, dict):
-            self.node.metrics.request(served.key, self.node.loop.time() - self.last_active)
-            self.reply([protocol.encode_response(served.key, version, correlation_id, answer)])
-            return
-        reply = self.expect()
-        started = self.last_active
+        place = reply or self.expect()
         future: Any = asyncio.ensure_future(answer, loop=self.node.loop)
+        blocks = reply is None and isinstance(future, Sliced)
+        if blocks:
+            self._block()
+
+        def answered(values: Any) -> None:
+            if values is None:
+                self._replies.remove(place)
+                self._owed -= place.requests
+                self._send_ready()
+            else:
+                self._answer(served, version, correlation_id, values, place, started)
+            if blocks:
+                self.unblock()
+
+        self._when_done(served, version, future, answered)
+
+    def _when_done(
+        self, served: api.Api, version: int, future: Any, then: Callable[[Any], None]
+    ) -> None:
+        """Go on with a future's result, unless the client has gone by then."""
 
         def done(finished: Any) -> None:
+            self._sliced.discard(finished)
             if self.transport is None:
                 if not finished.cancelled():
                     finished.exception()
@@ -380,22 +468,19 @@ class Connection(asyncio.BufferedProtocol):
             error = finished.exception()
             if error is not None:
                 self._fail(served, version, error)
-                return
-            values = finished.result()
-            if values is None:
-                self._replies.remove(reply)
-                self._owed -= reply.requests
-                self._send_ready()
-                return
-            try:
-                data = protocol.encode_response(served.key, version, correlation_id, values)
-            except Exception as encoding:  # noqa: BLE001
-                self._fail(served, version, encoding)
-                return
-            self.node.metrics.request(served.key, self.node.loop.time() - started)
-            self.complete(reply, [data])
+            else:
+                then(finished.result())
 
+        if isinstance(future, Sliced):
+            self._sliced.add(future)
         future.add_done_callback(done)
+
+    def _respond(self, served: api.Api, frame: bytes, reply: Reply | None, started: float) -> None:
+        self.node.metrics.request(served.key, self.node.loop.time() - started)
+        if reply is None:
+            self.reply([frame])
+        else:
+            self.complete(reply, [frame])
 
     def _fail(self, served: api.Api, version: int, error: BaseException) -> None:
         """A handler let an error out: a bug of ours, unless it is one of our own kinds."""
@@ -422,27 +507,45 @@ class Connection(asyncio.BufferedProtocol):
         self._start, self._end = 0, have
 
     def _grow(self, need: int) -> None:
-        """Room for a frame of ``need`` bytes: reserved whole, allocated as its bytes come in. Who
-        says that much follows and sends nothing has cost nothing.
+        """Room for more of a frame of ``need`` bytes, in proportion to what has come of it: who
+        says that much follows and sends nothing has reserved nothing.
         """
-        if need > READ_BUFFER_BYTES and self._reserved_bytes < need:
-            if not self.node.budget.take(need - self._reserved_bytes):
-                self._block()
-                self.node.budget.wait(self.unblock)
-                return
-            self._reserved_bytes = need
         have = self._end - self._start
-        self._resize(max(READ_BUFFER_BYTES, min(need, max(4 * have, 2 * 1024 * 1024))))
+        room = max(KEPT_BUFFER_BYTES, min(4 * have, 2 * have + GROWTH_BYTES))
+        size = max(READ_BUFFER_BYTES, min(need, room))
+        if self._reserve(size):
+            self._resize(size)
+        else:
+            self._block()
+            self.account.wait(self.unblock)
+
+    def _widen(self) -> None:
+        """It is busy: one reading may bring more, if there is room."""
+        if self._reserve(READ_BUFFER_BYTES):
+            self._resize(READ_BUFFER_BYTES)
+
+    def _reserve(self, size: int) -> bool:
+        """Draw on the budget for a buffer of ``size`` bytes."""
+        more = size - BASE_BUFFER_BYTES - self._reserved_bytes
+        if more > 0:
+            if not self.account.take(more, self if self._reserved_bytes else None):
+                return False
+            self._reserved_bytes += more
+        return True
 
     def _release_reserved(self) -> None:
         reserved, self._reserved_bytes = self._reserved_bytes, 0
         if reserved:
-            self.node.budget.give(reserved)
+            self.account.give(reserved, self)
+
+    def _give_buffer_back(self) -> None:
+        self._resize(BASE_BUFFER_BYTES)
+        self._release_reserved()
 
     def shrink(self) -> None:
         """Give a large buffer back; the idle timer calls this."""
         if len(self._buffer) > BASE_BUFFER_BYTES and self._start == self._end and self.idle:
-            self._resize(BASE_BUFFER_BYTES)
+            self._give_buffer_back()
 
     # Back-pressure.
 
@@ -453,11 +556,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def block(self) -> None:
         """A batch of this connection is in a thread: its later requests wait (rule 41)."""
+        self._lent = True
         self._block()
 
     def unblock(self) -> None:
         """Go on after :meth:`block`."""
+        self._lent = False
         if self.transport is None or self.transport.is_closing():
+            if self.transport is None:
+                self._release_reserved()
             return
         self._blocked = False
         self._partial_since = 0.0
@@ -472,7 +579,7 @@ class Connection(asyncio.BufferedProtocol):
             if (
                 sender.queued >= listener.max_queued  # type: ignore[union-attr]
                 or unsent + self._made_bytes >= listener.max_unsent_bytes
-                or (unsent > 0 and self.node.budget.exhausted)
+                or (unsent > 0 and self.account.exhausted)
             ):
                 return 0
         owed = self._owed

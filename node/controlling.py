@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster import brokers, election
@@ -19,8 +19,10 @@ from kept.cluster.election import AlterIsr, UncleanAllowed
 from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord, ResourceType
 from kept.cluster.sessions import Decide, Effect, Probe, Sessions
+from kept.node.changes import Change, decided
 from kept.node.clock import elapsed_ms
 from kept.node.cluster_settings import TICK_MS, session_settings
+from kept.node.file_room import check_room
 from kept.node.logging import log
 from kept.node.peers import calls
 from kept.node.peers.failures import failure_of
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from kept.node.server import Node
 
 TICK_S: Final = 0.1
-
-Change = Sequence[MetadataRecord] | Callable[[Image], Sequence[MetadataRecord]]
-"""Records, or how to decide on them: called with the image that they will follow."""
 
 UNCLEAN: Final = "unclean.leader.election.enable"
 
@@ -136,9 +135,10 @@ class Controlling:
                     "this node is not the active controller",
                     -1 if leader_id is None else leader_id,
                 )
-            records = change(metadata.image) if callable(change) else change
+            records = await decided(change, lambda: metadata.image, self._node.slices)
             if not records:
                 return metadata.image.index
+            check_room(self._node, metadata.image, records)
             return await metadata.propose(records)
 
     def _unclean_allowed(self, image: Image) -> UncleanAllowed:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from kept.node.server import Node
     from kept.storage.types import LogConfig
 
-COMMAND: Final = (sys.executable, "-m", "kept.node.dry_run")
+COMMAND: Final = (sys.executable, "-P", "-m", "kept.node.dry_run")
+"""Code comes from where kept is installed, never from the working directory (``-P``)."""
 ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Longest answer: a key with a quarter of a million records."""
 TIMEOUT_S: Final = 600.0

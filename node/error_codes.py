@@ -26,14 +26,19 @@ RECORD_LIST_TOO_LARGE: Final = 18
 NOT_ENOUGH_REPLICAS: Final = 19
 INVALID_REQUIRED_ACKS: Final = 21
 INVALID_TIMESTAMP: Final = 32
+TOPIC_AUTHORIZATION_FAILED: Final = 29
 UNSUPPORTED_VERSION: Final = 35
 INVALID_REQUEST: Final = 42
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 KAFKA_STORAGE_ERROR: Final = 56
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 INVALID_FETCH_SESSION_EPOCH: Final = 71
 FENCED_LEADER_EPOCH: Final = 74
 UNKNOWN_TOPIC_ID: Final = 100
 FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
+
+MAX_MESSAGE_LENGTH: Final = 2000
+"""Characters of an error's message: a STRING of the protocol holds 32,767 bytes."""
 
 _NAMES: Final[dict[str, int]] = {
     "KeptError": UNKNOWN_SERVER_ERROR,
@@ -76,6 +81,7 @@ _NAMES: Final[dict[str, int]] = {
     "PolicyViolation": 44,
     "TopicDeletionDisabled": 73,
     "UnsupportedVersion": UNSUPPORTED_VERSION,
+    "ClusterAuthorizationFailed": 31,
     "SecurityDisabled": 54,
     "CoordinatorNotAvailable": 15,
     "CoordinatorLoadInProgress": 14,
@@ -123,8 +129,15 @@ def code_for(error: BaseException) -> int:
     return _class_code(type(error))  # type: ignore[arg-type]
 
 
+def shortened(text: str) -> str:
+    """``text`` as a message of an answer, which names what a client sent, of whatever length."""
+    if len(text) <= MAX_MESSAGE_LENGTH:
+        return text
+    return f"{text[:MAX_MESSAGE_LENGTH]}... ({len(text)} characters)"
+
+
 def message_for(error: BaseException) -> str:
     """What to tell the peer: an error's own words, and only a general line for our own bugs."""
     if isinstance(error, errors.KeptError) and not isinstance(error, errors.InvariantViolation):
-        return str(error)
+        return shortened(str(error))
     return "internal error; the node's log has the details"

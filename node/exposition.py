@@ -110,8 +110,14 @@ def _process(node: Node) -> Iterator[Metric | None]:
     from prometheus_client.core import GaugeMetricFamily
 
     build = GaugeMetricFamily("kept_build_info", "Version of kept.", labels=["version", "kernel"])
-    build.add_metric([kept.__version__, _kernel()], 1)
+    uncompiled = len(node.kernels.uncompiled)
+    build.add_metric([kept.__version__, "python" if uncompiled else "cython"], 1)
     yield build
+    yield gauge(
+        "uncompiled_kernels",
+        "Kernels that this node or a worker of its cleaner runs as plain Python, far slower.",
+        uncompiled,
+    )
     yield gauge("resident_memory_bytes", "Resident memory of the node.", _resident_bytes())
     open_fds = -1  # without the one that lists them
     with os.scandir("/proc/self/fd") as listed:
@@ -122,7 +128,8 @@ def _process(node: Node) -> Iterator[Metric | None]:
     yield gauge("open_fds", "Open file descriptors.", open_fds)
     yield gauge("max_fds", "File descriptors that may be open.", _max_fds())
     yield gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
-    yield gauge("connections", "Open connections.", node.connection_count)
+    connections = node.connection_count
+    yield gauge("connections", "Open connections.", connections)
     yield gauge("inflight_bytes", "Bytes of requests and responses held.", node.budget.used_bytes)
     member = node.metadata.member
     yield gauge("raft_term", "Term of the metadata log.", member.term)
@@ -133,6 +140,8 @@ def _process(node: Node) -> Iterator[Metric | None]:
     yield gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
     offline = sum(1 for directory in node.log_directories if directory.offline is not None)
     yield gauge("offline_log_directories", "Log directories that failed.", offline)
+    strays = len(node.hosting.strays.paths)
+    yield gauge("stray_logs", "Logs set aside, which the metadata does not know.", strays)
     yield from _disks(node)
 
 
@@ -155,12 +164,6 @@ def _disks(node: Node) -> Iterator[Metric]:
         free.add_metric([path], space.f_bavail * space.f_frsize)
         size.add_metric([path], space.f_blocks * space.f_frsize)
     yield from (free, size)
-
-
-def _kernel() -> str:
-    from kept.storage import records
-
-    return records.KERNEL
 
 
 def _resident_bytes() -> int:

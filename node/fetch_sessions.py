@@ -6,9 +6,15 @@ moved, too: a partition that was read to its end, with nothing left to tell, *re
 replica, and is *due* again when the end, the high watermark, the start, the leader or the ISR moves
 there, or when a request names it. A thousand idle partitions cost nothing.
 
-The cache has a fixed number of slots; a full cache answers new sessions with id 0 (sessionless),
-after evicting what has been idle longer than :data:`EVICTION_MS`. Errors: 70 for an unknown
-session, 71 for a wrong epoch, 106 where a session made with names goes on with topic ids or the
+The cache has a fixed number of slots, and of partitions in all of them
+(``kept.fetch.sessions.max.partitions``). What has been idle longer than :data:`EVICTION_MS` gives
+way first. For partitions the largest session of a consumer gives way to a smaller one, which keeps
+the most readers at their ease: Kafka, which counts slots only, lets the larger one stay. Followers
+give way to nobody. Where there is no room a fetch is answered with id 0 (sessionless), which costs
+its client longer requests and nothing else.
+
+Errors: 70 for an unknown session, and for another reader's (a consumer has no part in a
+follower's), 71 for a wrong epoch, 106 where a session made with names goes on with topic ids or the
 other way round.
 """
 
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 SLOTS: Final = 1000
 """Kafka's max.incremental.fetch.session.cache.slots: one of 1,000 resting partitions
 is 0.6 MB, a follower's 0.9."""
+MAX_PARTITIONS: Final = 250_000
+"""kept.fetch.sessions.max.partitions: 0.4 KB each, if its topic is unknown, to 0.9."""
 EVICTION_MS: Final = 120_000
 MAX_EPOCH: Final = 2**31 - 1
 INITIAL_EPOCH: Final = 0
@@ -97,6 +105,7 @@ class CachedPartition:
         """There is something new to read, or to be told: who waits for this session looks."""
         session, partition = self.session, self.partition
         self.ignore()
+        self.at_end = False  # of a reading that is not answered yet
         session.due[self.key] = self
         if session.replica_id >= 0 and partition is not None:
             # The end has not moved since this is watched: what that follower had then, it had with
@@ -109,6 +118,7 @@ class CachedPartition:
         """There is something to be told with the next answer; the end is watched on."""
         if self.partition is not None:
             self.partition.remove_waiter(self.committed)
+        self.at_end = False
         self.session.due[self.key] = self
 
 
@@ -195,11 +205,21 @@ class Session:
 
 
 class FetchSessions:
-    """The cache of a node. ``draw`` gives a random positive 31-bit id."""
+    """The cache of a node. ``draw`` gives a random positive 31-bit id.
 
-    def __init__(self, draw: Callable[[], int], slots: int = SLOTS) -> None:
+    ``held_partitions`` counts those of all sessions, and of sessionless fetches that are parked.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[], int],
+        slots: int = SLOTS,
+        max_partitions: int = MAX_PARTITIONS,
+    ) -> None:
         self._draw = draw
         self._slots = slots
+        self._max_partitions = max_partitions
+        self.held_partitions = 0
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         """By id, least recently used first."""
 
@@ -215,13 +235,13 @@ class FetchSessions:
     ) -> tuple[int, Session | None]:
         """(error code, session) for a request; (0, None) is a sessionless fetch."""
         if request.session_epoch == FINAL_EPOCH:
-            self._close(request.session_id)
+            self._close_own(request)
             return error_codes.NONE, None
         if request.session_epoch == INITIAL_EPOCH:
-            self._close(request.session_id)
+            self._close_own(request)
             return error_codes.NONE, self._create(request, uses_ids, now_ms)
         session = self._sessions.get(request.session_id)
-        if session is None:
+        if session is None or session.replica_id != request.replica_id:
             return error_codes.FETCH_SESSION_ID_NOT_FOUND, None
         if session.uses_ids != uses_ids:
             return error_codes.FETCH_SESSION_TOPIC_ID_ERROR, None
@@ -230,23 +250,81 @@ class FetchSessions:
         session.epoch = 1 if session.epoch == MAX_EPOCH else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.id)
+        before = len(session.partitions)
         session.update(request)
+        self.held_partitions += len(session.partitions) - before
+        if self.held_partitions > self._max_partitions and not self._make_room(
+            0, len(session.partitions), session, session.replica_id >= 0, now_ms
+        ):
+            self._close(session.id)
+            return error_codes.FETCH_SESSION_ID_NOT_FOUND, None
         return error_codes.NONE, session
 
+    def park(self, session: Session) -> bool:
+        """Whether a fetch may wait: without a session it is remembered only for as long."""
+        if session.id != SESSIONLESS:
+            return True
+        if self.held_partitions + len(session.partitions) > self._max_partitions:
+            return False
+        self.held_partitions += len(session.partitions)
+        return True
+
+    def unpark(self, session: Session) -> None:
+        """A fetch that was parked waits no more."""
+        if session.id == SESSIONLESS:
+            self.held_partitions -= len(session.partitions)
+
     def _create(self, request: codec.FetchRequest, uses_ids: bool, now_ms: int) -> Session | None:
-        if len(self._sessions) >= self._slots:
-            oldest = next(iter(self._sessions.values()))
-            if now_ms - oldest.last_used_ms <= EVICTION_MS:
-                return None
-            self._close(oldest.id)
+        size = sum(len(partitions) for _, partitions in request.topics)
+        follower = request.replica_id >= 0
+        if not self._free_slot(follower, now_ms):
+            return None
+        if not self._make_room(size, size, None, follower, now_ms):
+            return None
         session_id = self._draw()
         while session_id in self._sessions or session_id <= 0:
             session_id = self._draw()
         session = Session(session_id, request, uses_ids, now_ms)
         self._sessions[session_id] = session
+        self.held_partitions += len(session.partitions)
         return session
+
+    def _free_slot(self, follower: bool, now_ms: int) -> bool:
+        if len(self._sessions) < self._slots:
+            return True
+        oldest = next(iter(self._sessions.values()), None)
+        if oldest is not None and now_ms - oldest.last_used_ms <= EVICTION_MS:
+            consumers = (s for s in self._sessions.values() if s.replica_id < 0)
+            oldest = next(consumers, None) if follower else None
+        if oldest is None:
+            return False
+        self._close(oldest.id)
+        return True
+
+    def _make_room(
+        self, more: int, size: int, keep: Session | None, follower: bool, now_ms: int
+    ) -> bool:
+        """Close other sessions until ``more`` partitions fit, for one that then has ``size``."""
+        while self.held_partitions + more > self._max_partitions:
+            others = [session for session in self._sessions.values() if session is not keep]
+            if others and now_ms - others[0].last_used_ms > EVICTION_MS:
+                self._close(others[0].id)
+                continue
+            consumers = [session for session in others if session.replica_id < 0]
+            largest = max(consumers, key=lambda s: len(s.partitions), default=None)
+            if largest is None or not (follower or len(largest.partitions) > size):
+                return False
+            self._close(largest.id)
+        return True
+
+    def _close_own(self, request: codec.FetchRequest) -> None:
+        """A consumer does not reach a follower's session, whatever id it names."""
+        session = self._sessions.get(request.session_id)
+        if session is not None and session.replica_id == request.replica_id:
+            self._close(session.id)
 
     def _close(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            self.held_partitions -= len(session.partitions)
             session.close()

@@ -4,6 +4,8 @@ The image alone says what should be here. Opening and creating logs blocks, so i
 threads of their directory; the tables that requests look into change on the loop, after. A new
 partition goes to the directory with the fewest. A directory that fails goes offline with all its
 partitions (rule 12); the node ends when none is left.
+
+Long because starting, changing and failing replicas share the tables that requests look into.
 """
 
 from __future__ import annotations
@@ -11,13 +13,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.cluster import reassignment
+from kept.cluster.image import Image
 from kept.cluster.records import PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
 from kept.node.attention import Attention
+from kept.node.file_room import file_limit, replica_limit
+from kept.node.groups.records import GROUP_METADATA_TOPIC
+from kept.node.handlers.batch_checks import LOOP_BYTES, LOOP_COMPRESSED_BYTES
+from kept.node.internal_topics import CONSUMER_OFFSETS
+from kept.node.log_changes import LogChanges
 from kept.node.logging import log
 from kept.node.manifests import opening as manifests_found
 from kept.node.manifests.replica import ReplicaManifests
@@ -25,6 +33,7 @@ from kept.node.manifests.standing import Known
 from kept.node.pool import Callback, FlushPool
 from kept.node.roles import Roles
 from kept.node.slices import Pace
+from kept.node.strays import Strays
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
 from kept.storage import layout
@@ -35,19 +44,22 @@ from kept.storage.errors import (
     KeptError,
     MachineError,
     NotLeaderOrFollower,
+    ResourceExhausted,
     UnknownTopicOrPartition,
 )
 from kept.storage.records import CheckRules
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, Image, TopicImage
+    from kept.cluster.image import Delta, TopicImage
     from kept.compaction.apply import CompactionState
     from kept.node.server import Node
     from kept.storage.directory import LogDirectory
     from kept.storage.log import Log
 
 
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about a damaged file in this time."""
 LOGS_A_JOB: Final = 64
 """Logs that a thread opens, creates or renames before the loop hears of them."""
 
@@ -69,6 +81,7 @@ class HostedPartition:
     __slots__ = (
         "compaction",
         "directory",
+        "loop_rules",
         "manifests",
         "partition",
         "rules",
@@ -84,6 +97,8 @@ class HostedPartition:
         """What compaction has come to; None before the first generation."""
         self.manifests: ReplicaManifests
         self.rules = CheckRules()
+        self.loop_rules = CheckRules()
+        """The same for batches that are checked on the loop."""
         self.sync = False
         """``flush.messages`` is set: an acknowledgement waits for the fsync."""
         self.throttled_as_leader = False
@@ -132,20 +147,21 @@ class HostedTopic:
         if index in self.offline:
             return KafkaStorageError(f"{self.name}-{index}: {self.offline[index]}")
         if 0 <= index < self.count:
-            return NotLeaderOrFollower(f"{self.name}-{index} has no replica on this node")
+            return NotLeaderOrFollower(f"{self.name}-{index} has no open replica on this node")
         return UnknownTopicOrPartition(f"{self.name} has no partition {index}")
 
 
 @dataclass(slots=True)
 class _Opening:
-    """A log to open or create."""
+    """A log to open or create. ``stray``: the name of its directory, when it was set aside."""
 
     tp: TopicPartition
     topic_id: uuid.UUID
     record: PartitionRecord
     config: LogConfig
-    directory: HostedDirectory
-    exists: bool
+    directory: HostedDirectory = field(init=False)
+    exists: bool = False
+    stray: str | None = None
 
 
 _Opened: TypeAlias = "tuple[Log, CompactionState | None, Known]"
@@ -161,12 +177,21 @@ class Hosting:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.hosted: dict[TopicPartition, HostedPartition] = {}
         self.directories: list[HostedDirectory] = []
+        self._quiet_until: dict[str, float] = {}
+        self.left_closed = 0
+        """Replicas that there were too few open files for."""
         self._defaults: dict[str, str] = {}
+        self._reconfigured = 0
+        """How often settings have changed: a log that is being made has those of before."""
         self.leader_quota = ReplicationQuota()
         """What followers out of sync may take from here."""
         self.follower_quota = ReplicationQuota()
         """What replicas here that are out of sync may fetch."""
         self.roles = Roles(node)
+        self.strays = Strays(node)
+        self.changes = LogChanges(node)
+        self.image = Image()
+        """The newest image whose roles were taken here; logs follow it (:attr:`changes`)."""
         self.attention = Attention()
         self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
         """Generations that are built and put into place at a time."""
@@ -208,11 +233,15 @@ class Hosting:
 
     def _configure(self, hosted: HostedPartition, config: LogConfig) -> None:
         hosted.partition.update_config(config)
-        hosted.rules = self._rules(config)
+        hosted.rules = rules = self._rules(config)
+        hosted.loop_rules = rules.within(
+            LOOP_BYTES if rules.codec is None else LOOP_COMPRESSED_BYTES
+        )
         hosted.sync = config.flush_messages < MAX_INT64
 
     def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
         """Settings of ``topics`` (None: of all) are in force from now on."""
+        self._reconfigured += 1
         self._defaults = self._node.config.topic_defaults()
         for name in [topic.name for topic in self.by_name.values()] if topics is None else topics:
             topic = self.by_name.get(name.encode())
@@ -226,16 +255,20 @@ class Hosting:
     # Start.
 
     async def start(self, image: Image) -> None:
-        """Open what the image says is here; logs of topics that are gone are deleted.
+        """Open what the image says is here; other logs go, or are set aside (:attr:`strays`).
 
         While a directory is offline, a log that is not found may be there: none is created.
         """
+        self.image = image
         self._defaults = self._node.config.topic_defaults()
         found: dict[TopicPartition, list[tuple[HostedDirectory, uuid.UUID | None]]] = {}
         for directory in self.directories:
-            for _, tp, topic_id, is_delete in self._scan(directory):
-                if not is_delete:
-                    found.setdefault(tp, []).append((directory, topic_id))
+            for entry in self._scan(directory):
+                if entry.is_stray:
+                    await self.strays.add(directory, entry)
+                elif not entry.is_delete:
+                    place = (directory, entry.topic_id)
+                    found.setdefault(entry.topic_partition, []).append(place)
         broken = next((one for one in self.directories if one.offline is not None), None)
         openings, absent = [], 0
         for topic in image.topics.values():
@@ -256,9 +289,13 @@ class Hosting:
                 mine = mine or [
                     entry for entry in there if not self._is_deleted(image, tp, entry[1])
                 ]
+                opening = _Opening(tp, topic.topic_id, record, config)
                 if mine:
-                    directory, exists = mine[0][0], True
+                    opening.exists = True
+                    opening.directory = mine[0][0]
                     there.remove(mine[0])
+                elif self._put_back(opening):
+                    pass
                 elif broken is not None:
                     why = (
                         f"it is not in the log directories that work, and {broken.name} is offline"
@@ -267,20 +304,49 @@ class Hosting:
                     absent += 1
                     continue
                 else:
-                    directory, exists = self._emptiest(), False
+                    opening.directory = self._emptiest()
                     self._say_missing(tp)
-                directory.count += 1
-                openings.append(_Opening(tp, topic.topic_id, record, config, directory, exists))
-        for tp, strays in found.items():
-            for directory, _ in strays:
-                await self._delete_stray(directory, tp)
+                opening.directory.count += 1
+                openings.append(opening)
+        for tp, others in found.items():
+            for directory, topic_id in others:
+                await self.strays.not_wanted(directory, tp, topic_id)
+        self.strays.say()
+        if all(one.offline is None for one in self.directories):
+            history = self._node.metadata.member.history
+            history.carried_out(tuple(history.removed))
+        openings = self._within_limit(openings)
         if broken is not None:
             log.error("partitions offline", count=absent, path=broken.name, error=broken.offline)
         await self._open_all(openings)
 
+    def _within_limit(self, openings: list[_Opening]) -> list[_Opening]:
+        """Those that the limit of open files leaves room for: the groups' first, then what no other
+        node has. The others stay closed, and are said.
+        """
+        limit = replica_limit()
+        if len(openings) <= limit:
+            return openings
+        openings.sort(
+            key=lambda one: (one.tp.topic != CONSUMER_OFFSETS, len(one.record.replicas) > 1)
+        )
+        why = (
+            f"left closed: {len(openings)} replicas are here, and {file_limit()} open files leave "
+            f"room for {limit}; raise LimitNOFILE (ulimit -n) and start this node again"
+        )
+        for closed in openings[limit:]:
+            closed.directory.count -= not closed.exists
+            self._unavailable(closed, why)
+            log.warning("log left closed", topic=closed.tp.topic, partition=closed.tp.partition)
+        self.left_closed = len(openings) - limit
+        log.error("logs left closed", count=self.left_closed, why=why)
+        return openings[:limit]
+
     def _scan(self, directory: HostedDirectory) -> list[FoundLog]:
         try:
             return [] if directory.offline is not None else directory.directory.scan()
+        except ResourceExhausted:
+            raise  # what was not looked for is not absent
         except MachineError as error:
             self.fail(directory, error)
             return []
@@ -296,9 +362,7 @@ class Hosting:
 
     @staticmethod
     def _is_deleted(image: Image, tp: TopicPartition, stored: uuid.UUID | None) -> bool:
-        """A log under the name of a topic that is there is of another one, of the same name, that
-        was deleted.
-        """
+        """A log under the name of a topic that is there is of another one, which had this name."""
         if stored is None or stored in image.topics_by_id:
             return False
         return not layout.may_be_misread(stored, image.topics[tp.topic].topic_id)
@@ -314,26 +378,6 @@ class Hosting:
                     why=f"its records, up to offset {end} at least, are lost here: it begins anew",
                 )
 
-    async def _delete_stray(self, directory: HostedDirectory, tp: TopicPartition) -> None:
-        """Remove a log whose topic was deleted; what cannot be read as a log is left alone."""
-        try:
-            if await directory.pool.run(directory.directory.remove_unborn, tp):
-                log.info("a creation that was interrupted", topic=tp.topic, partition=tp.partition)
-                return
-            stray = await directory.pool.run(
-                lambda: directory.directory.open_log(
-                    tp, None, LogConfig(), now_ms=self._node.now_ms()
-                )
-            )
-            log.info("log of a deleted topic", topic=tp.topic, partition=tp.partition)
-            await directory.pool.run(
-                directory.directory.mark_deleted, stray, uuid.uuid4(), self._node.now_ms()
-            )
-        except DamagedData as error:
-            log.warning("a directory that is no log of this cluster is left alone", why=str(error))
-        except MachineError as error:
-            self.fail(directory, error)
-
     def _register(self, topic: TopicImage) -> HostedTopic:
         hosted = HostedTopic(topic.name, topic.topic_id, len(topic.partitions))
         self.by_name[topic.name.encode()] = hosted
@@ -346,6 +390,46 @@ class Hosting:
             raise KafkaStorageError("every log directory is offline")
         return min(online, key=lambda one: one.count)
 
+    async def open_wanted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Create the logs among ``partitions`` that the image wants here and that are not open."""
+        openings: list[_Opening] = []
+        configs: dict[str, LogConfig] = {}
+        for tp in partitions:
+            wanted = self._wanted(tp)
+            if wanted is None or tp in self.hosted:
+                continue
+            topic, record = wanted
+            if tp.partition in topic.offline:
+                self.roles.lost(tp, record)
+                continue
+            if tp.topic not in configs:
+                configs[tp.topic] = self.config_for(self.image, tp.topic)
+            opening = _Opening(tp, topic.topic_id, record, configs[tp.topic])
+            if not self._put_back(opening):
+                opening.directory = self._emptiest()
+            opening.directory.count += 1
+            openings.append(opening)
+        if openings:
+            await self._open_all(openings)
+        if GROUP_METADATA_TOPIC in configs:
+            self._node.groups.roles_taken(self.image)
+
+    def _put_back(self, opening: _Opening) -> bool:
+        """Open the log that was set aside, if there is one."""
+        stray = self.strays.wanted((opening.topic_id, opening.tp.partition))
+        if stray is None:
+            return False
+        opening.directory, opening.stray, opening.exists = stray.directory, stray.name, True
+        return True
+
+    def _wanted(self, tp: TopicPartition) -> tuple[HostedTopic, PartitionRecord] | None:
+        """A partition's topic and state where the image has a replica of it here."""
+        record = self.image.partition(tp.topic, tp.partition)
+        topic = self.by_name.get(tp.topic.encode())
+        if record is None or topic is None or record.topic_id != topic.topic_id:
+            return None
+        return (topic, record) if self._node.node_id in record.replicas else None
+
     async def _open_all(self, openings: list[_Opening]) -> None:
         """Open or create logs, :data:`LOGS_A_JOB` in each job of a thread: one by one they would
         cost the loop more than the disk.
@@ -355,18 +439,33 @@ class Hosting:
             mine = [opening for opening in openings if opening.directory is directory]
             for at in range(0, len(mine), LOGS_A_JOB):
                 several = mine[at : at + LOGS_A_JOB]
-                jobs.append((several, directory.pool.run(self._open_several, several)))
-        pace = Pace()
+                jobs.append((several, directory.pool.run_apart(self._open_several, several)))
+        pace, reconfigured = Pace(), self._reconfigured
         for several, job in jobs:
             for opening, outcome in zip(several, await job, strict=True):
-                if isinstance(outcome, BaseException):
+                wanted = self._wanted(opening.tp)
+                if wanted is None or wanted[0].topic_id != opening.topic_id:
+                    self._not_wanted(opening, outcome)
+                elif isinstance(outcome, BaseException):
                     self._failed_to_open(opening, outcome)
                 elif opening.directory.offline is not None:
                     self._unavailable(opening, opening.directory.offline)
                 else:
-                    self._host(opening, *outcome)
+                    if self._reconfigured != reconfigured:
+                        opening.config = self.config_for(self.image, opening.tp.topic)
+                    self._host(opening, wanted[1], *outcome)
                 await pace.breathe()
         await self.roles.elected()
+
+    def _not_wanted(self, opening: _Opening, outcome: _Opened | Exception) -> None:
+        """Its topic was deleted, or its replica moved away, while the log was made."""
+        opening.directory.count -= 1
+        if isinstance(outcome, MachineError):
+            self.fail(opening.directory, outcome)
+        elif isinstance(outcome, BaseException):
+            log.warning("log not made, and not wanted any more", why=str(outcome))
+        elif opening.directory.offline is None:
+            self.changes.remove_unwanted(opening.tp, opening.directory, outcome[0])
 
     def _open_several(self, several: list[_Opening]) -> list[_Opened | Exception]:
         """Open or create logs of one directory; in a thread."""
@@ -375,6 +474,8 @@ class Hosting:
         created: list[_Opened | Exception]
         try:
             created = [(log_, None, Known()) for log_ in self._create(new)] if new else []
+        except ResourceExhausted as error:
+            created = self._one_by_one(new) if len(new) > 1 else [error]
         except MachineError as error:
             created = [error] * len(new)
         except KeptError as error:
@@ -405,6 +506,8 @@ class Hosting:
 
     def _open(self, opening: _Opening) -> _Opened:
         directory = opening.directory.directory
+        if opening.stray is not None:
+            directory.put_back(opening.stray, opening.tp)
         path = directory.log_path(opening.tp)
         alone = opening.record.replicas == (self._node.node_id,)
         disk = self._node.disk
@@ -442,113 +545,93 @@ class Hosting:
             self.fail(opening.directory, error)
 
     def _host(
-        self, opening: _Opening, log_: Log, state: CompactionState | None, known: Known
+        self,
+        opening: _Opening,
+        record: PartitionRecord,
+        log_: Log,
+        state: CompactionState | None,
+        known: Known,
     ) -> None:
+        """A log is open: it is served from now on, in the role that ``record`` gives it."""
         tp = opening.tp
         high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
-        directory = opening.directory
         partition = Partition(
             log_,
             self._node.node_id,
             high_watermark=high_watermark,
             applied_end=0 if state is None else state.end_offset,
             lag_time_max_ms=self._node.config.replica_lag_time_max_ms,
-            on_machine_error=lambda error: self.fail(directory, error),
+            on_machine_error=lambda error: self._failed_under(hosted, error),
             on_effect=lambda effect: self.roles.heard(hosted, effect),
         )
         hosted = HostedPartition(partition, opening.directory)
         hosted.compaction = state
         hosted.manifests = ReplicaManifests(self._node, hosted, known)
         self._configure(hosted, opening.config)
-        self._throttle(self._node.image, tp.topic, (hosted,))
+        self._throttle(self.image, tp.topic, (hosted,))
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
         self.attention.begin(hosted)
         self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
-        self.roles.take(hosted, opening.record)
+        self.roles.take(hosted, record)
 
     # Changes.
 
     async def apply(self, image: Image, delta: Delta) -> None:
-        """Do what an entry of the metadata log asks of this node."""
+        """Do what an entry of the metadata log asks of this node: roles of open logs change and
+        replicas are served no more when this returns; logs come and go after (:attr:`changes`).
+        """
+        self.image = image
+        pace = Pace()
         for gone in delta.topics_deleted:
-            await self._delete(gone)
+            await self._delete(gone, pace)
         topics = [name for kind, name in delta.configs if kind == ResourceType.TOPIC]
         if len(topics) != len(delta.configs):
             self.reconfigure(image, None)
         elif topics:
             self.reconfigure(image, topics)
-        openings = []
-        configs: dict[str, LogConfig] = {}
         for created in delta.topics_created:
             self._register(created)
-        pace = Pace()
+        me = self._node.node_id
         for change in delta.partitions:
             await pace.breathe()
-            tp, record = change.topic_partition, change.after
+            tp, before, record = change.topic_partition, change.before, change.after
             hosted = self.hosted.get(tp)
             topic = self.by_name[tp.topic.encode()]
             topic.count = max(topic.count, tp.partition + 1)
-            mine = self._node.node_id in record.replicas
-            if hosted is not None and mine:
+            if hosted is not None and me in record.replicas:
                 self.roles.take(hosted, record)
-            elif hosted is not None:
-                del topic.partitions[tp.partition]
-                await self._remove([(tp, hosted)])
-            elif mine:
-                if tp.partition in topic.offline:
-                    self.roles.lost(tp, record)
-                    continue
-                directory = self._emptiest()
-                directory.count += 1
-                if tp.topic not in configs:
-                    configs[tp.topic] = self.config_for(image, tp.topic)
-                config = configs[tp.topic]
-                openings.append(
-                    _Opening(tp, topic.topic_id, record, config, directory, exists=False)
-                )
-        if openings:
-            await self._open_all(openings)
+            elif me not in record.replicas:
+                self._remove(topic, tp)
+            elif tp.partition in topic.offline:
+                self.roles.lost(tp, record)
+            else:
+                moved = before is not None and before.leader != me == record.leader
+                self.changes.create(tp, image.index, leads=moved)
 
-    async def _delete(self, gone: TopicImage) -> None:
+    async def _delete(self, gone: TopicImage, pace: Pace) -> None:
         topic = self.by_id.pop(gone.topic_id.bytes, None)
         if topic is None:
             return
         if self.by_name.get(gone.name.encode()) is topic:
             del self.by_name[gone.name.encode()]
-        await self._remove(
-            [(TopicPartition(gone.name, number), one) for number, one in topic.partitions.items()]
-        )
+        for record in gone.partitions:
+            if self._node.node_id in record.replicas:
+                self._remove(topic, TopicPartition(gone.name, record.partition))
+                await pace.breathe()
 
-    async def _remove(self, several: list[tuple[TopicPartition, HostedPartition]]) -> None:
-        """Replicas are not to be here any more."""
-        pace = Pace()
-        for tp, hosted in several:
-            self.partitions.pop(tp, None)
-            self.hosted.pop(tp, None)
-            self.attention.end(hosted)
-            hosted.directory.count -= 1
-            self._node.partition_gone(tp)
-            self.roles.leave(hosted)
-            await pace.breathe()
-        for directory in self.directories:
-            mine = [hosted for _, hosted in several if hosted.directory is directory]
-            for at in range(0, len(mine), LOGS_A_JOB):
-                await self._mark_deleted(directory, mine[at : at + LOGS_A_JOB])
-
-    async def _mark_deleted(
-        self, directory: HostedDirectory, several: list[HostedPartition]
-    ) -> None:
-        for hosted in several:
-            await hosted.manifests.close()
-            await directory.pool.quiet(hosted.partition.log)
-        logs = [(hosted.partition.log, uuid.uuid4()) for hosted in several]
-        try:
-            await directory.pool.run(
-                directory.directory.mark_all_deleted, logs, self._node.now_ms()
-            )
-        except MachineError as error:
-            self.fail(directory, error)
+    def _remove(self, topic: HostedTopic, tp: TopicPartition) -> None:
+        """A replica is not to be here any more: it is served no more, and its log goes."""
+        hosted = topic.partitions.pop(tp.partition, None)
+        if hosted is None:
+            self.changes.forget(tp, self.image.index)
+            return
+        del self.partitions[tp], self.hosted[tp]
+        self.attention.end(hosted)
+        hosted.directory.count -= 1
+        self._node.partition_gone(tp)
+        self.roles.leave(hosted)
+        self.changes.remove(tp, hosted, self.image.index)
 
     async def close_manifests(self) -> None:
         """No generation is put into place any more; what has begun is over when this returns."""
@@ -566,15 +649,35 @@ class Hosting:
                 return one
         return None
 
+    def damaged(self, error: DamagedData) -> None:
+        """Say that a log cannot be read; every file once in :data:`NOISE_INTERVAL_S`."""
+        now = self._node.loop.time()
+        if now >= self._quiet_until.get(error.path, 0.0):
+            self._quiet_until = {
+                path: until for path, until in self._quiet_until.items() if until > now
+            }
+            self._quiet_until[error.path] = now + NOISE_INTERVAL_S
+            log.error("a log is damaged", path=error.path, error=str(error))
+
+    def _failed_under(self, hosted: HostedPartition, error: MachineError) -> None:
+        """A replica could not use its files; one that was deleted has none to use."""
+        if self.hosted.get(hosted.partition.topic_partition) is hosted:
+            self.fail(hosted.directory, error)
+
     def fail(self, directory: HostedDirectory, error: BaseException) -> None:
-        """Take a log directory offline, with all its partitions."""
+        """Take a log directory offline with all its partitions; not for want of descriptors."""
         if directory.offline is not None:
+            return
+        if isinstance(error, ResourceExhausted):
+            self._node.open_files.exhausted(error)
             return
         directory.offline = str(error)
         self._node.readiness.on_move()
         if isinstance(error, MachineError):
             directory.directory.fail(error)
         log.error("log directory offline", path=directory.name, error=str(error))
+        for one in self.directories:
+            one.pool.run(one.directory.forget_running)
         for tp, hosted in list(self.hosted.items()):
             if hosted.directory is not directory:
                 continue

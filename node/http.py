@@ -6,22 +6,24 @@ with a value in it is JSON or plain text with ``nosniff``, so nothing is escaped
 for browsers (``kept.node.console``) is three files that never change. Errors are ``{"error":
 {"status": 404, "message": "…"}}``.
 
-What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused, and so is a Host that
-is not this node's (:func:`host_is_known`), against DNS rebinding. A POST changes something, so it
+What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. So is a Host that is
+not this node's (:func:`host_is_known`), against DNS rebinding, for every path but the two of
+probes, which tell nothing: load balancers name hosts as they like. A POST changes something, so it
 must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
 first. Nothing is authenticated yet.
 
-Limits: ``kept.http.request.max.bytes`` for headers and for the body, ``kept.http.idle.ms`` for a
-whole request to come and for its answer to be taken, ``kept.http.max.connections``: one more takes
-the place of the one that has waited longest for a request. One request at a time per connection;
-while it is served, nothing is read. Of answers that may be large so many are held at a time as
-:mod:`kept.node.http_turns` says.
+Limits: ``kept.http.request.max.bytes`` for headers and for the body (which draw on
+``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
+its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
+waited longest for a request. One request at a time per connection; while it is served, nothing is
+read. Of answers that may be large so many are held at a time as :mod:`kept.node.http_turns` says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -36,6 +38,7 @@ import kept
 from kept.node.http_turns import Turns
 from kept.node.logging import log
 from kept.storage.errors import (
+    ClusterAuthorizationFailed,
     InvalidRequest,
     KeptError,
     MachineError,
@@ -46,17 +49,20 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from kept.node.listener import HandedOver
     from kept.node.server import Node
 
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
 
+BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
 CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 
-_HELD: Final = frozenset({b"/api/v1/records", b"/api/v1/compaction"})
-_HELD_BELOW: Final = (b"/api/v1/topics", b"/api/v1/groups")
+_ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
+_HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
+_HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
 _CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyDictionary()
 _TURNS: Final[WeakKeyDictionary[Node, Turns]] = WeakKeyDictionary()
 
@@ -65,7 +71,8 @@ _TURNS: Final[WeakKeyDictionary[Node, Turns]] = WeakKeyDictionary()
 class HttpRequest:
     """What a route sees. ``query`` holds each parameter's last value, ``body`` the decoded JSON.
 
-    With ``here`` this node is meant, whoever could answer better.
+    With ``here`` this node is meant, whoever could answer better; ``may_change_voters`` says
+    whether it came from where who votes may be changed (``kept.node.listener``).
     """
 
     method: str
@@ -74,6 +81,7 @@ class HttpRequest:
     body: Mapping[str, Any] = field(default_factory=dict)
     accept: str = ""
     here: bool = False
+    may_change_voters: bool = False
 
 
 @dataclass(slots=True)
@@ -102,6 +110,8 @@ def status_of(error: KeptError) -> int:
     """The HTTP status of an error of kept."""
     if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
         return 404
+    if isinstance(error, ClusterAuthorizationFailed):
+        return 403
     if isinstance(error, PeerError):
         return 400
     if isinstance(error, RetriableError | MachineError):
@@ -109,10 +119,11 @@ def status_of(error: KeptError) -> int:
     return 500
 
 
-def take_over(node: Node, transport: Any, first_bytes: bytes) -> None:
+def take_over(handed_over: HandedOver, first_bytes: bytes) -> None:
     """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
+    node, transport = handed_over.node, handed_over.transport
     connections = _CONNECTIONS.setdefault(node, WeakSet())
-    connection = HttpConnection(node, transport)
+    connection = HttpConnection(handed_over)
     transport.set_protocol(connection)
     crowded = len(connections) >= node.config.http_max_connections and not _make_room(connections)
     connections.add(connection)
@@ -136,7 +147,8 @@ def _make_room(connections: WeakSet[HttpConnection]) -> bool:
 
 
 def host_is_known(node: Node, host: str) -> bool:
-    """Whether a Host header names this node: localhost, an address, or one of its listeners'.
+    """Whether a Host header names this node: localhost, an address, this machine, or one of its
+    listeners'.
 
     Addresses are safe from DNS rebinding, which needs a name that the attacker owns.
     """
@@ -146,36 +158,51 @@ def host_is_known(node: Node, host: str) -> bool:
         return False
     if address.netloc != host or "@" in host:
         return False
-    name = (address.hostname or "").lower()
+    name = (address.hostname or "").lower().removesuffix(".")
     try:
         ip_address(name)
     except ValueError:
         config = node.config
-        known = {"localhost", *config.http_hosts}
+        known = {"localhost", socket.gethostname(), *config.http_hosts}
         known.update(listener.host for listener in config.listeners)
         known.update(listener.host for listener in config.advertised_listeners)
-        return name in {one.lower() for one in known}
+        for between in (config.node_listener, config.advertised_node_listener):
+            known.update(() if between is None else (between.host,))
+        return bool(name) and name in {one.lower() for one in known}
     return True
+
+
+def plain_path(path: str) -> str:
+    """A path as the routes name it: a slash at its end says nothing."""
+    return path.rstrip("/") or "/"
 
 
 def _is_held(request: h11.Request) -> bool:
     """Whether it has to wait for its turn: its answer may be large, and is soon made."""
-    path = bytes(request.target).partition(b"?")[0]
+    try:
+        target = urlsplit(request.target.decode("latin-1"))
+        path = plain_path(unquote(target.path, errors="strict"))
+    except ValueError:
+        return False
     return path in _HELD or path.startswith(_HELD_BELOW)
 
 
 class HttpConnection(asyncio.Protocol):
     """One connection: read a request, answer it, read the next."""
 
-    def __init__(self, node: Node, transport: Any) -> None:
-        self._node = node
-        self._transport = transport
+    def __init__(self, handed_over: HandedOver) -> None:
+        self._handed_over = handed_over
+        self._node = node = handed_over.node
+        self._transport = handed_over.transport
         self._limit = node.config.http_request_max_bytes
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
         self._idle_s = node.config.http_idle_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
+        self._account = node.budget.account(handed_over.host)
+        self._held_bytes = 0
+        """What was read of the request, drawn on the node's budget until it is answered."""
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -207,6 +234,10 @@ class HttpConnection(asyncio.Protocol):
         if self._endless:  # it can never be answered
             self._transport.abort()
             return
+        if not self._account.take(len(data)):
+            self._refuse(503, BUSY)
+            return
+        self._held_bytes += len(data)
         try:
             self._h11.receive_data(data)
             self._advance()
@@ -222,11 +253,18 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The connection is gone. What a POST began is finished, though nobody waits for it."""
+        self._handed_over.closed()
         self._unwatch()
+        self._give_back()
         self.waits_since = None
         self._writable.set()
         if self._task is not None and self._request is not None and self._request.method != b"POST":
             self._task.cancel()
+
+    def _give_back(self) -> None:
+        held, self._held_bytes = self._held_bytes, 0
+        if held:
+            self._account.give(held)
 
     def pause_writing(self) -> None:
         """The peer does not take the answer."""
@@ -293,6 +331,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._h11.start_next_cycle()
         self._request = None
+        self._body = bytearray()
+        self._give_back()
         self._await_request()
         self._transport.resume_reading()
         try:
@@ -325,14 +365,17 @@ class HttpConnection(asyncio.Protocol):
                     max_num_fields=MAX_QUERY_FIELDS,
                 )
             )
-            path = unquote(target.path, errors="strict")
+            path = plain_path(unquote(target.path, errors="strict"))
         except ValueError as error:
             raise InvalidRequest(f"the address is not right: {error}") from error
         parsed = HttpRequest(method, path, query)
+        parsed.may_change_voters = self._handed_over.may_change_voters
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         parsed.accept = headers.get("accept", "")
+        if path not in _ANY_HOST:
+            self._check_host(headers)
         if path.startswith("/api/"):
-            self._check_origin(headers)
+            self._check_site(headers)
         if method == "POST":
             if "x-kept" not in headers:
                 raise InvalidRequest("a POST needs the header X-Kept, as in: curl -H 'X-Kept: 1' …")
@@ -340,9 +383,11 @@ class HttpConnection(asyncio.Protocol):
             parsed.body = self._json()
         return parsed
 
-    def _check_origin(self, headers: Mapping[str, str]) -> None:
+    def _check_site(self, headers: Mapping[str, str]) -> None:
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise InvalidRequest("requests of other sites' pages are refused")
+
+    def _check_host(self, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
         if not host_is_known(self._node, host):
             raise InvalidRequest(

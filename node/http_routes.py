@@ -51,7 +51,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin import DEFAULT_RECORDS, MAX_SEGMENTS, Admin
-from kept.node.http import JSON, TEXT, HttpRequest, HttpResponse, failure
+from kept.node.http import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
 from kept.node.slices import breathe
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -62,12 +62,14 @@ if TYPE_CHECKING:
 Route = Callable[["Node", HttpRequest], Awaitable[HttpResponse]]
 
 CHUNK_BYTES: Final = 64 * 1024
+STRAYS_SAID: Final = 20
+"""Logs set aside that ``/readyz`` names; ``kept_stray_logs`` counts all."""
 """Large answers are sent in pieces of about this size."""
 
 
 async def route(node: Node, request: HttpRequest) -> HttpResponse:
     """Answer a request. Raises KeptError for what the operation refuses."""
-    path = request.path.rstrip("/") or "/"
+    path = plain_path(request.path)
     wanted = _wanted_node(request, path)
     if wanted is not None and wanted != node.node_id:
         return await _asked(node, wanted, request)
@@ -196,7 +198,9 @@ async def _healthz(_node: Node, _request: HttpRequest) -> HttpResponse:
 async def _readyz(node: Node, _request: HttpRequest) -> HttpResponse:
     reason = Admin(node).unready()
     if reason is None:
-        return HttpResponse(text="ready\n")
+        strays = node.hosting.strays.paths
+        more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SAID])
+        return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
 
 
@@ -390,12 +394,15 @@ async def _add_voter(node: Node, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "node_id", "address")
     address = _text(body, "address") if "address" in body else None
-    return HttpResponse(await Admin(node).add_voter(_needed(body, "node_id"), address))
+    node_id, allowed = _needed(body, "node_id"), request.may_change_voters
+    return HttpResponse(await Admin(node).add_voter(node_id, address, allowed=allowed))
 
 
 async def _remove_voter(node: Node, request: HttpRequest) -> HttpResponse:
     _only(request.body, "node_id")
-    return HttpResponse(await Admin(node).remove_voter(_needed(request.body, "node_id")))
+    node_id = _needed(request.body, "node_id")
+    allowed = request.may_change_voters
+    return HttpResponse(await Admin(node).remove_voter(node_id, allowed=allowed))
 
 
 _API: Final = "/api/v1/"

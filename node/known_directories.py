@@ -10,12 +10,12 @@ directory ids that a broker registers (KIP-858), partition by partition.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from kept.cluster.wal import WAL_NAME
 from kept.storage import checkpoints, layout
-from kept.storage.directory import LogDirectory
+from kept.storage.directory import META_VERSION, OWNER, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused
 
@@ -90,6 +90,7 @@ def refuse_foreign(
         found = checkpoints.read_properties(disk, name)
         if found is None:
             continue
+        _refuse_incomplete(disk, metadata_directory, path, found, node_id)
         owner, cluster_id = found.get("node.id"), found.get("cluster.id")
         if owner != str(node_id):
             raise DirectoryRefused(
@@ -101,6 +102,30 @@ def refuse_foreign(
                 f"{path} belongs to cluster.id {cluster_id!r}, and {metadata_directory} holds no "
                 f"metadata of it: set metadata.log.dir to where that is, or take other log.dirs"
             )
+
+
+def _refuse_incomplete(
+    disk: Disk, metadata_directory: str, path: str, found: Mapping[str, str], node_id: int
+) -> None:
+    """Raise DirectoryRefused for a meta.properties that is empty or lacks a line, with the lines
+    that would be right, as far as the metadata directory knows them.
+    """
+    ids = [one for one, where in _known(disk, metadata_directory).items() if where == path]
+    right = {
+        "version": META_VERSION,
+        "cluster.id": cluster_of(disk, metadata_directory) or "(this cluster's)",
+        "node.id": str(node_id),
+        "directory.id": ids[0] if ids else "(any 22 characters of base64, its own)",
+        OWNER: "1",
+    }
+    lacking = [name for name in right if not found.get(name) and name != OWNER]
+    if lacking:
+        what = f"lacks {', '.join(lacking)}" if found else "is empty"
+        lines = ", ".join(f"{name}={text}" for name, text in right.items())
+        raise DirectoryRefused(
+            f"{path}/{layout.META_PROPERTIES} {what}: put it back, or write these lines into it: "
+            f"{lines}. Remove it only where the directory holds nothing"
+        )
 
 
 def _owner(disk: Disk, metadata_directory: str) -> dict[str, str]:

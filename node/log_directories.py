@@ -66,6 +66,18 @@ def open_all(node: Node, found: Broken, pool: Callable[[int], FlushPool]) -> Non
     known_directories.remember(disk, config.metadata_log_dir, opened, broken)
 
 
+async def mark_running(node: Node, broker_epoch: int) -> None:
+    """This process is registered with that epoch: what it writes from now on is lost with the page
+    cache only, and the marks tell the next one whether that is the same.
+    """
+    for hosted in node.hosting.directories:
+        if hosted.offline is None:
+            try:
+                await hosted.pool.run(hosted.directory.mark_running, broker_epoch)
+            except (MachineError, OSError) as error:
+                node.hosting.fail(hosted, error)
+
+
 def _open(node: Node, path: str) -> LogDirectory:
     directory = LogDirectory.open(
         path,

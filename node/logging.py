@@ -1,7 +1,9 @@
 """One line per event, structured: ``key=value``, or JSON with ``kept.log.format=json``.
 
-``log.info("segment rolled", topic="t", partition=0, offset=7)``. Values with spaces or quotes are
-quoted. Lines go to stderr; a line is written with one call, so that lines never mix.
+``log.info("segment rolled", topic="t", partition=0, offset=7)``. Values with spaces, quotes or
+control characters are quoted as JSON strings, so that no name of a topic or a group begins a line
+or a field, or moves a terminal's cursor. Lines go to stderr; a line is written with one call, so
+that lines never mix.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import sys
 import time
 import traceback
 from typing import Any, Final, TextIO
+
+from kept.storage.printable import printable_line, printable_text
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -70,9 +74,9 @@ class Logger:
 
 def _quoted(value: Any) -> str:
     text = str(value)
-    if text and not any(c in ' "=\n\t' for c in text):
+    if text and not any(c in ' "=' for c in text) and printable_line(text) == text:
         return text
-    return json.dumps(text, ensure_ascii=False)
+    return printable_text(json.dumps(text, ensure_ascii=False))
 
 
 log: Final = Logger()

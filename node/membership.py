@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 CREATE_TOPICS: Final = 19
 CREATE_TOPICS_VERSION: Final = 7
+MOVES_LOGS: Final = frozenset({CREATE_TOPICS, 20, 37})
+"""Requests that create or delete logs: CreateTopics, DeleteTopics, CreatePartitions."""
 FORWARD_S: Final = 15.0
 """How long an admin request may take at the controller, or wait for one to be elected."""
 RETRY_S: Final = 0.05
@@ -82,6 +84,8 @@ class Membership:
         self._departures = Departures()
         self._joining = Joining(node, self.peers)
         self._voters: tuple[Voter, ...] = ()
+        self._brokers: Mapping[int, Any] = {}
+        """Those of the image that leaders were told of."""
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -95,6 +99,7 @@ class Membership:
         metadata.probe = self._look
         metadata.on_applied = self._metadata_moved
         peers.on_message = metadata.receive
+        peers.believes = metadata.member.core.knows
         peers.on_peer_down = self._peer_down
         peers.serve("Forward", self._answer_forwarded)
         answers = Answers(node)
@@ -222,6 +227,11 @@ class Membership:
             self._voters = metadata.image.voters
             peers.voters = self._addressed(self._voters)
             self._tell_of_vote()
+        if metadata.image.brokers is not self._brokers:
+            # At once, not when it is acted on: a follower that restarted fetches with its new
+            # broker epoch, and leaders refuse it until they know that.
+            self._brokers = metadata.image.brokers
+            self._node.hosting.roles.brokers_changed()
         self.controlling.metadata_moved()
         self._node.readiness.on_move()
         if self.brokering is not None:
@@ -318,13 +328,15 @@ class Membership:
                 tuple(tries),
             )
 
-        reply = await self._call_controller("Forward", request)
+        reply = await self._call_controller("Forward", request, logs=api_key in MOVES_LOGS)
         found: bytes = reply.body
         return found
 
-    async def _call_controller(self, method: str, request: Callable[[], Any]) -> Any:
-        """Ask whoever is the active controller, and follow as far as it answered. ``request`` is
-        called for each try.
+    async def _call_controller(
+        self, method: str, request: Callable[[], Any], *, logs: bool = False
+    ) -> Any:
+        """Ask whoever is the active controller, and follow as far as it answered; with ``logs``
+        down to the logs that come and go with it. ``request`` is called for each try.
 
         Raises what it raises, NotController, NetworkException after :data:`FORWARD_S`.
         """
@@ -346,6 +358,8 @@ class Membership:
             try:
                 async with asyncio.timeout(FOLLOW_S):
                     await self._node.metadata.acted(reply.index)
+                    if logs:
+                        await self._node.hosting.changes.done_up_to(reply.index)
             except TimeoutError:
                 log.warning("metadata lags behind the controller", index=reply.index)
             return reply
@@ -397,12 +411,12 @@ class Membership:
             request.client_host,
             request.tries,
         )
-        message = protocol.decode_request(key, version, request.body, 0)
+        limit = node.config.request_max_entries
+        message = protocol.decode_request(key, version, request.body, 0, limit)
         answer: Any = api.handler(key)(context, message)
-        if inspect.isawaitable(answer):
+        while inspect.isawaitable(answer):  # a sliced handler's result may be one itself
             answer = await answer
-        cls = protocol.message_type(key, version, EntityType.response)
-        body = protocol.encode(protocol.build(cls, answer))
+        body = await node.slices.finish(protocol.body_steps(key, version, answer))
         return calls.ForwardReply(body, node.image.index)
 
     async def create_topic(self, name: str, fields: Mapping[str, Any]) -> None:

@@ -11,9 +11,10 @@ A lone voter commits with its own fsync; nothing ticks then, and no peer is impo
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from heapq import heappop, heappush
@@ -22,11 +23,14 @@ from uuid import UUID
 
 from kept.cluster.member import SNAPSHOT_AFTER_BYTES, MetadataMember
 from kept.cluster.metadata_files import Work
+from kept.cluster.raft.messages import InstallSnapshot
 from kept.cluster.raft.ready import RaftSettings, Role
+from kept.cluster.snapshot import check_install
 from kept.cluster.voters import Voter
+from kept.cluster.wal import WAL_NAME
 from kept.node import known_directories
 from kept.node.logging import log
-from kept.storage.errors import KeptError, NotController
+from kept.storage.errors import KeptError, MachineError, NotController, ResourceExhausted
 
 if TYPE_CHECKING:
     from kept.cluster.image import Delta, Image
@@ -35,8 +39,16 @@ if TYPE_CHECKING:
     from kept.storage.disk import Disk
 
 TICK_S: Final = 0.05
+REMEMBER_S: Final = 5.0
+"""So much later at most is what was applied remembered (``kept.cluster.replica_history``), as high
+watermarks are by default."""
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about refused messages in this time."""
 ACT_TOGETHER: Final = 64
 """Entries that are acted on before others have their turn on the loop."""
+
+EXHAUSTED_RETRY_S: Final = 0.5
+"""What could not be written for want of a descriptor is tried again after this."""
 
 Actor = Callable[["Image", "Delta"], Awaitable[None]]
 
@@ -67,7 +79,9 @@ class Metadata:
         self._barriers: dict[object, asyncio.Future[int]] = {}
         self._proposed: dict[int, asyncio.Future[None]] = {}
         self._ticker: asyncio.TimerHandle | None = None
+        self._remembering: asyncio.TimerHandle | None = None
         self._snapshot_error: str | None = None
+        self._quiet_until = 0.0
 
     # Life.
 
@@ -97,6 +111,13 @@ class Metadata:
             cluster_id=known_directories.cluster_of(disk, path),
         )
         self.acted_index = self.image.index
+        if (cut := self.member.cut_at_start) is not None:
+            log.warning(
+                "end of the metadata log cut",
+                path=f"{path}/{WAL_NAME}",
+                what=cut,
+                why="an append was interrupted, before it was acknowledged; or it is damaged",
+            )
 
     def propose_now(self, records: Sequence[MetadataRecord]) -> int:
         """A lone voter's proposal before the loop serves. Blocks. Raises as :meth:`propose`."""
@@ -127,6 +148,9 @@ class Metadata:
             await asyncio.gather(self._acting, return_exceptions=True)
         while self._working:
             await asyncio.sleep(0.001)
+        if self._remembering is not None:
+            self._remembering.cancel()
+            await asyncio.gather(*self._remember(), return_exceptions=True)
         waiting: list[asyncio.Future[Any]] = [*self._proposed.values(), *self._barriers.values()]
         waiting += [entry[2] for entry in (*self._applied, *self._acted)]
         for future in waiting:
@@ -154,10 +178,31 @@ class Metadata:
     # What moves it.
 
     def receive(self, message: Message) -> None:
-        """A message of a peer."""
-        if not self._closed:
+        """A message of a peer. A snapshot is read before it may replace anything: in the thread,
+        for it may be large.
+        """
+        if self._closed:
+            return
+        if isinstance(message, InstallSnapshot):
+            job = self._loop.run_in_executor(self._pool, check_install, message)
+            job.add_done_callback(partial(self._snapshot_checked, message))
+            return
+        self.member.receive(message)
+        self.pump()
+
+    def _snapshot_checked(self, message: InstallSnapshot, job: asyncio.Future[str]) -> None:
+        wrong = job.result()
+        if wrong:
+            self._tell_of_refused([(message.sender, f"InstallSnapshot refused: {wrong}")])
+        elif not self._closed:
             self.member.receive(message)
             self.pump()
+
+    def _tell_of_refused(self, refused: Iterable[tuple[int, str]]) -> None:
+        for sender, why in refused:
+            if self._loop.time() >= self._quiet_until:
+                self._quiet_until = self._loop.time() + NOISE_INTERVAL_S
+                log.warning("metadata message refused", peer=sender, reason=why)
 
     def peer_down(self, node_id: int) -> None:
         """There is evidence that a node's process is gone."""
@@ -207,6 +252,8 @@ class Metadata:
                 self.send(message)
             for node_id in member.take_probes():
                 self.probe(node_id)
+            if refused := member.take_refused():
+                self._tell_of_refused(refused)
             if member.refusal is not None:
                 self._closed = True
                 self.on_failure(member.refusal)
@@ -218,15 +265,22 @@ class Metadata:
                 return
             if work.blocks:
                 self._working = True
-                job = self._loop.run_in_executor(self._pool, work.run)
-                job.add_done_callback(partial(self._worked, work))
+                self._run(work)
                 return
             work.run()
             self._done(work)
 
+    def _run(self, work: Work) -> None:
+        job = self._loop.run_in_executor(self._pool, work.run)
+        job.add_done_callback(partial(self._worked, work))
+
     def _worked(self, work: Work, job: asyncio.Future[Any]) -> None:
-        self._working = False
         error = job.exception()
+        if isinstance(error, ResourceExhausted) and not self._closed:
+            log.warning("the metadata log waits for open files or memory", error=str(error))
+            self._loop.call_later(EXHAUSTED_RETRY_S, self._run, work)
+            return
+        self._working = False
         if error is not None:
             self._failed(error)
             return
@@ -271,6 +325,7 @@ class Metadata:
         for image, delta, _ in outcome.applied:
             self._to_act.append((image, delta))
         if outcome.applied:
+            self._remember_soon()
             self._new.set()
             _wake(self._applied, self.image.index)
             for index in [index for index in self._proposed if index <= self.image.index]:
@@ -288,6 +343,31 @@ class Metadata:
                 barrier.set_exception(NotController("this node leads no more"))
         if outcome.applied or outcome.role_changed:
             self.on_applied()
+
+    # Remembering.
+
+    def _remember_soon(self) -> None:
+        if self._remembering is None and not self._closed:
+            self._remembering = self._loop.call_later(REMEMBER_S, self._remember)
+
+    def _remember(self) -> list[asyncio.Future[None]]:
+        """Make durable what was applied; the job of it, where there is one."""
+        self._remembering = None
+        write = self.member.remember_applied()
+        if write is None:
+            return []
+        job = self._loop.run_in_executor(self._pool, write)
+        job.add_done_callback(self._remembered)
+        return [job]
+
+    def _remembered(self, job: asyncio.Future[None]) -> None:
+        error = job.exception()
+        if isinstance(error, ResourceExhausted) or (
+            isinstance(error, MachineError) and error.cause.errno == errno.ENOSPC
+        ):
+            log.warning("what was applied is not remembered", error=str(error))
+        elif error is not None and not self._closed:
+            self._failed(error)
 
     def _refuse(self, index: int, why: str) -> None:
         future = self._proposed.get(index)

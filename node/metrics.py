@@ -2,7 +2,7 @@
 
 :class:`Metrics` is what the node's parts call (``node.metrics.request(…)``): additions to ints, no
 locks, no labels built, since one thread counts. ``kept.node.exposition`` turns it and the node's
-own state into Prometheus' text. Names are in SURFACE (``kept_…``).
+own state into Prometheus' text. Names begin with ``kept_`` (docs/operations.md).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each log directory has a :class:`FlushPool` of ``kept.fsync.threads``; flushes of one log run one
 after another, and a request that comes while one runs is served by the next, together with all
-others that came meanwhile. A failed fsync is never tried again: the directory goes offline
-(FACTS.md).
+others that came meanwhile. A failed fsync is never tried again, since the kernel has
+marked the pages clean: the directory goes offline.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class FlushPool:
     ) -> None:
         self._loop = loop
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"fsync-{name}")
+        self._apart = ThreadPoolExecutor(threads, thread_name_prefix=f"logs-{name}")
         self._on_failure = on_failure
         self._observe = observe
         self._running: dict[Log, list[Callback]] = {}
@@ -68,8 +69,12 @@ class FlushPool:
         def settled(finished: asyncio.Future[Any]) -> None:
             callbacks = self._running.pop(log)
             error = finished.exception()
+            try:
+                if error is None:
+                    ticket.done()
+            except MachineError as vanished:
+                error = vanished
             if error is None:
-                ticket.done()
                 if self._observe is not None:
                     self._observe(self._loop.time() - started)
             elif isinstance(error, MachineError):
@@ -112,9 +117,16 @@ class FlushPool:
         """Any other blocking call on this directory, in its threads."""
         return self._loop.run_in_executor(self._executor, function, *args)
 
+    def run_apart(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """A long call, such as the creation of many logs, in threads of its own: flushes and leader
+        epochs do not wait behind it.
+        """
+        return self._loop.run_in_executor(self._apart, function, *args)
+
     def close(self) -> None:
         """Wait for what runs; take nothing more."""
         self._executor.shutdown(wait=True)
+        self._apart.shutdown(wait=True)
 
 
 def _settle(settled: asyncio.Future[None], _: BaseException | None) -> None:

@@ -2,8 +2,9 @@
 
 A node is not ready while it starts or stops. It becomes ready once every replica that it held when
 it started has been in its ISR since, or has no leader alive to catch up with; a rolling restart can
-wait for that before it goes on to the next node. From then on it is unready only when it is fenced
-or a log directory is offline: replicas that lag now and then are no reason to send clients away.
+wait for that before it goes on to the next node. From then on it is unready only when it is
+fenced, a log directory is offline, or replicas were left closed: those that lag now and then are no
+reason to send clients away.
 """
 
 from __future__ import annotations
@@ -45,15 +46,25 @@ class Readiness:
         return self._awaited is not None and not self._awaited
 
     def unready(
-        self, image: Image, broker_epoch: int, offline_directories: Mapping[str, str]
+        self,
+        image: Image,
+        broker_epoch: int,
+        offline_directories: Mapping[str, str],
+        left_closed: int = 0,
     ) -> str | None:
         """Why clients should not come now; None when they may.
 
         ``broker_epoch`` is that of this start: what the image says of an earlier one does not
-        count. ``offline_directories``: name -> reason.
+        count. ``offline_directories``: name -> reason. ``left_closed``: replicas for which there
+        were too few open files at the start.
         """
         for name, reason in offline_directories.items():
             return f"log directory {name} is offline: {reason}"
+        if left_closed:
+            return (
+                f"{left_closed} replicas were left closed for want of open files: raise "
+                "LimitNOFILE (ulimit -n) and start this node again"
+            )
         broker = image.brokers.get(self.node_id)
         if broker is None or broker.broker_epoch != broker_epoch:
             return "not registered with the controller yet"

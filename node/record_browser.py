@@ -84,7 +84,7 @@ async def _read(reader: Reader, end: int, limit: int) -> list[dict[str, Any]]:
         if not batches:
             break
         for batch in batches:
-            async for record in reader.taken(batch):
+            async for record in reader.taken(batch, limit - len(found)):
                 if record.offset >= end:
                     return found
                 found.append(_shown(record, longest))

@@ -1,4 +1,4 @@
-"""A response's place in its connection's order (SEMANTICS rule 41)."""
+"""A response's place in its connection's order (semantics.md, rule 41)."""
 
 from __future__ import annotations
 

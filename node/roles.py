@@ -15,7 +15,7 @@ from kept.node.logging import log
 from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
 from kept.replication.manifests_events import Cut
 from kept.replication.reports import Losing, Truncated
-from kept.storage.errors import MachineError
+from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -65,7 +65,15 @@ class Roles:
         if ticket is None:
             metrics.failed_over(noticed, node.loop.time())
             return
-        saving = hosted.directory.pool.run(ticket.run)
+
+        def save() -> None:
+            """Without it nothing is appended in this epoch: nobody would try it again."""
+            try:
+                ticket.run()
+            except ResourceExhausted as error:
+                raise error.as_failure() from error
+
+        saving = hosted.directory.pool.run(save)
         self._electing.add(saving)
 
         def saved(finished: asyncio.Future[Any]) -> None:
@@ -83,7 +91,8 @@ class Roles:
 
     def _follow(self, hosted: HostedPartition, record: PartitionRecord) -> None:
         partition = hosted.partition
-        partition.leader_unclean = record.unclean
+        unclean = self._node.metadata.member.history.unclean
+        partition.unclean_epoch = unclean.get(record.key, -1)
         news = partition.become_follower(
             record.leader,
             record.leader_epoch,
@@ -151,9 +160,9 @@ class Roles:
         for hosted in self._node.hosting.hosted.values():
             hosted.partition.suspend()
 
-    def brokers_changed(self, image: Image) -> None:
-        """Who may join an ISR has changed."""
-        event = self._brokers(image)
+    def brokers_changed(self) -> None:
+        """Who may join an ISR has changed, or which process of a broker may fetch."""
+        event = self._brokers(self._node.image)
         for hosted in list(self._node.hosting.hosted.values()):
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
@@ -187,9 +196,10 @@ class Roles:
     def _truncated(self, hosted: HostedPartition, effect: Truncated) -> None:
         """Recovery points are durable before a truncated log takes appends."""
         tp = hosted.partition.topic_partition
-        log.info("log truncated", topic=tp.topic, partition=tp.partition, end=effect.log_end_offset)
+        say = log.warning if hosted.partition.may_lose else log.info
+        say("log truncated", topic=tp.topic, partition=tp.partition, end=effect.log_end_offset)
         try:
             hosted.directory.directory.state_recovery_point(tp, effect.recovery_point)
         except MachineError as error:
-            self._node.hosting.fail(hosted.directory, error)
+            self._node.hosting.fail(hosted.directory, error.as_failure())
         hosted.manifests.tell(Cut(effect.log_end_offset))

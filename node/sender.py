@@ -3,7 +3,7 @@
 Written with ``writev`` and ``sendfile`` straight to the socket; only when the socket is full does
 the loop watch a duplicate of its descriptor (uvloop refuses to watch a transport's own). Slices
 below :data:`SENDFILE_BYTES` are read and join the bytes around them. A slice whose pages are not in
-memory is read in a thread first (SEMANTICS rule 44): ``sendfile`` would make the whole loop wait
+memory is read in a thread first (rule 44): ``sendfile`` would make the whole loop wait
 for the disk.
 """
 
@@ -21,6 +21,7 @@ from kept.storage.disk import FileSlice
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
+    from kept.node.budget import Budget
     from kept.node.server import Node
 
 SENDFILE_BYTES: Final = 32 * 1024
@@ -37,10 +38,12 @@ MAX_BUFFERS: Final = 64
 
 class Sender:
     """A queue in front of a socket. ``on_progress`` is called when what had to wait was sent,
-    ``on_failure`` when nothing can be sent any more.
+    ``on_failure`` when nothing can be sent any more. Bytes that wait are drawn on ``budget``, the
+    node's if none is given.
     """
 
     __slots__ = (
+        "_budget",
         "_duplicate",
         "_fd",
         "_node",
@@ -58,8 +61,10 @@ class Sender:
         fd: int,
         on_progress: Callable[[], None],
         on_failure: Callable[[], None],
+        budget: Budget | None = None,
     ) -> None:
         self._node = node
+        self._budget = node.budget if budget is None else budget
         self._fd = fd
         self._on_progress = on_progress
         self._on_failure = on_failure
@@ -100,7 +105,7 @@ class Sender:
         if self._watching or self._waiting:
             more = sum(len(s) for s in segments if type(s) is not FileSlice)
             self.unsent_bytes += more
-            self._node.budget.force(more)
+            self._budget.force(more)
 
     def push(self) -> None:
         """Send what the socket takes."""
@@ -267,6 +272,6 @@ class Sender:
         change = now - self.unsent_bytes
         self.unsent_bytes = now
         if change > 0:
-            self._node.budget.force(change)
+            self._budget.force(change)
         elif change:
-            self._node.budget.give(-change)
+            self._budget.give(-change)

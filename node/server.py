@@ -5,6 +5,8 @@ batches, cold reads) runs in pools; cleaning in worker processes. The node acts 
 (rule 35): a proposal is durable first, then applied here, then its future is done. Start: take the
 addresses, lock the directories, replay the metadata, open the logs, lead, accept, print the ready
 line. Stop (TERM, INT): the reverse; checkpoints before the mark of a clean stop.
+
+Long because it is the one place that knows all parts of a node, and the order of their lives.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,13 +26,17 @@ from kept.cluster.settings import validate_topic
 from kept.cluster.voters import Voter
 from kept.cluster.wal import NO_DIRECTORY
 from kept.node import api, internal_topics, known_directories, log_directories, timers, unclean
-from kept.node.budget import Budget
+from kept.node.budget import Budget, Share
+from kept.node.changes import Change, decided
 from kept.node.cluster_settings import raft_settings
+from kept.node.connection_quota import ConnectionQuota
 from kept.node.console.history import History
 from kept.node.fetch_sessions import FetchSessions
+from kept.node.file_room import OpenFiles, check_room
 from kept.node.groups.coordinator import Coordinator
 from kept.node.handlers.producer_ids import ProducerIds
 from kept.node.hosting import HostedDirectory, Hosting
+from kept.node.kernels import Kernels
 from kept.node.listener import Listener
 from kept.node.logging import log
 from kept.node.metadata import Metadata
@@ -38,7 +44,8 @@ from kept.node.metrics import Metrics
 from kept.node.pool import CALL_THREADS, FlushPool
 from kept.node.readiness import Readiness
 from kept.node.rpc.front import Front
-from kept.storage.directory import Checkpoint, refuse_kafka
+from kept.node.slices import Slices
+from kept.storage.directory import Checkpoint, previous_broker_epoch, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     KeptError,
@@ -47,7 +54,6 @@ from kept.storage.errors import (
     UnknownTopicOrPartition,
 )
 from kept.storage.layout import encode_uuid
-from kept.storage.records import KERNEL
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -58,9 +64,7 @@ if TYPE_CHECKING:
     from kept.node.membership import Membership
     from kept.node.peers.peers import Peers
     from kept.replication.partition import Partition
-
-Change = Sequence[MetadataRecord] | Callable[["Image"], Sequence[MetadataRecord]]
-"""Records, or how to decide on them: called with the image that they will follow."""
+    from kept.storage.disk import Lock
 
 STOP_TIMEOUT_S: Final = 20.0
 METADATA_LOCK: Final = ".lock"
@@ -73,22 +77,29 @@ class Node:
         self.config = config
         self.disk = disk or Disk()
         self.loop = asyncio.get_running_loop()
+        self.slices = Slices(self.loop)
         self.node_id: int = config.node_id
         self.cluster_id = ""
         self._broker_epoch = -1
         self.metadata = Metadata(self.loop)
         self.membership: Membership | None = None
         """This node among others; None for a lone one."""
-        self.budget = Budget(config.inflight_max_bytes)
+        self.budget = Budget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
+        self.inflating = Share(self.budget, config.inflating_max_bytes)
+        """What threads inflate batches into."""
+        self.open_files = OpenFiles(self)
         self.hosting = Hosting(self)
+        self.client_connections = ConnectionQuota()
+        self.node_connections = ConnectionQuota()
+        """Those of the listener between nodes: clients' never count among them."""
         self.listeners = [Listener(self, address) for address in config.listeners]
         self.node_listener: Listener | None = None
         if config.node_listener is not None:
             self.node_listener = Listener(self, config.node_listener, between_nodes=True)
-        self.connection_count = 0
         self.fetch_sessions = FetchSessions(
             lambda: int.from_bytes(os.urandom(4), "big") & 0x7FFFFFFF,
             config.max_incremental_fetch_session_cache_slots,
+            config.fetch_sessions_max_partitions,
         )
         self.producer_ids = ProducerIds(self)
         self.groups = Coordinator(self)
@@ -100,6 +111,7 @@ class Node:
         self.serve_until = float("inf")
         """Leadership is not acted on after this moment, by ``perf_counter``, without
         :meth:`look_up`: this process may have stood still, and another node may lead."""
+        self.kernels = Kernels()
         self.ready = False
         self.readiness = Readiness(self.node_id)
         self.reads_in_memory = True
@@ -109,7 +121,8 @@ class Node:
         self._pool = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
         self._proposals = asyncio.Lock()
         self._timers = timers.Timers(self)
-        self._metadata_lock: Any = None
+        self._metadata_lock: Lock | None = None
+        self._verifying_metadata = False
         self._broken: log_directories.Broken = {}
 
     # What handlers use.
@@ -155,6 +168,11 @@ class Node:
             self._cleaner.start()
         return self._cleaner
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open, of clients and of nodes, in every protocol."""
+        return self.client_connections.count + self.node_connections.count
+
     def now_ms(self) -> int:
         """Wall clock."""
         return int(time.time() * 1000)
@@ -182,7 +200,8 @@ class Node:
         return self.loop.run_in_executor(self._pool, function, *args)
 
     def propose(self, change: Change) -> asyncio.Future[int]:
-        """Make records true; done when they are durable, applied, and acted on here.
+        """Make records true; done when they are durable, applied, and acted on here, down to the
+        logs that they create or delete.
 
         ``change`` is the records, or a function from the image to them: proposals queue, and such a
         function decides when its turn has come, on the image it will change. The future raises what
@@ -195,11 +214,13 @@ class Node:
             index = await self.membership.controlling.decide(change)
         else:
             async with self._proposals:
-                records = change(self.image) if callable(change) else change
+                records = await decided(change, lambda: self.metadata.image, self.slices)
                 if not records:
                     return self.image.index
+                check_room(self, self.image, records)
                 index = await self.metadata.propose(records)
         await self.metadata.acted(index)
+        await self.hosting.changes.done(index)
         return index
 
     async def _act_on(self, image: Image, delta: Delta) -> None:
@@ -210,8 +231,6 @@ class Node:
         await self.hosting.apply(image, delta)
         self.groups.metadata_changed(image, delta)
         if self.membership is not None:
-            if delta.brokers:
-                self.hosting.roles.brokers_changed(image)
             self.membership.acted_on(image)
         self.readiness.on_move()
 
@@ -220,7 +239,10 @@ class Node:
         default = self.image.config(ResourceType.BROKER, "")
         if own or default or self.config.dynamic_own or self.config.dynamic_default:
             self.config = self.config.with_dynamic(own, default)
-            self.budget.limit_bytes = self.config.inflight_max_bytes
+            self.budget.resize(
+                self.config.inflight_max_bytes, self.config.inflight_max_bytes_per_ip
+            )
+            self.inflating.limit_bytes = self.config.inflating_max_bytes
         self.hosting.limit_replication()
 
     def new_id(self) -> uuid.UUID:
@@ -355,6 +377,22 @@ class Node:
         else:
             log.error("disk error", path=error.path, error=str(error))
 
+    def look_for_metadata(self) -> None:
+        """End this node when the metadata directory was removed or replaced under it: what it
+        promised to the other voters would be forgotten.
+        """
+        lock = self._metadata_lock
+        if lock is None or self._verifying_metadata:
+            return
+
+        def looked(finished: asyncio.Future[Any]) -> None:
+            self._verifying_metadata = False
+            if (error := finished.exception()) is not None and not self.stopped.is_set():
+                self.fatal(f"the metadata log failed: {error}")
+
+        self._verifying_metadata = True
+        self.in_pool(lock.verify).add_done_callback(looked)
+
     def partition_gone(self, tp: TopicPartition, error: BaseException | None = None) -> None:
         """A partition was deleted, or its directory failed (``error``): tell who works on it."""
         if self._cleaner is not None:
@@ -371,12 +409,10 @@ class Node:
 
     async def start(self) -> None:
         """Open everything and accept clients. Raises KeptError; nothing is left locked then."""
-        if KERNEL == "python":
-            chosen = os.environ.get("KEPT_KERNEL") == "python"
-            why = "KEPT_KERNEL=python" if chosen else "there are no compiled ones; see the README"
-            log.warning("slow Python kernels", why=why)
+        self.kernels.warn()
+        self.open_files.share()
         try:
-            for listener in self._all_listeners():
+            for listener in self.all_listeners():
                 listener.bind()
             self._open_metadata()
             if self.node_listener is not None:
@@ -387,6 +423,7 @@ class Node:
                 self._open_directories()
             if self.membership is None:
                 self._register()
+                await log_directories.mark_running(self, self.broker_epoch)
                 self.hosting.roles.serving = True
             await self.hosting.start(self.metadata.begin())
             self.metadata.act(self._act_on)
@@ -400,13 +437,16 @@ class Node:
             self.readiness.on_move()
             self._warming = self.loop.create_task(self._warm_up())
         except BaseException:
-            for listener in self._all_listeners():
+            self._timers.stop()
+            for listener in self.all_listeners():
                 listener.stop_accepting()
             await self._leave_cluster()
+            await self.hosting.changes.stop()
             self._release()
             raise
 
-    def _all_listeners(self) -> list[Listener]:
+    def all_listeners(self) -> list[Listener]:
+        """Those of clients, and the one between nodes."""
         return [*self.listeners, *([] if self.node_listener is None else [self.node_listener])]
 
     async def _meet(self, node_listener: Listener) -> None:
@@ -416,6 +456,7 @@ class Node:
         self.membership = Membership(self)
         await self.membership.start()
         await node_listener.start()
+        self._timers.watch_connections()
         await self.membership.cluster_id()
 
     async def _leave_cluster(self) -> None:
@@ -500,12 +541,7 @@ class Node:
         return tuple(found)
 
     def _clean_epoch(self) -> int:
-        """The broker epoch in the marks of the last clean stop; -1 unless all directories agree."""
-        epochs = {
-            one.directory.broker_epoch if one.directory.was_clean else -1
-            for one in self.log_directories
-        }
-        return epochs.pop() if len(epochs) == 1 else -1
+        return previous_broker_epoch(one.directory for one in self.log_directories)
 
     def _register(self) -> None:
         """A lone node takes part at once."""
@@ -527,7 +563,7 @@ class Node:
         if self.membership is not None and not self.failure:
             await self.membership.leave()
         self._timers.stop()
-        for listener in self._all_listeners():
+        for listener in self.all_listeners():
             listener.stop_accepting()
         if self._warming is not None:
             await self._warming
@@ -538,9 +574,10 @@ class Node:
         await self.hosting.close_manifests()
         await self.groups.stop()
         async with self._proposals:
-            for listener in self._all_listeners():
+            for listener in self.all_listeners():
                 listener.close_connections()
             await self._leave_cluster()
+            await self.hosting.changes.stop()
             for hosted in self.hosting.hosted.values():
                 hosted.partition.resign()
             for directory in self.log_directories:

@@ -1,10 +1,22 @@
-"""Long work on the loop in short slices: nobody else waits more than a moment for it."""
+"""Long work on the loop in short slices: nobody else waits more than a moment for it.
+
+Coroutines pause with :func:`breathe` or :class:`Pace`. A handler that answers small requests in
+place, and a decision or an encoder that is called from plain code, is a generator that yields after
+each item: :class:`Slices` runs the first steps at once and the rest, if there is any, one slice per
+turn of the loop, however many such works there are.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Generator
 from time import perf_counter
-from typing import Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that yields after each item, none of which takes longer than a fraction of a slice."""
 
 ITEMS_PER_SLICE: Final = 16
 """Between two pauses; an item costs a few microseconds to sixty, so a slice stays below 1 ms."""
@@ -29,3 +41,87 @@ async def breathe(position: int) -> None:
     """Let others run, once every :data:`ITEMS_PER_SLICE` items."""
     if position % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
         await asyncio.sleep(0)
+
+
+def finished(steps: Steps[T]) -> T:
+    """The result of work that is small, at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+IN_PLACE_STEPS: Final = 32
+"""So many items are worked off at once: those of nearly every request."""
+TURN_S: Final = 0.001
+"""How much of one turn of the loop goes to all sliced works together."""
+
+
+class Sliced(asyncio.Future[T]):
+    """The result of work that goes on in slices. To cancel it ends the work where it is."""
+
+    def __init__(self, steps: Steps[T], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._steps = steps
+
+    def advance(self) -> None:
+        """Do one item, or end."""
+        if self.done():
+            self._steps.close()
+            return
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self.set_result(end.value)
+        except Exception as error:  # noqa: BLE001 - whoever awaits the result handles it
+            self.set_exception(error)
+
+
+class Slices:
+    """The sliced works of one loop, one turn each in order. ``clock`` gives seconds."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Any = perf_counter,
+        in_place: int = IN_PLACE_STEPS,
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._in_place = in_place
+        self._works: deque[Sliced[Any]] = deque()
+
+    def run(self, steps: Steps[T]) -> T | Sliced[T]:
+        """The result of ``steps``, if a few items are all; else a future of it. Raises what the
+        first items raise.
+        """
+        try:
+            for _ in range(self._in_place):
+                next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        work = Sliced(steps, self._loop)
+        self._works.append(work)
+        if len(self._works) == 1:
+            self._loop.call_soon(self._turn)
+        return work
+
+    async def finish(self, steps: Steps[T]) -> T:
+        """The result of ``steps``, awaited where it takes slices."""
+        result = self.run(steps)
+        return await result if isinstance(result, Sliced) else result
+
+    def _turn(self) -> None:
+        works, clock = self._works, self._clock
+        work, until = works.popleft(), clock() + TURN_S
+        while True:
+            work.advance()
+            if work.done() or clock() >= until:
+                break
+        if not work.done():
+            works.append(work)
+        if works:
+            self._loop.call_soon(self._turn)

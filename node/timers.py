@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.attention import LOOK_AT, flushes_later
 from kept.node.clock import monotonic_ms
 from kept.node.logging import log
-from kept.storage import retention
+from kept.storage import layout, retention
 from kept.storage.directory import Checkpoint
-from kept.storage.errors import KeptError, MachineError
+from kept.storage.errors import KeptError, MachineError, ResourceExhausted, vanished
 from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kept.node.server import Node
     from kept.replication.partition import Partition
     from kept.storage.log import Log
+    from kept.storage.segment import Segment
 
 FLUSH_TICK_MS: Final = 500
 """How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""
@@ -34,6 +35,10 @@ ROLL_TICK_MS: Final = 5_000
 DELETE_TICK_MS: Final = 5_000
 IDLE_TICK_MS: Final = 10_000
 EXPIRY_TICK_MS: Final = 60_000
+DISK_TICK_MS: Final = 1_000
+"""How long what was removed under a running node goes on unnoticed, while it is used."""
+FILES_A_JOB: Final = 1_000
+"""Open files that a thread looks for, by name, before the loop hears of it."""
 SLICE_S: Final = 0.0005
 """How long a job holds the loop before requests have their turn."""
 PAUSE_S: Final = 0.002
@@ -51,6 +56,8 @@ class Timers:
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._stopped = False
         self._writing: set[tuple[str, Checkpoint]] = set()
+        self._looking: set[str] = set()
+        """Directories that a thread looks for; it may hang where a disk does."""
         self._free_at = 0.0
         """When the next slice of any job may begin: slices of several would add up to a stall."""
 
@@ -69,9 +76,16 @@ class Timers:
         self._every(ROLL_TICK_MS, "roll", self.roll_idle)
         self._every(FLUSH_TICK_MS, "flush", self.flush_due)
         self._every(DELETE_TICK_MS, "delete", self.delete_expired)
+        self._every(DISK_TICK_MS, "disks", self.look_for_files)
         self._every(EXPIRY_TICK_MS, "producers", self.expire_producers)
-        idle_ms = min(max(config.connections_max_idle_ms // 4, 100), IDLE_TICK_MS)
-        self._every(idle_ms, "idle connections", self.close_idle)
+        self.watch_connections()
+
+    def watch_connections(self) -> None:
+        """Close idle connections: of the listener between nodes before this node serves."""
+        if "idle connections" not in self._handles:
+            idle_ms = self._node.config.connections_max_idle_ms
+            tick_ms = min(max(idle_ms // 4, 100), IDLE_TICK_MS)
+            self._every(tick_ms, "idle connections", self.close_idle)
 
     def stop(self) -> None:
         """End all jobs."""
@@ -178,6 +192,8 @@ class Timers:
     ) -> None:
         self._writing.discard(key)
         error = done.exception()
+        if error is not None:
+            self._node.hosting.attention.left = True  # it is written at the next turn
         if isinstance(error, MachineError):
             self._node.hosting.fail(directory, error)
         elif error is not None:
@@ -247,13 +263,68 @@ class Timers:
                 attention.leaving.pop(hosted, None)
                 return
             if paths := retention.take_expired(log_, now_ms):
-                self._in_thread(hosted.directory, retention.remove, log_, paths)
+                self._in_thread(hosted.directory, remove, log_, paths)
+
+        def remove(log_: Log, paths: list[str]) -> None:
+            try:
+                retention.remove(log_, paths)
+            except ResourceExhausted:
+                self._node.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
+                raise
 
         yield from attention.gather(now_ms)
         yield from self._each(one, list(attention.leaving))
         for directory in self._node.hosting.directories:
             if directory.offline is None:
                 self._in_thread(directory, directory.directory.purge, now_ms)
+
+    # Disks.
+
+    def look_for_files(self) -> Iterator[None]:
+        """Log directories, the metadata directory and the files that were appended to since the
+        last time are where they were opened: what was removed or replaced under this node fails its
+        directory. Writes and fsyncs there succeed, and keep nothing.
+        """
+        attention = self._node.hosting.attention
+        yield from attention.gather(self._node.now_ms())
+        chosen: dict[HostedDirectory, list[HostedPartition]] = {}
+        for number, hosted in enumerate(list(attention.written)):
+            chosen.setdefault(hosted.directory, []).append(hosted)
+            if number % LOOK_AT == LOOK_AT - 1:
+                yield
+        for directory in self._node.hosting.directories:
+            if directory.offline is None and directory.name not in self._looking:
+                several = chosen.get(directory, [])[:FILES_A_JOB]
+                attention.written.difference_update(several)
+                self._look_for(directory, several)
+                yield
+        self._node.look_for_metadata()
+
+    def _look_for(self, directory: HostedDirectory, several: list[HostedPartition]) -> None:
+        active = [(one, one.partition.log.active_segment) for one in several]
+
+        def look() -> list[tuple[HostedPartition, Segment]]:
+            directory.directory.verify()
+            return [(one, segment) for one, segment in active if not segment.is_in_place]
+
+        def looked(finished: asyncio.Future[Any]) -> None:
+            self._looking.discard(directory.name)
+            error = finished.exception()
+            if isinstance(error, MachineError):
+                self._node.hosting.fail(directory, error)
+                return
+            if error is not None:
+                log.exception("looking for files failed", error, path=directory.name)
+                return
+            hosting = self._node.hosting
+            for hosted, segment in finished.result():
+                log_ = hosted.partition.log
+                here = hosting.hosted.get(hosted.partition.topic_partition) is hosted
+                if here and log_.active_segment is segment:  # not rolled or deleted meanwhile
+                    hosting.fail(directory, vanished(segment.path(layout.LOG)))
+
+        self._looking.add(directory.name)
+        directory.pool.run(look).add_done_callback(looked)
 
     def _in_thread(self, directory: HostedDirectory, function: Any, *args: Any) -> None:
         def done(finished: asyncio.Future[Any]) -> None:
@@ -272,7 +343,7 @@ class Timers:
 
     def close_idle(self) -> Iterator[None]:
         """Close idle connections."""
-        for listener in self._node.listeners:
+        for listener in self._node.all_listeners():
             listener.close_idle()
             yield
 

@@ -12,12 +12,13 @@ committed, and nothing after it either. (etcd calls that strict reconfiguration 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from kept.cluster.voters import Voter
 from kept.node.logging import log
 from kept.node.peers.calls import ChangeVotersReply, ChangeVotersRequest
 from kept.storage.errors import (
+    ClusterAuthorizationFailed,
     DuplicateVoter,
     InvalidRequest,
     NotController,
@@ -42,6 +43,16 @@ def refuse_alone(node: Node) -> None:
             f"node {node.node_id} runs alone, as its own voter: to add others, start it with a "
             "controller.quorum.voters that names them too"
         )
+
+
+def refuse_strangers(node: Node) -> NoReturn:
+    """Raises ClusterAuthorizationFailed: the request came in where everybody can ask."""
+    endpoint = node.node_endpoint()
+    where = "" if endpoint is None else f", {endpoint[0]}:{endpoint[1]}"
+    raise ClusterAuthorizationFailed(
+        "who votes is changed from a node's own machine, over Kafka's protocol or HTTP, or through "
+        f"the listener between nodes{where}: nobody is authenticated on the listeners of clients"
+    )
 
 
 class Voting:

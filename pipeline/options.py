@@ -459,7 +459,7 @@ def _whole(name: str, text: str, least: int, most: int, wanted: str) -> int:
 
 def _is_number(digits: str) -> bool:
     """Python itself refuses to read a number of thousands of digits."""
-    return digits.isdecimal() and len(digits) <= MAX_DIGITS
+    return digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS
 
 
 def _positive(name: str, text: str) -> int:
@@ -485,7 +485,7 @@ def _app(name: str, text: str) -> str:
 
 
 def _duration(name: str, text: str) -> int:
-    found = re.fullmatch(rf"(\d{{1,{MAX_DIGITS}}})\s*([a-z]*)", text.strip().lower())
+    found = re.fullmatch(rf"([0-9]{{1,{MAX_DIGITS}}})\s*([a-z]*)", text.strip().lower())
     factor = _MILLISECONDS.get(found[2] or "ms") if found else None
     if not found or factor is None:
         raise _bad(name, text, "a time such as 30s, 15m or 1h")

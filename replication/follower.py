@@ -4,7 +4,7 @@
 once and in order; the core then sees the log as it has become, through :class:`FollowerLog`. No
 clock, no disk.
 
-What holds (SEMANTICS rules 25-31, 43; KIP-101, KIP-279, KIP-320, KIP-595; ``AbstractFetcherThread``
+What holds (rules 25-31, 43; KIP-101, KIP-279, KIP-320, KIP-595; ``AbstractFetcherThread``
 and ``ReplicaFetcherThread``):
 
 - A request names the leader epoch it is meant for, the log end, and the epoch of the last batch.
@@ -37,6 +37,7 @@ from typing import Final, NamedTuple, Protocol
 from kept.replication.fetching import (
     CORRUPT_MESSAGE,
     FENCED_LEADER_EPOCH,
+    KAFKA_STORAGE_ERROR,
     NONE,
     OFFSET_OUT_OF_RANGE,
     Buffer,
@@ -49,6 +50,7 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     MachineError,
+    ResourceExhausted,
 )
 
 NO_LEADER: Final = -1
@@ -370,10 +372,14 @@ class FollowerCore:
         if self.state is State.IDLE:
             return ()
         self.agreed = False
+        self.failures += 1
+        if isinstance(event.error, ResourceExhausted):
+            return self._wait(
+                self._growing_ms(), KAFKA_STORAGE_ERROR, event.now_ms, str(event.error)
+            )
         if isinstance(event.error, KafkaStorageError | MachineError):
             self.state = State.FAILED
             return ()
-        self.failures += 1
         return self._wait(self._growing_ms(), CORRUPT_MESSAGE, event.now_ms)
 
     def check_invariants(self) -> None:

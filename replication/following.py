@@ -193,18 +193,25 @@ class FollowingReplica(KeptReplica):
         """Drop everything; the log starts at ``offset``. Blocks. Raises as :meth:`truncate_to`."""
         self._check_not_leading()
         before = self.log.log_start_offset, self.log.log_end_offset
-        self._before_loss(offset)
+        # The leader's retention is past our end; but after an unclean election the leader had
+        # others at the offsets of ours, and from where on nobody can tell any more.
+        self._before_loss(self.log.log_start_offset if self.may_lose else offset)
         try:
             self.log.truncate_fully_and_start_at(offset)
         except MachineError as error:
             self._failed(error)
         self._was_cut(*before)
 
+    @property
+    def may_lose(self) -> bool:
+        """What it cuts may have been acknowledged: there was an unclean election since the last
+        batch here. Once there is a batch of that leader's, the logs had agreed up to there.
+        """
+        return self.unclean_epoch > self.latest_epoch
+
     def _before_loss(self, offset: int) -> None:
         """Say which committed records a cut takes away, while they are there."""
-        losing = about_to_lose(
-            self.log, offset, self.core.high_watermark, unclean=self.leader_unclean
-        )
+        losing = about_to_lose(self.log, offset, self.core.high_watermark, unclean=self.may_lose)
         if losing is not None:
             self._tell(losing)
 

@@ -4,7 +4,7 @@
 clock, no disk, no log: offsets come in, tokens go out. Methods named after events are the same
 without the event object, for the path of every produce request.
 
-What holds (SEMANTICS rules 14, 15, 30, 33; ``Partition.scala``):
+What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
 
 - HW = min LEO over the *maximal* ISR and the caught-up, eligible replicas about to join; it never
   goes back, and stands still while the ISR is below the effective minimum,
@@ -318,11 +318,19 @@ class LeaderCore:
     ) -> Effects:
         """A follower's fetch, accepted: not diverging, in range, in this epoch.
 
-        Raises NotLeaderOrFollower for a broker that is no replica, or an earlier life of one.
+        Raises NotLeaderOrFollower for a broker that is no replica, and for a broker epoch other
+        than the image's: an earlier life of that broker must move nothing, and of a later one the
+        image tells within moments. Until then the follower tries again (KIP-903). Whoever makes up
+        an epoch can so neither move the high watermark nor lock the real replica out.
         """
         follower = self.followers.get(replica_id)
         if follower is None:
             raise NotLeaderOrFollower(f"broker {replica_id} is no replica: {self.replicas}")
+        known = self.broker_epochs.get(replica_id, -1)
+        if broker_epoch != known:
+            raise NotLeaderOrFollower(
+                f"a fetch of broker {replica_id} with broker epoch {broker_epoch}: it is {known}"
+            )
         self._now_ms = max(self._now_ms, now_ms)
         follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
         if replica_id in self.isr:

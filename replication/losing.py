@@ -24,8 +24,9 @@ def about_to_lose(
 ) -> Losing | None:  # fmt: skip
     """What a cut at ``offset`` takes away of what was committed; None: nothing.
 
-    ``unclean``: that may be all there is, for the leader was elected from outside the ISR. After a
-    clean election all that is missing there above the high watermark was committed by nobody.
+    ``unclean``: that may be all there is, for a leader since the last record here was elected from
+    outside the ISR. After clean elections all that is missing there above the high watermark was
+    committed by nobody.
     """
     start = max(offset, log.log_start_offset)
     end = log.written_end_offset

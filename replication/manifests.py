@@ -5,7 +5,7 @@ sits beside :class:`.leader.LeaderCore`, which knows the ISR and says when a man
 and :class:`.follower.FollowerCore`, which knows whether the logs agree. Bodies of manifests are the
 shell's; here they are names, compared for equality only.
 
-What holds (SEMANTICS rules 13 to 16, 19, 30); the letters are the counterexamples that each check
+What holds (rules 13 to 16, 19, 30); the letters are the counterexamples that each check
 answers, and tests/replication/manifests plays them:
 
 - *Held*: made durable before it is acknowledged; the next pull acknowledges, so there is no message

@@ -153,15 +153,19 @@ class Partition(FollowingReplica):
             end = core.high_watermark
             if isolation:
                 end = self.last_stable_offset
-                aborted = self.aborted_transactions(offset, end)
         try:
             found = log.read(offset, max_bytes, end, at_least_one=at_least_one)
+            if isolation and replica_id < 0:
+                aborted = [
+                    (txn.producer_id, txn.first_offset)
+                    for txn in log.aborted_in_slice(offset, found, end)
+                ]
         except MachineError as error:
             self._failed(error)
         if replica_id >= 0:
             self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
         committed = core.high_watermark
-        unstable = log.producers.first_undecided_offset(committed)
+        unstable = log.producers.first_undecided_offset(committed, start)
         stable = committed if unstable is None else min(unstable, committed)
         return PartitionFetch(found, committed, stable, start, aborted, None)
 
@@ -215,10 +219,6 @@ class Partition(FollowingReplica):
         follower = self.core.followers.get(replica_id)
         if follower is not None:
             follower.follows = False
-
-    def aborted_transactions(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions that overlap ``start..end``."""
-        return [(txn[0], txn[1]) for txn in self.log.aborted_transactions(start, end)]
 
     def read_batches(self, offset: int, max_bytes: int) -> bytes:
         """Committed batches from ``offset`` on as bytes: for the node's own readers. At least one.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kept.replication.events import UNKNOWN_OFFSET, Identity, Token
-from kept.storage.errors import NotLeaderOrFollower
 
 LONG_AGO: Final = -(1 << 62)
 """When a replica outside of the ISR was caught up, before it fetched: the high watermark does not
@@ -41,13 +40,9 @@ class Follower:
     ) -> None:
         """It has everything below ``log_end_offset``, and the leader below ``leader_end_offset``.
 
-        Raises NotLeaderOrFollower for a request of an earlier life of that broker.
+        ``broker_epoch`` is the image's: the leader has refused any other.
         """
         if broker_epoch != self.broker_epoch:
-            if -1 < broker_epoch < self.broker_epoch:
-                raise NotLeaderOrFollower(
-                    f"a fetch of broker epoch {broker_epoch} after one of {self.broker_epoch}"
-                )
             if self.broker_epoch != -1:  # another life: its disk may be another, too
                 self.held = self.applied = None
             self.broker_epoch = broker_epoch

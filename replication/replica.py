@@ -36,6 +36,7 @@ from kept.storage.errors import (
     KeptError,
     MachineError,
     NotLeaderOrFollower,
+    ResourceExhausted,
     UnknownLeaderEpoch,
 )
 from kept.storage.log import Log
@@ -94,8 +95,9 @@ class Replica:
         self.core.high_watermark = min(restored, log.log_end_offset)
         self.applied_end = applied_end
         self.leader_id = NO_LEADER
-        self.leader_unclean = False
-        """The image marks the leader as elected from outside the ISR (rule 19)."""
+        self.unclean_epoch = -1
+        """Leader epoch of the last unclean election since this replica was in the ISR, or of one
+        that may have been unclean, as far as the node knows."""
         self.suspended = False
         self._leading = False
         self._appendable = False
@@ -153,10 +155,11 @@ class Replica:
     @property
     def last_stable_offset(self) -> int:
         """What read_committed consumers read below: HW, or the first transaction that is open, or
-        whose end is not committed.
+        whose end is not committed. Never below the log start.
         """
         committed = self.core.high_watermark
-        unstable = self.log.producers.first_undecided_offset(committed)
+        log = self.log
+        unstable = log.producers.first_undecided_offset(committed, log.log_start_offset)
         return committed if unstable is None else min(unstable, committed)
 
     @property
@@ -314,7 +317,13 @@ class Replica:
         raise UnknownLeaderEpoch(message)
 
     def _failed(self, error: MachineError) -> NoReturn:
-        """The machine failed under this log."""
+        """The machine failed under this log. A want of descriptors is no failure: the call did
+        nothing, and the next one may succeed.
+        """
+        if isinstance(error, ResourceExhausted):
+            if self._on_machine_error is not None:
+                self._on_machine_error(error)
+            raise error
         known = self.offline is not None
         self.mark_offline(str(error))
         if not known and self._on_machine_error is not None:

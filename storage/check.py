@@ -274,6 +274,13 @@ def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
         parsed = layout.parse_directory_name(name)
         if parsed is None:
             findings.append(Finding(inner, -1, -1, "is no partition's directory", False))
+        elif parsed.state == layout.STRAY_DIRECTORY:
+            why = (
+                "a log that the metadata did not know, and whose deletion nobody has seen: it is "
+                "kept until you remove it"
+            )
+            findings.append(Finding(inner, -1, -1, why, False))
+            findings += check_partition(inner, disk)
         elif not parsed.state:
             findings += check_partition(inner, disk)
     return findings

@@ -132,6 +132,26 @@ def read_clean_shutdown(disk: Disk, path: str) -> int | None:
     return epoch if isinstance(epoch, int) else -1
 
 
+def write_running(disk: Disk, path: str, broker_epoch: int, boot_id: str) -> None:
+    """Say which broker epoch a process has, and in which run of the machine."""
+    mark = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id}
+    disk.write_atomic(path, json.dumps(mark, separators=(",", ":")).encode())
+
+
+def read_running(disk: Disk, path: str) -> tuple[int, str] | None:
+    """(broker epoch, boot id) of :func:`write_running`; None when the file is absent, or says
+    nothing that could be relied on.
+    """
+    try:
+        mark = json.loads(disk.read(path))
+        version, epoch, boot_id = mark["version"], mark["brokerEpoch"], mark["bootId"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    if version != 0 or not isinstance(epoch, int) or not isinstance(boot_id, str):
+        return None
+    return epoch, boot_id
+
+
 def write_properties(disk: Disk, path: str, properties: Mapping[str, str]) -> None:
     """Write a Java properties file such as ``meta.properties`` durably."""
     lines = "".join(f"{name}={value}\n" for name, value in sorted(properties.items()))

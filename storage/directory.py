@@ -2,7 +2,8 @@
 
 Opening takes the lock for life, checks whose directory it is (``meta.properties``), reads the mark
 of a clean stop and removes it durably before any log is opened: a power cut can not bring it back.
-Closing writes checkpoints first and the mark last.
+Closing writes checkpoints first and the mark last. Another mark, ``kept-running``, names the run of
+the machine in which a process wrote here: after a kill it shows that nothing written is lost.
 
 A disk error takes the directory offline: ``offline`` says why, and no file of it is written again.
 """
@@ -12,13 +13,13 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
 from kept.storage import checkpoints, layout, vanished
 from kept.storage.disk import Disk, Lock, parent
-from kept.storage.errors import DamagedData, DirectoryRefused, MachineError
+from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, ResourceExhausted
 from kept.storage.log import Log
 from kept.storage.swap import SwapPlan
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
@@ -41,13 +42,15 @@ class Checkpoint(Enum):
 
 class FoundLog(NamedTuple):
     """A log's directory on disk. ``topic_id`` is None when partition.metadata is missing or
-    damaged.
+    damaged. ``is_stray``: it was set aside, see :meth:`LogDirectory.set_aside`; then the topic's
+    name may be cut.
     """
 
     directory_name: str
     topic_partition: TopicPartition
     topic_id: uuid.UUID | None
     is_delete: bool
+    is_stray: bool = False
 
 
 class Birth(NamedTuple):
@@ -75,6 +78,19 @@ def refuse_kafka(disk: Disk, path: str) -> None:
             )
 
 
+def previous_broker_epoch(directories: Iterable[LogDirectory]) -> int:
+    """The broker epoch that all log directories of a process prove (:attr:`LogDirectory
+    .proven_epoch`), -1 unless all do and agree.
+
+    As Kafka's ``LogManager.readBrokerEpochFromCleanShutdownFiles``, with kills on a machine that
+    runs still beside clean stops. A controller takes it as proof
+    that this broker lost nothing since it had that epoch: one directory that was not closed may
+    have lost what was not flushed, and one with an older mark was not there the last time.
+    """
+    epochs = {one.proven_epoch for one in directories}
+    return epochs.pop() if len(epochs) == 1 else -1
+
+
 class LogDirectory:
     """An open data directory; see the module."""
 
@@ -89,6 +105,9 @@ class LogDirectory:
         self.adopted = False
         """Apache Kafka wrote it before: its replicas were compacted each on its own."""
         self.broker_epoch = -1
+        self.survived_epoch = -1
+        """The broker epoch of the process before, if it ended without a clean stop and the machine
+        has not been started anew since: it lost nothing that it had written; else -1."""
         self.offline: str | None = None
         self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
         """What the files say: read at open, then as last written."""
@@ -97,6 +116,8 @@ class LogDirectory:
         self.unopened: set[TopicPartition] = set()
         """Logs that were there, and that nobody has opened yet: what the checkpoints say of them
         stays, and after a crash there is no clean stop before all were looked through."""
+        self._put_back: set[TopicPartition] = set()
+        """Logs that were set aside once: the checkpoints have forgotten them."""
         self.changes = 0
         """How often it was said of a log where it stands, since this was opened: when it was
         created, and with :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
@@ -152,6 +173,8 @@ class LogDirectory:
             }  # fmt: skip
             checkpoints.write_properties(self.disk, path, properties)
             return
+        if not found.get("version"):
+            raise DamagedData(path, 0, -1, "it is empty or says no version: put it back")
         if found.get("version") != META_VERSION:
             raise DirectoryRefused(
                 f"{path} has version {found.get('version')!r}; this version reads {META_VERSION}"
@@ -181,6 +204,7 @@ class LogDirectory:
                 self.checkpoints[kind] = {}
                 self.was_clean = False
         self._look_for_missing()
+        self._look_for_survival()
         for name in self.disk.listdir(self.path):
             parsed = layout.parse_directory_name(name)
             if parsed is None or parsed.state or name in layout.IGNORED_NAMES:
@@ -206,6 +230,29 @@ class LogDirectory:
                 "%s: stopped cleanly, but lacks %s now: taken as after a crash", self.path,
                 ", ".join(sorted(map(layout.directory_name, self.missing))),
             )  # fmt: skip
+
+    def _look_for_survival(self) -> None:
+        """A process that was killed leaves what it wrote in the page cache, which lives as long as
+        the machine's run.
+        """
+        found = checkpoints.read_running(self.disk, self._file(layout.RUNNING))
+        if found is not None and not self.missing and found[1] == self.disk.boot_id():
+            self.survived_epoch = found[0]
+
+    @property
+    def proven_epoch(self) -> int:
+        """The broker epoch of the process before, if this directory has all that it had written:
+        it stopped cleanly, or was killed on a machine that runs still; else -1 (rule 33).
+        """
+        return self.broker_epoch if self.was_clean else self.survived_epoch
+
+    def mark_running(self, broker_epoch: int) -> None:
+        """This process is registered with that epoch. A machine without a boot id leaves no mark,
+        nor does a directory that failed. Blocks; raises MachineError.
+        """
+        boot_id = self.disk.boot_id()
+        if boot_id is not None and self.offline is None:
+            checkpoints.write_running(self.disk, self._file(layout.RUNNING), broker_epoch, boot_id)
 
     @property
     def recovery_points(self) -> dict[TopicPartition, int]:
@@ -238,7 +285,7 @@ class LogDirectory:
             if name in layout.IGNORED_NAMES or not is_directory:
                 continue
             parsed = layout.parse_directory_name(name)
-            if parsed is None or parsed.state not in ("", layout.DELETE_DIRECTORY):
+            if parsed is None or parsed.state == layout.FUTURE_DIRECTORY:
                 logger.warning("%s/%s: left alone, it is not a log", self.path, name)
                 continue
             path = f"{self.path}/{name}/{layout.PARTITION_METADATA}"
@@ -247,7 +294,10 @@ class LogDirectory:
             except DamagedData as error:
                 logger.warning("%s", error)
                 topic_id = None
-            found.append(FoundLog(name, parsed.topic_partition, topic_id, bool(parsed.state)))
+            deleted, stray = (
+                parsed.state == state for state in (layout.DELETE_DIRECTORY, layout.STRAY_DIRECTORY)
+            )
+            found.append(FoundLog(name, parsed.topic_partition, topic_id, deleted, stray))
         return found
 
     def log_path(self, tp: TopicPartition) -> str:
@@ -266,9 +316,11 @@ class LogDirectory:
         log = Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
             log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
-            clean=self.was_clean, unfinished_swap=unfinished_swap,
+            clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
             producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
         )  # fmt: skip
+        if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
+            self.survived_epoch = -1  # damage: what was written is not all here
         vanished.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0)
         return log
 
@@ -327,16 +379,34 @@ class LogDirectory:
         """The same for several, with one fsync of this directory."""
         for log, unique in logs:
             name = layout.deleted_directory_name(log.topic_partition, unique)
-            for segment in log.segments:
-                segment.file  # noqa: B018 (open it under its old name: readers may hold it)
             log.leader_epochs.retire()
             self.disk.rename(log.directory, self._file(name))
             log.directory = self._file(name)
+            for segment in log.segments:
+                segment.directory = log.directory  # where readers that hold the log find it
             self._changed.pop(log.topic_partition, None)
         self.disk.fsync_dir(self.path)
         with self._deleting:
             for log, _ in logs:
                 self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
+
+    def set_aside(self, tp: TopicPartition, unique: uuid.UUID) -> str:
+        """Keep a log that nobody is known to have deleted out of the way, durably, under a name
+        that ends in ``-stray``, as Apache Kafka does; returns that name. Blocks.
+        """
+        name = layout.deleted_directory_name(tp, unique, layout.STRAY_DIRECTORY)
+        self.disk.rename(self.log_path(tp), self._file(name))
+        self.disk.fsync_dir(self.path)
+        self.unopened.discard(tp)
+        return name
+
+    def put_back(self, name: str, tp: TopicPartition) -> None:
+        """Give a log that was set aside its name again, durably: its topic is there after all. It
+        is to be opened then, and is looked through as after a crash. Blocks.
+        """
+        self.disk.rename(self._file(name), self.log_path(tp))
+        self.disk.fsync_dir(self.path)
+        self._put_back.add(tp)
 
     def remove_unborn(self, tp: TopicPartition) -> bool:
         """Remove what a crash left of a creation: no ``partition.metadata``, and no record, since
@@ -363,8 +433,13 @@ class LogDirectory:
         with self._deleting:
             due = [path for at, path in self._deleted if at <= now_ms]
             self._deleted = [(at, path) for at, path in self._deleted if at > now_ms]
-        for path in due:
-            self.disk.remove_tree(path)
+        for number, path in enumerate(due):
+            try:
+                self.disk.remove_tree(path)
+            except ResourceExhausted:
+                with self._deleting:
+                    self._deleted += [(now_ms, left) for left in due[number:]]
+                raise
         return len(due)
 
     def purge_found(self) -> int:
@@ -408,11 +483,29 @@ class LogDirectory:
         self.changes += 1
         self._changed[tp] = self.changes
 
+    def verify(self) -> None:
+        """Raise MachineError unless the directory is still what its path stands for; blocks, any
+        thread may. The lock file in it tells: it is held open from the start on.
+        """
+        if self._lock is not None:
+            self._lock.verify()
+
     def fail(self, error: MachineError) -> None:
         """Take the directory offline; the first reason is kept."""
         if self.offline is None:
             self.offline = str(error)
             logger.error("log directory %s is offline: %s", self.path, error)
+
+    def forget_running(self) -> None:
+        """A device of this node failed, and may have dropped what it was given: the next process
+        must not rely on the mark. Blocks; one that cannot be removed is only logged.
+        """
+        try:
+            self.disk.unlink(self._file(layout.RUNNING))
+        except FileNotFoundError:
+            pass
+        except MachineError as error:
+            logger.warning("%s", error)
 
     def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
         """Release the directory. ``clean``: all logs were closed and the checkpoints written; the

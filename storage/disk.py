@@ -2,7 +2,11 @@
 
 The simulator (``kept.testing.simulated_disk``) and the fault tests replace this one class. Every
 ``OSError`` becomes :class:`MachineError` with the path and the call; ``FileNotFoundError`` and, for
-exclusive creation, ``FileExistsError`` stay what they are, because callers decide by them.
+exclusive creation, ``FileExistsError`` stay what they are, because callers decide by them. A file
+that cannot be created because its directory is gone is a MachineError, too: nobody expects that.
+
+Without a free descriptor (EMFILE, ENFILE) an opening closes files that can be opened again; when
+there are none it raises :class:`ResourceExhausted`, which says nothing bad of the disk.
 
 Durability: data is durable after :meth:`Disk.fsync` of the file, a created, renamed or removed name
 only after :meth:`Disk.fsync_dir` of its directory. A failed fsync must never be tried again: the
@@ -10,8 +14,10 @@ kernel has marked the pages clean.
 
 Fail points are named places in the code (``append.write``, ``swap.renamed``...). Tests arm them
 with ``disk.fail_points[name] = action``; a real process arms them with the environment variable
-``KEPT_FAIL_POINT=name[=kill|eio|enospc][:N]``, several separated by commas (N: at the N-th time),
-or ``name=slow:MS@FILE`` (a slow disk while FILE exists).
+``KEPT_FAIL_POINT=name[=kill|eio|enospc|emfile][:N]``, several separated by commas (N: at the N-th
+time), or ``name=slow:MS@FILE`` (a slow disk while FILE exists).
+
+Long because it is the one seam to the operating system: what replaces it replaces all of it.
 """
 
 from __future__ import annotations
@@ -20,11 +26,14 @@ import errno
 import fcntl
 import os
 import signal
+import sys
 import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from kept.storage.errors import DirectoryInUse, MachineError
+from kept.storage.errors import DirectoryInUse, MachineError, ResourceExhausted, vanished
 
 Bytes = bytes | bytearray | memoryview
 """A contiguous buffer of bytes."""
@@ -34,6 +43,21 @@ IOV_LIMIT: Final = 1024
 
 ENV_FAIL_POINT: Final = "KEPT_FAIL_POINT"
 
+HEADROOM: Final = 16
+"""The last descriptors of a process: no file stays open on one. What opens a file for a moment (the
+threads that flush, write checkpoints and the metadata log, a roll's indexes) finds them free."""
+
+MAX_REOPENABLE: Final = 256
+"""Closed segments whose files stay open, of all logs of a process: those that were read last."""
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Of what is created: records are for the node's user alone, as Postgres has it. What exists keeps
+its mode."""
+
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+EXHAUSTED: Final = _OUT_OF_DESCRIPTORS | {errno.ENOMEM}
+
 CAPABILITIES: Final[dict[str, bool]] = {
     "sendfile": hasattr(os, "sendfile"),
     "pwritev": hasattr(os, "pwritev"),
@@ -42,6 +66,9 @@ CAPABILITIES: Final[dict[str, bool]] = {
     "fdatasync": hasattr(os, "fdatasync"),
 }
 """Calls that only some systems have; the code asks here and nowhere else."""
+
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+"""Linux draws it anew at every boot; other systems have no such file."""
 
 _LOCKED: dict[tuple[int, int], str] = {}
 """Files this process holds a lock on: POSIX locks do not exclude their own process."""
@@ -100,17 +127,47 @@ class Lock:
             _LOCKED.pop(self._key, None)
             os.close(fd)
 
+    def verify(self) -> None:
+        """Raise MachineError unless the locked file is still what ``path`` names.
+
+        It is not once its directory was removed, moved or replaced, or another file system was
+        mounted over it: what is written to open files there is lost, or nobody finds it again.
+        """
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise vanished(self.path) from error
+        except OSError as error:
+            raise MachineError(self.path, "stat", error) from error
+        if self._fd >= 0 and (found.st_dev, found.st_ino) != self._key:
+            raise vanished(self.path)
+
+
+class Reopenable(Protocol):
+    """Whoever has a file open that it can open again whenever it needs it."""
+
+    def close_file(self) -> None:
+        """Give the descriptor up; any thread may ask for it."""
+
 
 def _failing(path: str, operation: str, error: OSError) -> OSError | MachineError:
     if isinstance(error, FileNotFoundError):
         return error
+    if error.errno in EXHAUSTED:
+        return ResourceExhausted(path, operation, error)
     return MachineError(path, operation, error)
 
 
 class Disk:
-    """The operating system's files. Holds no state but the fail points."""
+    """The operating system's files. Holds no state but the fail points, and whose files may be
+    closed.
+    """
 
     def __init__(self, environ: dict[str, str] | None = None) -> None:
+        self.keep_below = sys.maxsize
+        """Descriptors from this number on are for moments only; see :data:`HEADROOM`."""
+        self.max_reopenable = MAX_REOPENABLE
+        self._reopenable: deque[Reopenable] = deque()
         self.fail_points: dict[str, Callable[[], None]] = {}
         armed = (os.environ if environ is None else environ).get(ENV_FAIL_POINT, "")
         for spec in filter(None, armed.split(",")):
@@ -125,21 +182,59 @@ class Disk:
                 try:
                     action()
                 except OSError as error:
-                    raise MachineError(name, "fail point", error) from error
+                    raise _failing(name, "fail point", error) from error
 
     # Opening.
 
-    def _open(self, path: str, flags: int) -> File:
+    def can_close(self, holder: Reopenable) -> None:
+        """``holder`` has a file open that it needs no more, or again later: the last
+        ``max_reopenable`` stay open, while there are descriptors.
+        """
+        self._reopenable.append(holder)
+        if len(self._reopenable) > self.max_reopenable:
+            self._close_oldest()
+
+    def _close_oldest(self) -> bool:
         try:
-            return File(os.open(path, flags | os.O_CLOEXEC, 0o644), path)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise _failing(path, "open", error) from error
+            holder = self._reopenable.popleft()
+        except IndexError:  # another thread was faster
+            return False
+        holder.close_file()
+        return True
+
+    def _open(self, path: str, flags: int) -> File:
+        while True:
+            try:
+                return File(os.open(path, flags | os.O_CLOEXEC, FILE_MODE), path)
+            except FileExistsError:
+                raise
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS and self._close_oldest():
+                    continue
+                if flags & os.O_CREAT and isinstance(error, FileNotFoundError):
+                    raise MachineError(path, "create", error) from error
+                raise _failing(path, "open", error) from error
+
+    def _open_to_keep(self, path: str, flags: int) -> File:
+        """Open what stays open: not on one of the last descriptors. The number of a new one is the
+        lowest that was free.
+        """
+        while (file := self._open(path, flags)).fd >= self.keep_below:
+            if not self._close_oldest():
+                error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                raise ResourceExhausted(path, "open", error)
+        return file
 
     def open_append(self, path: str) -> File:
         """Open for reading and writing, created when absent."""
-        return self._open(path, os.O_RDWR | os.O_CREAT)
+        return self._open_to_keep(path, os.O_RDWR | os.O_CREAT)
+
+    def open_existing(self, path: str) -> File:
+        """Open for reading and writing what must be there: without it the disk has failed."""
+        try:
+            return self._open_to_keep(path, os.O_RDWR)
+        except FileNotFoundError as error:
+            raise vanished(path) from error
 
     def open_new(self, path: str) -> File:
         """Create for reading and writing; ``FileExistsError`` when the name is taken."""
@@ -263,7 +358,10 @@ class Disk:
             self.writev(file, [data], 0)
         self.fsync(file)
         self.reach("atomic.written")
-        self.rename(temporary, path)
+        try:
+            self.rename(temporary, path)
+        except FileNotFoundError as error:
+            raise MachineError(path, "rename", error) from error
         if sync_name:
             self.fsync_dir(parent(path))
 
@@ -291,8 +389,11 @@ class Disk:
             raise MachineError(file.path, "fdatasync", error) from error
 
     def fsync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
-        directory = self._open(path, os.O_RDONLY)
+        """Make the names in a directory durable; one that is gone is a MachineError."""
+        try:
+            directory = self._open(path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise MachineError(path, "open", error) from error
         self.fsync(directory)
 
     def drop_cache(self, file: File, position: int, size: int) -> None:
@@ -323,15 +424,21 @@ class Disk:
 
     def listdir(self, path: str) -> list[str]:
         """The names in a directory, sorted."""
-        try:
-            return sorted(os.listdir(path))
-        except OSError as error:
-            raise _failing(path, "listdir", error) from error
+        while True:
+            try:
+                return sorted(os.listdir(path))
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS and self._close_oldest():
+                    continue
+                raise _failing(path, "listdir", error) from error
 
     def mkdir(self, path: str) -> None:
-        """Create a directory with its parents; one that exists is no error."""
+        """Create a directory with its parents; one that exists is no error.
+
+        It is private (:data:`DIRECTORY_MODE`), its parents are as the process' umask has it.
+        """
         try:
-            os.makedirs(path, exist_ok=True)
+            os.makedirs(path, DIRECTORY_MODE, exist_ok=True)
         except OSError as error:
             raise MachineError(path, "mkdir", error) from error
 
@@ -384,6 +491,18 @@ class Disk:
             return False
         return True
 
+    def is_at(self, file: File, path: str) -> bool:
+        """Whether an open file is what ``path`` names: it was neither removed nor replaced, nor
+        any directory above it.
+        """
+        try:
+            there, here = os.stat(path), os.fstat(file.fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise MachineError(path, "stat", error) from error
+        return os.path.samestat(there, here)
+
     def size(self, file: File) -> int:
         """Size of an open file."""
         try:
@@ -406,6 +525,16 @@ class Disk:
             raise _failing(path, "statvfs", error) from error
         return found.f_bavail * found.f_frsize
 
+    def boot_id(self) -> str | None:
+        """Names the run of the kernel that this process is in: as long as it is the same, the page
+        cache was not lost. None where the system has no such name.
+        """
+        try:
+            with open(BOOT_ID, encoding="ascii") as source:
+                return str(uuid.UUID(source.read().strip()))
+        except (OSError, ValueError):
+            return None
+
     def lock(self, path: str) -> Lock:
         """Take the exclusive POSIX lock of a file, as Apache Kafka does (``flock`` would not
         exclude it).
@@ -423,7 +552,7 @@ class Disk:
             if (found.st_dev, found.st_ino) in _LOCKED:
                 raise DirectoryInUse(f"{path} is held by this process already")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -450,7 +579,7 @@ def parent(path: str) -> str:
 
 
 def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:
-    """``name[=kill|eio|enospc][:N]`` as (name, action); the action acts at its N-th call.
+    """``name[=kill|eio|enospc|emfile][:N]`` as (name, action); the action acts at its N-th call.
 
     ``name=slow:MS@FILE``: each call takes MS milliseconds longer while FILE exists.
     """
@@ -464,10 +593,10 @@ def parse_fail_point(spec: str) -> tuple[str, Callable[[], None]]:
     else:
         kind, _, count_text = rest.partition(":")
     remaining = int(count_text) if count_text else 1
-    errors: dict[str, Any] = {"eio": errno.EIO, "enospc": errno.ENOSPC}
+    errors: dict[str, Any] = {"eio": errno.EIO, "enospc": errno.ENOSPC, "emfile": errno.EMFILE}
     if kind != "kill" and kind not in errors:
         raise ValueError(
-            f"{ENV_FAIL_POINT}: {spec!r}: expected kill, eio, enospc or slow, not {kind!r}"
+            f"{ENV_FAIL_POINT}: {spec!r}: expected kill, eio, enospc, emfile or slow, not {kind!r}"
         )
 
     def act() -> None:

@@ -6,7 +6,8 @@
                               replicas); the peer refreshes and tries again
 :class:`DamagedData`          bytes on disk or on the wire are not what they must be; always with
                               path, position and offset where there are any
-:class:`MachineError`         the machine failed: EIO, ENOSPC; the log directory goes offline
+:class:`MachineError`         the machine failed: EIO, ENOSPC; the log directory goes offline (but
+                              not for :class:`ResourceExhausted`: it is tried again)
 :class:`InvariantViolation`   our own bug
 ============================  ====================================================================
 
@@ -65,6 +66,28 @@ class MachineError(KeptError):
         self.operation = operation
         self.cause = cause
 
+    def as_failure(self) -> MachineError:
+        """The same as a failure of the disk, where something was left half done."""
+        return self
+
+
+class ResourceExhausted(MachineError):
+    """The process or the machine has no descriptor or memory for the call (EMFILE, ENFILE, ENOMEM).
+
+    The disk is whole and the call changed nothing: what was to be done can be tried again, and no
+    log directory goes offline. Clients are answered KAFKA_STORAGE_ERROR, which they retry.
+    """
+
+    def as_failure(self) -> MachineError:
+        """See :meth:`MachineError.as_failure`."""
+        return MachineError(self.path, self.operation, self.cause)
+
+
+def vanished(path: str) -> MachineError:
+    """What an open file was opened as is not there any more: its disk has failed."""
+    why = "it was removed, moved or replaced while this node used it"
+    return MachineError(path, "stat", FileNotFoundError(errno.ENOENT, why))
+
 
 class InvariantViolation(KeptError):
     """A bug of kept: a state that must not exist."""
@@ -86,6 +109,17 @@ class InvalidRecord(PeerError):
     def __init__(self, message: str, record_errors: Sequence[tuple[int, str]] = ()) -> None:
         super().__init__(message)
         self.record_errors = tuple(record_errors)
+
+
+class InflatesBeyondLimit(InvalidRecord):
+    """Records that inflate to more than they may, or are damaged where their codec cannot tell.
+
+    ``told_bytes`` is what the stream itself says, where it does.
+    """
+
+    def __init__(self, message: str, told_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.told_bytes = told_bytes
 
 
 class InvalidTimestamp(InvalidRecord):
@@ -228,6 +262,10 @@ class TopicDeletionDisabled(PeerError):
 
 class UnsupportedVersion(PeerError):
     """A version of an API that is not served."""
+
+
+class ClusterAuthorizationFailed(PeerError):
+    """Not for whoever may reach this listener."""
 
 
 class SecurityDisabled(PeerError):

@@ -2,7 +2,7 @@
 
 A data directory is Apache Kafka's ``log.dirs`` entry::
 
-    <dir>/meta.properties  .lock  .kafka_cleanshutdown
+    <dir>/meta.properties  .lock  .kafka_cleanshutdown  kept-running
           recovery-point-offset-checkpoint  replication-offset-checkpoint
           log-start-offset-checkpoint  cleaner-offset-checkpoint
           <topic>-<partition>/          one log
@@ -26,6 +26,7 @@ ADOPTED: Final = "kept-adopted"
 """Beside it where Apache Kafka wrote it and kept took over (``kept serve --adopt``)."""
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+RUNNING: Final = "kept-running"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
@@ -62,10 +63,10 @@ NAME_BYTES: Final = 255
 """Longest name of a directory entry."""
 
 _SEGMENT_FILE = re.compile(
-    r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.deleted|\.cleaned|\.swap)?"
+    r"([0-9]{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.deleted|\.cleaned|\.swap)?"
 )
-_DIRECTORY = re.compile(r"(.+)-(\d+)")
-_DELETED_DIRECTORY = re.compile(r"(.+)-(\d+)\.[0-9a-f]{32}(-delete|-stray|-future)")
+_DIRECTORY = re.compile(r"(.+)-([0-9]+)")
+_DELETED_DIRECTORY = re.compile(r"(.+)-([0-9]+)\.[0-9a-f]{32}(-delete|-stray|-future)")
 
 
 class SegmentFile(NamedTuple):
@@ -101,9 +102,13 @@ def directory_name(tp: TopicPartition) -> str:
     return f"{tp.topic}-{tp.partition}"
 
 
-def deleted_directory_name(tp: TopicPartition, unique: uuid.UUID) -> str:
-    """Name that a deleted log's directory gets; the topic is cut where the name gets too long."""
-    suffix = f"-{tp.partition}.{unique.hex}{DELETE_DIRECTORY}"
+def deleted_directory_name(
+    tp: TopicPartition, unique: uuid.UUID, state: str = DELETE_DIRECTORY
+) -> str:
+    """Name that a deleted (or stray) log's directory gets; the topic is cut where the name gets
+    too long.
+    """
+    suffix = f"-{tp.partition}.{unique.hex}{state}"
     return tp.topic[: NAME_BYTES - len(suffix)] + suffix
 
 

@@ -13,6 +13,8 @@ What holds, always:
 The append path does no work per record and creates no object beyond its answer
 (:class:`AppendInfo`); index entries go to arrays in memory that are written when a segment is
 rolled or the log is closed.
+
+Long because it is the one face of a log: every method keeps the offsets and indexes above in step.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ from kept.storage.errors import (
     MachineError,
     OffsetOutOfRange,
     RecordListTooLarge,
+    ResourceExhausted,
+    vanished,
 )
 from kept.storage.flush import FlushTicket
 from kept.storage.reading import TimestampOffset
@@ -238,7 +242,11 @@ class Log:
         last = base + count - 1
         if leader_epoch != self._epoch:
             self.enter_epoch(leader_epoch, base)
-            self.leader_epochs.save()
+            try:
+                self.leader_epochs.save()
+            except MachineError:
+                self._epoch = -1  # the next append saves it
+                raise
         active = self._active
         position = active.size_bytes + self.staged_bytes
         if position and self._roll_is_due(active, position + size, last, timestamp, now_ms):
@@ -357,7 +365,10 @@ class Log:
             if disk.fail_points:
                 disk.reach("append.written")
         except MachineError as error:
-            self._cut_back(error)
+            try:
+                self._cut_back(error)
+            except ResourceExhausted as exhausted:
+                raise error from exhausted
             raise
         active.size_bytes += self.staged_bytes
         active.flushed = False
@@ -378,26 +389,34 @@ class Log:
         self.failed = None
 
     def roll(self, now_ms: int, base_offset: int | None = None) -> None:
-        """Close the active segment and begin one at the log end; an empty one stays."""
+        """Close the active segment and begin one at the log end; an empty one stays.
+
+        Raises MachineError; after ResourceExhausted the log is as it was, and it can be tried
+        again.
+        """
         self.write()
         self.stir()
         active = self._active
+        if not active.is_in_place:
+            raise vanished(active.path(layout.LOG))
         base = self.log_end_offset if base_offset is None else base_offset
         self.last_seen_ms = now_ms
         if not active.size_bytes:
             if base <= active.base_offset:
                 return
-            self.segments.remove([active])
-            truncation.unlink_segments(self.disk, [active])
         else:
             active.close_indexes()
             active.mtime_ms = now_ms
             path = producer_recovery.write_snapshot(self.disk, self.directory, self.producers, base)
-            self.unsynced_snapshots.append(path)
+            if path not in self.unsynced_snapshots:
+                self.unsynced_snapshots.append(path)
             self.disk.reach("roll.closed")
         self._active = self.segments.create(base, self._interval, now_ms)
         if active.size_bytes:
             self.segments.loaded(active)
+        else:
+            self.segments.remove([active])
+            truncation.unlink_segments(self.disk, [active])
         self.names_changed = True
         self.log_end_offset = self.written_end_offset = max(base, self.log_end_offset)
         self._active.next_offset = base
@@ -457,6 +476,12 @@ class Log:
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap ``start..end``."""
         return reading.aborted_transactions(self.segments, start, end)
+
+    def aborted_in_slice(
+        self, offset: int, found: FileSlice | None, end_offset: int
+    ) -> list[AbortedTxn]:
+        """Those that overlap what :meth:`read` found for ``offset`` and ``end_offset``."""
+        return reading.aborted_in_slice(self.segments, offset, found, end_offset)
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record that is not older than ``timestamp``."""

@@ -5,8 +5,9 @@ Rules are Apache Kafka's (``ProducerStateManager``, ``ProducerAppendInfo``):
 - a batch of the producer's current epoch whose first and last sequence equal one of its last five
   is a duplicate and is answered with the offsets it got;
 - an older epoch is refused (INVALID_PRODUCER_EPOCH); a newer one starts at sequence 0;
-- within an epoch sequences follow one another and wrap after 2^31 - 1; a producer without state
-  here (expired, or its records are gone) may start anywhere (KIP-360);
+- within an epoch sequences follow one another and wrap after 2^31 - 1, the first is 0, also after
+  a transaction's marker that brought the epoch; a producer without state here (expired, or its
+  records are gone) may start anywhere (KIP-360);
 - a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last
   batch.
 
@@ -126,14 +127,11 @@ class ProducerStates:
                     f"{first_sequence}; expected 0"
                 )
             return None
-        batches = state.batches
-        if not batches:
-            return None
-        last = batches[-1].last_sequence
+        last = state.last_sequence
         if first_sequence == (last + 1) & MAX_INT32:
             return None
         last_sequence = (first_sequence + record_count - 1) & MAX_INT32
-        for batch in reversed(batches):
+        for batch in reversed(state.batches):
             if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
                 return batch
         raise OutOfOrderSequenceNumber(
@@ -189,16 +187,18 @@ class ProducerStates:
         """First offset of the oldest open transaction."""
         return min(self._open.values()) if self._open else None
 
-    def first_undecided_offset(self, high_watermark: int) -> int | None:
-        """First offset of the oldest transaction that is open, or whose marker is not committed:
-        the next leader may not have it (Apache Kafka: ``unreplicatedTxns``).
+    def first_undecided_offset(self, high_watermark: int, log_start_offset: int) -> int | None:
+        """First readable offset of the oldest transaction that is open, or whose marker is not
+        committed: the next leader may not have it (Apache Kafka: ``unreplicatedTxns``).
+
+        Never below the log start, which may have moved into the transaction.
         """
         self.committed_to(high_watermark)
         first = self.first_unstable_offset
-        if not self._ended:
-            return first
-        ended = min(self._ended)[0]
-        return ended if first is None else min(first, ended)
+        if self._ended:
+            ended = min(self._ended)[0]
+            first = ended if first is None else min(first, ended)
+        return None if first is None else max(first, log_start_offset)
 
     def committed_to(self, high_watermark: int) -> None:
         """Markers below that are committed: they need not be remembered."""

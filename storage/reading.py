@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kept.storage.disk import Disk, FileSlice
-from kept.storage.records import read_header, scan
+from kept.storage.records import HEADER_BYTES, read_header, scan
 from kept.storage.segment import Batch, Segment
 from kept.storage.segments import Segments
 from kept.storage.txn_index import AbortedTxn
@@ -150,3 +150,22 @@ def aborted_transactions(segments: Segments, start: int, end: int) -> list[Abort
             if entry.last_stable_offset >= end:
                 return found
     return found
+
+
+def aborted_in_slice(
+    segments: Segments, offset: int, found: FileSlice | None, end_offset: int
+) -> list[AbortedTxn]:
+    """Those that overlap ``found``, which was read from ``offset`` with the same ``end_offset``.
+
+    Not all below ``end_offset``: a consumer that is far behind would get them with each fetch.
+    """
+    if found is None:
+        return []
+    ahead = segments[segments.floor(offset) :]
+    if not any(segment.aborted for segment in ahead):
+        return []
+    segment = next(s for s in ahead if s.file is found.file)
+    position = found.position + found.size_bytes
+    behind = next(segment.walk(position, segment.size_bytes, HEADER_BYTES), None)
+    slice_end = segment.next_offset if behind is None else behind[2]
+    return aborted_transactions(segments, offset, min(slice_end, end_offset))

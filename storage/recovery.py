@@ -180,6 +180,8 @@ class _Opening:
             flushed = next_base is not None and next_base <= durable_to
             if (clean or flushed) and self.open_clean(segment, next_base):
                 segment.flushed = True
+                if next_base is not None:
+                    segment.close_file()
                 continue
             bad_position = self.scan(segment, next_base)
             scanned.append(segment)
@@ -278,6 +280,7 @@ def recover(
     snapshots = producer_recovery.load_producers(
         disk, directory, segments, producers, end_offset, scanned=scanned, clean=clean
     )
+    producers.truncate_from_start(log_start_offset)
     if clean and not scanned:
         recovery_point = end_offset
     recovery_point = min(recovery_point, end_offset)

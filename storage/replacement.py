@@ -20,7 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from kept.storage import layout, producer_recovery, retention, swap
-from kept.storage.errors import InvariantViolation
+from kept.storage.errors import InvariantViolation, ResourceExhausted
 from kept.storage.segment import Segment
 from kept.storage.swap import SwapGroup, SwapPlan
 
@@ -95,9 +95,14 @@ class Replacement:
         return bool(self._waiting)
 
     def finish(self) -> None:
-        """Make the names durable; any thread, blocks."""
+        """Make the names durable; any thread, blocks. All is placed: whatever stops it here is a
+        failure of the disk.
+        """
         if self._outputs:
-            self._disk.fsync_dir(self._directory)
+            try:
+                self._disk.fsync_dir(self._directory)
+            except ResourceExhausted as error:
+                raise error.as_failure() from error
         self._disk.reach("swap.done")
 
     def withdraw(self) -> None:

@@ -104,14 +104,28 @@ class Segment:
 
     @property
     def file(self) -> File:
-        """The open ``.log``."""
-        if self._file is None:
-            self._file = self._disk.open_append(self.path(layout.LOG))
-        return self._file
+        """The open ``.log``. Raises MachineError when it is not there any more."""
+        file = self._file
+        if file is None:
+            file = self._file = self._disk.open_existing(self.path(layout.LOG))
+            self._disk.can_close(self)
+        return file
 
     @file.setter
     def file(self, file: File) -> None:
         self._file = file
+
+    def close_file(self) -> None:
+        """Give the descriptor up; the next use opens the file again, and slices keep theirs. Not
+        before all is durable: what the kernel could not write back it says to open files only.
+        """
+        if self.flushed:
+            self._file = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the open ``.log`` is what its name stands for; see :meth:`Disk.is_at`."""
+        return self._disk.is_at(self.file, self.path(layout.LOG))
 
     @property
     def largest_timestamp(self) -> int:
@@ -261,7 +275,7 @@ class Segment:
         self._first_timestamp = None
 
     def note(self, batch: Batch) -> None:
-        """A batch is the segment's next one: Kafka's entry rules (FACTS: ``LogSegment.append``)."""
+        """A batch is the segment's next one: index entries as ``LogSegment.append`` makes them."""
         position, size, _, last_offset, timestamp = batch
         if self._first_timestamp is None:
             self._first_timestamp = timestamp

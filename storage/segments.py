@@ -81,6 +81,7 @@ class Segments(Sequence[Segment]):
         )  # fmt: skip
         for kind in (layout.INDEX, layout.TIME_INDEX, layout.TXN_INDEX):
             self._disk.unlink(segment.path(kind))
+        segment.file = self._disk.open_append(segment.path(layout.LOG))
         if self._disk.size(segment.file):
             self._disk.truncate(segment.file, 0)
         self._segments.append(segment)

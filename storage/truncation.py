@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kept.storage import layout, producer_recovery
 from kept.storage.disk import Disk
-from kept.storage.errors import OffsetOutOfRange
+from kept.storage.errors import OffsetOutOfRange, ResourceExhausted
 from kept.storage.segment import SCAN_BYTES, Segment
 
 if TYPE_CHECKING:
@@ -28,7 +28,17 @@ def unlink_segments(disk: Disk, segments: Sequence[Segment]) -> None:
 
 
 def truncate_to(log: Log, offset: int) -> None:
-    """See :meth:`Log.truncate_to`. Raises OffsetOutOfRange below zero."""
+    """See :meth:`Log.truncate_to`. Raises OffsetOutOfRange below zero.
+
+    A cut that stops half way leaves a log that cannot go on: whatever stops it is a failure.
+    """
+    try:
+        _truncate_to(log, offset)
+    except ResourceExhausted as error:
+        raise error.as_failure() from error
+
+
+def _truncate_to(log: Log, offset: int) -> None:
     if offset < 0:
         raise OffsetOutOfRange(f"{log}: cannot truncate to {offset}")
     log.write()
@@ -38,7 +48,7 @@ def truncate_to(log: Log, offset: int) -> None:
         log.leader_epochs.save()
         return
     if offset < log.log_start_offset:
-        start_at(log, offset)
+        _start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
     _forget_above(log, offset)
@@ -58,7 +68,7 @@ def truncate_to(log: Log, offset: int) -> None:
     reopen(active)
     end_offset = active.next_offset
     if end_offset < log.log_start_offset:
-        start_at(log, log.log_start_offset)
+        _start_at(log, log.log_start_offset)
         return
     log.recovery_point = min(log.recovery_point, end_offset)
     log.reset_active(end_offset)
@@ -85,10 +95,18 @@ def rewind(log: Log) -> None:
     producer_recovery.load_producers(
         log.disk, log.directory, log.segments, log.producers, log.log_end_offset
     )
+    log.producers.truncate_from_start(log.log_start_offset)
 
 
 def start_at(log: Log, offset: int) -> None:
-    """See :meth:`Log.truncate_fully_and_start_at`."""
+    """See :meth:`Log.truncate_fully_and_start_at`; fails as :func:`truncate_to` does."""
+    try:
+        _start_at(log, offset)
+    except ResourceExhausted as error:
+        raise error.as_failure() from error
+
+
+def _start_at(log: Log, offset: int) -> None:
     logger.info("%s: emptied, it starts at %d", log, offset)
     _forget_above(log, -1)
     log.leader_epochs.clear()

@@ -23,6 +23,20 @@ MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
 
 
+MAX_DECIMAL_DIGITS: Final = 19
+
+
+def decimal_number(text: str) -> int | None:
+    """The number that ASCII digits spell, below 10^19; None for any other text.
+
+    For numbers from outside: ``int`` takes the digits of all scripts, blanks and underscores,
+    ``str.isdigit`` takes what ``int`` refuses, and ``int`` raises for some thousands of digits.
+    """
+    if len(text) <= MAX_DECIMAL_DIGITS and text.isascii() and text.isdecimal():
+        return int(text)
+    return None
+
+
 class TopicPartition(NamedTuple):
     """A partition by name. On disk its directory is ``topic-partition``."""
 

@@ -1,6 +1,6 @@
-"""Tests that need a tool which is not here are skipped, loudly; with REQUIRE_ALL=1 they fail.
+"""Tests that need a tool which is not here are skipped, loudly; with REQUIRE_ALL=1 they fail
+(``tests/tools/needs.py``).
 
-``CANNOT_RUN=docker`` excepts markers from that, on a machine on which such a tool cannot run.
 Hypothesis draws the same examples every time then: a change is judged by itself, not by luck.
 
 Fixtures come from the plugin that an installed kept brings (``kept.testing.plugin``).
@@ -8,12 +8,8 @@ Fixtures come from the plugin that an installed kept brings (``kept.testing.plug
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 import hypothesis
@@ -22,8 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from kept.testing.ports import free_port
-
-SAID = "did not run: "
+from tests.tools.needs import SAID, TOOLS, need
 
 # How long an example takes says nothing on a machine that has other work.
 hypothesis.settings.register_profile(
@@ -31,59 +26,6 @@ hypothesis.settings.register_profile(
     derandomize=os.environ.get("REQUIRE_ALL") == "1",
 )  # fmt: skip
 hypothesis.settings.load_profile("kept")
-
-
-def _on_path(*names: str) -> str | None:
-    absent = [name for name in names if shutil.which(name) is None]
-    return f"{', '.join(absent)} not found" if absent else None
-
-
-def _docker() -> str | None:
-    if why := _on_path("docker"):
-        return why
-    asked = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=60)
-    if asked.returncode:
-        return "the Docker engine does not answer"
-    from tests.deploy import containers
-
-    return _on_path("docker-compose") or containers.no_base()
-
-
-def _netns() -> str | None:
-    from tests.failover import network
-
-    return network.missing()
-
-
-def _spark() -> str | None:
-    if importlib.util.find_spec("pyspark") is None:
-        return "PySpark is not installed (pip install '.[spark]')"
-    return _on_path("java")
-
-
-def _chromium() -> str | None:
-    if importlib.util.find_spec("playwright") is None:
-        return "playwright is not installed (pip install '.[browser]')"
-    return _on_path("chromium")
-
-
-def _judges(*names: str) -> str | None:
-    from tests.tools import judges
-
-    return next(filter(None, (judges.missing(getattr(judges, name)) for name in names)), None)
-
-
-TOOLS: dict[str, Callable[[], str | None]] = {
-    "spark": _spark,
-    "java": lambda: _on_path("java", "mvn"),
-    "node_js": lambda: _on_path("node", "npm"),
-    "docker": _docker,
-    "netns": _netns,
-    "go": lambda: _on_path("go"),
-    "chromium": _chromium,
-    "helm": lambda: _judges("helm", "schemas"),
-    "promtool": lambda: _judges("promtool"),
-}
 
 
 TOGETHER = {
@@ -95,23 +37,6 @@ TOGETHER = {
 """What is never tested in two processes at once: there is one Docker engine, and a Spark session
 takes both cores.
 """
-
-
-@functools.cache
-def missing(marker: str) -> str | None:
-    """Why tests with this marker cannot run, None when they can."""
-    return TOOLS[marker]()
-
-
-def need(marker: str) -> None:
-    """Skip the test, or fail it, where the tool of that marker is not here."""
-    why = missing(marker)
-    if why is None:
-        return
-    excepted = marker in os.environ.get("CANNOT_RUN", "").split(",")
-    if os.environ.get("REQUIRE_ALL") == "1" and not excepted:
-        pytest.fail(f"{marker}: {why}, and REQUIRE_ALL=1 wants every test to run", pytrace=False)
-    pytest.skip(f"{SAID}{marker}: {why}")
 
 
 class ByFileAndTool(LoadScopeScheduling):

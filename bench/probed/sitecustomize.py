@@ -3,7 +3,7 @@
 import os
 import sys
 
-if sys.orig_argv[1:4] == ["-m", "kept", "serve"]:
+if sys.orig_argv[1:5] == ["-P", "-m", "kept", "serve"]:  # as kept.testing starts it
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     import probe
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from uuid import UUID
 
 from kept.cluster.raft.following import Following
+from kept.cluster.raft.guard import TERM_STEP, flaw
 from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.membership import Membership
 from kept.cluster.raft.messages import (
@@ -139,6 +140,10 @@ class RaftCore(Following):
         """A message arrived. Old, repeated or misdirected ones change nothing."""
         if message.to != self.node_id or message.sender == self.node_id:
             return
+        wrong = flaw(message)
+        if wrong:
+            self.refuse(message, f"it cannot be true: {wrong}")
+            return
         self.down.discard(message.sender)
         match message:
             case Observe():
@@ -146,6 +151,7 @@ class RaftCore(Following):
                 if self._role is Role.LEADER:
                     self.handle_observe(message)
             case LeaderHint():
+                self.vouch(message)
                 self.handle_hint(message)
             case PreVote():
                 if self._role is Role.LEADER and not self.membership.has(
@@ -153,11 +159,17 @@ class RaftCore(Following):
                 ):
                     self.answer_observe(message)
                     self.handle_observe(message)
-                else:
+                elif self.knows(message):
                     self.handle_pre_vote(message)
             case PreVoteReply(granted=True):
                 self.handle_pre_vote_reply(message)
-            case _ if self._enter_term(message):
+            case AppendReply() | SnapshotReply() if not self.membership.has(
+                message.sender, message.directory_id
+            ):
+                # An observer follows the leader's term. It has no vote, so it moves no term.
+                if message.term == self.term:
+                    self._dispatch(message)
+            case _ if self.knows(message) and self._enter_term(message):
                 self._dispatch(message)
 
     def _enter_term(self, message: Message) -> bool:
@@ -167,6 +179,10 @@ class RaftCore(Following):
             return False
         if message.term > self.term:
             if isinstance(message, Vote) and not message.transfer and self.in_lease:
+                return False
+            if message.term > self.term + TERM_STEP:
+                self.refuse(message, f"its term {message.term} is far beyond {self.term} here")
+                self.become_follower(self.term + TERM_STEP, NO_NODE)
                 return False
             leads = isinstance(message, Append | InstallSnapshot)
             self.become_follower(message.term, message.sender if leads else NO_NODE)
@@ -187,10 +203,8 @@ class RaftCore(Following):
         match message:
             case Append() | InstallSnapshot():
                 if self._role is Role.LEADER:
-                    raise InvariantViolation(
-                        f"nodes {self.node_id} and {message.sender} both lead term {self.term}"
-                    )
-                if isinstance(message, Append):
+                    self.refuse(message, f"it is of term {self.term}, which this node leads")
+                elif isinstance(message, Append):
                     self.handle_append(message)
                 else:
                     self.handle_snapshot(message)

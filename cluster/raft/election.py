@@ -18,6 +18,7 @@ the founders grants nothing: what an earlier disk of that node promised is unkno
 
 from __future__ import annotations
 
+from kept.cluster.raft.guard import MAX_TERM
 from kept.cluster.raft.leading import Leading
 from kept.cluster.raft.messages import NO_NODE, PreVote, PreVoteReply, TimeoutNow, Vote, VoteReply
 from kept.cluster.raft.ready import Role
@@ -94,6 +95,8 @@ class Election(Leading):
 
     def campaign(self, *, transfer: bool = False) -> None:
         """Enter the next term as candidate. The own vote counts once it is durable."""
+        if self.term >= MAX_TERM:
+            return
         self.set_term(self.term + 1)
         self.vote, self.vote_directory = self.node_id, self.directory_id
         self._role = Role.CANDIDATE

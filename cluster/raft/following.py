@@ -9,11 +9,15 @@ from kept.cluster.raft.messages import (
     AppendReply,
     InstallSnapshot,
     LeaderHint,
+    Message,
     Observe,
     PreVote,
     SnapshotReply,
+    TimeoutNow,
+    Vote,
 )
 from kept.cluster.raft.ready import Snapshot
+from kept.cluster.wal import NO_DIRECTORY
 
 
 class Following(Election):
@@ -23,6 +27,12 @@ class Following(Election):
     """Nodes to ask for the leader, from configuration; the log's voters come on top."""
     cluster_id = ""
     """Told to those who ask; the core does not read it."""
+    leader_directory = NO_DIRECTORY
+    """The disk of the leader that was heard last."""
+    vouched: frozenset[int] = frozenset()
+    """Nodes that vote, or lead, as voters said who may know more than the log here."""
+    inquired_at = -(1 << 62)
+    """The tick at which voters were last asked about a node that is not known here."""
     observe_gap = 1
     observe_in = 0
     hinted = False
@@ -36,6 +46,7 @@ class Following(Election):
         the same place is replaced, and everything after it.
         """
         self.follow(message.sender)
+        self.leader_directory = message.directory_id
         log = self.log
         if message.acknowledged > log.last_index and message.acknowledged_by == self.directory_id:
             self.set_back = message
@@ -85,6 +96,7 @@ class Following(Election):
     def handle_snapshot(self, message: InstallSnapshot) -> None:
         """The leader no longer has the entries that are missing here."""
         self.follow(message.sender)
+        self.leader_directory = message.directory_id
         log = self.log
         if message.last_index > log.commit_index:
             if log.matches(message.last_index, message.last_term):
@@ -102,6 +114,52 @@ class Following(Election):
             ),
             after=log.stable_index < message.last_index,
         )
+
+    # Who is believed.
+
+    def knows(self, message: Message) -> bool:
+        """Whether the sender may lead, or be voted for: a voter of the log here, on its disk.
+
+        A log that lags need not have all voters (Raft thesis 4.1: a new one may lead, or be the
+        only one that can be elected). So where no leader is heard, the voters that are known are
+        asked who votes, with :class:`Observe`; what they answer is believed of nodes that the log
+        here does not name, and, from a voter with a longer log, of another disk, too. An empty log
+        names nobody: then the nodes of the settings are believed.
+        """
+        membership, sender = self.membership, message.sender
+        if membership.has(sender, message.directory_id) or sender in self.vouched:
+            return True
+        if (sender, message.directory_id, message.term) == (
+            self.leader_id, self.leader_directory, self.term,
+        ):  # fmt: skip
+            return True  # a leader that was voted out goes on until that is committed
+        if not membership.voters and (sender in self.contacts or not self.contacts):
+            return True
+        if not isinstance(message, Append | InstallSnapshot | PreVote | Vote | TimeoutNow):
+            return False
+        self.refuse(message, f"directory {message.directory_id} of node {sender} is no voter's")
+        if not self.in_lease and self.ticks - self.inquired_at >= self.settings.election_ticks:
+            self.inquired_at = self.ticks
+            for node_id in sorted({*self.contacts, *membership.ids} - {self.node_id, sender}):
+                self._observe(node_id)
+        return False
+
+    def vouch(self, hint: LeaderHint) -> None:
+        """A node told who votes and who leads: believed of a voter, and, for nodes whose vote the
+        log here does not know, of those in the settings.
+        """
+        membership = self.membership
+        known = membership.directory_of(hint.sender)
+        if known == hint.directory_id:
+            longer = hint.last_index > self.log.last_index
+        elif known is None and hint.sender in self.contacts:
+            longer = False
+        else:
+            return
+        named = {*hint.voters, hint.leader_id} - {NO_NODE, self.node_id}
+        if not longer:
+            named.difference_update(membership.ids)
+        self.vouched |= named
 
     # Finding the leader, without a vote.
 

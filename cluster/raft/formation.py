@@ -38,11 +38,11 @@ class Formation:
 
     def hear(self, hint: LeaderHint) -> None:
         """Another node answered."""
-        if hint.last_index > 0:
-            self.joins = True
-            return
         listed = self._listed.get(hint.sender)
         if listed is None:
+            return
+        if hint.last_index > 0:
+            self.joins = True
             return
         here, there = sorted(self._listed), sorted(hint.voters)
         if here != there:

@@ -305,6 +305,8 @@ class Leading(RaftState):
         if reply.match_index > self.log.last_index or reply.round > self.round:
             return  # nobody can have that, or have heard of it
         if progress.directory_id != reply.directory_id:
+            if self._is_heard_voter(reply.sender, progress):
+                return
             # Another disk than the voters' record names follows: what it has does not count.
             progress = Progress(reply.directory_id, self.log.last_index + 1, self.ticks)
             self.progress[reply.sender] = progress
@@ -317,6 +319,12 @@ class Leading(RaftState):
         else:
             self._accepted(reply.sender, progress, reply.match_index)
         self._confirm_reads()
+
+    def _is_heard_voter(self, node_id: int, progress: Progress) -> bool:
+        """Whether the disk that votes answers: then another one under that id is a stranger's."""
+        silent = self.ticks - progress.heard_at
+        votes = self.membership.has(node_id, progress.directory_id)
+        return votes and silent <= 2 * self.settings.heartbeat_ticks
 
     def _accepted(self, sender: int, progress: Progress, match_index: int) -> None:
         news = progress.accepted(match_index, self.log.base_index)
@@ -384,12 +392,20 @@ class Leading(RaftState):
             if known.pace is Pace.SNAPSHOT:
                 return
             known.probe(min(known.next_index, message.last_index + 1))
-        elif known is None and len(self.progress) >= self.settings.max_observers:
+        elif self._takes_no(message.sender, known):
             return
         else:
             meets, _ = self.log.last_of_term(message.last_index, message.last_term)
             self.progress[message.sender] = Progress(message.directory_id, meets + 1, self.ticks)
         self._send_append(message.sender, even_empty=True)
+
+    def _takes_no(self, node_id: int, known: Progress | None) -> bool:
+        """Whether the log is not sent to a node: too many have it already, or the voter of that id
+        is there, on its own disk.
+        """
+        if known is None:
+            return len(self.progress) >= self.settings.max_observers
+        return self._is_heard_voter(node_id, known)
 
     def forget_sent(self, node_id: int) -> None:
         """What was on its way to a node that died did not arrive."""

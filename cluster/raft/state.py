@@ -8,8 +8,9 @@ a second to sync must not look like a dead leader, or like a dead follower.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from kept.cluster.raft.log import RaftLog
@@ -18,6 +19,9 @@ from kept.cluster.raft.messages import NO_NODE, Message, PreVote
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.wal import NO_DIRECTORY, NO_VOTE, HardState
+
+MAX_REFUSED: Final = 16
+"""Refused messages that are remembered until the shell has told of them."""
 
 
 class RaftState:
@@ -81,6 +85,8 @@ class RaftState:
         self.deferred: dict[int, PreVote] = {}
         """Pre-votes refused for the leader's sake; granted if it turns out dead."""
         self.transferee = NO_NODE
+        self.refused: deque[tuple[int, str]] = deque(maxlen=MAX_REFUSED)
+        """(sender, why) of messages that were dropped as a whole, for the shell to tell of."""
         self._free: list[Message] = []
         self._after: list[Message] = []
         self.restart_timer()
@@ -127,6 +133,10 @@ class RaftState:
             self._after.append(message)
         else:
             self._free.append(message)
+
+    def refuse(self, message: Message, why: str) -> None:
+        """Drop a message that no honest node sends, or that this node must not believe."""
+        self.refused.append((message.sender, f"{type(message).__name__} refused: {why}"))
 
     def restart_timer(self) -> None:
         """Wait for the leader anew."""

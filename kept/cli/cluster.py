@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.output import say
+from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.waiting import teller
+from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
     from kept.client.cluster import ClusterDescription, Outcome, Reassignment
     from kept.client.moves import Plan
-    from kept.client.view import TopicView
+    from kept.client.view import Endpoint, TopicView
     from kept.storage.types import TopicPartition
 
 LISTED: Final = 20
 """Partitions in trouble that ``status`` names; ``--json`` names all."""
+ASKED_AT_ONCE: Final = 8
+"""Nodes that ``status`` asks at the same time what they say about themselves."""
 WAIT_POLL_S: Final = 0.5
 RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 THROTTLED: Final = (
@@ -50,7 +54,7 @@ def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
     unknown = found["quorum_unknown"]
     why = [] if unknown is None else [f"no controller answers ({unknown})"]
     if why and not check:
-        click.echo(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
+        say(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
     if as_json:
         show_json(found)
     else:
@@ -75,6 +79,7 @@ def _status(client: Client) -> dict[str, Any]:
     replicas, leaders = moves.counts(topics.values())
     under, offline = moves.troubled(topics)
     known = _epochs(client)
+    uncompiled = _uncompiled(client)
     quorum = described.quorum
     nodes = []
     members = {member.node_id: member for member in described.members}
@@ -93,6 +98,7 @@ def _status(client: Client) -> dict[str, Any]:
                 "rack": None if member is None else member.rack,
                 "fenced": None if member is None else member.fenced,
                 "epoch": known.get(number),
+                "uncompiled_kernels": uncompiled.get(number),
                 "metadata_lag": None if quorum is None else quorum.lag(number),
                 "replicas": replicas.get(number, 0),
                 "leaders": leaders.get(number, 0),
@@ -137,6 +143,24 @@ def _epochs(client: Client) -> dict[int, int]:
     return {}
 
 
+def _uncompiled(client: Client) -> dict[int, list[str]]:
+    """Kernels that run as plain Python, by node; a node that does not answer is left out."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kept.client.http import PRESENT_S, HttpFailed, JsonApi
+
+    def of(endpoint: Endpoint) -> list[str] | None:
+        try:
+            return list(JsonApi(endpoint, PRESENT_S).get("cleaner")["uncompiled_kernels"])
+        except (HttpFailed, KeyError):  # not there, Apache Kafka, or an older kept
+            return None
+
+    nodes = dict(client.view.nodes)
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        answers = zip(nodes, pool.map(of, nodes.values()), strict=True)
+        return {node_id: names for node_id, names in answers if names is not None}
+
+
 def _told(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
     view = topics[tp.topic].partitions[tp.partition]
     return {
@@ -172,6 +196,10 @@ def _show(found: dict[str, Any]) -> None:
     ]
     columns = ("node", "roles", "state", "address", "rack", "epoch", "quorum", "metadata lag")
     show_table((*columns, "leaders", "replicas"), rows)
+    for node in found["nodes"]:
+        if node["uncompiled_kernels"]:
+            slow = ", ".join(node["uncompiled_kernels"])
+            write(f"\nNode {node['node_id']} is slow: kernels that are not compiled: {slow}\n")
     partitions = found["partitions"]
     write(f"\nPartitions: {partitions['total']}\n")
     for what in ("offline", "under_replicated"):
@@ -196,7 +224,7 @@ def voter() -> None:
         "kept cluster voter add 2", "kept cluster voter add 5 --address controller-5:10092"
     )
 )
-@click.argument("number", metavar="N", type=click.IntRange(0))
+@click.argument("number", metavar="N", type=WholeNumber(0))
 @click.option(
     "--address",
     metavar="HOST:PORT",
@@ -213,7 +241,7 @@ def add(*, number: int, address: str | None, as_json: bool, bootstrap: str) -> N
 
 
 @voter.command(epilog=examples("kept cluster voter remove 2"))
-@click.argument("number", metavar="N", type=click.IntRange(0))
+@click.argument("number", metavar="N", type=WholeNumber(0))
 @json_option
 @bootstrap_option
 def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
@@ -315,7 +343,7 @@ def _report(
     help="These replicas for TOPIC:P, the preferred leader first; for TOPIC these nodes in turn, "
     "with as many replicas as there are.",
 )
-@click.option("--throttle", type=click.IntRange(0), metavar="B/s", help="For each node; 0: none.")
+@click.option("--throttle", type=WholeNumber(0), metavar="B/s", help="For each node; 0: none.")
 @click.option("--status", "show", is_flag=True, help="What is being moved; the default.")
 @click.option("--cancel", is_flag=True, help="Back to what it was; without TOPIC all moves.")
 @click.option("--wait", is_flag=True, help="Until all is moved; a throttle is taken back then.")
@@ -446,9 +474,9 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
 @cluster.command(
     epilog=examples("kept cluster drain 2 --wait", "kept cluster drain 2 --leaders --wait")
 )
-@click.argument("number", metavar="NODE", type=click.IntRange(0))
+@click.argument("number", metavar="NODE", type=WholeNumber(0))
 @click.option("--leaders", is_flag=True, help="Leave its replicas there; only others lead then.")
-@click.option("--throttle", type=click.IntRange(0), metavar="B/s", help="For each node; 0: none.")
+@click.option("--throttle", type=WholeNumber(0), metavar="B/s", help="For each node; 0: none.")
 @click.option("--wait", is_flag=True, help="Until all is moved.")
 @json_option
 @bootstrap_option
@@ -481,7 +509,7 @@ def drain(
 
 
 @cluster.command(epilog=examples("kept cluster unregister 2"))
-@click.argument("number", metavar="NODE", type=click.IntRange(0))
+@click.argument("number", metavar="NODE", type=WholeNumber(0))
 @bootstrap_option
 def unregister(*, number: int, bootstrap: str) -> None:
     """Forget NODE, which was drained and stopped, and is gone for good."""
@@ -510,9 +538,9 @@ def _names(described: ClusterDescription) -> str:
 def _nodes(text: str) -> tuple[int, ...]:
     """``1,2,3``."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() for part in parts):
+    numbers = tuple(number for part in parts if (number := decimal_number(part)) is not None)
+    if len(numbers) != len(parts):
         raise click.UsageError(f"--to {text!r} is not a list of node ids such as 1,2,3")
-    numbers = tuple(map(int, parts))
     if len(set(numbers)) != len(numbers):
         raise click.UsageError(f"--to {text} names a node twice")
     return numbers
@@ -521,9 +549,10 @@ def _nodes(text: str) -> tuple[int, ...]:
 def _target(text: str) -> tuple[str, int | None]:
     """TOPIC or TOPIC:P."""
     topic, colon, number = text.partition(":")
-    if not topic or (colon and not (number.isascii() and number.isdecimal())):
+    partition = decimal_number(number)
+    if not topic or (colon and partition is None):
         raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
-    return topic, int(number) if colon else None
+    return topic, partition
 
 
 def _known(view: TopicView, number: int) -> int:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.output import say
+from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.waiting import note_silent
+from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.client.http import JsonApi
@@ -81,7 +83,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
         if topic is not None or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
     ]
     if replicas:
-        click.echo()
+        say()
         names = ("topic", "partition", "replica", "holds", "applied", "published", "why not")
         show_table(names, replicas)
 
@@ -112,7 +114,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
         _show_passes(answer["partitions"])
     else:
         for one in answer["started"]:
-            click.echo(f"compacting {one['topic']}-{one['partition']}")
+            say(f"compacting {one['topic']}-{one['partition']}")
     failed = [p for p in answer.get("partitions", ()) if "error" in p]
     if failed:
         first = failed[0]
@@ -146,8 +148,8 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
 
 @compact.command("why-missing", epilog=examples("kept compact why-missing users 0 42 --key alice"))
 @click.argument("topic")
-@click.argument("partition", type=click.IntRange(0))
-@click.argument("offset", type=click.IntRange(0))
+@click.argument("partition", type=WholeNumber(0))
+@click.argument("offset", type=WholeNumber(0))
 @click.option("--key", help="Say also which record of this key is the present one.")
 @json_option
 @bootstrap_option
@@ -190,8 +192,8 @@ def why_missing(
 def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     """Show records that replicas had to cut away though acknowledged.
 
-    After an unclean election, or when a whole ISR lost power. What is above
-    the replica's high watermark may not have been acknowledged.
+    After an unclean election, or when a whole ISR lost power. Offsets below
+    "committed" were acknowledged, the others may have been.
     """
     from kept.cli.output import moment, show_json, show_table
     from kept.client.http import nodes_away
@@ -199,7 +201,7 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     reports = _lost(bootstrap, topic=topic)
     away = nodes_away(bootstrap)
     for node in away:
-        click.echo(f"node {node} is away: what it has cut is not shown", err=True)
+        say(f"node {node} is away: what it has cut is not shown", err=True)
     if as_json:
         show_json({"reports": reports, "away": away})
         return
@@ -211,12 +213,23 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
             one.get("node"),
             one.get("leader_epoch"),
             f"{one['first_offset']}..{one['end_offset']}" if "first_offset" in one else None,
+            one.get("committed_to"),
             _keys(one["records"]),
             one["incomplete"],
         )
         for one in reports
     ]
-    columns = ("cut at", "topic", "partition", "node", "leader epoch", "offsets", "keys", "note")
+    columns = (
+        "cut at",
+        "topic",
+        "partition",
+        "node",
+        "leader epoch",
+        "offsets",
+        "committed",
+        "keys",
+        "note",
+    )
     show_table(columns, rows)
 
 
@@ -275,7 +288,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
         show_json({**answer, "replicas": tried})
     elif tried or not gone:
         where = f" on node {', '.join(map(str, tried))}" if tried else ""
-        click.echo(f"trying {topic}-{partition} again{where}")
+        say(f"trying {topic}-{partition} again{where}")
     if gone:
         raise Failure(f"{topic}-{partition} fails there as well: {'; '.join(gone)}")
 
@@ -284,7 +297,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
 @click.argument("target", metavar="TOPIC[:P]")
 @click.option(
     "--patience",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=60,
     show_default=True,
     metavar="S",
@@ -356,9 +369,9 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
         for found in one.differences:
             where = f"{found.base_offset}..{found.end_offset}"
             first = "" if found.offset is None else f", first at offset {found.offset}"
-            click.echo(f"\n{one.topic}-{one.partition} {where}{first}")
+            say(f"\n{one.topic}-{one.partition} {where}{first}")
             for node, has in sorted(found.replicas.items()):
-                click.echo(f"  node {node}: {has}")
+                say(f"  node {node}: {has}")
 
 
 def _show_passes(partitions: list[dict[str, Any]]) -> None:
@@ -433,9 +446,10 @@ def _known(value: dict[str, Any]) -> dict[str, Any]:
 def _target(text: str) -> tuple[str, int | None]:
     """TOPIC or TOPIC:P."""
     topic, colon, number = text.partition(":")
-    if not topic or (colon and not (number.isascii() and number.isdecimal())):
+    partition = decimal_number(number)
+    if not topic or (colon and partition is None):
         raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
-    return topic, int(number) if colon else None
+    return topic, partition
 
 
 def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, Any]]:

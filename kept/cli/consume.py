@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kept.cli.shell import Failure, bootstrap_option, examples
+from kept.cli.output import say
+from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 @click.option("--from-beginning", is_flag=True, help="Not only what comes from now on.")
 @click.option(
     "--offset",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     help="Start there; needs --partition. Above the end, it says so and waits for what comes "
     "next, as kcat and Kafka's console consumer do (with --until-end: fails). Below the log start, "
     "it says so and starts there.",
 )
-@click.option("--partition", type=click.IntRange(0), help="Only this one.")
-@click.option("--max", "maximum", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--partition", type=WholeNumber(0), help="Only this one.")
+@click.option("--max", "maximum", type=WholeNumber(1), help="Stop after so many records.")
 @click.option("--until-end", is_flag=True, help="Stop at the end as it is now.")
 @click.option("--group", help="As a member of this group, which commits what was printed.")
 @click.option("--value-only", is_flag=True, help="Print values and nothing else.")
@@ -141,10 +142,10 @@ def _compare(
         said = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
         if to_end:
             raise Failure(f"{said}: there is nothing to read up to it")
-        click.echo(f"kept: {said}; waiting for records from the end on", err=True)
+        say(f"kept: {said}; waiting for records from the end on", err=True)
     elif offset < start:
         said = f"offset {offset} is below the log start of {topic}-{partition}"
-        click.echo(f"kept: {said}; reading from {start} on", err=True)
+        say(f"kept: {said}; reading from {start} on", err=True)
 
 
 def _of_group(
@@ -170,7 +171,7 @@ def _of_group(
         member.give_back(batch)
         refused = member.close()
         if refused is not None:
-            click.echo(f"kept: what was printed last will come again: {refused}", err=True)
+            say(f"kept: what was printed last will come again: {refused}", err=True)
 
 
 def _limited(
@@ -204,6 +205,7 @@ def _show_lines(batches: Iterable[list[ConsumedRecord]], as_json: bool, value_on
 
 def _line(record: ConsumedRecord, as_json: bool, value_only: bool) -> bytes:
     from kept.cli.output import NO_KEY, TOMBSTONE, json_line, moment, text
+    from kept.storage.printable import printable_line
 
     if value_only:
         return (record.value or b"") + b"\n"
@@ -211,7 +213,7 @@ def _line(record: ConsumedRecord, as_json: bool, value_only: bool) -> bytes:
         return json_line(as_object(record)).encode("utf-8", "surrogatepass")
     key, value = text(record.key, NO_KEY), text(record.value, TOMBSTONE)
     place = f"{record.partition}:{record.offset}"
-    headers = "".join(f"  {k}={text(v, 'null')}" for k, v in record.headers)
+    headers = "".join(f"  {printable_line(k)}={text(v, 'null')}" for k, v in record.headers)
     return f"{place}  {moment(record.timestamp) or '-'}  {key}  {value}{headers}\n".encode()
 
 
@@ -267,11 +269,11 @@ def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
 def _warn(rows: list[ConsumedRecord], keyless: int) -> None:
     """What makes a table misleading is said on standard error."""
     if keyless:
-        click.echo(f"kept: {keyless} records without a key are not in the table", err=True)
+        say(f"kept: {keyless} records without a key are not in the table", err=True)
     seen: dict[bytes | None, int] = {}
     twice = [r.key for r in rows if seen.setdefault(r.key, r.partition) != r.partition]
     if twice:
-        click.echo(
+        say(
             f"kept: {len(twice)} keys are in more than one partition, such as {twice[0]!r}: "
             "their producers choose partitions in different ways",
             err=True,

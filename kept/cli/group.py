@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.output import say
+from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.waiting import note_silent
+from kept.storage.printable import printable_line
+from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -55,7 +58,8 @@ def describe(*, name: str, as_json: bool, bootstrap: str) -> None:
         show_json(described)
         return
     write(f"Group: {name}\nState: {described['state']}\n")
-    write(f"Protocol: {described['protocol'] or '-'}\nMembers: {len(described['members'])}\n\n")
+    protocol = printable_line(described["protocol"] or "-")
+    write(f"Protocol: {protocol}\nMembers: {len(described['members'])}\n\n")
     columns = ("topic", "partition", "committed", "log end", "lag", "member", "host")
     keys = ("topic", "partition", "committed_offset", "high_watermark", "lag", "member_id", "host")
     show_table(columns, [[row[k] for k in keys] for row in described["partitions"]])
@@ -124,7 +128,7 @@ def _is_led(topic: TopicView, partition: int) -> bool:
 )
 @click.argument("name", metavar="GROUP")
 @click.option("--topic", required=True)
-@click.option("--partition", type=click.IntRange(0), help="Only this one.")
+@click.option("--partition", type=WholeNumber(0), help="Only this one.")
 @click.option(
     "--to",
     required=True,
@@ -178,8 +182,9 @@ def _target(to: str) -> tuple[str, int]:
     """(earliest | latest | offset | timestamp, number)."""
     if to in ("earliest", "latest"):
         return to, 0
-    if to.isdigit():
-        return "offset", int(to)
+    offset = decimal_number(to)
+    if offset is not None:
+        return "offset", offset
     try:
         at = datetime.datetime.fromisoformat(to)
     except ValueError:
@@ -214,7 +219,7 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
     with _client(bootstrap) as client:
         for name in names:
             client.delete_group(name)
-            click.echo(f"deleted group {name}")
+            say(f"deleted group {name}")
 
 
 def _client(bootstrap: str) -> Client:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from kept.cli.shell import Failure, Group, examples, json_option, pairs
+from kept.cli.output import say
+from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
 from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
 
 if TYPE_CHECKING:
@@ -72,12 +73,12 @@ def local() -> None:
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(1, MAX_NODES),
+    type=WholeNumber(1, MAX_NODES),
     help="How many.  [default: as many as --dir has, else 1]",
 )
 @_dir_option
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=9092, show_default=True, help="Of node 0."
+    "--port", type=WholeNumber(1, 65535), default=9092, show_default=True, help="Of node 0."
 )
 @click.option("--set", "settings", metavar="K=V", multiple=True, help="A setting of every node.")
 def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...]) -> None:
@@ -122,7 +123,7 @@ def _start(members: Sequence[_Node]) -> None:
                 launched.process.wait()
         raise
     for line in lines:
-        click.echo(line)
+        say(line)
 
 
 def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
@@ -200,25 +201,25 @@ def _role(node: _Node) -> str | None:
 
 
 @local.command(epilog=examples("kept local stop 0"))
-@click.argument("number", metavar="N", type=click.IntRange(0))
+@click.argument("number", metavar="N", type=WholeNumber(0))
 @_dir_option
 def stop(*, number: int, directory: str) -> None:
     """Stop node N cleanly."""
     _node(directory, number).end(signal.SIGTERM)
-    click.echo(f"node {number} stopped")
+    say(f"node {number} stopped")
 
 
 @local.command(epilog=examples("kept local kill 0"))
-@click.argument("number", metavar="N", type=click.IntRange(0))
+@click.argument("number", metavar="N", type=WholeNumber(0))
 @_dir_option
 def kill(*, number: int, directory: str) -> None:
     """Kill node N at once, as a crash would."""
     _node(directory, number).end(signal.SIGKILL)
-    click.echo(f"node {number} killed")
+    say(f"node {number} killed")
 
 
 @local.command(epilog=examples("kept local start 0"))
-@click.argument("number", metavar="N", type=click.IntRange(0))
+@click.argument("number", metavar="N", type=WholeNumber(0))
 @_dir_option
 def start(*, number: int, directory: str) -> None:
     """Start node N again, with its data."""
@@ -231,7 +232,7 @@ def start(*, number: int, directory: str) -> None:
         _start([node])
         return
     node.launch()
-    click.echo(f"node {number} started; it serves when most of the nodes run: {running} do now")
+    say(f"node {number} started; it serves when most of the nodes run: {running} do now")
 
 
 @local.command(epilog=examples("kept local down", "kept local down --purge"))
@@ -246,15 +247,15 @@ def down(*, directory: str, purge: bool) -> None:
     for node in running:
         try:
             node.await_end(STOP_DEADLINE_S if len(running) == 1 else DOWN_DEADLINE_S)
-            click.echo(f"node {node.number} stopped")
+            say(f"node {node.number} stopped")
         except Failure:
             if len(running) == 1:
                 raise
             node.end(signal.SIGKILL)
-            click.echo(f"node {node.number} killed: it did not stop without the others")
+            say(f"node {node.number} killed: it did not stop without the others")
     for node in nodes if purge else ():
         shutil.rmtree(node.directory)
-        click.echo(f"removed {node.directory}")
+        say(f"removed {node.directory}")
 
 
 class _Node:
@@ -324,7 +325,7 @@ class _Node:
         with open(self.log, "ab") as log:
             position = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "kept", "serve", "--config", self.config],
+                [sys.executable, "-P", "-m", "kept", "serve", "--config", self.config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

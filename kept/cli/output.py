@@ -10,14 +10,26 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import click
+
+from kept.storage.printable import printable_line, printable_text
+
 TOMBSTONE: Final = "(tombstone)"
 NO_KEY: Final = "(no key)"
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def write(text: str) -> None:
-    """Print to standard output in UTF-8, whatever the locale says."""
-    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    """Print to standard output in UTF-8, whatever the locale says.
+
+    Control characters but LF and TAB are spelled out: what is printed came from others.
+    """
+    sys.stdout.buffer.write(printable_text(text).encode("utf-8", "surrogateescape"))
+
+
+def say(message: str = "", *, err: bool = False) -> None:
+    """A line for people, to standard error if ``err``; spelled out as in :func:`write`."""
+    click.echo(printable_text(message), err=err)
 
 
 def reader_is_gone() -> bool:
@@ -36,7 +48,8 @@ def show_json(value: Any) -> None:
 
 def json_line(value: Any) -> str:
     """One line of JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
+    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return printable_text(made) + "\n"
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -60,7 +73,7 @@ def show_tree(value: Any, indent: int = 0) -> None:
     pad = "  " * indent
     if isinstance(value, Mapping):
         for name, member in value.items():
-            label = str(name).replace("_", " ")
+            label = printable_line(str(name).replace("_", " "))
             if isinstance(member, (Mapping, list)) and member:
                 write(f"{pad}{label}:\n")
                 show_tree(member, indent + 1)
@@ -92,8 +105,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
     if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value)) or "-"
-    return str(value)
+        return printable_line(",".join(map(str, value))) or "-"
+    return printable_line(str(value))
 
 
 def size(count: float | None) -> str | None:
@@ -136,7 +149,7 @@ def text(data: bytes | None, none: str) -> str:
 
 
 def _has_control(decoded: str) -> bool:
-    return any(ord(c) < 32 or ord(c) == 127 for c in decoded)
+    return printable_line(decoded) != decoded
 
 
 # Records as JSON: what ``consume --json`` writes and ``produce --json`` reads.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kept.cli.shell import Failure, bootstrap_option, examples
+from kept.cli.output import say
+from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client, OutRecord
@@ -36,7 +37,7 @@ _FIELDS: Final = frozenset(
 @click.argument("topic")
 @click.option("--key-separator", metavar="S", help="What stands between key and value in a line.")
 @click.option("--null-marker", metavar="S", help="A value that is S makes a tombstone.")
-@click.option("--partition", type=click.IntRange(0), help="For all records.  [default: by key]")
+@click.option("--partition", type=WholeNumber(0), help="For all records.  [default: by key]")
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
 @click.option(
     "--compression",
@@ -83,7 +84,7 @@ def produce(
                 _say_how_far(error, sink.written)
                 raise
     if sys.stderr.isatty():
-        click.echo(f"{sink.written} records written to {topic}", err=True)
+        say(f"{sink.written} records written to {topic}", err=True)
 
 
 def _say_how_far(error: Exception, written: int) -> None:

@@ -7,7 +7,8 @@ import signal
 
 import click
 
-from kept.cli.shell import examples, pairs
+from kept.cli.output import say
+from kept.cli.shell import WholeNumber, examples, pairs
 
 
 @click.command(
@@ -22,7 +23,7 @@ from kept.cli.shell import examples, pairs
 @click.option(
     "--port",
     metavar="PORT",
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     help="Serve on localhost:PORT.  [default: 9092]",
 )
 @click.option(
@@ -30,7 +31,7 @@ from kept.cli.shell import examples, pairs
     metavar="DIR",
     help="Keep data in DIR/log, metadata in DIR/meta.  [default: ./data]",
 )
-@click.option("--node-id", metavar="N", type=click.IntRange(0), help="This node.  [default: 0]")
+@click.option("--node-id", metavar="N", type=WholeNumber(0), help="This node.  [default: 0]")
 @click.option(
     "--set", "settings", metavar="K=V", multiple=True, help="One setting; may be repeated."
 )
@@ -94,7 +95,7 @@ def serve(
         check_directories(config)
         if adopt:
             take_over()
-        click.echo(f"settings are right{f' in {file}' if file else ''}")
+        say(f"settings are right{f' in {file}' if file else ''}")
         return
     from kept.node.process import run
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kept.storage.errors import KeptError
+from kept.storage.printable import printable_line
 
 INTERRUPTED: Final = 130
 SUMMARY_COLUMNS: Final = 200
@@ -23,6 +24,16 @@ DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class WholeNumber(click.IntRange):
+    """click's, in ASCII digits only: ``int`` takes those of all scripts, and underscores."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error for any other text."""
+        if isinstance(value, str) and not (value.isascii() and "_" not in value):
+            self.fail(f"{value!r} is not a valid integer range.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Group(click.Group):
@@ -180,7 +191,7 @@ def _fail(message: str) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
-    print(f"kept: {' '.join(message.split())}", file=sys.stderr)
+    print(f"kept: {printable_line(' '.join(message.split()))}", file=sys.stderr)
     return 1
 
 

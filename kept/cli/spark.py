@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option, pairs
+from kept.cli.output import say
+from kept.cli.shell import (
+    Failure,
+    Group,
+    WholeNumber,
+    bootstrap_option,
+    examples,
+    json_option,
+    pairs,
+)
+from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +50,10 @@ INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 o
 _OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
 
 DIED: Final = "Spark's JVM has ended in the middle: it was killed, or had too little memory"
+NO_CODE_FROM_HERE: Final = {"spark.executorEnv.PYTHONSAFEPATH": "1"}
+"""Spark starts its Python workers with ``-m``: their code is not to come from the directory that
+they happen to be in.
+"""
 _END_S: Final = 1.0
 """How long a JVM that has closed its connections may take to end."""
 _CAUSES: Final = re.compile(r"^(?:Caused by)?: ((?:\w+\.)+\w+: .*[^:\s])$", re.MULTILINE)
@@ -96,7 +110,7 @@ def settings_option(function: _Function) -> _Function:
 @click.option("--out", metavar="DIR", help="Write it to a new directory as Parquet.")
 @click.option("--refresh", metavar="DIR", help="Bring the table in this directory up to now.")
 @click.option(
-    "--limit", type=click.IntRange(0), default=SHOWN, show_default=True,
+    "--limit", type=WholeNumber(0), default=SHOWN, show_default=True,
     help="Rows that are shown; 0 for all.",
 )  # fmt: skip
 @json_option
@@ -133,7 +147,7 @@ def table(
             done = asdict(jobs.refresh(session, bootstrap, topic, refresh))
             why = f"all of it: {done['whole']}" if done["whole"] else "only what is new"
             said = f"{done['rows']} rows in {done['path']}, read {why}"
-            show_json(done) if as_json else click.echo(said)
+            show_json(done) if as_json else say(said)
             return
         made = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
         if out is not None:
@@ -141,9 +155,7 @@ def table(
             counted = made.observe(written, f.count(f.lit(1)).alias("rows"))
             counted.write.mode("errorifexists").parquet(out)
             count = written.get["rows"]
-            show_json({"path": out, "rows": count}) if as_json else click.echo(
-                f"{count} rows in {out}"
-            )
+            show_json({"path": out, "rows": count}) if as_json else say(f"{count} rows in {out}")
             return
         # As a number: Python has no moments after the year 9999, and would make them local time.
         shown = made.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
@@ -209,7 +221,7 @@ def analyze(
         show_json(_plain({**asdict(found), "skew": found.skew}))
         return
     total = found.totals
-    click.echo(
+    say(
         f"{total['records']} records of {total['keys']} keys, {size(total['bytes'])}; compaction "
         f"would leave {total['kept_records']} records, {size(total['kept_bytes'])}; "
         f"{total['tombstones']} tombstones; skew {found.skew:.2f}\n"
@@ -221,7 +233,7 @@ def analyze(
             for row in rows
         ]
         show_table((name, *(c.replace("_", " ") for c in columns)), shown)
-        click.echo()
+        say()
     hottest = [(_cut(_text(r["key"])), r["records"], r["bytes"]) for r in found.hottest[:10]]
     show_table(("hottest key", "records", "bytes"), hottest)
 
@@ -292,17 +304,17 @@ def _show_audit(found: Audit, as_json: bool) -> None:
     if rows:
         show_table(("fault", "partition", "offset", "key", "node", "why"), rows)
     if found.total > len(rows):
-        click.echo(f"and {found.total - len(rows)} more")
+        say(f"and {found.total - len(rows)} more")
     nodes = ", ".join(map(str, found.replicas))
     verdict = "clean" if found.clean else f"{found.total} faults"
     if found.reference is not None:
         nodes += " and the reference"
-    click.echo(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
+    say(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
     for partition, replicas in found.absent.items():
-        click.echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
-    click.echo("This cannot see:")
+        say(f"partition {partition}: not in sync and not read: {list(replicas)}")
+    say("This cannot see:")
     for one in found.blind:
-        click.echo(f"  - {one}")
+        say(f"  - {one}")
 
 
 @spark.command(epilog=examples("kept spark export users /data/users-2026-11-21"))
@@ -325,7 +337,7 @@ def export(
 @spark.command(epilog=examples("kept spark restore /data/users-2026-11-21 users-again"))
 @click.argument("directory")
 @topic_argument
-@click.option("--replication-factor", type=click.IntRange(1), help="Of a topic that is made.")
+@click.option("--replication-factor", type=WholeNumber(1), help="Of a topic that is made.")
 @json_option
 @bootstrap_option
 @click.pass_obj
@@ -349,7 +361,7 @@ def restore(
             session, bootstrap, directory, topic, replication_factor=replication_factor or -1
         )
     said = {"topic": topic, "records": count}
-    show_json(said) if as_json else click.echo(f"{count} records in {topic}")
+    show_json(said) if as_json else say(f"{count} records in {topic}")
 
 
 @spark.command(
@@ -394,7 +406,7 @@ def _show_export(made: Any, as_json: bool) -> None:
     if as_json:
         show_json(asdict(made))
         return
-    click.echo(f"{made.records} records of {made.topic} in {made.path}")
+    say(f"{made.records} records of {made.topic} in {made.path}")
 
 
 # What they share.
@@ -446,7 +458,8 @@ def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
         joined = SparkSession.getActiveSession() is not None
         try:
             with _interrupted_later():
-                made = session(obj["master"], obj["conf"], quiet=True)
+                os.environ["PYTHONSAFEPATH"] = "1"  # for workers of a JVM that starts here
+                made = session(obj["master"], {**NO_CODE_FROM_HERE, **obj["conf"]}, quiet=True)
             yield made
         except (Py4JError, ConnectionError, EOFError) as error:
             died = made is not None and not isinstance(error, Py4JJavaError) and _has_ended(made)
@@ -474,7 +487,7 @@ def _interrupted_later() -> Iterator[None]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
-        click.echo("kept: Spark is still starting, and ends then; again: at once", err=True)
+        say("kept: Spark is still starting, and ends then; again: at once", err=True)
 
     before = signal.signal(signal.SIGINT, later)
     try:
@@ -527,17 +540,24 @@ def _offset(given: str | None) -> int | dict[int, int] | None:
     try:
         found = json.loads(given)
         if isinstance(found, dict):
-            return {int(p): int(o) for p, o in found.items()}
-        return int(found)
+            return {_whole(p): _whole(o) for p, o in found.items()}
+        return _whole(found)
     except (ValueError, TypeError):
         raise click.UsageError(
             f'{given!r} is neither an offset nor JSON such as {{"0": 10, "1": 12}}'
         ) from None
 
 
+def _whole(value: object) -> int:
+    number = decimal_number(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(value)
+    return number
+
+
 def _moment(given: str | None) -> int | None:
-    if given is None or given.isdecimal():
-        return None if given is None else int(given)
+    if given is None or (number := decimal_number(given)) is not None:
+        return None if given is None else number
     try:
         at = datetime.datetime.fromisoformat(given)
     except ValueError:

@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option, pairs
+from kept.cli.output import say
+from kept.cli.shell import (
+    Failure,
+    Group,
+    WholeNumber,
+    bootstrap_option,
+    examples,
+    json_option,
+    pairs,
+)
 from kept.cli.waiting import note_silent, teller
+from kept.storage.printable import printable_line
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
@@ -28,10 +38,10 @@ def topic() -> None:
     )
 )
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), help="Number.  [default: num.partitions]")
+@click.option("--partitions", type=WholeNumber(1), help="Number.  [default: num.partitions]")
 @click.option(
     "--replication-factor",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Replicas of each partition.  [default: default.replication.factor]",
 )
 @click.option("--config", "config", metavar="K=V", multiple=True, help="A topic setting.")
@@ -60,10 +70,10 @@ def create(
         except TopicAlreadyExists:
             if not if_not_exists:
                 raise
-            click.echo(f"topic {name} exists")
+            say(f"topic {name} exists")
             return
         count = len(client.topic(name).partitions)
-    click.echo(f"created topic {name} with {count} partition{'s'[: count != 1]}")
+    say(f"created topic {name} with {count} partition{'s'[: count != 1]}")
 
 
 @topic.command("list", epilog=examples("kept topic list", "kept topic list --internal --json"))
@@ -124,7 +134,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
         if isinstance(standing.unknown, NoAnswer | ConnectionFailed):
             silent.add(leaders[number])
         elif standing.unknown is not None:
-            click.echo(f"kept: {standing.unknown}", err=True)
+            say(f"kept: {standing.unknown}", err=True)
     if silent:
         note_silent(silent, "where partitions led there stand is not known")
         leaders = {number: leader for number, leader in leaders.items() if leader not in silent}
@@ -198,7 +208,7 @@ def _show(described: dict[str, Any]) -> None:
     write("Config:\n" if described["config"] else "Config: defaults\n")
     for name, entry in described["config"].items():
         source = "" if entry["source"] == "topic" else f"  ({entry['source']})"
-        value = "-" if entry["value"] is None else entry["value"]
+        value = "-" if entry["value"] is None else printable_line(entry["value"])
         write(f"  {name}: {value}{source}\n")
     write("\n")
     columns = ["partition", "leader", "isr", "log start", "high watermark", "size"]
@@ -226,7 +236,7 @@ def _show(described: dict[str, Any]) -> None:
 @click.argument("name")
 @click.option("--config", "config", metavar="K=V", multiple=True, help="Set a topic setting.")
 @click.option("--delete-config", metavar="K", multiple=True, help="Back to its default.")
-@click.option("--partitions", type=click.IntRange(1), help="Raise the number of partitions.")
+@click.option("--partitions", type=WholeNumber(1), help="Raise the number of partitions.")
 @bootstrap_option
 def alter(
     *,
@@ -255,7 +265,7 @@ def alter(
                 raise Failure(f"topic {name} has {has} partitions already")
             if partitions != has:
                 client.create_partitions(name, partitions)
-    click.echo(f"altered topic {name}")
+    say(f"altered topic {name}")
 
 
 def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
@@ -277,7 +287,7 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
     with _client(bootstrap) as client:
         client.delete_topics(names)
     for name in names:
-        click.echo(f"deleted topic {name}")
+        say(f"deleted topic {name}")
 
 
 def _client(bootstrap: str) -> Client:

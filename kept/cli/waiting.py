@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import click
-
+from kept.cli.output import say
 from kept.cli.shell import Failure
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def teller(bootstrap: str) -> Callable[[KeptError], None]:
         if str(why) not in told:
             told.add(str(why))
             more = _controllers(bootstrap) if isinstance(why, NoController) else ""
-            click.echo(f"kept: {why}{more}; still trying", err=True)
+            say(f"kept: {why}{more}; still trying", err=True)
 
     return tell
 
@@ -62,9 +61,7 @@ def note_silent(nodes: Iterable[int], so: str) -> None:
     numbers = sorted(nodes)
     which = ", ".join(map(str, numbers))
     plural = len(numbers) > 1
-    click.echo(
-        f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True
-    )
+    say(f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True)
 
 
 @contextmanager

@@ -410,7 +410,7 @@ class Cluster:
         return position
 
     def _command(self, node: _Node) -> list[str]:
-        command = [sys.executable, "-m", "kept", "serve", "--node-id", str(node.number)]
+        command = [sys.executable, "-P", "-m", "kept", "serve", "--node-id", str(node.number)]
         settings = {**self._shared, **self._settings, **node.settings}
         if "listeners" not in settings:
             command += ["--port", str(node.port)]

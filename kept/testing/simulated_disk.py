@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from kept.storage.disk import Bytes, Disk, File, FileStat, Lock
-from kept.storage.errors import DirectoryInUse, MachineError
+from kept.storage.disk import EXHAUSTED, Bytes, Disk, File, FileStat, Lock
+from kept.storage.errors import DirectoryInUse, MachineError, ResourceExhausted, vanished
 
 PAGE_BYTES = 4096
 
@@ -166,11 +166,21 @@ class SimulatedFile(File):
 
 
 class _SimulatedLock(Lock):
-    __slots__ = ("_held",)
+    __slots__ = ("_disk", "_held", "_inode")
 
-    def __init__(self, held: set[str], path: str) -> None:
+    def __init__(self, disk: SimulatedDisk, held: set[str], path: str) -> None:
+        self._disk = disk
         self._held = held
+        self._inode = disk.inode(path)
         self.path = path
+
+    def verify(self) -> None:
+        try:
+            if self._disk.inode(self.path) is self._inode:
+                return
+        except FileNotFoundError:
+            pass
+        raise vanished(self.path)
 
     def release(self) -> None:
         self._held.discard(self.path)
@@ -190,8 +200,10 @@ class Injection:
 class SimulatedDisk(Disk):
     """See the module. ``calls`` counts the changing calls so far; ``now_ms`` stamps files."""
 
-    def __init__(self, root: Directory | None = None, seed: int = 0) -> None:
+    def __init__(self, root: Directory | None = None, seed: int = 0, boots: int | None = 0) -> None:
         super().__init__(environ={})
+        self.boots = boots
+        """How often its machine has lost power; None: it has no boot id."""
         self.root = root or Directory()
         self.random = Random(seed)
         self.calls = 0
@@ -218,15 +230,20 @@ class SimulatedDisk(Disk):
 
     def after_kill(self) -> SimulatedDisk:
         """A new disk with everything that was written; what was not synced still is not."""
-        return SimulatedDisk(self.root.copy({}))
+        return SimulatedDisk(self.root.copy({}), boots=self.boots)
 
     def after_power_loss(self, seed: int) -> SimulatedDisk:
         """A new disk with what was durable and, by chance, some of the rest."""
-        return SimulatedDisk(self.root.survivor(Random(seed)), seed)
+        boots = None if self.boots is None else self.boots + 1
+        return SimulatedDisk(self.root.survivor(Random(seed)), seed, boots)
+
+    def boot_id(self) -> str | None:
+        """Another one after each power loss."""
+        return None if self.boots is None else f"boot-{self.boots}"
 
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
         """Rot: one bit of a file changes, durably."""
-        inode = self._inode(path)
+        inode = self.inode(path)
         inode.data[position] ^= 1 << bit
         inode.sync()
 
@@ -251,7 +268,8 @@ class SimulatedDisk(Disk):
             node = node.entries[part]
         return node
 
-    def _inode(self, path: str) -> Inode:
+    def inode(self, path: str) -> Inode:
+        """What a name stands for. Raises FileNotFoundError; MachineError for a directory."""
         node = self._find(path)
         if isinstance(node, Directory):
             raise MachineError(path, "open", OSError(errno.EISDIR, "is a directory"))
@@ -285,9 +303,8 @@ class SimulatedDisk(Disk):
     def _may_fail(self, operation: str, path: str) -> None:
         injection = self._inject(operation, path)
         if injection is not None:
-            raise MachineError(
-                path, operation, OSError(injection.code, os.strerror(injection.code))
-            )
+            kind = ResourceExhausted if injection.code in EXHAUSTED else MachineError
+            raise kind(path, operation, OSError(injection.code, os.strerror(injection.code)))
         if self._step(operation, path):
             raise SimulatedCrash(f"{operation} {path}")
 
@@ -303,7 +320,10 @@ class SimulatedDisk(Disk):
         except FileNotFoundError:
             if not flags & os.O_CREAT:
                 raise
-            directory, name = self._parent(path)
+            try:
+                directory, name = self._parent(path)
+            except FileNotFoundError as error:
+                raise MachineError(path, "create", error) from error
             self._may_fail("create", path)
             node = Inode(mtime_ms=self.now_ms)
             directory.change(name, node)
@@ -373,7 +393,10 @@ class SimulatedDisk(Disk):
     def fsync_dir(self, path: str) -> None:
         """See :meth:`Disk.fsync_dir`."""
         self._may_fail("fsync_dir", path)
-        node = self._find(path)
+        try:
+            node = self._find(path)
+        except FileNotFoundError as error:
+            raise MachineError(path, "open", error) from error
         assert isinstance(node, Directory)
         node.sync()
 
@@ -435,6 +458,14 @@ class SimulatedDisk(Disk):
             return FileStat(0, 0, True)
         return FileStat(len(node.data), node.mtime_ms, False)
 
+    def is_at(self, file: File, path: str) -> bool:
+        """See :meth:`Disk.is_at`."""
+        assert isinstance(file, SimulatedFile)
+        try:
+            return self._find(path) is file.inode
+        except FileNotFoundError:
+            return False
+
     def size(self, file: File) -> int:
         """See :meth:`Disk.size`."""
         assert isinstance(file, SimulatedFile)
@@ -442,7 +473,7 @@ class SimulatedDisk(Disk):
 
     def set_mtime(self, path: str, mtime_ms: int) -> None:
         """See :meth:`Disk.set_mtime`."""
-        self._inode(path).mtime_ms = mtime_ms
+        self.inode(path).mtime_ms = mtime_ms
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002
         """See :meth:`Disk.free_bytes`."""
@@ -456,4 +487,4 @@ class SimulatedDisk(Disk):
         if path in self._locks:
             raise DirectoryInUse(f"{path} is held by this process already")
         self._locks.add(path)
-        return _SimulatedLock(self._locks, path)
+        return _SimulatedLock(self, self._locks, path)

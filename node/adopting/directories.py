@@ -76,6 +76,8 @@ def read(disk: Disk, path: str, node_id: int) -> Found:
     name = f"{path}/{layout.META_PROPERTIES}"
     found = checkpoints.read_properties(disk, name) or {}
     version = found.get("version")
+    if not version:
+        raise DirectoryRefused(f"{name} is missing, empty or says no version: put it back")
     if version != META_VERSION:
         what = "ZooKeeper's" if version == "0" else "unknown"
         raise DirectoryRefused(

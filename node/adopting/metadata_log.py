@@ -37,7 +37,7 @@ from kept.storage.errors import (
 from kept.storage.records import BatchHeader, check_replica, headers, scan
 
 QUORUM_STATE: Final = "quorum-state"
-_CHECKPOINT = re.compile(r"(\d{20})-(\d{10})\.checkpoint\Z")
+_CHECKPOINT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint\Z")
 _VOTERS_KEY: Final = 6
 """Type of the control record that names the voters (KIP-853)."""
 _NOTHING: Final = encode_batch([NoOpRecord()])

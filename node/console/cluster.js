@@ -46,6 +46,8 @@ export const overview = {
   show([cluster, quorum, told]) {
     return [make("h1", {}, "Cluster"),
       cluster.ready ? "" : make("p", { class: "bad" }, `This node is not ready: ${cluster.reason}`),
+      ...told.filter((one) => (one.uncompiled_kernels || []).length).map((one) =>
+        make("p", { class: "bad" }, `Node ${one.node} runs kernels that are not compiled, and is far slower for it: ${one.uncompiled_kernels.join(", ")}`)),
       tiles([
         ["Nodes that serve", `${serving(cluster)} of ${cluster.brokers.length}`, serving(cluster) < cluster.brokers.length ? "bad" : ""],
         ["Controller", cluster.controller_id < 0 ? "none" : `node ${cluster.controller_id}`, cluster.controller_id < 0 ? "bad" : ""],

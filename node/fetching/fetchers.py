@@ -22,7 +22,12 @@ from kept.replication.fetching import (
     OffsetsRequest,
 )
 from kept.replication.following import FollowingReplica, perform_all
-from kept.storage.errors import KafkaStorageError, KeptError, NetworkException
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    NetworkException,
+    ResourceExhausted,
+)
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -33,6 +38,8 @@ LIST_OFFSETS: Final = 2
 LIST_OFFSETS_VERSION: Final = 6
 EARLIEST: Final = -2
 LATEST: Final = -1
+EXHAUSTED_RETRY_S: Final = 1.0
+"""What was not flushed for want of a descriptor is tried again after this."""
 
 
 class Fetchers:
@@ -235,6 +242,10 @@ class _Stream:
         several = [self._hosted[tp] for tp in waiting]
         flushes = [hosted.flushed(hosted.partition.log_end_offset) for hosted in several]
         outcomes = await asyncio.gather(*flushes, return_exceptions=True)
+        while any(isinstance(outcome, ResourceExhausted) for outcome in outcomes):
+            await asyncio.sleep(EXHAUSTED_RETRY_S)
+            flushes = [hosted.flushed(hosted.partition.log_end_offset) for hosted in several]
+            outcomes = await asyncio.gather(*flushes, return_exceptions=True)
         for tp, error in zip(waiting, outcomes, strict=True):
             if error is not None:
                 failed = KafkaStorageError(f"{tp}: not flushed: {error}")

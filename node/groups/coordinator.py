@@ -21,12 +21,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.groups import events as ev
+from kept.node.groups.memory import GroupMemory
 from kept.node.groups.records import GROUP_METADATA_TOPIC, partition_for
 from kept.node.groups.shard import Shard
 from kept.node.logging import log
+from kept.node.slices import Pace
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
     NotCoordinator,
@@ -35,6 +38,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.image import Delta, Image
+    from kept.node.hosting import HostedPartition
     from kept.node.server import Node
     from kept.replication.partition import Partition
 
@@ -100,10 +104,18 @@ class Coordinator:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
                 continue
-            shard = Shard(self._node, number, hosted, record.leader_epoch, self.settings())
+            shard = self._shard(number, hosted, record.leader_epoch)
             self._shards[number] = shard
             shard.load(self._wake)
         self._wake()
+
+    @cached_property
+    def memory(self) -> GroupMemory:
+        """What the groups of all shards hold."""
+        return GroupMemory(self.settings().groups_max_bytes)
+
+    def _shard(self, number: int, hosted: HostedPartition, leader_epoch: int) -> Shard:
+        return Shard(self._node, number, hosted, leader_epoch, self.settings(), self.memory)
 
     def _drop(self, number: int) -> None:
         shard = self._shards.pop(number, None)
@@ -118,6 +130,8 @@ class Coordinator:
             group_max_session_timeout_ms=config.group_max_session_timeout_ms,
             group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
             group_max_size=config.group_max_size,
+            group_max_bytes=config.group_max_bytes,
+            groups_max_bytes=config.groups_max_bytes,
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
             offsets_retention_minutes=config.offsets_retention_minutes,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
@@ -148,6 +162,13 @@ class Coordinator:
         """
         return self.shard(group).submit(make_event)
 
+    def join_abandoned(self, group: str, result: asyncio.Future[Any]) -> None:
+        """The connection is gone of a JoinGroup that waits for ``result``."""
+        number = self.partition_of(group)
+        shard = None if number is None else self._shards.get(number)
+        if shard is not None:
+            shard.join_abandoned(group, result)
+
     def partition_of(self, group: str) -> int | None:
         """The partition that a group lives in; None while there is no ``__consumer_offsets``."""
         topic = self._node.image.topics.get(GROUP_METADATA_TOPIC)
@@ -167,7 +188,12 @@ class Coordinator:
         """Wait until groups that this node is to coordinate are served, but not for long."""
         loop = self._node.loop
         deadline = loop.time() + FIND_WAIT_S
-        while not all(map(self._is_settled, groups)):
+        one_of_each: dict[int | None, str] = {}
+        pace = Pace()
+        for group in groups:
+            one_of_each.setdefault(self.partition_of(group), group)
+            await pace.breathe()
+        while not all(map(self._is_settled, one_of_each.values())):
             waiting = loop.create_future()
             self._waiting.append(waiting)
             try:

@@ -34,6 +34,7 @@ from kept.node.groups.group import (
     Group,
 )
 from kept.node.groups.membership import Membership
+from kept.node.groups.memory import GroupMemory, GroupTable
 from kept.node.groups.offset_requests import OffsetRequests
 from kept.node.groups.offsets import (
     LIVE_RECORD_OFFSET,
@@ -66,7 +67,8 @@ class PendingAppend:
 
     ``request`` is answered with ``result`` or, on failure, with ``failed(error)``; ``then`` is
     called with the time and the error instead where more than an answer follows. ``undo`` reverts
-    what appending had changed, last change first.
+    what appending had changed, last change first. ``late`` is the error of an append that was not
+    committed in time; it may still be.
     """
 
     records: tuple[GroupRecord, ...]
@@ -76,21 +78,33 @@ class PendingAppend:
     then: Callable[[int, ErrorCode], None] | None = None
     undo: list[Callable[[], None]] | None = None
     told: bool = False
+    late: ErrorCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredAnswer:
+    """An answer that shows what ``append`` and those before it changed: it waits for them."""
+
+    append: int
+    request: int
+    result: Callable[[], Any]
+    failed: Callable[[ErrorCode], Any]
 
 
 class GroupCore:
-    """The groups of one partition."""
+    """The groups of one partition; ``memory`` counts those of other partitions, too."""
 
-    def __init__(self, settings: ev.GroupSettings) -> None:
+    def __init__(self, settings: ev.GroupSettings, memory: GroupMemory | None = None) -> None:
         self.settings = settings
+        self.memory = GroupMemory(settings.groups_max_bytes) if memory is None else memory
         self.wall_offset_ms = 0
-        self.groups: dict[str, Group] = {}
-        self.appended = OffsetStore()
-        self.committed = OffsetStore()
+        self.groups: dict[str, Group] = GroupTable(self.memory)
+        self.appended = OffsetStore(self.memory)
+        self.committed = OffsetStore(self.memory)
         self.transactions = OpenTransactions()
         self.timers = Timers()
         self.pending: dict[int, PendingAppend] = {}
-        self._waiting_for_stable: list[tuple[int, ev.FetchOffsets]] = []
+        self._deferred: list[DeferredAnswer] = []
         self._last_append = 0
         self._effects: list[Effect] = []
         self.membership = Membership(self)
@@ -145,13 +159,15 @@ class GroupCore:
         for pending in self.pending.values():
             if pending.request is not None and not pending.told and pending.failed is not None:
                 self.answer(pending.request, pending.failed(error))
-        for _, fetch in self._waiting_for_stable:
-            self.answer(fetch.request, ev.FetchResult(error))
+        for deferred in self._deferred:
+            self.answer(deferred.request, deferred.failed(error))
         for group in self.groups.values():
             self.membership.unload(group, error)
         self.pending.clear()
-        self._waiting_for_stable.clear()
+        self._deferred.clear()
         self.groups.clear()
+        self.appended.clear()
+        self.committed.clear()
         return self._taken()
 
     # Events.
@@ -161,6 +177,8 @@ class GroupCore:
         match event:
             case ev.Join():
                 self.membership.join(event)
+            case ev.JoinAbandoned():
+                self.membership.join_abandoned(event)
             case ev.Sync():
                 self.membership.sync(event)
             case ev.Heartbeat():
@@ -249,9 +267,29 @@ class GroupCore:
         """Emit an answer."""
         self._effects.append(Answer(request, result))
 
+    def answer_when_committed(
+        self, request: int, result: Callable[[], Any], failed: Callable[[ErrorCode], Any]
+    ) -> None:
+        """Answer with ``result()`` once all that is appended by now is committed.
+
+        Decisions are made on what is appended; a crash may take that back. An answer without a
+        record of its own that says what was decided must not be heard before it is certain.
+        """
+        last = self.pending.get(self._last_append)
+        if last is None:
+            self.answer(request, result())
+        elif last.late is not None:
+            self.answer(request, failed(last.late))
+        else:
+            self._deferred.append(DeferredAnswer(self._last_append, request, result, failed))
+
     def note(self, group: str, text: str) -> None:
         """Emit a line for the log."""
         self._effects.append(Note(group, text))
+
+    def refused_for_memory(self, group: str, setting: str) -> None:
+        """Emit that a request was refused by a limit of memory."""
+        self._effects.append(ev.OutOfMemory(group, setting))
 
     def append(self, pending: PendingAppend, *, atomic: bool = True) -> None:
         """Emit an append and let its records take effect on what decisions see."""
@@ -283,7 +321,10 @@ class GroupCore:
     def append_silently(
         self, records: list[GroupRecord], undo: list[Callable[[], None]] | None = None
     ) -> None:
-        """Append what nobody waits for; it may be spread over several batches."""
+        """Append what no request is answered with; it may be spread over several batches.
+
+        A request that brought it about is answered by :meth:`answer_when_committed`.
+        """
         self.append(PendingAppend(tuple(records), undo=undo), atomic=False)
 
     def _apply(self, key: OffsetCommitKey, value: Any, undo: list[Callable[[], None]]) -> None:
@@ -304,19 +345,22 @@ class GroupCore:
             if value is not None and key.group in self.groups:
                 self.groups[key.group].is_durable = True
         self._tell(pending, event.now_ms, NO_ERROR)
-        self._answer_stable_fetches()
+        self._answer_deferred()
 
     def _append_rejected(self, event: ev.AppendRejected) -> None:
         pending = self.pending.pop(event.append)
         for undo in reversed(pending.undo or []):
             undo()
         self._tell(pending, event.now_ms, event.error)
-        self._answer_stable_fetches()
+        self._fail_deferred(event.append, event.error)
+        self._answer_deferred()
 
     def _append_timed_out(self, event: ev.AppendTimedOut) -> None:
         pending = self.pending.get(event.append)
         if pending is not None:
+            pending.late = event.error
             self._tell(pending, event.now_ms, event.error)
+            self._fail_deferred(event.append, event.error)
 
     def _tell(self, pending: PendingAppend, now_ms: int, error: ErrorCode) -> None:
         if pending.told:
@@ -332,17 +376,29 @@ class GroupCore:
 
     def _fetch(self, event: ev.FetchOffsets) -> None:
         """With ``require_stable`` the answer waits for all that was appended before."""
-        if event.require_stable and self.pending:
-            self._waiting_for_stable.append((self._last_append, event))
+        if event.require_stable:
+            self.answer_when_committed(
+                event.request, lambda: self._offsets.fetch(event), ev.FetchResult
+            )
         else:
             self.answer(event.request, self._offsets.fetch(event))
 
-    def _answer_stable_fetches(self) -> None:
+    # Answers that wait.
+
+    def _answer_deferred(self) -> None:
+        if not self._deferred:
+            return
         oldest = min(self.pending, default=self._last_append + 1)
-        ready = [fetch for last, fetch in self._waiting_for_stable if last < oldest]
-        self._waiting_for_stable = [w for w in self._waiting_for_stable if w[0] >= oldest]
-        for fetch in ready:
-            self.answer(fetch.request, self._offsets.fetch(fetch))
+        ready = [d for d in self._deferred if d.append < oldest]
+        self._deferred = [d for d in self._deferred if d.append >= oldest]
+        for deferred in ready:
+            self.answer(deferred.request, deferred.result())
+
+    def _fail_deferred(self, append: int, error: ErrorCode) -> None:
+        failed = [d for d in self._deferred if d.append == append]
+        self._deferred = [d for d in self._deferred if d.append != append]
+        for deferred in failed:
+            self.answer(deferred.request, deferred.failed(error))
 
     # Deleting groups.
 
@@ -361,15 +417,17 @@ class GroupCore:
                 records.append(self.remove_group(group, undo))
                 results.append((group_id, NO_ERROR))
         result = ev.DeleteGroupsResult(tuple(results))
-        if not records:
-            self.answer(event.request, result)
-            return
 
         def failed(error: ErrorCode) -> ev.DeleteGroupsResult:
+            refused = ErrorCode.non_empty_group
             return ev.DeleteGroupsResult(
-                tuple((g, error if code is NO_ERROR else code) for g, code in results)
+                tuple((g, code if code is refused else error) for g, code in results)
             )
 
+        if not records:
+            # A group that is not there any more may have a tombstone that is not committed.
+            self.answer_when_committed(event.request, lambda: result, failed)
+            return
         self.append(PendingAppend(tuple(records), event.request, result, failed, undo=undo))
 
     def remove_group(self, group: Group, undo: list[Callable[[], None]]) -> GroupRecord:
@@ -401,8 +459,8 @@ class GroupCore:
         if not self.pending:
             if dict(self.appended) != dict(self.committed):
                 raise InvariantViolation("nothing is pending, yet readers see other offsets")
-            if self._waiting_for_stable:
-                raise InvariantViolation("a fetch waits for an append that is over")
+            if self._deferred:
+                raise InvariantViolation("an answer waits for an append that is over")
 
 
 def _stored(value: object) -> StoredOffset | None:

@@ -26,16 +26,22 @@ its client may be gone. Kafka's ``CLASSIC_GROUP_NEW_MEMBER_JOIN_TIMEOUT_MS``."""
 MAX_PENDING_MEMBERS: Final = 10_000
 """Ids given out to clients that have not come back with them, per group: a limit of ours, since
 each costs memory for as long as the session that its client asked for."""
+MEMBER_NAME_LENGTH: Final = 1000
+"""So many characters of the client's name go into a member id, which a STRING must hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The node's settings for groups; names, units and defaults are Kafka's."""
+    """The node's settings for groups; names, units and defaults are Kafka's, but for ours of
+    memory: ``kept.group.max.bytes`` and ``kept.groups.max.bytes``.
+    """
 
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
     group_max_size: int = 2**31 - 1
+    group_max_bytes: int = 16 << 20
+    groups_max_bytes: int = 512 << 20
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_minutes: int = 10_080
     offsets_retention_check_interval_ms: int = 600_000
@@ -70,6 +76,15 @@ class Join:
     group_instance_id: str | None = None
     requires_known_member_id: bool = True
     supports_skipping_assignment: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAbandoned:
+    """The connection of a JoinGroup that waits is gone: nobody will get its answer."""
+
+    now_ms: int
+    group: str
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +241,8 @@ class AppendTimedOut:
 
 
 Event = (
-    Join | Sync | Heartbeat | Leave | CommitOffsets | FetchOffsets | DeleteOffsets | DeleteGroups
-    | TopicsDeleted | AppendCommitted | AppendRejected | AppendTimedOut
+    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | FetchOffsets | DeleteOffsets
+    | DeleteGroups | TopicsDeleted | AppendCommitted | AppendRejected | AppendTimedOut
 )  # fmt: skip
 
 
@@ -262,7 +277,15 @@ class Note:
     text: str
 
 
-Effect = Append | Answer | Note
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A request of a group was refused because of ``setting``."""
+
+    group: str
+    setting: str
+
+
+Effect = Append | Answer | Note | OutOfMemory
 
 
 # Results.

@@ -22,6 +22,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.node.groups.memory import GROUP_BYTES, MEMBER_BYTES, PENDING_BYTES, GroupMemory
 from kept.node.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
@@ -102,6 +103,13 @@ class Member:
             return False
         return self.awaiting_join is not None or self.awaiting_sync is not None
 
+    @property
+    def size_bytes(self) -> int:
+        """What it holds in memory, about."""
+        ids = len(self.member_id) + len(self.group_instance_id or "") + len(self.client_id)
+        fixed = MEMBER_BYTES + len(self.protocol_type) + len(self.assignment)
+        return fixed + ids + protocols_bytes(self.protocols)
+
     def metadata(self, protocol: str | None) -> bytes:
         """Its metadata for a protocol that it supports."""
         for name, data in self.protocols:
@@ -124,7 +132,7 @@ class Group:
     ``protocol_type`` is None for a simple group: offsets without members. ``is_durable`` is false
     until the first record about the group is committed: until then lists do not show it.
     ``subscribed_topics`` is None where it cannot be known (another protocol type, or metadata that
-    does not parse).
+    does not parse). ``members_bytes`` is what members, and ids that were given out, hold in memory.
     """
 
     group_id: str
@@ -142,6 +150,8 @@ class Group:
     new_member_added: bool = False
     subscribed_topics: frozenset[str] | None = None
     is_durable: bool = False
+    members_bytes: int = 0
+    _memory: GroupMemory | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_record(cls, group_id: str, value: GroupMetadataValue) -> Group:
@@ -166,6 +176,7 @@ class Group:
                 value.protocol_type, offered, m.assignment,
             )  # fmt: skip
             group.members[m.member_id] = member
+            group.members_bytes += member.size_bytes
             if m.group_instance_id is not None:
                 group.static_members[m.group_instance_id] = m.member_id
         group.subscribed_topics = group.compute_subscribed_topics()
@@ -277,6 +288,24 @@ class Group:
             topics |= subscribed
         return frozenset(topics)
 
+    # Memory.
+
+    def count_in(self, memory: GroupMemory) -> None:
+        """It exists: what it holds counts there from now on."""
+        self._memory = memory
+        memory.used_bytes += GROUP_BYTES + len(self.group_id) + self.members_bytes
+
+    def count_out(self) -> None:
+        """It exists no more."""
+        if self._memory is not None:
+            self._memory.used_bytes -= GROUP_BYTES + len(self.group_id) + self.members_bytes
+            self._memory = None
+
+    def _count(self, more_bytes: int) -> None:
+        self.members_bytes += more_bytes
+        if self._memory is not None:
+            self._memory.used_bytes += more_bytes
+
     # Moves.
 
     def transition_to(self, state: GroupState, wall_ms: int) -> None:
@@ -295,17 +324,40 @@ class Group:
             self.protocol_type = member.protocol_type
         if self.leader is None:
             self.leader = member.member_id
+        self._forget_pending(member.member_id)
         self.members[member.member_id] = member
-        self.pending_join.pop(member.member_id, None)
+        self._count(member.size_bytes)
+
+    def expect(self, member_id: str) -> None:
+        """Remember an id that is given out until somebody comes with it."""
+        self.pending_join[member_id] = None
+        self._count(PENDING_BYTES + len(member_id))
+
+    def _forget_pending(self, member_id: str) -> None:
+        if member_id in self.pending_join:
+            del self.pending_join[member_id]
+            self._count(-PENDING_BYTES - len(member_id))
+
+    def offer(self, member: Member, protocols: Protocols) -> None:
+        """A member has other protocols, or other metadata in them."""
+        self._count(protocols_bytes(protocols) - protocols_bytes(member.protocols))
+        member.protocols = protocols
+
+    def assign(self, member: Member, assignment: bytes) -> None:
+        """Give a member its part."""
+        self._count(len(assignment) - len(member.assignment))
+        member.assignment = assignment
 
     def remove(self, member_id: str) -> None:
         """Take a member, or one who was to come, out; the eldest left becomes the leader."""
         removed = self.members.pop(member_id, None)
-        if removed is not None and removed.group_instance_id is not None:
-            self.static_members.pop(removed.group_instance_id, None)
+        if removed is not None:
+            self._count(-removed.size_bytes)
+            if removed.group_instance_id is not None:
+                self.static_members.pop(removed.group_instance_id, None)
         if self.is_leader(member_id):
             self.leader = next(iter(self.members), None)
-        self.pending_join.pop(member_id, None)
+        self._forget_pending(member_id)
         self.pending_sync.discard(member_id)
 
     def replace_static_member(self, instance: str, old_id: str, new_id: str) -> Member:
@@ -315,6 +367,7 @@ class Group:
         """
         member = self.members[old_id]
         member.member_id, member.is_new = new_id, False
+        self._count(len(new_id) - len(old_id))
         self.members = {new_id if k == old_id else k: m for k, m in self.members.items()}
         if self.is_leader(old_id):
             self.leader = new_id
@@ -364,11 +417,19 @@ class Group:
             not self.pending_sync or self.state in (COMPLETING_REBALANCE, STABLE),
             self, "pending syncs",
         )  # fmt: skip
+        held = sum(m.size_bytes for m in self.members.values())
+        held += sum(PENDING_BYTES + len(member_id) for member_id in self.pending_join)
+        _require(held == self.members_bytes, self, "its memory is counted wrongly")
         if self.state is EMPTY:
             _require(not self.members, self, "an empty group with members")
         if self.state in (COMPLETING_REBALANCE, STABLE):
             _require(bool(self.members), self, "no members")
             _require(self.protocol in self.candidate_protocols(), self, "an impossible protocol")
+
+
+def protocols_bytes(protocols: Protocols) -> int:
+    """What names and metadata of protocols take."""
+    return sum(len(name) + len(data) for name, data in protocols)
 
 
 def _require(condition: bool, group: Group, what: str) -> None:

@@ -7,7 +7,10 @@ rebalancing needs nothing here, since metadata and assignments are opaque).
 Where we differ: a JoinGroup or SyncGroup that the same member repeats while the first one waits
 has the first one answered with REBALANCE_IN_PROGRESS (Kafka forgets it, which would hold up every
 later answer on its connection); a refused join leaves no empty group behind; and ids given out to
-clients that have not come back are limited (:data:`.events.MAX_PENDING_MEMBERS`).
+clients that have not come back are limited (:data:`.events.MAX_PENDING_MEMBERS`), and so is memory
+(:mod:`.memory`); and a new member whose connection goes while it waits is out at once.
+
+Long because joining, syncing and leaving move one state machine.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from kept.node.groups.group import (
     GroupError,
     Member,
     Protocols,
+    protocols_bytes,
 )
+from kept.node.groups.memory import GROUP_BYTES, MEMBER_BYTES
 from kept.node.groups.timers import JoinDeadline, SessionExpiry, SyncDeadline
 from kept.storage.errors import InvariantViolation
 
@@ -72,6 +77,8 @@ class Membership:
         if not group.supports_protocols(event.protocol_type, (name for name, _ in event.protocols)):
             self._refuse_join(event, ErrorCode.inconsistent_group_protocol)
             return
+        if self._lacks_memory(group, event, is_new_group):
+            return
         core.groups[event.group] = group
         if event.member == UNKNOWN_MEMBER_ID:
             self._join_new(group, event)
@@ -109,13 +116,63 @@ class Membership:
             return waits or group.awaiting_join_count < limit
         return member is not None or len(group.members) < limit
 
+    def _lacks_memory(self, group: Group, event: ev.Join, is_new_group: bool) -> bool:
+        """Refuse whoever brings more than there is room for, in this group or on this node.
+
+        A group that is too large stays so: its client is told for good, as for too many members.
+        The node's room may be free again soon: that client looks for its coordinator and comes
+        back. Nobody who is in is sent away, unless he brings more than before.
+        """
+        core = self._core
+        member = group.members.get(event.member)
+        if member is not None:
+            more = protocols_bytes(event.protocols) - protocols_bytes(member.protocols)
+        else:
+            ids = len(event.member) + len(event.client_id) + len(event.group_instance_id or "")
+            more = MEMBER_BYTES + ids + protocols_bytes(event.protocols)
+        if more > 0 and group.members_bytes + more > core.settings.group_max_bytes:
+            self._refuse_join(event, ErrorCode.group_max_size_reached)
+            core.refused_for_memory(event.group, "kept.group.max.bytes")
+            return True
+        if is_new_group:
+            more += GROUP_BYTES + len(event.group)
+        if not core.memory.admits(more):
+            self._refuse_join(event, ErrorCode.coordinator_not_available)
+            core.refused_for_memory(event.group, "kept.groups.max.bytes")
+            return True
+        return False
+
+    def join_abandoned(self, event: ev.JoinAbandoned) -> None:
+        """Who waited to join is gone. A client that was in the group before has its session to
+        come back in; one that is new joins anew, and its place would be nobody's until then.
+        """
+        group = self._core.groups.get(event.group)
+        if group is None:
+            return
+        for member in group.members.values():
+            if member.awaiting_join == event.request:
+                break
+        else:
+            return
+        member.awaiting_join = None
+        self._core.answer(event.request, ev.JoinResult(ErrorCode.unknown_member_id))
+        if not member.is_new or group.state is not PREPARING_REBALANCE:
+            self.heard_of(group, member, event.now_ms)
+            return
+        group.remove(member.member_id)
+        self._timers.cancel(_session_key(group, member.member_id))
+        self._core.note(group.group_id, f"removed {member.member_id}: its connection is gone")
+        if group.has_all_members_joined and group.previous_state is not EMPTY:
+            self._complete_join(group, event.now_ms)
+
     def _join_new(self, group: Group, event: ev.Join) -> None:
         instance = event.group_instance_id
-        member_id = f"{event.client_id if instance is None else instance}-{event.uuid}"
+        name = event.client_id if instance is None else instance
+        member_id = f"{name[: ev.MEMBER_NAME_LENGTH]}-{event.uuid}"
         if instance is not None and instance in group.static_members:
             self._replace_static(group, event, group.static_members[instance], member_id)
         elif instance is None and event.requires_known_member_id:
-            group.pending_join[member_id] = None
+            group.expect(member_id)
             self._schedule_session(group, member_id, event.now_ms + event.session_timeout_ms)
             self._refuse_join(event, ErrorCode.member_id_required, member_id)
         else:
@@ -145,7 +202,7 @@ class Membership:
             self._refuse_join(event, ErrorCode.unknown_member_id)
         else:
             # A leader that rejoins a stable group wants another assignment.
-            self._update_member(member, event)
+            self._update_member(group, member, event)
             why = f"member {event.member} joins again in state {group.state.value}"
             self._prepare_or_complete(group, why, event.now_ms)
 
@@ -182,9 +239,9 @@ class Membership:
         self._schedule_session(group, member_id, event.now_ms + ev.NEW_MEMBER_JOIN_TIMEOUT_MS)
         self._prepare_or_complete(group, f"new member {member_id}", event.now_ms)
 
-    def _update_member(self, member: Member, event: ev.Join) -> None:
+    def _update_member(self, group: Group, member: Member, event: ev.Join) -> None:
         self._answer_join(member, ev.JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
-        member.protocols = event.protocols
+        group.offer(member, event.protocols)
         member.rebalance_timeout_ms = event.rebalance_timeout_ms
         member.session_timeout_ms = event.session_timeout_ms
         member.awaiting_join = event.request
@@ -207,7 +264,7 @@ class Membership:
         group.replace_static_member(instance, old_id, new_id)
         self._timers.cancel(_session_key(group, old_id))
         self.heard_of(group, member, event.now_ms)
-        self._update_member(member, event)
+        self._update_member(group, member, event)
         if group.state is COMPLETING_REBALANCE:
             # The leader may hold the old id already: the new one would get nothing.
             self._prepare_rebalance(group, f"static member {instance} was replaced", event.now_ms)
@@ -234,7 +291,7 @@ class Membership:
         if error is not NO_ERROR:
             failed = self._joined_follower(group, before.leader, UNKNOWN_MEMBER_ID, error)
             self._answer_join(member, failed)
-            member.protocols = before.protocols
+            group.offer(member, before.protocols)
             member.rebalance_timeout_ms = before.rebalance_timeout_ms
             member.session_timeout_ms = before.session_timeout_ms
             group.replace_static_member(instance, new_id, before.member_id)
@@ -355,6 +412,15 @@ class Membership:
             core.answer(event.request, ev.SyncResult(refusal.code))
             return
         member = group.members[event.member]
+        leads = group.is_leader(event.member)
+        # What is for nobody in the group would be held until the record is committed.
+        assignments = {m: a for m, a in event.assignments if leads and m in group.members}
+        before = sum(len(m.assignment) for m in group.members.values())
+        more = sum(map(len, assignments.values())) - before
+        if more > 0 and group.members_bytes + more > core.settings.group_max_bytes:
+            core.answer(event.request, ev.SyncResult(ErrorCode.group_max_size_reached))
+            core.refused_for_memory(event.group, "kept.group.max.bytes")
+            return
         group.pending_sync.discard(event.member)
         if not group.pending_sync:
             self._timers.cancel(_sync_key(group))
@@ -364,8 +430,7 @@ class Membership:
             return
         self._answer_sync(member, ev.SyncResult(ErrorCode.rebalance_in_progress))
         member.awaiting_sync = event.request
-        if group.is_leader(event.member):
-            assignments = dict(event.assignments)
+        if leads:
             generation = group.generation
             core.append_then(
                 [group.to_record({m: assignments.get(m, b"") for m in group.members})],
@@ -401,13 +466,13 @@ class Membership:
             self._prepare_or_complete(group, f"assignment not stored: {error.name}", now_ms)
             return
         for member in group.members.values():
-            member.assignment = assignments.get(member.member_id, b"")
+            group.assign(member, assignments.get(member.member_id, b""))
         self._propagate(group, NO_ERROR, now_ms)
         group.transition_to(STABLE, self._core.wall_ms(now_ms))
 
     def _reset_assignments(self, group: Group, error: ErrorCode, now_ms: int) -> None:
         for member in group.members.values():
-            member.assignment = b""
+            group.assign(member, b"")
         self._propagate(group, error, now_ms)
 
     def _propagate(self, group: Group, error: ErrorCode, now_ms: int) -> None:
@@ -489,7 +554,11 @@ class Membership:
     # LeaveGroup.
 
     def leave(self, event: ev.Leave) -> None:
-        """Take members out; by instance id alone an administrator can do it."""
+        """Take members out; by instance id alone an administrator can do it.
+
+        The answer waits for the record that says that the group is empty: a client that left and
+        a node that starts again must agree, or the next member waits for a session to end.
+        """
         core = self._core
         group = core.groups.get(event.group)
         if group is None:
@@ -505,7 +574,8 @@ class Membership:
                 self._prepare_rebalance(group, "members left", event.now_ms)
             else:
                 self._maybe_complete_join(group, event.now_ms)
-        core.answer(event.request, ev.LeaveResult(members=results))
+        result = ev.LeaveResult(members=results)
+        core.answer_when_committed(event.request, lambda: result, ev.LeaveResult)
 
     def _leave_one(self, group: Group, member_id: str, instance: str | None) -> ErrorCode:
         if member_id in group.pending_join:

@@ -19,7 +19,13 @@ from kept.node.groups.group import (
     Group,
     GroupError,
 )
-from kept.node.groups.offsets import StoredOffset, is_expired
+from kept.node.groups.memory import GROUP_BYTES, GroupMemory
+from kept.node.groups.offsets import (
+    LIVE_RECORD_OFFSET,
+    StoredOffset,
+    is_expired,
+    offset_bytes,
+)
 from kept.node.groups.records import (
     NO_TOPIC_ID,
     GroupRecord,
@@ -32,6 +38,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kept.node.groups.core import GroupCore
+
+
+class _Room:
+    """What one commit adds to the memory of groups. An offset is in two stores."""
+
+    def __init__(self, memory: GroupMemory) -> None:
+        self._memory = memory
+        self.spent_bytes = 0
+        self.refused = False
+
+    def admits(self, stored: StoredOffset, before: StoredOffset | None) -> bool:
+        """Whether there is room for ``stored`` in the place of ``before``."""
+        more = 2 * (offset_bytes(stored) - offset_bytes(before))
+        if more > 0 and not self._memory.admits(self.spent_bytes + more):
+            self.refused = True
+            return False
+        self.spent_bytes += more
+        return True
 
 
 class OffsetRequests:
@@ -54,10 +78,15 @@ class OffsetRequests:
         if group is not None and group.state in (STABLE, PREPARING_REBALANCE):
             core.membership.heard_of(group, group.members[event.member], event.now_ms)
         records: list[GroupRecord] = []
+        room = _Room(core.memory)
+        if group is None:
+            room.spent_bytes = GROUP_BYTES + len(event.group)
         topics = tuple(
-            (topic.name, topic.topic_id, self._commit_topic(event, topic, records))
+            (topic.name, topic.topic_id, self._commit_topic(event, topic, records, room))
             for topic in event.topics
         )
+        if room.refused:
+            core.refused_for_memory(event.group, "kept.groups.max.bytes")
         result = ev.CommitResult(topics=topics)
         if not records:
             core.answer(event.request, result)
@@ -91,7 +120,11 @@ class OffsetRequests:
             raise GroupError(ErrorCode.rebalance_in_progress)
 
     def _commit_topic(
-        self, event: ev.CommitOffsets, topic: ev.CommitTopic, records: list[GroupRecord]
+        self,
+        event: ev.CommitOffsets,
+        topic: ev.CommitTopic,
+        records: list[GroupRecord],
+        room: _Room,
     ) -> tuple[tuple[int, ErrorCode], ...]:
         limit = self._core.settings.offset_metadata_max_bytes
         wall_ms = self._core.wall_ms(event.now_ms)
@@ -105,9 +138,13 @@ class OffsetRequests:
             value = OffsetCommitValue(
                 p.offset, metadata, wall_ms, max(p.leader_epoch, -1), expires, topic.topic_id
             )
-            records.append(
-                GroupRecord(OffsetCommitKey(event.group, topic.name, p.partition), value)
-            )
+            key = OffsetCommitKey(event.group, topic.name, p.partition)
+            if not room.admits(
+                StoredOffset(value, LIVE_RECORD_OFFSET), self._core.appended.get(key)
+            ):
+                results.append((p.partition, ErrorCode.invalid_commit_offset_size))
+                continue
+            records.append(GroupRecord(key, value))
             results.append((p.partition, NO_ERROR))
         return tuple(results)
 
@@ -152,7 +189,8 @@ class OffsetRequests:
         core = self._core
         group = core.groups.get(event.group)
         if group is None:
-            core.answer(event.request, ev.DeleteOffsetsResult(ErrorCode.group_id_not_found))
+            missing = ev.DeleteOffsetsResult(ErrorCode.group_id_not_found)
+            core.answer_when_committed(event.request, lambda: missing, ev.DeleteOffsetsResult)
             return
         if group.state is not EMPTY and not group.is_consumer_protocol:
             core.answer(event.request, ev.DeleteOffsetsResult(ErrorCode.non_empty_group))
@@ -171,7 +209,8 @@ class OffsetRequests:
         if records:
             core.append_and_answer(records, event.request, result, ev.DeleteOffsetsResult)
         else:
-            core.answer(event.request, result)
+            # An offset that is not there any more may have a tombstone that is not committed.
+            core.answer_when_committed(event.request, lambda: result, ev.DeleteOffsetsResult)
 
     def tombstones(self, group: str) -> list[GroupRecord]:
         """Deletes all offsets of a group."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kept.node.groups.group import EMPTY, STABLE, Group
+from kept.node.groups.memory import OFFSET_BYTES, SHORT_METADATA, GroupMemory
 from kept.node.groups.records import OffsetCommitKey, OffsetCommitValue
 from kept.storage.types import MAX_INT64
 
@@ -24,13 +25,21 @@ class StoredOffset(NamedTuple):
     record_offset: int
 
 
+def offset_bytes(stored: StoredOffset | None) -> int:
+    """What a store holds for an offset, about."""
+    if stored is None:
+        return 0
+    return OFFSET_BYTES + max(0, len(stored.value.metadata) - SHORT_METADATA)
+
+
 class OffsetStore:
-    """Offsets by group, topic and partition."""
+    """Offsets by group, topic and partition; ``memory`` counts them where it is given."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_memory")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: GroupMemory | None = None) -> None:
         self._groups: dict[str, dict[str, dict[int, StoredOffset]]] = {}
+        self._memory = memory
 
     def get(self, key: OffsetCommitKey) -> StoredOffset | None:
         """What is stored for a partition."""
@@ -44,6 +53,8 @@ class OffsetStore:
         partitions = topics.setdefault(key.topic, {})
         before = partitions.get(key.partition)
         partitions[key.partition] = stored
+        if self._memory is not None:
+            self._memory.used_bytes += offset_bytes(stored) - offset_bytes(before)
         return before
 
     def _remove(self, key: OffsetCommitKey) -> StoredOffset | None:
@@ -52,11 +63,19 @@ class OffsetStore:
         if topics is None or partitions is None:
             return None
         before = partitions.pop(key.partition, None)
+        if self._memory is not None:
+            self._memory.used_bytes -= offset_bytes(before)
         if not partitions:
             del topics[key.topic]
             if not topics:
                 del self._groups[key.group]
         return before
+
+    def clear(self) -> None:
+        """Forget all."""
+        if self._memory is not None:
+            self._memory.used_bytes -= sum(offset_bytes(stored) for _, stored in self)
+        self._groups.clear()
 
     def of_group(self, group: str) -> dict[str, dict[int, StoredOffset]]:
         """Topic to partition to offset of a group; not to be changed."""

@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from kept.node.groups.coordinator import Coordinator, MakeEvent
 
 Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]
+GiveUp = Callable[[asyncio.Future[Any]], None]
+
+
+class Waiting:
+    """A request whose answer its connection waits for."""
+
+    __slots__ = ("_given_up", "_result")
+
+    def __init__(self, result: asyncio.Future[Any], given_up: GiveUp) -> None:
+        self._result = result
+        self._given_up = given_up
+
+    def cancel(self) -> None:
+        """The connection is gone."""
+        if not self._result.done():
+            self._given_up(self._result)
 
 
 def coordinator(ctx: RequestContext) -> Coordinator:
@@ -37,11 +53,13 @@ def ask(
     refuse: Callable[[ErrorCode], dict[str, Any]],
     *,
     needs_name: bool = True,
+    given_up: GiveUp | None = None,
 ) -> Answer:
     """Give an event to a group's core and answer with its result.
 
     ``needs_name``: the empty group id is refused. It is legal where Kafka knows it from old times:
-    commits, fetches, descriptions.
+    commits, fetches, descriptions. ``given_up`` is called with the result that was waited for when
+    the connection goes before it is there.
     """
     if needs_name and not group:
         return refuse(ErrorCode.invalid_group_id)
@@ -52,6 +70,10 @@ def ask(
         if code is ErrorCode.unknown_server_error:
             log.exception("group request failed", error, group=group)
         return refuse(code)
+    if given_up is not None and ctx.connection is not None and not result.done():
+        parked, waiting = ctx.connection.parked, Waiting(result, given_up)
+        parked.add(waiting)
+        result.add_done_callback(lambda _: parked.discard(waiting))
     return then(ctx, result, answer)
 
 

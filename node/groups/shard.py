@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -18,6 +19,7 @@ from kept.node.error_codes import code_for
 from kept.node.groups import events as ev
 from kept.node.groups.core import GroupCore
 from kept.node.groups.loading import load
+from kept.node.groups.memory import GroupMemory
 from kept.node.groups.records import GROUP_METADATA_TOPIC, NO_TOPIC_ID, GroupRecord
 from kept.node.logging import log
 from kept.storage.errors import (
@@ -39,6 +41,10 @@ PART_BYTES: Final = 256 * 1024
 """Size of the batches over which tombstones are spread that need not be in one."""
 RECORD_OVERHEAD_BYTES: Final = 32
 """More than a record's framing takes."""
+BARRIER_RETRY_S: Final = 0.5
+"""Between two questions to the controller whether the image is whole."""
+NOISE_INTERVAL_MS: Final = 10_000
+"""At most one line about requests refused for memory in this time."""
 STALL_MS: Final = 1_000
 """A timer that is later than that is late because this process stood still."""
 
@@ -66,19 +72,21 @@ class Shard:
     """A core with its log, its timers, and those who wait. ``failed`` says why it could not
     load."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         node: Node,
         number: int,
         hosted: HostedPartition,
         leader_epoch: int,
         settings: ev.GroupSettings,
+        memory: GroupMemory | None = None,
     ) -> None:
         self._node = node
         self.number = number
         self._hosted = hosted
         self.leader_epoch = leader_epoch
-        self.core = GroupCore(settings)
+        self.core = GroupCore(settings, memory)
+        self._quiet_until_ms = 0
         self.is_active = False
         self.failed: str | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -130,6 +138,8 @@ class Shard:
             self.failed = str(error)
             log.error("groups not loaded", partition=self.number, error=str(error))
             return
+        if self._vanished():
+            await self._image_is_whole()
         if not self._unloaded:
             self._loaded(count, started)
 
@@ -151,6 +161,21 @@ class Shard:
         self._hosted.partition.when_committed(end_offset, settle)
         await done
 
+    async def _image_is_whole(self) -> None:
+        """A read barrier: return when this node has acted on all that was decided by now.
+
+        A topic that an older image lacks may have been made, or made again, since, and offsets of
+        it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
+        groups stay unloaded. A lone node decides itself.
+        """
+        membership = self._node.membership
+        while membership is not None:
+            answer: asyncio.Future[bool] = self._node.loop.create_future()
+            membership.confirming.ask(partial(_answer_once, answer))
+            if await answer:
+                return
+            await asyncio.sleep(BARRIER_RETRY_S)
+
     def _loaded(self, count: int, started_ms: int) -> None:
         now_ms = self._now_ms()
         self.is_active = True
@@ -169,7 +194,7 @@ class Shard:
 
     def _vanished(self) -> set[tuple[str, uuid.UUID]]:
         """Topics with offsets here that were deleted while nobody led this partition, as after a
-        failover. Our image is newer than any on which a commit was taken: we were elected since.
+        failover: the image does not have them, or has them by another id.
         """
         topics = self._node.image.topics
         found = set()
@@ -212,6 +237,12 @@ class Shard:
         self._perform(self.core.step(make_event(now_ms, self._last_request)))
         return future
 
+    def join_abandoned(self, group: str, future: asyncio.Future[Any]) -> None:
+        """The connection of a JoinGroup that waits for ``future`` is gone."""
+        request = next((n for n, waiting in self._requests.items() if waiting is future), None)
+        if request is not None:
+            self._step(lambda now_ms: ev.JoinAbandoned(now_ms, group, request))
+
     def topics_deleted(self, topics: Iterable[tuple[str, uuid.UUID]]) -> None:
         """Forget the offsets of topics that are gone."""
         if not self.is_active:
@@ -241,9 +272,21 @@ class Shard:
                 self._answer(effect)
             elif isinstance(effect, ev.Append):
                 self._append(effect)
+            elif isinstance(effect, ev.OutOfMemory):
+                self._refused_for_memory(effect)
             else:
                 log.info("group", group=effect.group, what=effect.text)
         self._schedule_tick()
+
+    def _refused_for_memory(self, effect: ev.OutOfMemory) -> None:
+        """Say so, but not for each of many."""
+        now_ms = self._now_ms()
+        if now_ms >= self._quiet_until_ms:
+            self._quiet_until_ms = now_ms + NOISE_INTERVAL_MS
+            used = self.core.memory.used_bytes
+            log.warning(
+                "group request refused", group=effect.group, setting=effect.setting, used_bytes=used
+            )
 
     def _answer(self, effect: ev.Answer) -> None:
         future = self._requests.pop(effect.request, None)
@@ -348,6 +391,11 @@ class Shard:
         if deadline_ms is not None and now_ms - deadline_ms > STALL_MS:
             self.core.stood_still(now_ms)
         self._perform(self.core.tick(now_ms))
+
+
+def _answer_once(future: asyncio.Future[bool], answer: bool) -> None:
+    if not future.done():  # whoever waited may have gone
+        future.set_result(answer)
 
 
 def _parts(effect: ev.Append) -> Iterable[list[tuple[bytes, bytes | None]]]:

@@ -10,6 +10,7 @@ from kept.cluster import controller
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.cluster.image import Image, TopicImage
 from kept.cluster.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.node.api import sliced
 from kept.node.error_codes import code_for, message_for
 from kept.node.handlers.decisions import decide
 from kept.node.handlers.metadata import (
@@ -29,6 +30,7 @@ from kept.storage.errors import (
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
     from kept.node.server import Node
+    from kept.node.slices import Steps
 
 NO_OPERATIONS: Final = -(2**31)
 """Authorized operations that were not asked for."""
@@ -100,20 +102,22 @@ def _brokers(node: Node, listener_name: str, fenced_too: bool) -> list[Values]:
     return found
 
 
-def describe_topic_partitions(ctx: RequestContext, request: Any) -> Values:
+@sliced
+def describe_topic_partitions(ctx: RequestContext, request: Any) -> Steps[Values]:
     """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
     node, cursor = ctx.node, request.cursor
     image = node.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
     if cursor is not None:
         if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
-            return _cursor_refused(request)
+            return (yield from _cursor_refused(request))
         names = [name for name in names if name >= cursor.topic_name]
     limit = request.response_partition_limit
     most = node.config.max_request_partition_size_limit
     left = max(1, min(limit, most))
     topics: list[Values] = []
     for name in names:
+        yield
         if not left:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
         topic = image.topics.get(name)
@@ -124,7 +128,7 @@ def describe_topic_partitions(ctx: RequestContext, request: Any) -> Values:
         begins = cursor is not None and name == cursor.topic_name
         first = cursor.partition_index if begins and cursor is not None else 0
         page = topic.partitions[first : first + left]
-        topics.append(_topic(node, topic, page))
+        topics.append((yield from _topic(node, topic, page)))
         left -= len(page)
         if first + len(page) < len(topic.partitions):
             following = {"topic_name": name, "partition_index": first + len(page)}
@@ -132,19 +136,14 @@ def describe_topic_partitions(ctx: RequestContext, request: Any) -> Values:
     return {"topics": topics, "next_cursor": None}
 
 
-def _cursor_refused(request: Any) -> Values:
+def _cursor_refused(request: Any) -> Steps[Values]:
     code = code_for(InvalidRequest("cursor"))
-    return {
-        "topics": [
-            {
-                **_unknown_topic(topic.name),
-                "error_code": code,
-                "topic_authorized_operations": NO_OPERATIONS,
-            }
-            for topic in request.topics
-        ],
-        "next_cursor": None,
-    }
+    topics = []
+    for topic in request.topics:
+        refused = {"error_code": code, "topic_authorized_operations": NO_OPERATIONS}
+        topics.append({**_unknown_topic(topic.name), **refused})
+        yield
+    return {"topics": topics, "next_cursor": None}
 
 
 def _unknown_topic(name: str) -> dict[str, Any]:
@@ -158,13 +157,17 @@ def _unknown_topic(name: str) -> dict[str, Any]:
     }
 
 
-def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Values:
+def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
+    partitions = []
+    for record in page:
+        partitions.append(_partition(node, topic.name, record))
+        yield
     return {
         "error_code": 0,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": [_partition(node, topic.name, record) for record in page],
+        "partitions": partitions,
         "topic_authorized_operations": TOPIC_OPERATIONS,
     }
 

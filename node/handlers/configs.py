@@ -17,7 +17,8 @@ from kept.cluster import controller
 from kept.cluster.controller import AlterConfig, AlterOp, check_topic_name
 from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord, ResourceType
-from kept.cluster.settings import Entry
+from kept.cluster.settings import TOPIC_SETTINGS, Entry
+from kept.node.broker_settings import BROKER_SETTINGS
 from kept.node.error_codes import code_for, message_for
 from kept.node.handlers.config_schema import (
     broker_entries,
@@ -25,9 +26,10 @@ from kept.node.handlers.config_schema import (
     schema,
     topic_entries,
 )
-from kept.node.handlers.decisions import decide
-from kept.node.slices import breathe
+from kept.node.handlers.decisions import Decided, decide
+from kept.node.slices import Pace, Steps
 from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
+from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
@@ -42,9 +44,11 @@ Decision = Callable[[Image, Any], Sequence[MetadataRecord]]
 async def describe_configs(ctx: RequestContext, request: Any) -> Values:
     """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
     results = []
-    for number, resource in enumerate(request.resources):
+    pace = Pace()
+    # What is named twice is answered once: else a small request has an answer without bound.
+    for resource in _once(request.resources):
         results.append(_describe(ctx.node, resource, request, ctx.api_version))
-        await breathe(number)
+        await pace.breathe()
     return {"results": results}
 
 
@@ -169,10 +173,14 @@ def _check_settings(
         if name not in image.topics:
             raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
     elif resource_type == ResourceType.BROKER:
-        if name and not (name.isdecimal() and int(name) in image.brokers):
+        if name and decimal_number(name) not in image.brokers:
             _check_broker_id(node, name, "Node id")
     else:
         raise _no_such_type(resource_type)
+    if len(resource.configs) > len(TOPIC_SETTINGS) + len(BROKER_SETTINGS):
+        raise InvalidRequest(
+            f"{len(resource.configs)} config keys are more than there are settings"
+        )
     if len({entry.name for entry in resource.configs}) != len(resource.configs):
         raise InvalidRequest("Error due to duplicate config keys")
     null = [
@@ -188,10 +196,11 @@ async def _alter(node: Node, request: Any, decision: Decision) -> list[Values]:
     """Decide for each resource; all changes that are legal become one entry."""
     counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
 
-    def decisions(image: Image) -> tuple[list[Values], list[MetadataRecord]]:
+    def decisions(image: Image) -> Steps[Decided[list[Values]]]:
         answers: list[Values] = []
         records: list[MetadataRecord] = []
         for resource in _once(request.resources):
+            yield
             key = (resource.resource_type, resource.resource_name)
             answer = {"resource_type": key[0], "resource_name": key[1]}
             try:

@@ -6,30 +6,41 @@ node calls when its turn has come (``Node.propose``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord
+from kept.node.slices import Steps
 
 if TYPE_CHECKING:
     from kept.node.server import Node
 
 T = TypeVar("T")
+Decided = tuple[T, Sequence[MetadataRecord]]
+"""(answer, records)"""
 
 
-async def decide(node: Node, decision: Callable[[Image], tuple[T, Sequence[MetadataRecord]]]) -> T:
+async def decide(node: Node, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
     """Run ``decision`` on the newest image, make its records durable and applied, give its answer.
 
-    ``decision`` returns (answer, records); without records nothing is written. Its errors pass
-    through, as do those of the disk.
+    ``decision`` returns (answer, records), as a generator where it decides on many things; without
+    records nothing is written. Its errors pass through, as do those of the disk.
     """
     answers: list[T] = []
 
-    def change(image: Image) -> Sequence[MetadataRecord]:
-        answer, records = decision(image)
+    def change(image: Image) -> Sequence[MetadataRecord] | Steps[Sequence[MetadataRecord]]:
+        outcome = decision(image)
+        if isinstance(outcome, Generator):
+            return in_steps(outcome)
+        answer, records = outcome
+        answers.append(answer)
+        return records
+
+    def in_steps(steps: Steps[Decided[T]]) -> Steps[Sequence[MetadataRecord]]:
+        answer, records = yield from steps
         answers.append(answer)
         return records
 
     await node.propose(change)
-    return answers[0]
+    return answers[-1]

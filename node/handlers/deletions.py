@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
 from kept.cluster.controller import INTERNAL_TOPICS
+from kept.node.api import sliced
 from kept.node.error_codes import REQUEST_TIMED_OUT, code_for
 from kept.storage.errors import InvalidTopicException, KeptError
 from kept.storage.types import TopicPartition
@@ -20,6 +21,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.node.api import Answer, RequestContext
     from kept.node.server import Node
+    from kept.node.slices import Steps
     from kept.replication.partition import Partition
 
 LOOK_S: Final = 0.5
@@ -48,10 +50,9 @@ class _Deletion:
         except KeptError as error:
             self._fail(error)
 
-    def is_done(self, node: Node) -> bool:
-        """Whether there is nothing to wait for (any more)."""
+    def is_done(self, live: set[int]) -> bool:
+        """Whether there is nothing to wait for (any more); ``live``: the brokers that live."""
         if self.code == 0 and self.partition is not None:
-            live = {broker_id for broker_id, one in node.image.brokers.items() if not one.fenced}
             try:
                 self.low_watermark = self.partition.low_watermark(live)
             except KeptError as error:
@@ -62,19 +63,31 @@ class _Deletion:
         self.code, self.low_watermark = code_for(error), -1
 
 
-def delete_records(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def delete_records(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
     node = ctx.node
     deletions = []
     for topic in request.topics:
         for entry in topic.partitions:
+            yield
             deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
             deletion.begin(node, entry.offset)
             deletions.append(deletion)
-    waiting = [deletion for deletion in deletions if not deletion.is_done(node)]
-    if not waiting:
+    if not (yield from _unfinished(node, deletions)):
         return _answer(deletions)
     return _wait(node, deletions, request.timeout.total_seconds())
+
+
+def _unfinished(node: Node, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
+    """Those that are waited for."""
+    live = {broker_id for broker_id, one in node.image.brokers.items() if not one.fenced}
+    waiting = []
+    for deletion in deletions:
+        yield
+        if not deletion.is_done(live):
+            waiting.append(deletion)
+    return waiting
 
 
 async def _wait(node: Node, deletions: list[_Deletion], seconds: float) -> Values:
@@ -84,7 +97,7 @@ async def _wait(node: Node, deletions: list[_Deletion], seconds: float) -> Value
     for partition in partitions:
         partition.add_waiter(moved.set)
     try:
-        while waiting := [one for one in deletions if not one.is_done(node)]:
+        while waiting := await node.slices.finish(_unfinished(node, deletions)):
             left = end - node.loop.time()
             if left <= 0:
                 for one in waiting:

@@ -5,14 +5,19 @@ readable or ``max_wait_ms`` is over. Reading costs index look-ups only: records 
 until the sender takes them (rule 44). Reads follow rules 25, 26, 32 and 38, which
 ``Partition.fetch`` decides. In a session (``kept.node.fetch_sessions``) only partitions that are
 due are read, and only those with news are answered.
+
+Only the listener between nodes takes requests of replicas: what a replica says that it has moves
+the high watermark. On any other listener each partition is answered TOPIC_AUTHORIZATION_FAILED, as
+in Kafka for a follower without ClusterAction. Negative replica ids are consumers, -2 included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node import error_codes
+from kept.node import api, error_codes
 from kept.node.clock import monotonic_ms
 from kept.node.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
 from kept.node.handlers.hints import (
@@ -25,13 +30,19 @@ from kept.node.handlers.hints import (
     preferred_replica,
 )
 from kept.node.handlers.offsets import isolation_level
-from kept.node.handlers.produce import find
+from kept.node.handlers.produce import check_entries, find
 from kept.node.hot import fetch as codec
 from kept.node.hot.python_fetch import encode as encode_all
 from kept.node.logging import log
+from kept.node.slices import IN_PLACE_STEPS, Sliced, Steps
 from kept.replication.partition import PLENTY
 from kept.storage.disk import FileSlice
-from kept.storage.errors import KeptError, UnknownTopicId, UnknownTopicOrPartition
+from kept.storage.errors import (
+    DamagedData,
+    KeptError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 
 if TYPE_CHECKING:
     from kept.node.connection import Connection
@@ -42,6 +53,9 @@ if TYPE_CHECKING:
 FROM_FOLLOWERS: Final = 11
 """From this version on consumers may read from followers (KIP-392)."""
 
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about refused replicas in this time, per listener."""
+
 POSITIONS: Final = 10_000
 """Of so many partitions a connection remembers where its consumer was: for a metric only."""
 
@@ -49,6 +63,8 @@ _NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
 """Errors that Kafka answers with no aborted transactions, where others leave the field null."""
 
 Found = list[tuple[CachedPartition, codec.PartitionData]]
+Read = tuple[Found, int, bool]
+"""(data of each partition, bytes of records, whether to answer at once)"""
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
 
@@ -59,17 +75,22 @@ class PendingFetch:
         "_connection",
         "_correlation_id",
         "_deadline",
+        "_is_parked",
         "_isolation",
+        "_late",
         "_max_bytes",
         "_min_bytes",
+        "_moved",
         "_rack",
         "_reply",
         "_request",
+        "_results",
         "_session",
         "_started",
         "_timer",
         "_version",
         "_woken",
+        "_work",
     )
 
     def __init__(
@@ -95,21 +116,79 @@ class PendingFetch:
             self._rack = request.rack_id.decode("utf-8", "replace")
             session.awaits_commits = request.replica_id >= 0 and session.id != SESSIONLESS
         self._reply: Reply | None = None
+        self._is_parked = False
         self._started = connection.node.loop.time()
         self._timer: Any = None
         self._woken = False
+        self._work: Sliced[Read] | None = None
+        """A reading that goes on in slices."""
+        self._results: Found = []
+        """What it has read so far."""
+        self._moved = False
+        """Something that was read moved while others were read."""
+        self._late = False
+        """The time is up while it reads."""
 
     def start(self) -> None:
         """Answer now, or park."""
-        results, size, urgent = self._read()
+        work = self._connection.node.slices.run(self._read())
+        if isinstance(work, Sliced):
+            # Its place is kept, and later requests of this connection wait.
+            self._reply = self._connection.expect()
+            self._connection.parked.add(self)
+            self._connection.block()
+            self._go_on(work, self._begun, self._connection.unblock)
+        else:
+            self._begun(*work)
+
+    def _go_on(
+        self, work: Sliced[Read], then: Callable[..., None], last: Callable[[], None] | None = None
+    ) -> None:
+        """Go on with what a reading in slices finds. What was read is watched from then on: it may
+        move while others are read.
+        """
+        self._work = work
+        self._session.on_news = self._wake
+        for cached, _ in self._results:
+            cached.watch()
+
+        def done(finished: Any) -> None:
+            self._work = None
+            if finished.cancelled() or self._reply is None:
+                return
+            error = finished.exception()
+            if error is not None:
+                log.exception("fetch failed", error, peer=self._connection.peer)
+                self._connection.abort()
+                return
+            results, size, urgent = finished.result()
+            moved, self._moved = self._moved, False
+            then(results, size, urgent or self._late)
+            if moved:
+                self._wake()
+            if last is not None:
+                last()
+
+        work.add_done_callback(done)
+
+    def _begun(self, results: Found, size: int, urgent: bool) -> None:
         request = self._request
         enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0
         enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
-        if enough or (size and self._enough()) or self._commits(results):
-            self._connection.reply(self._encode(results))
+        enough = enough or bool(size and self._enough()) or self._commits(results)
+        if enough or not self._connection.node.fetch_sessions.park(self._session):
+            if self._reply is None:
+                self._connection.reply(self._encode(results))
+            else:
+                self._answer(results)
             return
-        self._reply = self._connection.expect()
+        self._is_parked = True
+        if request.topics or request.forgotten:
+            # The session has its partitions: a request that names many would hold them once more.
+            self._request = request._replace(topics=[], forgotten=[])
+        if self._reply is None:
+            self._reply = self._connection.expect()
         self._session.on_news = self._wake
         self._session.watch()
         loop = self._connection.node.loop
@@ -125,9 +204,18 @@ class PendingFetch:
     def _look(self) -> None:
         """Enough now? Then what was read to find out is the answer."""
         self._woken = False
+        if self._work is not None:
+            self._moved = True
+            return
         if self._reply is None:
             return
-        results, size, urgent = self._read()
+        work = self._connection.node.slices.run(self._read())
+        if isinstance(work, Sliced):
+            self._go_on(work, self._looked)
+        else:
+            self._looked(*work)
+
+    def _looked(self, results: Found, size: int, urgent: bool) -> None:
         enough = urgent or size >= self._min_bytes or (size and self._enough())
         if enough or self._commits(results):
             self._answer(results)
@@ -164,9 +252,16 @@ class PendingFetch:
 
     def _finish(self) -> None:
         """The time is up: answer with what is there."""
-        if self._reply is not None:
-            results, _, _ = self._read()
-            self._answer(results)
+        if self._reply is None:
+            return
+        if self._work is not None:
+            self._late = True
+            return
+        work = self._connection.node.slices.run(self._read())
+        if isinstance(work, Sliced):
+            self._go_on(work, lambda results, *_: self._answer(results))
+        else:
+            self._answer(work[0])
 
     def _answer(self, results: Found) -> None:
         reply = self._reply
@@ -178,7 +273,12 @@ class PendingFetch:
 
     def cancel(self) -> None:
         """The connection is gone, or the answer is made: watch nothing."""
+        if self._is_parked:
+            self._is_parked = False
+            self._connection.node.fetch_sessions.unpark(self._session)
         self._reply = None
+        if self._work is not None:
+            self._work.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -188,8 +288,8 @@ class PendingFetch:
         elif session.on_news == self._wake:
             session.on_news = None
 
-    def _read(self) -> tuple[Found, int, bool]:
-        """(data of each partition, bytes of records, whether to answer at once)."""
+    def _read(self) -> Steps[Read]:
+        """Read what is due, one partition a step."""
         node = self._connection.node
         if perf_counter() >= node.serve_until:
             node.look_up()
@@ -197,6 +297,7 @@ class PendingFetch:
         size = 0
         urgent = False
         results: Found = []
+        self._results = results
         # What a disk's failure adds meanwhile is read next time.
         for cached in tuple(self._session.due.values()):
             cached.at_end = False
@@ -211,6 +312,12 @@ class PendingFetch:
             urgent = urgent or data.error_code != 0 or data.diverging is not None
             urgent = urgent or data.preferred_replica >= 0
             results.append((cached, data))
+            if self._work is not None:
+                cached.watch()
+            yield
+            if len(results) > IN_PLACE_STEPS and perf_counter() >= node.serve_until:
+                node.look_up()
+        self._results = []
         return results, size, urgent
 
     def _read_one(self, cached: CachedPartition, left: int, first: bool) -> codec.PartitionData:
@@ -286,6 +393,10 @@ class PendingFetch:
         code = error_codes.code_for(error)
         if code == error_codes.UNKNOWN_SERVER_ERROR:
             log.exception("fetch failed", error, partition=key[1])
+        elif isinstance(error, DamagedData):
+            # As Kafka: consumers stop with it. A storage error they would try again for ever.
+            code = error_codes.CORRUPT_MESSAGE
+            self._connection.node.hosting.damaged(error)
         elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
@@ -342,14 +453,22 @@ def _says_where(data: codec.PartitionData) -> bool:
     )
 
 
-def _count_taken(connection: Connection, request: codec.FetchRequest) -> None:
+def _count_taken(connection: Connection, request: codec.FetchRequest, version: int) -> None:
     """Count the records that a consumer took: how far it went on since it last asked here.
 
-    What is in a slice of a file is not looked at; in a compacted log gaps count, too.
+    What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of partitions
+    that are not here nothing is remembered: a client may invent any number of them.
     """
+    hosting = connection.node.hosting
+    topics = hosting.by_id if version >= codec.TOPIC_IDS else hosting.by_name
     positions, taken = connection.positions, 0
     for name, partitions in request.topics:
+        topic = topics.get(name)
+        if topic is None:
+            continue
         for wanted in partitions:
+            if wanted.partition not in topic.partitions:
+                continue
             key, offset = (name, wanted.partition), wanted.fetch_offset
             taken += max(0, offset - positions.get(key, offset))
             positions[key] = offset
@@ -358,14 +477,40 @@ def _count_taken(connection: Connection, request: codec.FetchRequest) -> None:
     connection.node.metrics.records_out += taken
 
 
+def _refuse_replica(
+    connection: Connection, version: int, correlation_id: int, request: codec.FetchRequest
+) -> None:
+    """A client calls itself a replica: nothing is read, no session is opened or closed."""
+    listener = connection.listener
+    now = connection.node.loop.time()
+    if now >= listener.replica_warning_at:
+        listener.replica_warning_at = now + NOISE_INTERVAL_S
+        log.warning(
+            "fetch as a replica refused: only the listener between nodes takes it",
+            peer=connection.peer,
+            listener=listener.name,
+            replica=request.replica_id,
+        )
+    code = error_codes.TOPIC_AUTHORIZATION_FAILED
+    refused = [
+        (name, [codec.PartitionData(wanted.partition, code) for wanted in partitions])
+        for name, partitions in request.topics
+    ]
+    connection.reply(codec.encode(version, correlation_id, 0, SESSIONLESS, refused))
+
+
 def handle(
     connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
 ) -> None:
     """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
+    check_entries(connection, api.FETCH, version, frame, position)
     request = codec.parse(frame, position, version)
     node = connection.node
+    if request.replica_id >= 0 and not connection.listener.between_nodes:
+        _refuse_replica(connection, version, correlation_id, request)
+        return
     if request.replica_id < 0:
-        _count_taken(connection, request)
+        _count_taken(connection, request, version)
     session = None
     if version >= codec.SESSIONS:
         uses_ids = version >= codec.TOPIC_IDS

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.node.api import sliced
+from kept.node.error_codes import shortened
 from kept.node.groups import events as ev
 from kept.node.groups.group import DEAD_STATE
 from kept.node.groups.requests import Answer, coordinator
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from kept.node.api import RequestContext
     from kept.node.groups.coordinator import MakeEvent
     from kept.node.groups.shard import Shard
+    from kept.node.slices import Steps
 
+GROUPS_PER_DELETION: Final = 100
+"""Groups that one event of a shard deletes, at a stretch."""
 NOT_FOUND_FROM: Final = 6
 """DescribeGroups says GROUP_ID_NOT_FOUND from this version on; before, the group is Dead."""
 AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
@@ -25,10 +30,16 @@ AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 there is no authorizer."""
 
 
-def describe_groups(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def describe_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """Groups with their members."""
     with_operations = getattr(request, "include_authorized_operations", False)
-    return {"groups": [_describe(ctx, group, with_operations) for group in request.groups]}
+    groups = []
+    # What is named twice is answered once: else a small request has an answer without bound.
+    for group in dict.fromkeys(request.groups):
+        groups.append(_describe(ctx, group, with_operations))
+        yield
+    return {"groups": groups}
 
 
 def _describe(ctx: RequestContext, group_id: str, with_operations: bool) -> dict[str, Any]:
@@ -36,10 +47,10 @@ def _describe(ctx: RequestContext, group_id: str, with_operations: bool) -> dict
     try:
         group = coordinator(ctx).describe(group_id)
     except KeptError as refusal:
-        error, message = group_error(refusal), str(refusal)
+        error, message = group_error(refusal), shortened(str(refusal))
         group = ev.DescribedGroup(group_id, "")
     if group.state == DEAD_STATE and ctx.api_version >= NOT_FOUND_FROM:
-        error, message = ErrorCode.group_id_not_found, f"Group {group_id} not found."
+        error, message = ErrorCode.group_id_not_found, shortened(f"Group {group_id} not found.")
     answer: dict[str, Any] = {
         "error_code": error,
         "error_message": message,
@@ -86,16 +97,23 @@ def list_groups(ctx: RequestContext, request: Any) -> Answer:
     }
 
 
-def delete_groups(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def delete_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """Delete groups that have no members, with their offsets."""
     by_shard: dict[Shard, list[str]] = {}
     refused: list[tuple[str, ErrorCode]] = []
     for group in dict.fromkeys(request.groups_names):
+        yield
         try:
             by_shard.setdefault(coordinator(ctx).shard(group), []).append(group)
         except KeptError as refusal:
             refused.append((group, group_error(refusal)))
-    results = [shard.submit(_deletion(tuple(groups))) for shard, groups in by_shard.items()]
+    results = []
+    for shard, groups in by_shard.items():
+        for begin in range(0, len(groups), GROUPS_PER_DELETION):
+            part = tuple(groups[begin : begin + GROUPS_PER_DELETION])
+            results.append(shard.submit(_deletion(part)))
+            yield
     if all(result.done() for result in results):
         done = [result.result() for result in results]
         return _deleted(refused, done)

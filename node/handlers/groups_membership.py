@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import milliseconds
+from kept.node.error_codes import shortened
 from kept.node.groups import events as ev
 from kept.node.groups.records import GROUP_METADATA_TOPIC
 from kept.node.groups.requests import Answer, ask, coordinator
 from kept.node.logging import log
+from kept.node.slices import Pace
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -28,9 +30,16 @@ BATCHED_FROM: Final = 4
 NO_NODE: Final = {"node_id": -1, "host": "", "port": -1}
 
 _REFUSALS: Final = {
-    KEY_TYPE_TRANSACTION: "this node has no transaction coordinator: transactional ids are not "
-    "served; use an idempotent producer without transactional.id",
-    2: "this node has no share coordinator: share groups are not served",
+    # librdkafka asks again after INVALID_REQUEST until its timeout; at this code all clients stop.
+    KEY_TYPE_TRANSACTION: (
+        ErrorCode.transactional_id_authorization_failed,
+        "this node has no transaction coordinator: transactional ids are not served; use an "
+        "idempotent producer without transactional.id",
+    ),
+    2: (
+        ErrorCode.invalid_request,
+        "this node has no share coordinator: share groups are not served",
+    ),
 }
 
 
@@ -40,12 +49,16 @@ async def find_coordinator(ctx: RequestContext, request: Any) -> dict[str, Any]:
     batched = ctx.api_version >= BATCHED_FROM
     keys = request.coordinator_keys if batched else (request.key,)
     if key_type != KEY_TYPE_GROUP:
-        why = _REFUSALS.get(key_type, f"key type {key_type} does not exist; 0 is a group's")
-        found = [(ErrorCode.invalid_request, why, NO_NODE)] * len(keys)
+        unknown = f"key type {key_type} does not exist; 0 is a group's"
+        code, why = _REFUSALS.get(key_type, (ErrorCode.invalid_request, unknown))
+        found = [(code, why, NO_NODE)] * len(keys)
     else:
         await _ensure_topic(ctx)
         await coordinator(ctx).wait_for(keys)
-        found = [_coordinator(ctx, key) for key in keys]
+        found, pace = [], Pace()
+        for key in keys:
+            found.append(_coordinator(ctx, key))
+            await pace.breathe()
     if batched:
         return {
             "coordinators": [
@@ -72,7 +85,7 @@ def _coordinator(ctx: RequestContext, group: str) -> tuple[ErrorCode, str, dict[
     endpoint = None if leader is None else ctx.node.broker_endpoint(leader, ctx.listener_name)
     if leader is None or endpoint is None:
         why = f"{GROUP_METADATA_TOPIC} has no leader for group {group!r}"
-        return ErrorCode.coordinator_not_available, why, NO_NODE
+        return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
     host, port = endpoint
     return ev.NO_ERROR, "", {"node_id": leader, "host": host, "port": port}
 
@@ -94,6 +107,7 @@ def join_group(ctx: RequestContext, request: Any) -> Answer:
     longest, shortest = config.group_max_session_timeout_ms, config.group_min_session_timeout_ms
     if request.group_id and not shortest <= session_ms <= longest:
         return refuse(ErrorCode.invalid_session_timeout)
+    instance = getattr(request, "group_instance_id", None)
     protocols = tuple((p.name, bytes(p.metadata)) for p in request.protocols)
     groups = coordinator(ctx)
 
@@ -101,11 +115,14 @@ def join_group(ctx: RequestContext, request: Any) -> Answer:
         return ev.Join(
             now_ms, number, request.group_id, request.member_id, ctx.client_id or "",
             f"/{ctx.client_host}", session_ms, rebalance_ms, request.protocol_type, protocols,
-            groups.new_uuid(), getattr(request, "group_instance_id", None),
+            groups.new_uuid(), instance,
             requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
         )  # fmt: skip
 
-    return ask(ctx, request.group_id, event, answer, refuse)
+    def given_up(result: Any) -> None:
+        groups.join_abandoned(request.group_id, result)
+
+    return ask(ctx, request.group_id, event, answer, refuse, given_up=given_up)
 
 
 def _joined(result: ev.JoinResult, version: int) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import milliseconds
+from kept.node.api import sliced
 from kept.node.groups import events as ev
 from kept.node.groups.records import NO_TOPIC_ID
 from kept.node.groups.requests import Answer, ask, coordinator
@@ -24,6 +26,7 @@ from kept.storage.errors import RetriableError
 if TYPE_CHECKING:
     from kept.cluster.image import TopicImage
     from kept.node.api import RequestContext
+    from kept.node.slices import Steps
 
 TOPIC_IDS_FROM: Final = 10
 """Version of OffsetCommit and OffsetFetch that names topics by id."""
@@ -32,7 +35,46 @@ BATCHED_FROM: Final = 8
 TOP_LEVEL_ERROR_FROM: Final = 2
 """Before, an OffsetFetch that fails says so in every partition."""
 
+PART: Final = 200
+"""Partitions that a group's core is given at a stretch."""
+
 Refused = list[tuple[int, ErrorCode]]
+
+
+class _Parts:
+    """Partitions by topic, in parts of at most :data:`PART`; ``make`` makes a topic of its name, id
+    and partitions.
+    """
+
+    def __init__(self, make: Callable[[str, uuid.UUID, tuple[Any, ...]], Any]) -> None:
+        self._make = make
+        self._parts: list[list[tuple[tuple[str, uuid.UUID], Sequence[Any]]]] = []
+        self._left = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether there are topics."""
+        return bool(self._parts)
+
+    def add(self, topic: tuple[str, uuid.UUID], partitions: Sequence[Any]) -> None:
+        """Add a topic with its partitions; one with many goes on in the next part."""
+        begin = 0
+        while True:
+            if self._left <= 0:
+                self._parts.append([])
+                self._left = PART
+            more = partitions[begin : begin + self._left]
+            self._parts[-1].append((topic, more))
+            self._left -= max(len(more), 1)
+            begin += len(more)
+            if begin >= len(partitions):
+                return
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for part in self._parts:
+            yield tuple(
+                self._make(name, topic_id, tuple(found)) for (name, topic_id), found in part
+            )
 
 
 def _topic(ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
@@ -45,9 +87,12 @@ def _topic(ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage 
     return topic.name, (found.topic_id if found else NO_TOPIC_ID), found
 
 
-def offset_commit(ctx: RequestContext, request: Any) -> Answer:
-    """Commit offsets; what does not exist is refused, the rest goes to the group."""
-    valid: list[ev.CommitTopic] = []
+@sliced
+def offset_commit(ctx: RequestContext, request: Any) -> Steps[Answer]:
+    """Commit offsets; what does not exist is refused, the rest goes to the group, in parts where
+    there is much of it.
+    """
+    parts = _Parts(ev.CommitTopic)
     refused: dict[tuple[str, uuid.UUID], Refused] = {}
     for topic in request.topics:
         name, topic_id, found = _topic(ctx, topic)
@@ -56,9 +101,11 @@ def offset_commit(ctx: RequestContext, request: Any) -> Answer:
             error = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
             for p in topic.partitions:
                 refused.setdefault((name, topic_id), []).append((p.partition_index, error))
+                yield
             continue
         good = []
         for p in topic.partitions:
+            yield
             if 0 <= p.partition_index < len(found.partitions):
                 epoch = getattr(p, "committed_leader_epoch", -1)
                 good.append(
@@ -70,43 +117,49 @@ def offset_commit(ctx: RequestContext, request: Any) -> Answer:
                 error = ErrorCode.unknown_topic_or_partition
                 refused.setdefault((name, topic_id), []).append((p.partition_index, error))
         if good:
-            valid.append(ev.CommitTopic(name, topic_id, tuple(good)))
+            parts.add((name, topic_id), good)
+    answers = []
+    for valid in parts:
+        answers.append(_commit(ctx, request, valid))
+        yield
+    return _merged(ctx, answers, lambda done: _committed([*done, refused]))
 
-    def answer(result: ev.CommitResult) -> dict[str, Any]:
-        return _committed(valid, refused, result)
 
-    if not valid:
-        return answer(ev.CommitResult())
+def _commit(
+    ctx: RequestContext, request: Any, valid: tuple[ev.CommitTopic, ...]
+) -> dict[Any, Refused] | asyncio.Future[dict[Any, Refused]]:
+    """What became of each partition, by topic."""
     retention = getattr(request, "retention_time", None)
 
     def event(now_ms: int, number: int) -> ev.CommitOffsets:
         return ev.CommitOffsets(
-            now_ms, number, request.group_id, tuple(valid), request.member_id,
+            now_ms, number, request.group_id, valid, request.member_id,
             request.generation_id_or_member_epoch, getattr(request, "group_instance_id", None),
             -1 if retention is None else milliseconds(retention), ctx.api_version >= 9,
         )  # fmt: skip
 
-    def refuse(error: ErrorCode) -> dict[str, Any]:
+    def answer(result: ev.CommitResult) -> dict[Any, Refused]:
+        done: dict[Any, Refused] = {}
+        if result.error is not ev.NO_ERROR:
+            for topic in valid:
+                done.setdefault((topic.name, topic.topic_id), []).extend(
+                    (p.partition, result.error) for p in topic.partitions
+                )
+        for name, topic_id, partitions in result.topics:
+            done.setdefault((name, topic_id), []).extend(partitions)
+        return done
+
+    def refuse(error: ErrorCode) -> dict[Any, Refused]:
         return answer(ev.CommitResult(error))
 
     return ask(ctx, request.group_id, event, answer, refuse, needs_name=False)
 
 
-def _committed(
-    valid: list[ev.CommitTopic],
-    refused: dict[tuple[str, uuid.UUID], Refused],
-    result: ev.CommitResult,
-) -> dict[str, Any]:
+def _committed(outcomes: list[dict[Any, Refused]]) -> dict[str, Any]:
     merged: dict[tuple[str, uuid.UUID], Refused] = {}
-    if result.error is not ev.NO_ERROR:
-        for topic in valid:
-            merged.setdefault((topic.name, topic.topic_id), []).extend(
-                (p.partition, result.error) for p in topic.partitions
-            )
-    for name, topic_id, partitions in result.topics:
-        merged.setdefault((name, topic_id), []).extend(partitions)
-    for key, more in refused.items():
-        merged.setdefault(key, []).extend(more)
+    for outcome in outcomes:
+        for key, more in outcome.items():
+            merged.setdefault(key, []).extend(more)
     return {
         "topics": [
             {
@@ -119,40 +172,83 @@ def _committed(
     }
 
 
-def offset_fetch(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def offset_fetch(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """Committed offsets of one group (up to v7) or several."""
     stable = getattr(request, "require_stable", False)
     if ctx.api_version < BATCHED_FROM:
-        return _fetch_group(ctx, request, stable)
-    answers = [_fetch_group(ctx, group, stable) for group in request.groups]
-    ready = [answer for answer in answers if isinstance(answer, dict)]
-    if len(ready) == len(answers):
-        return {"groups": ready}
-    return asyncio.ensure_future(_gathered(answers), loop=ctx.node.loop)
+        return (yield from _fetch_group(ctx, request, stable))
+    answers = []
+    for group in _once(request.groups):
+        answers.append((yield from _fetch_group(ctx, group, stable)))
+        yield
+    return _merged(ctx, answers, lambda groups: {"groups": groups})
 
 
-async def _gathered(answers: list[Answer]) -> dict[str, Any]:
-    groups = [answer if isinstance(answer, dict) else await answer for answer in answers]
-    return {"groups": groups}
+def _once(groups: Iterable[Any]) -> list[Any]:
+    """The groups without those that are asked for again: else a small request has an answer
+    without bound.
+    """
+    return list({(group.group_id, group.topics): group for group in groups}.values())
 
 
-def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Answer:
+def _merged(
+    ctx: RequestContext, answers: list[Any], merge: Callable[[list[Any]], dict[str, Any]]
+) -> Answer:
+    """What ``merge`` makes of all answers: now, or when they are there."""
+    if all(isinstance(answer, dict) for answer in answers):
+        return merge(answers)
+
+    async def gathered() -> dict[str, Any]:
+        return merge([one if isinstance(one, dict) else await one for one in answers])
+
+    return asyncio.ensure_future(gathered(), loop=ctx.node.loop)
+
+
+def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
+    """One group's offsets, in parts where many are asked for."""
+    if group.topics is None:
+        return _fetch_part(ctx, group, None, stable)
     unknown: list[dict[str, Any]] = []
-    topics: list[ev.FetchTopic] | None = None
-    if group.topics is not None:
-        topics = []
-        for topic in group.topics:
-            name, topic_id, _ = _topic(ctx, topic)
-            if not name and ctx.api_version >= TOPIC_IDS_FROM:
-                unknown.append(_unfetched(topic, topic_id, ErrorCode.unknown_topic_id))
-            elif ctx.api_version >= TOPIC_IDS_FROM:
-                topics.append(ev.FetchTopic(name, tuple(topic.partition_indexes), topic_id))
-            else:
-                topics.append(ev.FetchTopic(name, tuple(topic.partition_indexes)))
-    asked = None if topics is None else tuple(topics)
+    parts = _Parts(_fetch_topic)
+    for topic in group.topics:
+        yield
+        name, topic_id, _ = _topic(ctx, topic)
+        if not name and ctx.api_version >= TOPIC_IDS_FROM:
+            unknown.append(_unfetched(topic, topic_id, ErrorCode.unknown_topic_id))
+            continue
+        key = name, topic_id if ctx.api_version >= TOPIC_IDS_FROM else NO_TOPIC_ID
+        parts.add(key, topic.partition_indexes)
+    answers = []
+    for topics in parts if parts.any else ((),):
+        answers.append(_fetch_part(ctx, group, topics, stable))
+        yield
 
+    def merge(groups: list[dict[str, Any]]) -> dict[str, Any]:
+        topics: list[dict[str, Any]] = []
+        for answer in groups:
+            if answer["error_code"] is not ev.NO_ERROR:
+                return _fetch_refused(ctx, group, answer["error_code"])
+            first, *others = answer["topics"] or [None]
+            if topics and first is not None and first["name"] == topics[-1]["name"]:
+                topics[-1]["partitions"] += first["partitions"]  # the part before ended in it
+            elif first is not None:
+                topics.append(first)
+            topics += others
+        return {"group_id": group.group_id, "topics": topics + unknown, "error_code": ev.NO_ERROR}
+
+    return _merged(ctx, answers, merge)
+
+
+def _fetch_topic(name: str, topic_id: uuid.UUID, partitions: tuple[int, ...]) -> ev.FetchTopic:
+    return ev.FetchTopic(name, partitions, topic_id)
+
+
+def _fetch_part(
+    ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...] | None, stable: bool
+) -> Answer:
     def answer(result: ev.FetchResult) -> dict[str, Any]:
-        return _fetched(ctx, group, result, unknown)
+        return _fetched(ctx, group, result)
 
     def refuse(error: ErrorCode) -> dict[str, Any]:
         return _fetch_refused(ctx, group, error)
@@ -179,9 +275,7 @@ def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Answer:
     return asyncio.ensure_future(asked_if_it_leads(), loop=ctx.node.loop)
 
 
-def _fetched(
-    ctx: RequestContext, group: Any, result: ev.FetchResult, unknown: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _fetched(ctx: RequestContext, group: Any, result: ev.FetchResult) -> dict[str, Any]:
     if result.error is not ev.NO_ERROR:
         return _fetch_refused(ctx, group, result.error)
     topics = []
@@ -204,7 +298,7 @@ def _fetched(
             for f in offsets
         ]
         topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
-    return {"group_id": group.group_id, "topics": topics + unknown, "error_code": ev.NO_ERROR}
+    return {"group_id": group.group_id, "topics": topics, "error_code": ev.NO_ERROR}
 
 
 def _unfetched(topic: Any, topic_id: uuid.UUID, error: ErrorCode) -> dict[str, Any]:
@@ -231,11 +325,13 @@ def _fetch_refused(ctx: RequestContext, group: Any, error: ErrorCode) -> dict[st
     return {"group_id": group.group_id, "topics": topics, "error_code": error}
 
 
-def offset_delete(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def offset_delete(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """Delete offsets of topics that no member of the group reads."""
     valid: list[tuple[str, tuple[int, ...]]] = []
     refused: dict[str, Refused] = {}
     for topic in request.topics:
+        yield
         found = ctx.node.image.topics.get(topic.name)
         count = len(found.partitions) if found else 0
         indexes = [p.partition_index for p in topic.partitions]

@@ -14,6 +14,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.node.api import RequestContext
     from kept.node.server import Node
+    from kept.node.slices import Steps
 
 UNKNOWN_BYTES: Final = -1
 
@@ -25,7 +26,7 @@ async def describe_log_dirs(ctx: RequestContext, request: Any) -> Values:
     """
     node = ctx.node
     wanted = _wanted(request.topics)
-    by_directory = _partitions(node, wanted)
+    by_directory = await node.slices.finish(_partitions(node, wanted))
     paths = [os.path.abspath(directory.name) for directory in node.log_directories]
     spaces = await node.in_pool(lambda: [_space(path) for path in paths])
     results = []
@@ -54,10 +55,15 @@ def _wanted(topics: Sequence[Any] | None) -> Mapping[str, set[int]] | None:
     return wanted
 
 
-def _partitions(node: Node, wanted: Mapping[str, set[int]] | None) -> dict[str, list[Values]]:
+def _partitions(
+    node: Node, wanted: Mapping[str, set[int]] | None
+) -> Steps[dict[str, list[Values]]]:
     """Directory -> topics as the response has them."""
     found: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
     for tp in sorted(node.partitions):
+        yield
+        if tp not in node.partitions:
+            continue  # deleted meanwhile
         if wanted is None or tp.partition in wanted.get(tp.topic, ()):
             directory, described = _describe(node, tp)
             found[directory][tp.topic].append(described)

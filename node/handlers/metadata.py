@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.controller import INTERNAL_TOPICS
 from kept.node import error_codes
-from kept.storage.errors import KeptError, TopicAlreadyExists
+from kept.node.api import sliced
+from kept.storage.errors import KeptError, PolicyViolation, TopicAlreadyExists
 
 if TYPE_CHECKING:
     from kept.cluster.image import Image, TopicImage
     from kept.cluster.records import PartitionRecord
     from kept.node.api import Answer, RequestContext
     from kept.node.server import Node
+    from kept.node.slices import Steps
 
 DECISION_S: Final = 0.5
 """How long an answer waits for a leader where the one of before seems to be gone."""
@@ -31,7 +33,8 @@ TOPIC_OPERATIONS: Final = 3576
 """All operations on a topic, likewise."""
 
 
-def metadata(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def metadata(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """The cluster as this node knows it."""
     node = ctx.node
     names: list[str] = []
@@ -41,6 +44,7 @@ def metadata(ctx: RequestContext, request: Any) -> Answer:
         names = sorted(node.image.topics)
     else:
         for topic in wanted:
+            yield
             topic_id = getattr(topic, "topic_id", None)
             if topic.name is None and topic_id is not None and topic_id != NO_ID:
                 found = node.image.topics_by_id.get(topic_id)
@@ -57,7 +61,7 @@ def metadata(ctx: RequestContext, request: Any) -> Answer:
     wanted_names = list(dict.fromkeys(names))
     if _in_doubt(node, wanted_names):
         return _answer_when_decided(ctx, request, wanted_names, unknown_ids)
-    return _with_operations(request, _answer(ctx, wanted_names, {}, unknown_ids))
+    return (yield from _answer(ctx, request, wanted_names, {}, unknown_ids))
 
 
 def _in_doubt(node: Node, names: list[str]) -> bool:
@@ -83,7 +87,7 @@ async def _answer_when_decided(
                 await node.metadata.acted(node.image.index + 1)
     except TimeoutError:
         pass  # the answer says that there is no leader
-    return _with_operations(request, _answer(ctx, names, {}, unknown_ids))
+    return await node.slices.finish(_answer(ctx, request, names, {}, unknown_ids))
 
 
 async def _create_and_answer(
@@ -93,8 +97,9 @@ async def _create_and_answer(
     missing: list[str],
     unknown_ids: list[uuid.UUID],
 ) -> dict[str, Any]:
-    refused: dict[str, int] = {}
-    for name in missing:
+    most = ctx.node.config.auto_create_max_topics
+    refused = dict.fromkeys(missing[most:], error_codes.LEADER_NOT_AVAILABLE)
+    for name in missing[:most]:
         try:
             if name in INTERNAL_TOPICS:
                 await ctx.node.create_internal_topic(name)
@@ -104,7 +109,9 @@ async def _create_and_answer(
             continue
         except KeptError as error:
             refused[name] = error_codes.code_for(error)
-    return _with_operations(request, _answer(ctx, names, refused, unknown_ids))
+            if isinstance(error, PolicyViolation):  # the answer has no place for the reason
+                ctx.node.open_files.refused(name, error)
+    return await ctx.node.slices.finish(_answer(ctx, request, names, refused, unknown_ids))
 
 
 def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
@@ -122,15 +129,20 @@ def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(
-    ctx: RequestContext, names: list[str], refused: dict[str, int], unknown_ids: list[uuid.UUID]
-) -> dict[str, Any]:
+    ctx: RequestContext,
+    request: Any,
+    names: list[str],
+    refused: dict[str, int],
+    unknown_ids: list[uuid.UUID],
+) -> Steps[dict[str, Any]]:
     node = ctx.node
     image = node.image
     topics: list[dict[str, Any]] = []
     for name in names:
+        yield
         found = image.topics.get(name)
         if found is not None:
-            topics.append(_topic(ctx, image, found))
+            topics.append((yield from _topic(ctx, image, found)))
         else:
             topics.append(
                 {
@@ -163,13 +175,14 @@ def _answer(
                     "rack": broker.rack,
                 }
             )
-    return {
+    answer = {
         "brokers": brokers,
         "cluster_id": node.cluster_id,
         "controller_id": node.node_id,
         "topics": topics,
         "error_code": 0,
     }
+    return _with_operations(request, answer)
 
 
 def missing_code(name: str) -> int:
@@ -201,10 +214,11 @@ def _lingers(node: Node, broker_id: int) -> bool:
     return node.membership is not None and node.membership.lingers(broker_id)
 
 
-def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> dict[str, Any]:
+def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> Steps[dict[str, Any]]:
     members = ctx.node.membership
     partitions = []
     for number, record in enumerate(topic.partitions):
+        yield
         offline = offline_replicas(ctx.node, image, topic.name, record)
         leader = record.leader
         if leader in offline or (members is not None and members.seems_gone(leader)):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.protocol import Values
 from kept.cluster.controller import CLUSTER_METADATA_TOPIC
 from kept.cluster.wal import NO_DIRECTORY
-from kept.node.error_codes import code_for
+from kept.node.api import sliced
+from kept.node.error_codes import code_for, message_for
 from kept.node.metadata import TICK_S
 from kept.storage.errors import NotController, UnknownTopicOrPartition
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     from kept.node.api import RequestContext
     from kept.node.server import Node
+    from kept.node.slices import Steps
 
 UNKNOWN: Final = -1
 
 
-def describe_quorum(ctx: RequestContext, request: Any) -> Values:
+@sliced
+def describe_quorum(ctx: RequestContext, request: Any) -> Steps[Values]:
     """DescribeQuorum v0-2: leader, term, commit index; log ends of voters and observers.
 
     Raises NotController where this node does not lead: the request is sent on then.
@@ -38,16 +41,14 @@ def describe_quorum(ctx: RequestContext, request: Any) -> Values:
             f"node {node.node_id} is not the active controller",
             UNKNOWN if leader_id is None else leader_id,
         )
-    topics = [
-        {
-            "topic_name": topic.topic_name,
-            "partitions": [
-                _partition(node, topic.topic_name, entry.partition_index)
-                for entry in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for entry in topic.partitions:
+            partitions.append(_partition(node, topic.topic_name, entry.partition_index))
+            yield
+        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
+        yield
     return {"error_code": 0, "error_message": None, "topics": topics, "nodes": _nodes(node)}
 
 
@@ -67,7 +68,7 @@ def _partition(node: Node, topic: str, number: int) -> Values:
         error = UnknownTopicOrPartition(
             f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
         )
-        return {**found, "error_code": code_for(error), "error_message": str(error)}
+        return {**found, "error_code": code_for(error), "error_message": message_for(error)}
     voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
     observers = sorted(
         (node_id, member.core.progress[node_id].directory_id) for node_id in member.observers

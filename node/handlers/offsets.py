@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node import error_codes
+from kept.node.api import sliced
 from kept.node.logging import log
 from kept.storage.errors import InvalidRequest, KeptError, UnsupportedVersion
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.api import Answer, RequestContext
-
+    from kept.node.slices import Steps
 
 SPECIAL_SINCE: Final = MappingProxyType({-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11})
 """Timestamps that mean something else, and the version of ListOffsets from which they do."""
@@ -29,7 +30,8 @@ def isolation_level(number: int) -> IsolationLevel:
         raise InvalidRequest(f"isolation_level is 0 or 1, not {number}") from None
 
 
-def list_offsets(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def list_offsets(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
     -4 earliest local, -5 latest tiered; any other, and one that is younger than the request's
     version, is UNSUPPORTED_VERSION.
@@ -39,6 +41,7 @@ def list_offsets(ctx: RequestContext, request: Any) -> Answer:
     for topic in request.topics:
         answers = []
         for wanted in topic.partitions:
+            yield
             answer = {"partition_index": wanted.partition_index, "error_code": 0}
             try:
                 _check_special(int(wanted.timestamp), ctx.api_version)
@@ -51,6 +54,7 @@ def list_offsets(ctx: RequestContext, request: Any) -> Answer:
                 answer["error_code"] = _code(error, topic.name, wanted.partition_index)
             answers.append(answer)
         topics.append({"name": topic.name, "partitions": answers})
+        yield
     return {"topics": topics}
 
 
@@ -59,12 +63,14 @@ def _check_special(timestamp: int, version: int) -> None:
         raise UnsupportedVersion(f"ListOffsets v{version} knows no timestamp {timestamp}")
 
 
-def offset_for_leader_epoch(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def offset_for_leader_epoch(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """Where a leader epoch ends (KIP-101, KIP-320)."""
     topics = []
     for topic in request.topics:
         answers = []
         for wanted in topic.partitions:
+            yield
             answer = {"partition": wanted.partition, "error_code": 0}
             try:
                 partition = ctx.node.partition(TopicPartition(topic.topic, wanted.partition))
@@ -76,6 +82,7 @@ def offset_for_leader_epoch(ctx: RequestContext, request: Any) -> Answer:
                 answer["error_code"] = _code(error, topic.topic, wanted.partition)
             answers.append(answer)
         topics.append({"topic": topic.topic, "partitions": answers})
+        yield
     return {"topics": topics}
 
 

@@ -20,7 +20,9 @@ from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord
 from kept.node import unclean
 from kept.node.error_codes import code_for, message_for
-from kept.node.handlers.decisions import decide
+from kept.node.file_room import FileRoom
+from kept.node.handlers.decisions import Decided, decide
+from kept.node.slices import Steps
 from kept.storage.errors import (
     ElectionNotNeeded,
     InvalidRequest,
@@ -61,7 +63,8 @@ class _Decided:
         try:
             records = decision(image, tp, wish)
         except (PeerError, RetriableError) as error:
-            self.outcomes.append((tp, error))
+            # Without its frames: thousands of them keep the collector of garbage busy.
+            self.outcomes.append((tp, error.with_traceback(None)))
             return image
         self.outcomes.append((tp, None))
         if records:
@@ -79,12 +82,13 @@ def _each(
     image: Image,
     wanted: Iterable[tuple[TopicPartition, Wish]],
     decision: Decision[Wish],
-) -> _Decided:
+) -> Steps[_Decided]:
     """Decide one after the other, each on the image that those before it leave."""
     decided = _Decided()
     wanted = list(wanted)
     try:
         for tp, wish in wanted:
+            yield
             image = decided.add(image, tp, wish, decision)
     except PolicyViolation as error:
         return _refused(error, (tp for tp, _ in wanted))
@@ -119,7 +123,7 @@ async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
     kind = getattr(request, "election_type", PREFERRED)
     asked = request.topic_partitions
 
-    def decision(image: Image) -> tuple[_Decided, Sequence[MetadataRecord]]:
+    def decision(image: Image) -> Steps[Decided[_Decided]]:
         if asked is None:
             wanted = [
                 TopicPartition(name, partition)
@@ -134,7 +138,7 @@ async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
             )
             return _refused(error, wanted if asked is not None else ()), ()
         elect = _preferred if kind == PREFERRED else _unclean
-        decided = _each(image, ((tp, unclean.reports(node)) for tp in wanted), elect)
+        decided = yield from _each(image, ((tp, unclean.reports(node)) for tp in wanted), elect)
         return decided, decided.records
 
     decided = await decide(node, decision)
@@ -167,22 +171,26 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
     """AlterPartitionReassignments v0-1: begin moves of replicas; null replicas cancel one."""
     may_change = getattr(request, "allow_replication_factor_change", True)
 
-    def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
-        return controller.reassign(
-            image,
-            tp.topic,
-            tp.partition,
-            replicas,
-            allow_replication_factor_change=may_change,
-        )
+    def decision(image: Image) -> Steps[Decided[_Decided]]:
+        room = FileRoom(ctx.node, image)
 
-    def decision(image: Image) -> tuple[_Decided, Sequence[MetadataRecord]]:
+        def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
+            records = controller.reassign(
+                image,
+                tp.topic,
+                tp.partition,
+                replicas,
+                allow_replication_factor_change=may_change,
+            )
+            room.take(records)
+            return records
+
         wanted = (
             (TopicPartition(topic.name, entry.partition_index), entry.replicas)
             for topic in request.topics
             for entry in topic.partitions
         )
-        decided = _each(image, wanted, move)
+        decided = yield from _each(image, wanted, move)
         return decided, decided.records
 
     decided = await decide(ctx.node, decision)

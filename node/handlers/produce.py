@@ -1,10 +1,10 @@
 """Produce: check each batch, append it to its partition's leader, answer when it counts.
 
-Rule 37: the kernel checks a batch in one pass; large compressed ones are checked in a thread, and
-the connection's later requests wait. Appends are staged; the connection writes them at the end of
-its readiness event with one ``writev`` per partition, and only then do answers go their way
-(``kept.node.handlers.produced``). acks=0 answers nothing, and an error then closes the connection
-(rule 41). Rule 40: no transactions yet.
+Rule 37: the kernel checks a batch in one pass; what is large, or inflates to much, is checked in a
+thread (``kept.node.handlers.batch_checks``), and the connection's later requests wait. Appends are
+staged; the connection writes them at the end of its readiness event with one ``writev`` per
+partition, and only then do answers go their way (``kept.node.handlers.produced``). acks=0 answers
+nothing, and an error then closes the connection (rule 41). Rule 40: no transactions yet.
 
 :func:`handle_run` is the short way, for requests of one plain batch; :func:`handle` serves all.
 """
@@ -12,14 +12,18 @@ its readiness event with one ``writev`` per partition, and only then do answers 
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from kept.node import error_codes
-from kept.node.handlers.produced import Produced, ProducedRun, write
+from kept.node import api, error_codes
+from kept.node.handlers.batch_checks import LOOP_BYTES, LOOP_TOTAL_BYTES, BatchChecks, Job
+from kept.node.handlers.produced import Produced, ProducedRun, write, write_staged
 from kept.node.hot import produce as codec
 from kept.node.logging import log
+from kept.node.slices import IN_PLACE_STEPS, Sliced, Steps
 from kept.storage.errors import (
+    InflatesBeyondLimit,
     InvalidRecord,
+    InvalidRequest,
     InvalidTxnState,
     KeptError,
     UnknownTopicId,
@@ -31,16 +35,40 @@ from kept.storage.records import check
 if TYPE_CHECKING:
     from kept.node.connection import Connection
     from kept.node.hosting import HostedPartition
+    from kept.replication.partition import Partition
+    from kept.storage.records import CheckedBatch
 
+    Outcome = CheckedBatch | KeptError
+    """What the check of a batch gave."""
+
+ENTRY_BYTES: Final = 2
+"""No entry of a request takes less."""
 ACKS: Final = (-1, 0, 1)
 _CODEC_BYTE: Final = 22
 """Where in a batch the low byte of its attributes is."""
+
+
+def check_entries(
+    connection: Connection, key: int, version: int, frame: memoryview, position: int
+) -> None:
+    """Raises InvalidRequest for a request with more entries than ``kept.request.max.entries``, of
+    which a short frame cannot have so many.
+    """
+    most = connection.listener.max_entries
+    if len(frame) - position > ENTRY_BYTES * most:
+        from kept.client import protocol
+
+        try:
+            protocol.check_request(key, version, frame, position, most)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{error} (kept.request.max.entries)") from None
 
 
 def handle(
     connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
 ) -> None:
     """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
+    check_entries(connection, api.PRODUCE, version, frame, position)
     request = codec.parse(frame, position, version)
     produced = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
     if request.acks not in ACKS or request.transactional_id is not None:
@@ -53,20 +81,95 @@ def handle(
                 data.end - data.start > codec.IN_THREAD_BYTES
                 and frame[data.start + _CODEC_BYTE] & 7
             ):
-                _check_in_thread(connection, produced, request, frame, version)
+                _check_in_thread(connection, produced, request, frame, [])
                 return
+    outcomes: list[Outcome] = []
+    failed: dict[Partition, KeptError] = {}
+
+    def done(finished: Sliced[int]) -> None:
+        error = finished.exception()
+        if error is not None:
+            _give_up(connection, error)
+        elif finished.result() < 0:
+            _finish(connection, produced, failed)
+        else:
+            _check_in_thread(connection, produced, request, frame, outcomes, finished.result())
+
+    work = connection.node.slices.run(
+        _check_and_append(connection, produced, request, frame, outcomes, failed)
+    )
+    if isinstance(work, Sliced):
+        # Later requests of this connection wait; it may be gone by the end: what was read counts.
+        connection.block()
+        work.add_done_callback(done)
+    elif work < 0:
+        connection.unwritten.append(produced)
+    else:
+        _check_in_thread(connection, produced, request, frame, outcomes, work)
+
+
+def _check_and_append(  # noqa: PLR0917
+    connection: Connection,
+    produced: Produced,
+    request: codec.ProduceRequest,
+    frame: memoryview,
+    outcomes: list[Outcome],
+    failed: dict[Partition, KeptError],
+) -> Steps[int]:
+    """Check the batches here as far as that may be done on the loop, into ``outcomes``, and append
+    them if these are all. Gives -1 then; else the bytes that the next one needs, as far as it says.
+    """
+    walked = 0
     now_ms = connection.node.now_ms()
+    for name, partitions in request.topics:
+        for data in partitions:
+            if walked > LOOP_TOTAL_BYTES:
+                return 0
+            try:
+                hosted = find(connection, name, data.partition, produced.version)
+                batch = _batch(frame, data, produced.version)
+                checked = check(batch, hosted.loop_rules, now_ms)
+            except InflatesBeyondLimit as error:
+                return error.told_bytes or 0
+            except KeptError as error:
+                outcomes.append(error.with_traceback(None))  # which would hold this frame
+            else:
+                walked += checked.area_bytes
+                outcomes.append(checked)
+            yield
+    yield from _append_all(connection, produced, request, outcomes, failed)
+    return -1
+
+
+def _append_all(
+    connection: Connection,
+    produced: Produced,
+    request: codec.ProduceRequest,
+    outcomes: list[Outcome],
+    failed: dict[Partition, KeptError],
+) -> Steps[None]:
+    """Append the batches of a request, one a step. Where it goes on in a later turn of the loop,
+    what was staged is written first, as at the end of every readiness event.
+    """
+    node = connection.node
+    now_ms = node.now_ms()
+    place = iter(outcomes)
+    done = 0
     for name, partitions in request.topics:
         produced.topic(name)
         for data in partitions:
-            hosted = None
+            outcome, hosted = next(place), None
             try:
-                hosted = find(connection, name, data.partition, version)
-                checked = check(_batch(frame, data, version), hosted.rules, now_ms)
-                _append(connection, produced, hosted, data.partition, checked, now_ms)
-            except KeptError as error:
-                produced.refused(data.partition, error, hosted)
-    connection.unwritten.append(produced)
+                hosted = find(connection, name, data.partition, produced.version)
+            except KeptError as error:  # it may have gone since it was checked
+                outcome = error
+            _append(connection, produced, hosted, data.partition, outcome, now_ms)
+            done += 1
+            if done >= IN_PLACE_STEPS:
+                write_staged(connection, failed)
+            yield
+            if done >= IN_PLACE_STEPS and perf_counter() >= node.serve_until:
+                node.look_up()
 
 
 def handle_run(
@@ -78,7 +181,7 @@ def handle_run(
     """
     hosting = connection.node.hosting
     dirty, run = connection.dirty, connection.run
-    served = appended = records = size = 0
+    served = appended = records = size = walked = 0
     for one in ones:
         version, _, acks, timeout_ms, name, index, start, end = one
         try:
@@ -89,8 +192,11 @@ def handle_run(
         partition = hosted.partition
         served += 1
         try:
-            checked = check(buffer[start:end], hosted.rules, now_ms)
+            checked = check(buffer[start:end], hosted.loop_rules, now_ms)
             info = partition.append(checked, now_ms, acks)
+        except InflatesBeyondLimit:
+            served -= 1  # perhaps: the long way finds out, in a thread
+            break
         except KeptError as error:
             _refuse_one(connection, one, hosted, error)
             run = None
@@ -106,6 +212,9 @@ def handle_run(
         run.entries.append((one, hosted, info))
         if hosted.sync:
             run.sync = True
+        walked += checked.area_bytes
+        if walked > LOOP_BYTES:
+            break
     connection.node.metrics.produced(appended, records, size)
     return served
 
@@ -151,15 +260,23 @@ def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memory
 def _append(  # noqa: PLR0917
     connection: Connection,
     produced: Produced,
-    hosted: HostedPartition,
+    hosted: HostedPartition | None,
     index: int,
-    checked: Any,
+    checked: CheckedBatch | KeptError,
     now_ms: int,
 ) -> None:
-    if checked.is_transactional:
-        raise InvalidTxnState("this node has no transaction coordinator")
-    partition = hosted.partition
-    info = partition.append(checked, now_ms, produced.acks)
+    """Stage a batch that passed its check, or note why it is refused."""
+    try:
+        if isinstance(checked, KeptError):
+            raise checked
+        if checked.is_transactional:
+            raise InvalidTxnState("this node has no transaction coordinator")
+        assert hosted is not None
+        partition = hosted.partition
+        info = partition.append(checked, now_ms, produced.acks)
+    except KeptError as error:
+        produced.refused(index, error, hosted)
+        return
     connection.dirty[partition] = None
     connection.node.metrics.produced(1, checked.record_count, checked.size_bytes)
     produced.appended(hosted, index, info)
@@ -179,64 +296,68 @@ def _refuse(produced: Produced, request: codec.ProduceRequest) -> None:
             results.append(codec.PartitionResult(data.partition, code, error_message=message))
 
 
-def _check_in_thread(
-    connection: Connection,
-    produced: Produced,
-    request: codec.ProduceRequest,
-    frame: memoryview,
-    version: int,
-) -> None:
-    """Check a large request's batches in the pool, append when back; the connection waits."""
-    node = connection.node
-    now_ms = node.now_ms()
-    jobs: list[tuple[memoryview, Any] | KeptError] = []
+def _jobs(
+    connection: Connection, request: codec.ProduceRequest, frame: memoryview, version: int
+) -> list[Job | KeptError]:
+    """Every batch of a request and where it goes, or why it goes nowhere."""
+    jobs: list[Job | KeptError] = []
     for name, partitions in request.topics:
         for data in partitions:
             try:
                 hosted = find(connection, name, data.partition, version)
-                jobs.append((_batch(frame, data, version), hosted.rules))
+                jobs.append((_batch(frame, data, version), hosted))
             except KeptError as error:
                 jobs.append(error)
-    connection.block()
-    future = node.in_pool(_check_all, jobs, now_ms)
+    return jobs
 
-    def checked(finished: Any) -> None:
-        failed = finished.exception()
-        if failed is not None:
-            # A bug of ours, or no memory: whoever waits for this answer must not wait for ever.
-            log.exception("checking a batch failed", failed, peer=connection.peer)
-            connection.abort()
+
+def _check_in_thread(  # noqa: PLR0917
+    connection: Connection,
+    produced: Produced,
+    request: codec.ProduceRequest,
+    frame: memoryview,
+    outcomes: list[Outcome],
+    needed_bytes: int = 0,
+) -> None:
+    """Check the batches behind ``outcomes`` in the pool, append all when back; the connection
+    waits.
+    """
+    connection.block()
+    node = connection.node
+    failed: dict[Partition, KeptError] = {}
+
+    def checked(outcomes: list[Outcome], error: BaseException | None) -> None:
+        if error is not None:
+            _give_up(connection, error)
             return
         if perf_counter() >= node.serve_until:
             node.look_up()
-        outcomes = iter(finished.result())
-        for name, partitions in request.topics:
-            produced.topic(name)
-            for data in partitions:
-                outcome = next(outcomes)
-                hosted = None
-                try:
-                    hosted = find(connection, name, data.partition, version)
-                    if isinstance(outcome, KeptError):
-                        raise outcome
-                    _append(connection, produced, hosted, data.partition, outcome, now_ms)
-                except KeptError as error:
-                    produced.refused(data.partition, error, hosted)
-        connection.unwritten.append(produced)
-        write(connection)
-        connection.unblock()
+        work = node.slices.run(_append_all(connection, produced, request, outcomes, failed))
+        if isinstance(work, Sliced):
+            work.add_done_callback(appended)
+        else:
+            _finish(connection, produced, failed)
 
-    future.add_done_callback(checked)
+    def appended(finished: Sliced[None]) -> None:
+        error = finished.exception()
+        if error is None:
+            _finish(connection, produced, failed)
+        else:
+            _give_up(connection, error)
+
+    jobs = _jobs(connection, request, frame, produced.version)
+    BatchChecks(node, jobs, node.now_ms(), outcomes, needed_bytes).start(checked)
 
 
-def _check_all(jobs: list[Any], now_ms: int) -> list[Any]:
-    outcomes: list[Any] = []
-    for job in jobs:
-        if isinstance(job, KeptError):
-            outcomes.append(job)
-            continue
-        try:
-            outcomes.append(check(job[0], job[1], now_ms))
-        except KeptError as error:
-            outcomes.append(error)
-    return outcomes
+def _finish(connection: Connection, produced: Produced, failed: dict[Partition, KeptError]) -> None:
+    """All that could be appended is staged: write, answer, and serve what waited."""
+    connection.unwritten.append(produced)
+    write(connection, failed)
+    connection.unblock()
+
+
+def _give_up(connection: Connection, error: BaseException) -> None:
+    """A bug of ours, or no memory: whoever waits for this answer must not wait for ever."""
+    log.exception("produce failed", error, peer=connection.peer)
+    connection.abort()
+    connection.unblock()

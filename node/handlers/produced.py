@@ -23,6 +23,7 @@ from kept.node.handlers.hints import (
 from kept.node.handlers.refusals import failure, in_line, needs_proof, refusal
 from kept.node.hot import produce as codec
 from kept.node.reply import Reply
+from kept.node.slices import Sliced, Steps, finished
 from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ class Produced:
         "_started",
         "_timer",
         "_topics",
-        "_version",
         "_waits",
         "acks",
         "timeout_ms",
+        "version",
     )
 
     def __init__(
@@ -84,7 +85,7 @@ class Produced:
         timeout_ms: int,
     ) -> None:
         self._connection = connection
-        self._version = version
+        self.version = version
         self._correlation_id = correlation_id
         self.acks = acks
         self.timeout_ms = timeout_ms
@@ -202,8 +203,7 @@ class Produced:
         connection = self._connection
         connection.answered(api.PRODUCE, 1, self._started)
         if self._reply is not None:
-            frame = encoded(connection, self._version, self._correlation_id, self._topics)
-            connection.complete(self._reply, [frame])
+            self._encode(self._reply)
             return
         for name, results in self._topics:
             for result in results:
@@ -216,6 +216,15 @@ class Produced:
                         error=result.error_message or "",
                     )
                     return
+
+    def _encode(self, reply: Reply) -> None:
+        connection = self._connection
+        steps = encoded_steps(connection, self.version, self._correlation_id, self._topics)
+        frame = connection.node.slices.run(steps)
+        if isinstance(frame, Sliced):
+            frame.add_done_callback(lambda made: connection.complete(reply, [made.result()]))
+        else:
+            connection.complete(reply, [frame])
 
 
 class ProducedRun(Reply):
@@ -345,39 +354,50 @@ class ProducedRun(Reply):
             result = self._errors.get(place) or codec.PartitionResult(
                 one[5], 0, info.base_offset, info.log_append_time, info.log_start_offset
             )
-            frames.append(encoded(self._connection, one[0], one[1], [(one[4], [result])]))
+            steps = encoded_steps(self._connection, one[0], one[1], [(one[4], [result])])
+            frames.append(finished(steps))
         return b"".join(frames)
 
 
-def encoded(
+def encoded_steps(
     connection: Connection,
     version: int,
     correlation_id: int,
     topics: list[tuple[bytes, list[codec.PartitionResult]]],
-) -> bytes:
+) -> Steps[bytes]:
     """A response's frame, with where the leaders are that were looked for here (KIP-951)."""
     leaders: list[tuple[int, int]] = []
     if version >= PRODUCE_HINTS:
         for name, results in topics:
             for place, result in enumerate(results):
+                if place & 63 == 63:
+                    yield
                 if result.error_code == NOT_LEADER_OR_FOLLOWER:
                     by_id = version >= codec.TOPIC_IDS
                     leader = current_leader(connection, name, result.partition, by_id)
                     if leader is not None:
                         results[place] = result._replace(current_leader=leader)
                         leaders.append(leader)
-    return codec.encode(version, correlation_id, topics, endpoints(connection, leaders))
+    found = endpoints(connection, leaders)
+    return (yield from codec.encode_steps(version, correlation_id, topics, found))
 
 
-def write(connection: Connection) -> None:
-    """End of a readiness event: write what was staged, then let answers go on their way."""
-    failed: dict[Partition, KeptError] = {}
+def write_staged(connection: Connection, failed: dict[Partition, KeptError]) -> None:
+    """Write what was staged; adds the partitions where that failed."""
     dirty, connection.dirty = connection.dirty, {}
     for partition in dirty:
         try:
             partition.write()
         except KeptError as error:
             failed[partition] = error
+
+
+def write(connection: Connection, failed: dict[Partition, KeptError] | None = None) -> None:
+    """End of a readiness event: write what was staged, then let answers go on their way. ``failed``
+    are the partitions where writing failed before.
+    """
+    failed = {} if failed is None else failed
+    write_staged(connection, failed)
     connection.close_run()
     unwritten, connection.unwritten = connection.unwritten, []
     for produced in unwritten:

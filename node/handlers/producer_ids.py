@@ -4,7 +4,8 @@ An id is handed out once, ever: a block is durable before its first id leaves, a
 leaves unused, or an answer that was lost, is never given again. Among several nodes the active
 controller gives the blocks; while there is none the request waits, and then says
 COORDINATOR_LOAD_IN_PROGRESS, the one answer that every client tries again on (Kafka answers it,
-too). Transactional ids are refused until there is a coordinator (rule 40).
+too). Transactional ids are refused until there is a coordinator (rule 40), with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the code at which every client gives up at once.
 """
 
 from __future__ import annotations
@@ -97,19 +98,20 @@ def init_producer_id(ctx: RequestContext, request: Any) -> Answer:
     """
     has_id = getattr(request, "producer_id", -1) != -1
     has_epoch = getattr(request, "producer_epoch", -1) != -1
-    if request.transactional_id is not None or has_id != has_epoch:
-        return {
-            "error_code": error_codes.INVALID_REQUEST,
-            "producer_id": -1,
-            "producer_epoch": -1,
-        }
+    if request.transactional_id is not None:
+        return _refused(error_codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if has_id != has_epoch:
+        return _refused(error_codes.INVALID_REQUEST)
     return _assign(ctx.node)
+
+
+def _refused(code: int) -> dict[str, Any]:
+    return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
 
 
 async def _assign(node: Node) -> dict[str, Any]:
     try:
         producer_id = await node.producer_ids.next()
     except KeptError as error:
-        code = error_codes.code_for(error)
-        return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+        return _refused(error_codes.code_for(error))
     return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}

@@ -26,8 +26,9 @@ from kept.node import internal_topics
 from kept.node.error_codes import code_for, message_for
 from kept.node.file_room import FileRoom
 from kept.node.handlers.config_schema import check_topic, topic_entries
-from kept.node.handlers.decisions import decide
+from kept.node.handlers.decisions import Decided, decide
 from kept.node.internal_topics import CONSUMER_OFFSETS
+from kept.node.slices import Steps
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,
@@ -61,13 +62,14 @@ def _each(
     validate_only: bool,
     *,
     room: FileRoom | None = None,
-) -> tuple[list[Values], list[MetadataRecord]]:
+) -> Steps[tuple[list[Values], list[MetadataRecord]]]:
     """Decide one after the other, each on the image that those before it leave, and within the
     room there is.
     """
     answers: list[Values] = []
     records: list[MetadataRecord] = []
     for one in wanted:
+        yield
         try:
             answer, more = decision(image, one)
             if room is not None:
@@ -102,16 +104,17 @@ async def create_topics(ctx: RequestContext, request: Any) -> Values:
     node = ctx.node
     topics, answers = _without_twins(request.topics)
     tries = ctx.tries or (uuid4(),)
-    ids = {topic.name: [_topic_id(one, topic.name) for one in tries] for topic in topics}
 
-    def decision(image: Image) -> tuple[list[Values], list[MetadataRecord]]:
+    def decision(
+        image: Image,
+    ) -> Decided[list[Values]] | Steps[Decided[list[Values]]]:
         if sum(_partitions_wanted(topic) for topic in topics) > MAX_PARTITIONS_PER_REQUEST:
             error = PolicyViolation("Excessively large number of partitions per request.")
             return [_uncreated(topic) | _failed(error) for topic in topics], []
         return _each(
             image,
             topics,
-            lambda image, topic: _create(node, image, topic, ids[topic.name]),
+            lambda image, topic: _create(node, image, topic, tries),
             _uncreated,
             request.validate_only,
             room=FileRoom(node, image),
@@ -148,8 +151,9 @@ def _partitions_wanted(topic: Any) -> int:
 
 
 def _create(
-    node: Node, image: Image, topic: Any, ids: list[UUID]
+    node: Node, image: Image, topic: Any, tries: Sequence[UUID]
 ) -> tuple[Values, Sequence[MetadataRecord]]:
+    ids = [_topic_id(one, topic.name) for one in tries]
     made = image.topics.get(topic.name)
     if made is not None and made.topic_id in ids:
         given = image.config(ResourceType.TOPIC, topic.name)
@@ -222,8 +226,8 @@ async def delete_topics(ctx: RequestContext, request: Any) -> Values:
     else:
         wanted = [(name, None) for name in request.topic_names]
 
-    def decision(image: Image) -> tuple[list[Values], list[MetadataRecord]]:
-        resolved, answers = _resolve(image, wanted)
+    def decision(image: Image) -> Steps[Decided[list[Values]]]:
+        resolved, answers = yield from _resolve(image, wanted)
         if not node.config.delete_topic_enable:
             why = "Topic deletion is disabled: delete.topic.enable is false."
             error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
@@ -231,7 +235,7 @@ async def delete_topics(ctx: RequestContext, request: Any) -> Values:
                 {"name": name, "topic_id": topic_id, **_failed(error)} for name, topic_id in wanted
             ]
             return refused, []
-        more, records = _each(image, resolved, _delete, lambda one: one, False)
+        more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
         return answers + more, records
 
     return {"responses": await decide(node, decision)}
@@ -244,12 +248,13 @@ def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]
 
 def _resolve(
     image: Image, wanted: Sequence[tuple[str | None, UUID | None]]
-) -> tuple[list[Values], list[Values]]:
+) -> Steps[tuple[list[Values], list[Values]]]:
     """(topics as name and id, errors) of what is to be deleted."""
     counts = Counter(key for pair in wanted for key in pair if key is not None)
     found: list[TopicImage] = []
     errors: dict[tuple[str | None, UUID | None], KeptError] = {}
     for name, topic_id in wanted:
+        yield
         try:
             found.append(_find(image, name, topic_id, counts))
         except KeptError as error:
@@ -294,7 +299,7 @@ async def create_partitions(ctx: RequestContext, request: Any) -> Values:
     """CreatePartitions v0-3: more partitions for existing topics."""
     topics, answers = _without_twins(request.topics)
 
-    def decision(image: Image) -> tuple[list[Values], list[MetadataRecord]]:
+    def decision(image: Image) -> Steps[Decided[list[Values]]]:
         return _each(
             image,
             topics,

@@ -3,7 +3,9 @@
 The active controller answers, whoever was asked (``api.FORWARDED``). As in Kafka a voter is a node
 on a disk, so both are named; one that votes already, from whatever disk, is removed first. Ours:
 the answer is given when the change is committed, also where ``ack_when_committed`` is false; an
-observer that does not follow, or lags, is refused with a message instead of a time-out.
+observer that does not follow, or lags, is refused with a message instead of a time-out. On clients'
+listeners both are for the node's own machine alone (``kept.node.listener.may_change_voters``):
+others get CLUSTER_AUTHORIZATION_FAILED, as Kafka answers who may not alter the cluster.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from uuid import UUID
 
 from kept.client.protocol import Values
 from kept.node.error_codes import code_for, message_for
+from kept.node.listener import may_change_voters
 from kept.node.peers.calls import ChangeVotersRequest
-from kept.node.voting import Voting, refuse_alone
+from kept.node.voting import Voting, refuse_alone, refuse_strangers
 from kept.storage.errors import (
     DuplicateVoter,
     InconsistentClusterId,
@@ -36,12 +39,12 @@ NO_DIRECTORY = UUID(int=0)
 
 async def add_raft_voter(ctx: RequestContext, request: Any) -> Values:
     """AddRaftVoter v0-1: an observer votes from now on."""
-    return await _answer(_add(ctx.node, request))
+    return await _answer(_add(ctx, request))
 
 
 async def remove_raft_voter(ctx: RequestContext, request: Any) -> Values:
     """RemoveRaftVoter v0: a voter does not vote any more; it goes on as an observer."""
-    return await _answer(_remove(ctx.node, request))
+    return await _answer(_remove(ctx, request))
 
 
 async def _answer(change: Awaitable[None]) -> Values:
@@ -54,8 +57,8 @@ async def _answer(change: Awaitable[None]) -> Values:
     return {"error_code": 0, "error_message": None}
 
 
-async def _add(node: Node, request: Any) -> None:
-    voting = _voting(node, request)
+async def _add(ctx: RequestContext, request: Any) -> None:
+    node, voting = ctx.node, _voting(ctx, request)
     node_id, name = request.voter_id, _listener_name(node)
     voters = {voter.node_id: voter for voter in node.metadata.member.voters}
     if node_id in voters:
@@ -79,17 +82,20 @@ async def _add(node: Node, request: Any) -> None:
         ) from None
 
 
-async def _remove(node: Node, request: Any) -> None:
-    voting = _voting(node, request)
+async def _remove(ctx: RequestContext, request: Any) -> None:
+    voting = _voting(ctx, request)
     await voting.change(ChangeVotersRequest(False, request.voter_id, _directory(request)))
 
 
-def _voting(node: Node, request: Any) -> Voting:
+def _voting(ctx: RequestContext, request: Any) -> Voting:
+    node = ctx.node
     if request.cluster_id not in (None, node.cluster_id):
         raise InconsistentClusterId(
             f"this is cluster {node.cluster_id}, the request is meant for {request.cluster_id}"
         )
     refuse_alone(node)
+    if not may_change_voters(ctx.listener_name == _listener_name(node), ctx.client_host):
+        refuse_strangers(node)
     assert node.membership is not None
     return node.membership.controlling.voting
 

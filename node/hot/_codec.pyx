@@ -2,6 +2,8 @@
 """The Cython twin of ``kept.node.hot.python`` and ``python_fetch``: same results, much faster.
 
 The plain modules are the specification; one suite runs over both.
+
+Long because a kernel is one unit of compilation; its Python twin is in several modules.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

@@ -21,6 +21,7 @@ from kept.node.hot.python import (
     PartitionResult,
     ProduceRequest,
     encode,
+    encode_steps,
     frame_end,
     is_zstd,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "ProduceRequest",
     "encode",
     "encode_run",
+    "encode_steps",
     "frame_end",
     "is_zstd",
     "parse",

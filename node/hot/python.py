@@ -8,7 +8,7 @@ v13.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kept.client.wire import read_uvarint, skip_tags, uvarint
@@ -260,6 +260,22 @@ def encode(
     endpoints: Sequence[Endpoint] = (),
 ) -> bytes:
     """A whole response frame."""
+    steps = encode_steps(version, correlation_id, topics, endpoints)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        frame: bytes = end.value
+        return frame
+
+
+def encode_steps(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[bytes, Sequence[PartitionResult]]],
+    endpoints: Sequence[Endpoint] = (),
+) -> Generator[None, None, bytes]:
+    """:func:`encode` for whoever has other things to do: yields after each 64 results."""
     out: list[bytes] = []
     flexible = version >= FLEXIBLE
     out.append(uvarint(len(topics) + 1) if flexible else struct.pack(">i", len(topics)))
@@ -271,7 +287,9 @@ def encode(
         else:
             out.append(struct.pack(">h", len(name)) + name)
         out.append(uvarint(len(results) + 1) if flexible else struct.pack(">i", len(results)))
-        for result in results:
+        for place, result in enumerate(results):
+            if place & 63 == 63:
+                yield
             fixed = _PARTITION(*result[:5])
             out.append(fixed if version >= 5 else fixed[:22])
             if version >= 8:
@@ -285,6 +303,7 @@ def encode(
                 out.append(b"\0")
         if flexible:
             out.append(b"\0")
+        yield
     out.append(b"\0\0\0\0" + (endpoint_tags(endpoints) if flexible else b""))
     body = b"".join(out)
     if flexible:

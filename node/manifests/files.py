@@ -236,7 +236,10 @@ class Files:
         limit = node.config.log_cleaner_io_max_bytes_per_second
         threads = max(node.config.log_cleaner_threads, 1)
         question = follow_worker.encode(job, previous, limit / threads)
-        return await work.run(follow_worker.COMMAND, question)
+        try:
+            return await work.run(follow_worker.COMMAND, question)
+        finally:
+            node.kernels.worker_lacks(work.uncompiled)
 
     async def checkpoint_cleaned(self) -> None:
         """Write ``cleaner-offset-checkpoint``. Raises KeptError."""

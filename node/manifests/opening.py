@@ -57,13 +57,28 @@ def after(
             held.applied(path, disk, state.applied)
             applied = ref_of(held.body(path, disk, state.applied))
         newest = held.load(path, disk)
+    except held.GivenUp:
+        log.info(
+            "manifest awaited",
+            path=path,
+            reason="what was held was given up before; "
+            + ("it is cleaned anew" if alone else "the leader says what is to be held"),
+        )
+        return None, _lost(path, disk, alone)
     except DamagedData as error:
         log.error("manifest given up", path=path, error=str(error))
         return None, _lost(path, disk, alone)
     known = Known(None if newest is None else ref_of(newest), applied)
     to = max((one.end_offset for one in (known.held, applied) if one is not None), default=0)
     if to > log_end_offset:
-        log.warning("log ends below its manifest", path=path, end=log_end_offset, manifest_end=to)
+        log.warning(
+            "log ends below its manifest",
+            path=path,
+            end=log_end_offset,
+            manifest_end=to,
+            why="it was not fetched that far, or its tail was lost; "
+            + ("it is cleaned anew" if alone else "the leader says what is to be held"),
+        )
         return None, _lost(path, disk, alone)
     return (None if applied is None else state), known
 

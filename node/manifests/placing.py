@@ -19,7 +19,12 @@ from kept.compaction import apply as applying
 from kept.compaction import held
 from kept.node import timers
 from kept.storage.directory import Checkpoint
-from kept.storage.errors import InvariantViolation, KafkaStorageError, MachineError
+from kept.storage.errors import (
+    InvariantViolation,
+    KafkaStorageError,
+    MachineError,
+    ResourceExhausted,
+)
 
 if TYPE_CHECKING:
     from kept.compaction.apply import CompactionState, Published
@@ -95,6 +100,11 @@ async def _make_durable(
             break
     if point < end_offset:
         raise InvariantViolation(f"{log_}: durable to {point}, the manifest ends at {end_offset}")
+    known = hosted.partition.high_watermark
+    if known < end_offset:
+        raise InvariantViolation(
+            f"{log_}: the high watermark is {known}, the manifest ends at {end_offset}"
+        )
 
 
 async def _checkpoint(
@@ -119,9 +129,9 @@ async def _swap(
             await directory.pool.run(replacement.prepare)
             check()
             more = replacement.place_next(node.now_ms())
-        except MachineError:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
+                raise
             if directory.offline is None:
                 await directory.pool.run(
                     applying.withdraw, log_.directory, node.disk, published, replacement

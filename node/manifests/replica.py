@@ -41,6 +41,7 @@ from kept.storage.errors import (
     MachineError,
     NotLeaderOrFollower,
     ReplicaNotAvailable,
+    ResourceExhausted,
 )
 from kept.storage.types import MAX_INT64
 
@@ -312,7 +313,7 @@ class ReplicaManifests:
         try:
             change()
         except MachineError as error:
-            self._node.hosting.fail(self._hosted.directory, error)
+            self._node.hosting.fail(self._hosted.directory, error.as_failure())
         self._hosted.compaction = None
         self._partition.applied_end = 0
 
@@ -537,7 +538,7 @@ class ReplicaManifests:
         has stopped waits for :meth:`retry`.
         """
         heard = self._reject(error)
-        if isinstance(error, MachineError):
+        if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
             if not heard:
                 self._node.hosting.fail(self._hosted.directory, error)
             return

@@ -19,12 +19,14 @@ LINE_BYTES: Final = 1 << 20
 class Work:
     """One worker's work, and whether it is still wanted.
 
-    ``done_bytes`` of ``total_bytes`` are read or written.
+    ``done_bytes`` of ``total_bytes`` are read or written. ``uncompiled`` are the kernels that the
+    process lacks, as it says itself.
     """
 
     def __init__(self) -> None:
         self.done_bytes = 0
         self.total_bytes = 0
+        self.uncompiled: tuple[str, ...] = ()
         self.cancelled = False
         self._process: Child | None = None
 
@@ -47,6 +49,8 @@ class Work:
             if "progress" in message:
                 self.done_bytes = message["progress"]
                 self.total_bytes = message["total"]
+            elif "uncompiled" in message:
+                self.uncompiled = tuple(message["uncompiled"])
 
         try:
             code, words = await child.converse(question, heard)

@@ -16,11 +16,12 @@ from kept.node.logging import log
 from kept.node.peers import convert, greeting, grpc_options, snapshots
 from kept.node.peers.calls import Failure
 from kept.node.peers.failures import error_of
-from kept.node.peers.greeting import HELLO
+from kept.node.peers.greeting import HELLO, hello_in
 from kept.node.peers.identity import Hello, refusal
 from kept.node.peers.outbox import Outbox
 from kept.node.proto import peers_pb2
 from kept.storage.errors import (
+    CorruptMessage,
     NetworkException,
     PolicyViolation,
     RequestTimedOut,
@@ -60,6 +61,8 @@ class Channel:
         self._wake: asyncio.Future[None] | None = None
         self._waiting: list[asyncio.Future[grpc.aio.Channel]] = []
         self._unary: dict[str, Any] = {}
+        self._cluster_id = ""
+        """As the peer told it: what a node says that does not know it itself."""
         self._snapshot: tuple[int, int] | None = None
         self._tasks = {asyncio.ensure_future(self._run())}
 
@@ -137,7 +140,11 @@ class Channel:
         if why:
             peers.was_refused(node_id, why)
             raise PolicyViolation(why)
+        self._cluster_id = found.cluster_id
         return target
+
+    def _hello(self) -> Hello:
+        return self._peers.hello(wanted=self.node_id, cluster_id=self._cluster_id)
 
     async def _session(self, target: str) -> None:
         """Connect, open the Raft stream, and send until it breaks."""
@@ -166,7 +173,7 @@ class Channel:
             await channel.close()
 
     async def _first_frames(self, call: Any) -> Hello:
-        hello = HELLO.encode(self._peers.hello(wanted=self.node_id))
+        hello = HELLO.encode(self._hello())
         try:
             async with asyncio.timeout(CONNECT_S):
                 await call.write(peers_pb2.RaftFrame(hello=hello))
@@ -182,8 +189,10 @@ class Channel:
             raise failed from error
         except asyncio.InvalidStateError as error:
             raise NetworkException(f"node {self.node_id}: {_words(error)}") from error
-        remote: Hello = HELLO.decode(frame.hello)
-        return remote
+        try:
+            return hello_in(frame.hello)
+        except CorruptMessage as error:
+            raise NetworkException(f"node {self.node_id}: {error}") from error
 
     async def _pump(self, call: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -255,7 +264,7 @@ class Channel:
                         request_serializer=lambda request: request.SerializeToString(),
                         response_deserializer=reply_codec.message.FromString,
                     )
-                hello = HELLO.to_bytes(self._peers.hello(wanted=self.node_id))
+                hello = HELLO.to_bytes(self._hello())
                 metadata = ((grpc_options.HELLO_KEY, hello),)
                 return reply_codec.decode(await unary(message, metadata=metadata))
         except TimeoutError:
@@ -298,7 +307,7 @@ class Channel:
                 request_serializer=frame.SerializeToString,
                 response_deserializer=frame.FromString,
             )()
-            await call.write(frame(hello=HELLO.encode(self._peers.hello(wanted=self.node_id))))
+            await call.write(frame(hello=HELLO.encode(self._hello())))
             if await call.read() is grpc.aio.EOF:
                 raise NetworkException(str(await call.details()))
             size = len(message.image_bytes)

@@ -14,10 +14,11 @@ import errno
 import ipaddress
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 from kept.node.peers.convert import Codec
-from kept.node.peers.identity import Hello
+from kept.node.peers.identity import Hello, check
 from kept.node.proto import peers_pb2
 from kept.storage.errors import CorruptMessage, NetworkException
 
@@ -59,17 +60,33 @@ def unpacked(data: bytes | bytearray) -> Hello | None:
         raise CorruptMessage(f"a Hello of {size} bytes")
     if len(data) < 4 + size:
         return None
-    hello: Hello = HELLO.from_bytes(bytes(data[4 : 4 + size]))
+    return hello_from(bytes(data[4 : 4 + size]))
+
+
+def hello_from(data: bytes) -> Hello:
+    """A Hello as it came. Raises CorruptMessage."""
+    hello: Hello = HELLO.from_bytes(data)
+    check(hello)
+    return hello
+
+
+def hello_in(message: Any) -> Hello:
+    """A Hello that begins a stream. Raises CorruptMessage."""
+    hello: Hello = HELLO.decode(message)
+    check(hello)
     return hello
 
 
 class Greeter(asyncio.Protocol):
     """The side that is asked: reads one Hello, answers, closes."""
 
-    def __init__(self, transport: Any, answer: Any) -> None:
-        """``answer`` is called with the other's Hello and returns ours."""
+    def __init__(
+        self, transport: Any, answer: Any, closed: Callable[[], None] | None = None
+    ) -> None:
+        """``answer`` is called with the other's Hello and returns ours; ``closed`` at the end."""
         self._transport = transport
         self._answer = answer
+        self._closed = closed
         self._data = bytearray()
         self._timer = asyncio.get_running_loop().call_later(ANSWER_S, transport.abort)
 
@@ -88,6 +105,8 @@ class Greeter(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Done."""
         self._timer.cancel()
+        if self._closed is not None:
+            self._closed()
 
 
 class _Asker(asyncio.Protocol):

@@ -20,6 +20,10 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Largest message between nodes: some appended entries, or a forwarded request."""
 HANDSHAKE_MS: Final = 5_000
 """A connection that speaks no HTTP/2 for so long is closed."""
+IDLE_MS: Final = 60_000
+"""A connection without a stream or call for so long is closed; a node's has its Raft stream."""
+HELLO_S: Final = 5.0
+"""A stream that does not begin with a Hello within this is ended."""
 MAX_STREAMS: Final = 1_000
 """RPCs of one connection at a time."""
 
@@ -42,6 +46,7 @@ SERVER: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", IDLE_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.so_reuseport", 0),
 )

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from kept.cluster.raft.guard import MAX_NODE_ID, MAX_VOTERS
 from kept.node.config_listeners import Voter
+from kept.storage.errors import CorruptMessage
 
+MAX_PORT: Final = 65_535
+MAX_HOST_CHARS: Final = 255
+"""A name of the DNS has no more."""
 PROTOCOL_VERSION: Final = 1
 """Of the streams between nodes; nodes of different versions refuse each other."""
 
@@ -38,6 +43,34 @@ class Hello:
     protocol: int = PROTOCOL_VERSION
     host: str = ""
     port: int = 0
+
+
+def check(hello: Hello) -> None:
+    """Raises CorruptMessage for a Hello that no node says: what it tells is remembered, and its
+    addresses are dialled.
+    """
+    places = [(hello.node_id, hello.host, hello.port)]
+    places += [(voter.node_id, voter.host, voter.port) for voter in hello.voters]
+    if len(hello.voters) > MAX_VOTERS:
+        raise CorruptMessage(f"a Hello with {len(hello.voters)} voters; at most {MAX_VOTERS}")
+    for node_id, host, port in places:
+        if not 0 <= node_id <= MAX_NODE_ID:
+            raise CorruptMessage(f"a Hello with the node id {node_id}")
+        if not 0 <= port <= MAX_PORT or len(host) > MAX_HOST_CHARS or not host.isprintable():
+            raise CorruptMessage(f"a Hello with the address {host[:MAX_HOST_CHARS]!r}:{port}")
+
+
+def unnamed_cluster(own: Hello, other: Hello) -> str:
+    """Why a stream or call that names no cluster is refused; empty when it may: there is none yet.
+
+    A greeting may leave it out: its answer tells the id to a node that is new.
+    """
+    if own.cluster_id and not other.cluster_id:
+        return (
+            f"node {other.node_id} names no cluster, node {own.node_id} belongs to "
+            f"{own.cluster_id}: a node that is new asks for the id first"
+        )
+    return ""
 
 
 def refusal(own: Hello, other: Hello) -> str:

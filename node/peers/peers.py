@@ -20,7 +20,7 @@ from kept.node.peers import convert, greeting
 from kept.node.peers.calls import HeartbeatReply, HeartbeatRequest
 from kept.node.peers.channel import Channel
 from kept.node.peers.control import Control
-from kept.node.peers.identity import Hello, refusal, taken
+from kept.node.peers.identity import Hello, refusal, taken, unnamed_cluster
 from kept.node.peers.server import Server
 from kept.node.peers.splice import splice
 from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
@@ -35,11 +35,18 @@ Handler = Callable[[Any], Awaitable[Any]]
 PROBE_S: Final = 1.0
 """A probe that has no answer within this is a timeout: the peer may be slow, or cut off."""
 CALL_S: Final = 2.0
+MAX_NODES: Final = 4096
+"""Nodes that are remembered: of those that came, and went without being known, some are forgotten
+beyond that."""
 TIMEOUT: Final = "timeout"
 
 
 def _nothing(_: Any) -> None:
     pass
+
+
+def _anybody(_: Any) -> bool:
+    return True
 
 
 class Peers:
@@ -81,6 +88,8 @@ class Peers:
         self.voters = voters
         self.has_log = has_log
         self.directory_id = directory_id
+        self.believes: Callable[[Message], bool] = _anybody
+        """Whether a message's sender may lead, as the metadata log here has it."""
         self.on_message: Callable[[Message], None] = _nothing
         self.on_peer_down: Callable[[int], None] = _nothing
         self.on_control_lost: Callable[[int], None] = _nothing
@@ -114,16 +123,20 @@ class Peers:
         await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
         await self._server.stop()
 
-    def take_over(self, transport: Any, first_bytes: bytes) -> None:
-        """A connection to the node listener that speaks HTTP/2."""
+    def take_over(
+        self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
+    ) -> None:
+        """A connection to the node listener that speaks HTTP/2; ``closed`` is called at its end."""
         if self._running:
-            self._spawn(splice(transport, first_bytes, self._server.path))
+            self._spawn(splice(transport, first_bytes, self._server.path, closed))
         else:
             transport.abort()
 
-    def greet(self, transport: Any, first_bytes: bytes) -> None:
+    def greet(
+        self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
+    ) -> None:
         """A connection to the node listener that says ``KEPT``: a peer asks who this is."""
-        greeter = greeting.Greeter(transport, self._answer_greeting)
+        greeter = greeting.Greeter(transport, self._answer_greeting, closed)
         transport.set_protocol(greeter)
         transport.resume_reading()
         greeter.data_received(first_bytes[len(greeting.PREFACE) :])
@@ -139,10 +152,12 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def hello(self, *, wanted: int | None = None, why: str = "") -> Hello:
-        """How this node presents itself; ``why`` it refuses the other."""
+    def hello(self, *, wanted: int | None = None, why: str = "", cluster_id: str = "") -> Hello:
+        """How this node presents itself; ``why`` it refuses the other; ``cluster_id`` as the other
+        told it, for a node that knows none itself.
+        """
         return Hello(
-            self.cluster_id,
+            self.cluster_id or cluster_id,
             self.node_id,
             self.incarnation,
             self.voters,
@@ -274,10 +289,22 @@ class Peers:
 
     async def admit(self, other: Hello) -> str:
         """Why a stream from a node is refused; empty when it is welcome."""
-        why = refusal(self.hello(), other) or await self._imposter(other)
+        own = self.hello()
+        why = refusal(own, other) or unnamed_cluster(own, other) or self._crowded(other)
+        why = why or await self._imposter(other)
         if why:
             self.was_refused(other.node_id, why)
         return why
+
+    def _crowded(self, other: Hello) -> str:
+        """Whether so many nodes came already that another one is not remembered."""
+        if other.node_id in self._streams or len(self._streams) < MAX_NODES:
+            return ""
+        for node_id in [n for n, streams in self._streams.items() if not streams]:
+            if node_id not in self._channels and not self._addresses(node_id):
+                for known in (self._streams, self._told, self._heard_of, self.refusals):
+                    known.pop(node_id, None)
+        return "" if len(self._streams) < MAX_NODES else f"{MAX_NODES} nodes are connected already"
 
     async def _imposter(self, other: Hello) -> str:
         """Whether another live process has this node id."""
@@ -292,6 +319,8 @@ class Peers:
     def was_refused(self, node_id: int, why: str) -> None:
         """A peer and this node refuse each other; said once."""
         if self.refusals.get(node_id) != why:
+            if len(self.refusals) >= MAX_NODES:
+                self.refusals.clear()
             self.refusals[node_id] = why
             log.warning("peer refused", peer=node_id, reason=why)
 

@@ -1,10 +1,19 @@
-"""Where gRPC's unix sockets are: in a directory that only this user may enter."""
+"""Where gRPC's unix sockets are: in a directory that only this user may enter.
+
+A node holds a lock (``flock``) on a file in its directory for as long as it lives. What nobody
+holds was left behind by a process that was killed, and is removed by the next node that starts. A
+process id would not do: the temporary directory may be shared with nodes of another PID namespace,
+whose ids mean nothing here.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
+from contextlib import suppress
 from typing import Any, Final
 
 from kept.storage.errors import MachineError
@@ -12,6 +21,26 @@ from kept.storage.errors import MachineError
 MAX_PATH_BYTES: Final = 107
 """Of a unix socket's name, on Linux."""
 PREFIX: Final = "kept-peers-"
+LOCK: Final = "lock"
+MAX_ATTEMPTS: Final = 10
+"""Another node that starts may take a directory without a lock yet for one left behind."""
+
+
+class PrivateDirectory:
+    """A new directory that only this user may enter, with a path short enough for a socket.
+
+    What processes that were killed left behind is removed first. Raises MachineError.
+    """
+
+    def __init__(self) -> None:
+        self.path, self._lock = _make()
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; again is no fault."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
 
 
 class PrivateServer:
@@ -19,21 +48,21 @@ class PrivateServer:
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
-        self._directory = ""
+        self._directory: PrivateDirectory | None = None
         self._server: Any = None
 
     @property
     def path(self) -> str:
-        """Of the unix socket."""
-        return f"{self._directory}/{self._socket}"
+        """Of the unix socket; it is served between :meth:`start` and :meth:`stop`."""
+        return "" if self._directory is None else f"{self._directory.path}/{self._socket}"
 
     async def start(self, server: Any) -> None:
         """Serve with a ``grpc.aio`` server. Raises MachineError."""
-        self._directory = private_directory()
+        self._directory = PrivateDirectory()
         try:
             server.add_insecure_port(f"unix:{self.path}")
         except RuntimeError as error:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
             raise MachineError(self.path, "bind", OSError(str(error))) from error
         await server.start()
         self._server = server
@@ -43,30 +72,61 @@ class PrivateServer:
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
-            shutil.rmtree(self._directory, ignore_errors=True)
+            if self._directory is not None:
+                self._directory.remove()
 
 
-def private_directory() -> str:
-    """A new directory that only this user may enter, with a path short enough for a socket.
-
-    What processes that were killed left behind is removed first. Raises MachineError.
-    """
+def _make() -> tuple[str, int]:
+    """(path, descriptor that holds its lock)."""
     error: OSError | None = None
     for root in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/run", "/dev/shm")):
         if len(os.fsencode(root)) + len(PREFIX) + 30 > MAX_PATH_BYTES:
             continue
         try:
             _remove_left_behind(root)
-            return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)
+            for _ in range(MAX_ATTEMPTS):
+                path = tempfile.mkdtemp(prefix=PREFIX, dir=root)
+                lock = _locked(path, os.O_CREAT)
+                if lock is not None:
+                    return path, lock
         except OSError as failed:
             error = failed
     raise MachineError(tempfile.gettempdir(), "mkdir", error or OSError("path too long"))
 
 
+def _locked(directory: str, flags: int = 0) -> int | None:
+    """A descriptor that holds a directory's lock; None: somebody else has it, or removed it."""
+    try:
+        lock = os.open(
+            f"{directory}/{LOCK}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600
+        )
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            return lock
+    except BlockingIOError:
+        pass
+    os.close(lock)
+    return None
+
+
 def _remove_left_behind(root: str) -> None:
     for name in os.listdir(root):
-        pid = name.removeprefix(PREFIX).partition("-")[0]
-        if name.startswith(PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            path = f"{root}/{name}"
-            if os.stat(path).st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
+        if name.startswith(PREFIX):
+            with suppress(OSError):
+                _remove_if_left_behind(f"{root}/{name}")
+
+
+def _remove_if_left_behind(path: str) -> None:
+    """Remove a directory whose lock nobody holds, or that is empty: killed before it had one."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return
+    lock = _locked(path)
+    if lock is None:
+        os.rmdir(path)
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)

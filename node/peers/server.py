@@ -7,6 +7,7 @@ the Snapshot stream pieces of a large one, the Control stream a broker's heartbe
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -16,12 +17,12 @@ from kept.node.logging import log
 from kept.node.peers import convert, grpc_options
 from kept.node.peers.calls import HeartbeatRequest
 from kept.node.peers.failures import failure_of
-from kept.node.peers.greeting import HELLO
-from kept.node.peers.identity import Hello, refusal
+from kept.node.peers.greeting import HELLO, hello_from, hello_in
+from kept.node.peers.identity import Hello, refusal, unnamed_cluster
 from kept.node.peers.private import PrivateServer
 from kept.node.peers.snapshots import Assembly, Piece
 from kept.node.proto import peers_pb2
-from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError
+from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, PolicyViolation
 
 # isort: split
 import grpc
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 SOCKET: Final = "grpc"
 
+_SPEAKERS: Final = ("broker_id", "replica_id", "leader_id")
+"""The fields in which a call says who makes it."""
 _FAILED: Final = grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -98,7 +101,7 @@ class Server:
         if frame is grpc.aio.EOF or not frame.HasField("hello"):
             await context.abort(_FAILED, "a stream between nodes of kept begins with a Hello")
         try:
-            hello: Hello = HELLO.decode(frame.hello)
+            hello = hello_in(frame.hello)
         except CorruptMessage as error:
             await context.abort(_FAILED, str(error))
         why = await self._peers.admit(hello)
@@ -106,10 +109,18 @@ class Server:
             await context.abort(_FAILED, why)
         return hello
 
+    async def _first_frame(self, context: Any) -> Any:
+        """What a stream begins with; one that begins with nothing is ended."""
+        try:
+            async with asyncio.timeout(grpc_options.HELLO_S):
+                return await context.read()
+        except TimeoutError:
+            await context.abort(_FAILED, f"no Hello within {grpc_options.HELLO_S:g} s")
+
     @contextlib.asynccontextmanager
     async def _stream_of(self, context: Any, frame_type: Any) -> Any:
         """Greets, counts the stream while it lasts, and says so when it breaks."""
-        hello = await self._admit(await context.read(), context)
+        hello = await self._admit(await self._first_frame(context), context)
         peers = self._peers
         peers.stream_opened(hello)
         try:
@@ -133,6 +144,10 @@ class Server:
                             f"a message from {decoded.sender} to {decoded.to} on the stream from "
                             f"{hello.node_id} to {peers.node_id}",
                         )
+                    if hello.directory_id not in (None, decoded.directory_id):
+                        await context.abort(
+                            _FAILED, f"a message from another disk than that of {hello.node_id}"
+                        )
                     peers.received(decoded)
 
     async def _snapshot(self, _: Any, context: Any) -> None:
@@ -144,6 +159,8 @@ class Server:
                 head = convert.decode_install(frame.head.message, b"")
                 if head.sender != hello.node_id or head.to != self._peers.node_id:
                     raise CorruptMessage(f"a snapshot from {head.sender} to {head.to}")
+                if not self._peers.believes(head):
+                    raise CorruptMessage(f"a snapshot from node {head.sender}, which is no voter")
                 assembly = Assembly(frame.head.size_bytes)
                 while (frame := await context.read()) is not grpc.aio.EOF:
                     chunk = frame.chunk
@@ -165,6 +182,7 @@ class Server:
                     answer = peers_pb2.ControlFrame(number=frame.number)
                     try:
                         asked: HeartbeatRequest = request.decode(frame.heartbeat)
+                        check_speaker(hello, asked)
                         found = await peers.answer("Heartbeat", asked)
                         answer.answer.CopyFrom(reply.encode(found))
                     except KeptError as error:
@@ -179,10 +197,11 @@ class Server:
 
     def _judge(self, data: bytes, cluster_id: str) -> str:  # noqa: ARG002 - a key of the cache
         try:
-            hello: Hello = HELLO.from_bytes(data)
+            hello = hello_from(data)
         except CorruptMessage as error:
             return str(error)
-        return refusal(self._peers.hello(), hello)
+        own = self._peers.hello()
+        return refusal(own, hello) or unnamed_cluster(own, hello)
 
     def _unary(self, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
         request_codec, reply_codec = convert.of_call(method)
@@ -193,7 +212,9 @@ class Server:
             if why:
                 await context.abort(_FAILED, why)
             try:
-                reply = await self._peers.answer(method, request_codec.decode(request))
+                asked = request_codec.decode(request)
+                check_speaker(hello_from(hello), asked)
+                reply = await self._peers.answer(method, asked)
             except KeptError as error:
                 if isinstance(error, InvariantViolation):
                     log.exception("call failed", error, method=method)
@@ -205,6 +226,16 @@ class Server:
             return reply_codec.encode(reply)
 
         return handle
+
+
+def check_speaker(hello: Hello, request: Any) -> None:
+    """A node speaks for itself alone. Raises PolicyViolation for a call in another one's name."""
+    for field in _SPEAKERS:
+        named = getattr(request, field, hello.node_id)
+        if named != hello.node_id:
+            raise PolicyViolation(
+                f"{type(request).__name__} in the name of node {named}, from node {hello.node_id}"
+            )
 
 
 async def _fail(context: Any, error: Exception) -> None:

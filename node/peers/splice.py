@@ -8,7 +8,7 @@ cannot write, so that nothing piles up; either side's end is the other's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 HIGH_WATER_BYTES: Final = 256 * 1024
@@ -16,11 +16,12 @@ HIGH_WATER_BYTES: Final = 256 * 1024
 
 
 class _End(asyncio.Protocol):
-    """One side; what it reads goes to ``other``."""
+    """One side; what it reads goes to ``other``. ``closed`` is called at its end."""
 
-    def __init__(self, transport: Any = None) -> None:
+    def __init__(self, transport: Any = None, closed: Callable[[], None] | None = None) -> None:
         self.transport = transport
         self.other: _End | None = None
+        self._closed = closed
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -45,16 +46,20 @@ class _End(asyncio.Protocol):
         if other is not None:
             other.other = None
             other.transport.close()
+        if self._closed is not None:
+            self._closed()
 
 
-def splice(transport: Any, first_bytes: bytes, path: str) -> Coroutine[Any, Any, None]:
+def splice(
+    transport: Any, first_bytes: bytes, path: str, closed: Callable[[], None] | None = None
+) -> Coroutine[Any, Any, None]:
     """Join ``transport``, of which ``first_bytes`` were read, with a unix socket.
 
     It is taken over at once; the coroutine does the rest. It is closed when the socket takes
-    nobody.
+    nobody. ``closed`` is called when it is closed, by whichever side.
     """
     transport.pause_reading()
-    outer = _End(transport)
+    outer = _End(transport, closed)
     transport.set_protocol(outer)
     return _join(outer, first_bytes, path)
 

@@ -39,7 +39,7 @@ def compile_protos(folder: Path = HERE) -> list[Path]:
         for source in sources:
             shutil.copy(source, here)
         names = [str(PACKAGE / source.name) for source in sources]
-        command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--python_out=.", *names]
+        command = [sys.executable, "-P", "-m", "grpc_tools.protoc", "-I.", "--python_out=.", *names]
         done = subprocess.run(
             [*command, "--pyi_out=."], cwd=root, capture_output=True, text=True, check=False
         )

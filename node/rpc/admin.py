@@ -153,10 +153,12 @@ class Admin:
         )
 
     async def _addvoter(self, asked: Any) -> Mapping[str, Any]:
-        return await self._operations.add_voter(asked.node_id, _given(asked, "address"))
+        return await self._operations.add_voter(
+            asked.node_id, _given(asked, "address"), allowed=False
+        )
 
     async def _removevoter(self, asked: Any) -> Mapping[str, Any]:
-        return await self._operations.remove_voter(asked.node_id)
+        return await self._operations.remove_voter(asked.node_id, allowed=False)
 
 
 def filled(message: Any, values: Mapping[str, Any]) -> Any:

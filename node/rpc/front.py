@@ -10,6 +10,7 @@ Limit: ``kept.grpc.max.connections``; one more is closed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.logging import log
@@ -36,15 +37,15 @@ class Front:
         self._quiet_until = 0.0
         self._stopped = False
 
-    def take_over(self, transport: Any, first_bytes: bytes) -> None:
-        """A connection that speaks HTTP/2."""
+    def take_over(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
+        """A connection that speaks HTTP/2; ``closed`` is called when it is closed."""
         transport.pause_reading()
         self._transports = {one for one in self._transports if not one.is_closing()}
         if self._stopped or len(self._transports) >= self._node.config.grpc_max_connections:
             self._refuse(transport)
             return
         self._transports.add(transport)
-        task = self._node.loop.create_task(self._join(transport, first_bytes))
+        task = self._node.loop.create_task(self._join(transport, first_bytes, closed))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
@@ -56,7 +57,7 @@ class Front:
             limit = self._node.config.grpc_max_connections
             log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
 
-    async def _join(self, transport: Any, first_bytes: bytes) -> None:
+    async def _join(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
         try:
             server = await self._started()
         except KeptError as error:
@@ -67,7 +68,7 @@ class Front:
             transport.abort()
             raise
         if not transport.is_closing():
-            await splice(transport, first_bytes, server.path)
+            await splice(transport, first_bytes, server.path, closed)
 
     async def _started(self) -> Server:
         if self._server is None:

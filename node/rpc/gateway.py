@@ -1,7 +1,7 @@
 """This node as a Kafka client of its cluster: requests to partitions' leaders, itself among them.
 
 A connection is leased for one request at a time: answers leave a Kafka connection in the order of
-the requests (SEMANTICS rule 41), so a slow one would hold up those of others behind it. Some
+the requests (semantics.md, rule 41), so a slow one would hold up those of others behind it. Some
 connections to each node are kept for the next request. Nodes are reached at their listeners for
 nodes; this node at its own first listener.
 

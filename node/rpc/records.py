@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client.failures import failure
 from kept.client.records import EARLIEST, FETCH, LATEST, LIST_OFFSETS, PRODUCE
+from kept.node.handlers.batch_checks import inflated
 from kept.node.rpc.gateway import NotReached
 from kept.storage.errors import (
+    InflatesBeyondLimit,
     InvalidRequest,
     NetworkException,
     OffsetOutOfRange,
     PolicyViolation,
     RequestTimedOut,
 )
-from kept.storage.records import Record, build_batch, headers, records
+from kept.storage.records import Record, build_batch, headers, read_piece
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -43,8 +46,13 @@ POLL_MS: Final = 5_000
 """How long a leader keeps a fetch that finds nothing."""
 SLACK_S: Final = 5.0
 """For the answer itself, on top of what the leader may wait."""
-IN_THREAD_BYTES: Final = 64 * 1024
-"""Larger compressed batches are inflated in a thread."""
+ON_LOOP_BYTES: Final = 64 * 1024
+"""Larger batches, and those that inflate to more, are read in a thread."""
+PIECE_RECORDS: Final = 1000
+PIECE_BYTES: Final = 256 * 1024
+"""Records of one batch that are made objects of at a time."""
+INFLATE_LIMIT: Final = 1 << 30
+"""What one batch may inflate to: more than any node of the cluster let in."""
 PATIENCE_S: Final = 30.0
 """How long a reader goes on without a leader before it gives up."""
 
@@ -240,19 +248,34 @@ class Reader:
             self._leader = leader
         return self._connection
 
-    async def taken(self, batch: bytes) -> AsyncIterator[Record]:
-        """The records of a batch from ``position`` on; it moves past each that is taken."""
+    async def taken(self, batch: bytes, at_once: int = PIECE_RECORDS) -> AsyncIterator[Record]:
+        """The records of a batch from ``position`` on; it moves past each that is taken.
+
+        ``at_once``: how many to make objects of, at most, before the first of them is taken.
+        """
         ((_, header),) = headers(batch)
-        if not header.is_control:
-            if header.codec and len(batch) > IN_THREAD_BYTES:
-                found = await self._node.in_pool(lambda: list(records(batch)))
-            else:
-                found = records(batch)
+        while not header.is_control and self.position < header.next_offset:
+            found = await self._piece(batch, at_once)
+            if not found:
+                break
             for record in found:
-                if record.offset >= self.position:
-                    yield record
-                    self.position = record.offset + 1
+                yield record
+                self.position = record.offset + 1
         self.position = max(self.position, header.next_offset)
+
+    async def _piece(self, batch: bytes, at_once: int) -> list[Record]:
+        """The next records of a batch. It is inflated anew for each piece: who takes records
+        slowly, or not at all, holds a piece, and not what the batch inflates to.
+        """
+        piece = partial(
+            read_piece, batch, self.position, max_records=at_once, max_bytes=PIECE_BYTES
+        )
+        if len(batch) <= ON_LOOP_BYTES:
+            try:
+                return piece(inflate_limit=ON_LOOP_BYTES)
+            except InflatesBeyondLimit:
+                pass
+        return await inflated(self._node, piece, limit=INFLATE_LIMIT)
 
 
 async def _repeatable(answer: Awaitable[Any]) -> Any:

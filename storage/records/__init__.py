@@ -42,6 +42,7 @@ if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
         check_replica,
         check_replicas,
         crc32c,
+        find_records,
         scan,
     )
 else:
@@ -53,6 +54,7 @@ else:
             check_replica,
             check_replicas,
             crc32c,
+            find_records,
             scan,
         )
         from kept.storage.records._packing import Packer
@@ -65,6 +67,7 @@ else:
             check_replica,
             check_replicas,
             crc32c,
+            find_records,
             scan,
         )
 
@@ -94,11 +97,13 @@ __all__ = [
     "compress",
     "crc32c",
     "decompress",
+    "find_records",
     "headers",
     "pack_batch",
     "patch",
     "read_block",
     "read_header",
+    "read_piece",
     "records",
     "scan",
     "seal",
@@ -108,3 +113,24 @@ __all__ = [
 def records(buf: Buffer, *, inflate_limit: int = DEFAULT_INFLATE_LIMIT) -> Iterator[Record]:
     """The data records of whole batches as objects; control batches are skipped. The slow path."""
     return iterate(scan(buf, inflate_limit=inflate_limit))
+
+
+def read_piece(
+    batch: Buffer, first: int, *, max_records: int, max_bytes: int, inflate_limit: int
+) -> list[Record]:
+    """Records of one batch from offset ``first`` on as objects: no more than are wanted.
+
+    At most ``max_records``, and ``max_bytes`` unless the first is larger; an empty list: none is
+    left. What a batch inflates to is held during the call only. Raises CorruptMessage,
+    InvalidRecord, and InflatesBeyondLimit above ``inflate_limit`` bytes.
+    """
+    from kept.storage.records.python import iterate_area
+
+    header = check_replica(batch)
+    area: Buffer = memoryview(batch)[HEADER_BYTES : header.size_bytes]
+    if header.codec and header.record_count:
+        area = decompress(header.codec, area, inflate_limit)
+    start, end, _ = find_records(
+        area, header.record_count, header.base_offset, first, max_records, max_bytes
+    )
+    return list(iterate_area(bytes(area[start:end]), header))

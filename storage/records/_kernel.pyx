@@ -4,6 +4,8 @@
 Whatever is rare (a refusal, another codec) is left to the twin's functions, so both kernels refuse
 in the same words. The GIL is released around the records of whole buffers above NOGIL_BYTES: below
 that giving it back costs more than the walk.
+
+Long because a kernel is one unit of compilation; its Python twin is in several modules.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -92,6 +94,7 @@ cdef class CheckedBatch:
     cdef readonly bint is_transactional
     cdef readonly object codec
     cdef readonly bint rewritten
+    cdef readonly Py_ssize_t area_bytes
 
     def __init__(
         self,
@@ -324,6 +327,7 @@ cdef CheckedBatch _check(
     if appended:
         max_timestamp = now_ms
     checked = CheckedBatch.__new__(CheckedBatch)
+    checked.area_bytes = size - HEADER_BYTES if area is None else len(area)
     checked.record_count = <int32_t>be32(p + 57)
     checked.max_timestamp = max_timestamp
     checked.producer_id = <int64_t>be64(p + 43)
@@ -491,6 +495,65 @@ cdef object _scan(object buf, Py_buffer *view, Area **areas, object inflate_limi
     if fault:
         raise refusal([(index, fault, 0)], 0, 0)
     return _columns(memoryview(data), headers, table, rows)
+
+
+def find_records(
+    area, int32_t count, int64_t base_offset, int64_t first, int64_t max_records, int64_t max_bytes
+):
+    """See :func:`kept.storage.records.python.find_records`."""
+    cdef Py_buffer view
+    cdef Py_ssize_t start = 0, end = 0
+    cdef int64_t number
+    cdef int32_t index = 0
+    cdef int fault = 0
+    PyObject_GetBuffer(area, &view, PyBUF_SIMPLE)
+    try:
+        with nogil:
+            number = _find(
+                <const unsigned char *>view.buf, view.len, count, base_offset, first, max_records,
+                max_bytes, &start, &end, &index, &fault,
+            )
+    finally:
+        PyBuffer_Release(&view)
+    if fault:
+        raise refusal([(index, fault, 0)], 0, 0)
+    return start, end, number
+
+
+cdef int64_t _find(
+    const unsigned char *data,
+    Py_ssize_t size,
+    int32_t count,
+    int64_t base_offset,
+    int64_t first,
+    int64_t max_records,
+    int64_t max_bytes,
+    Py_ssize_t *start,
+    Py_ssize_t *end,
+    int32_t *index,
+    int *fault,
+) noexcept nogil:
+    cdef RecordSpan record
+    cdef const unsigned char *p = data
+    cdef int64_t number = 0, offset
+    cdef int32_t at
+    for at in range(count):
+        fault[0] = read_record(p, data + size, False, &record)
+        if fault[0]:
+            index[0] = at
+            return 0
+        if number and (number >= max_records or record.end - data - start[0] > max_bytes):
+            break
+        offset = <int64_t>(<uint64_t>base_offset + <uint64_t><int64_t>record.offset_delta)
+        if number or offset >= first:
+            if not number:
+                start[0] = p - data
+            number += 1
+        p = record.end
+    end[0] = p - data
+    if not number:
+        start[0] = end[0]
+    return number
 
 
 cdef object _columns(object data, list headers, object table, int64_t rows):

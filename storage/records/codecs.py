@@ -21,7 +21,7 @@ import threading
 import zlib
 from typing import Final, cast
 
-from kept.storage.errors import InvalidRecord
+from kept.storage.errors import InflatesBeyondLimit, InvalidRecord
 from kept.storage.records.header import Buffer
 from kept.storage.types import Codec
 
@@ -35,6 +35,9 @@ XERIAL_BLOCK_BYTES: Final = 32 * 1024
 LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 LZ4_INDEPENDENT_BIT: Final = 0x20
 """In the flags, the byte after the magic."""
+LZ4_SIZED_BIT: Final = 0x08
+LZ4_SIZE_AT: Final = 6
+"""Where the size of the content is, if the flags say so."""
 _INT32: Final = struct.Struct(">i")
 
 
@@ -57,13 +60,13 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 def decompress(codec: Codec, data: Buffer, limit: int) -> bytes:
     """The content of the one stream in ``data``, at most ``limit`` bytes.
 
-    Raises InvalidRecord when the stream is damaged, unfinished, followed by anything, or longer
-    than ``limit``.
+    Raises InflatesBeyondLimit when it is longer than ``limit``, before inflating anything where the
+    stream says its size; InvalidRecord when it is damaged, unfinished or followed by anything.
     """
     match codec:
         case Codec.NONE:
             if len(data) > limit:
-                raise _too_large(limit)
+                raise _too_large(limit, len(data))
             return bytes(data)
         case Codec.GZIP:
             return _gzip_decompress(data, limit)
@@ -75,8 +78,9 @@ def decompress(codec: Codec, data: Buffer, limit: int) -> bytes:
             return _zstd_decompress(data, limit)
 
 
-def _too_large(limit: int) -> InvalidRecord:
-    return InvalidRecord(f"the records inflate to more than the limit of {limit} bytes")
+def _too_large(limit: int, told_bytes: int | None = None) -> InflatesBeyondLimit:
+    why = f"the records inflate to more than the limit of {limit} bytes"
+    return InflatesBeyondLimit(why, told_bytes)
 
 
 def _damaged(codec: str, why: object) -> InvalidRecord:
@@ -95,6 +99,10 @@ def _trailing(codec: str) -> InvalidRecord:
 
 
 def _gzip_decompress(data: Buffer, limit: int) -> bytes:
+    # The last four bytes are its size modulo 2**32: true, or the stream is refused at its end.
+    told = int.from_bytes(data[-4:], "little")
+    if told > limit:
+        raise _too_large(limit, told)
     inflater = zlib.decompressobj(31)
     try:
         inflated = inflater.decompress(data, limit + 1)
@@ -156,7 +164,7 @@ def _snappy_block(view: memoryview, limit: int, before: int = 0) -> bytearray:
     try:
         size = cramjam.snappy.decompress_raw_len(view)
         if size > limit - before:
-            raise _too_large(limit)
+            raise _too_large(limit, before + size)
         block = bytearray(size)
         written = cramjam.snappy.decompress_raw_into(view, block)
     except cramjam.DecompressionError as error:
@@ -191,6 +199,10 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
         raise _damaged("lz4", "no frame")
     if not data[len(LZ4_MAGIC)] & LZ4_INDEPENDENT_BIT:
         raise _damaged("lz4", "its blocks are linked, which Java's clients cannot read")
+    if data[len(LZ4_MAGIC)] & LZ4_SIZED_BIT:
+        told = int.from_bytes(data[LZ4_SIZE_AT : LZ4_SIZE_AT + 8], "little")
+        if told > limit:
+            raise _too_large(limit, told)
     inflater = lz4.frame.LZ4FrameDecompressor()
     try:
         inflated = cast(bytes, inflater.decompress(data, _guess(data, limit)))
@@ -261,7 +273,7 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes:
             except zstandard.ZstdError:
                 pass  # perhaps only too small a guess: the whole limit decides
     elif size > limit:
-        raise _too_large(limit)
+        raise _too_large(limit, size)
     elif size == 0:  # the library looks no further; nothing but one empty block may follow
         if len(data) != header_bytes + 3 + (4 if frame.has_checksum else 0):
             raise _trailing("zstd")
@@ -269,7 +281,11 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes:
     try:
         inflated = inflater.decompress(data, max_output_size=limit, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise _damaged("zstd", f"{error} (or above the limit of {limit} bytes)") from None
+        if size != zstandard.CONTENTSIZE_UNKNOWN:
+            raise _damaged("zstd", error) from None
+        raise InflatesBeyondLimit(
+            f"zstd: damaged data: {error} (or above the limit of {limit} bytes)"
+        ) from None
     if len(inflated) > limit:
         raise _too_large(limit)
     return inflated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from kept.storage.records.header import BatchHeader
@@ -38,6 +38,12 @@ class CheckRules:
     def codec(self) -> Codec | None:
         """Codec that every batch must have in the log, None for the producer's."""
         return wanted_codec(self.compression_type)
+
+    def within(self, max_inflated_bytes: int) -> CheckRules:
+        """The same rules for a caller that inflates no more than so much."""
+        if max_inflated_bytes >= self.max_inflated_bytes:
+            return self
+        return replace(self, max_inflated_bytes=max_inflated_bytes)
 
 
 def wanted_codec(compression_type: str) -> Codec | None:
@@ -98,6 +104,10 @@ class CheckedBatch(Protocol):
     @property
     def rewritten(self) -> bool:
         """Header or codec differ from what the producer sent."""
+
+    @property
+    def area_bytes(self) -> int:
+        """Size of the records as they were checked, inflated."""
 
 
 class Record(NamedTuple):

@@ -77,6 +77,14 @@ static uint32_t kept_crc32c_software(uint32_t crc, const unsigned char *p, size_
 #define KEPT_CRC32C_X86 1
 #include <nmmintrin.h>
 
+/* For newer compilers crc32 is a feature beside sse4.2. Where their baseline is told to be without
+ * (-mno-crc32), they refuse to inline the intrinsics into a function that has sse4.2 alone. */
+#if (defined(__clang__) && __clang_major__ >= 14) || (!defined(__clang__) && __GNUC__ >= 12)
+#define KEPT_CRC32C_TARGET __attribute__((target("sse4.2,crc32")))
+#else
+#define KEPT_CRC32C_TARGET __attribute__((target("sse4.2")))
+#endif
+
 static inline uint32_t kept_crc32c_shift(uint32_t zeros[4][256], uint32_t crc)
 {
     return zeros[0][crc & 0xff] ^ zeros[1][crc >> 8 & 0xff] ^ zeros[2][crc >> 16 & 0xff]
@@ -90,7 +98,7 @@ static inline uint64_t kept_crc32c_load(const unsigned char *p)
     return word;
 }
 
-__attribute__((target("sse4.2")))
+KEPT_CRC32C_TARGET
 static inline uint32_t kept_crc32c_lanes(uint32_t zeros[4][256], size_t lane, uint32_t crc,
                                          const unsigned char *p)
 {
@@ -104,7 +112,7 @@ static inline uint32_t kept_crc32c_lanes(uint32_t zeros[4][256], size_t lane, ui
     return kept_crc32c_shift(zeros, crc) ^ (uint32_t)c;
 }
 
-__attribute__((target("sse4.2")))
+KEPT_CRC32C_TARGET
 static uint32_t kept_crc32c_sse42(uint32_t crc, const unsigned char *p, size_t length)
 {
     crc = ~crc;

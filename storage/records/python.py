@@ -20,17 +20,24 @@ Every read is checked against the end of its record, and that against the end of
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kept.storage.errors import CorruptMessage, InvalidRecord, MessageTooLarge
-from kept.storage.records.build import read_varint, rewritten, wrap64
+from kept.storage.errors import (
+    CorruptMessage,
+    InflatesBeyondLimit,
+    InvalidRecord,
+    MessageTooLarge,
+)
+from kept.storage.records.build import read_headers, read_varint, rewritten, wrap64
 from kept.storage.records.checksum import package_crc32c
 from kept.storage.records.codecs import decompress
 from kept.storage.records.columns import (
     DEFAULT_INFLATE_LIMIT,
     MAX_RECORD_ERRORS,
     CheckRules,
+    Record,
     RecordColumns,
 )
 from kept.storage.records.faults import Fault, refusal
@@ -67,6 +74,7 @@ class CheckedBatch:
     is_transactional: bool
     codec: Codec
     rewritten: bool
+    area_bytes: int = 0
 
 
 class _BadRecord(Exception):
@@ -178,6 +186,7 @@ def check(batch: Buffer, rules: CheckRules, now_ms: int) -> CheckedBatch:
         header.is_transactional,
         wanted,
         change,
+        len(area),
     )
 
 
@@ -190,10 +199,10 @@ def check_size(size_bytes: int, max_batch_bytes: int) -> None:
 
 
 def check_area(size_bytes: int, max_inflated_bytes: int) -> None:
-    """Raise InvalidRecord for a record area above the limit."""
+    """Raise InflatesBeyondLimit for a record area above the limit."""
     if size_bytes > max_inflated_bytes:
-        raise InvalidRecord(
-            f"the records inflate to more than the limit of {max_inflated_bytes} bytes"
+        raise InflatesBeyondLimit(
+            f"the records inflate to more than the limit of {max_inflated_bytes} bytes", size_bytes
         )
 
 
@@ -426,6 +435,49 @@ def scan(
         header_lengths,
         numbers,
     )
+
+
+def find_records(  # noqa: PLR0917
+    area: Buffer, count: int, base_offset: int, first: int, max_records: int, max_bytes: int
+) -> tuple[int, int, int]:
+    """(start, end, number) of the records from offset ``first`` on, in an area of ``count``.
+
+    At most ``max_records``, and ``max_bytes`` unless the first is larger. Raises InvalidRecord for
+    a damaged record up to there.
+    """
+    position = start = number = 0
+    for index in range(count):
+        try:
+            record = _read_record(area, position, len(area), strict=False)
+        except _BadRecord as bad:
+            raise refusal([(index, bad.fault, 0)], 0, 0) from None
+        if number and (number >= max_records or record.end - start > max_bytes):
+            break
+        if number or wrap64(base_offset + record.offset_delta) >= first:
+            if not number:
+                start = position
+            number += 1
+        position = record.end
+    return (start, position, number) if number else (position, position, 0)
+
+
+def iterate_area(area: Buffer, header: BatchHeader) -> Iterator[Record]:
+    """The records of an inflated area, or of whole records out of one, as objects."""
+    position = 0
+    appended = header.timestamp_type == TimestampType.LOG_APPEND_TIME
+    while position < len(area):
+        one = _read_record(area, position, len(area), strict=False)
+        key, value = one.key_start, one.value_start
+        yield Record(
+            wrap64(header.base_offset + one.offset_delta),
+            header.max_timestamp
+            if appended
+            else wrap64(header.base_timestamp + one.timestamp_delta),
+            None if one.key_length < 0 else bytes(area[key : key + one.key_length]),
+            None if one.value_length < 0 else bytes(area[value : value + one.value_length]),
+            read_headers(area, one.headers_start, one.end - one.headers_start),
+        )
+        position = one.end
 
 
 def _open_batches(

@@ -13,6 +13,7 @@ import pytest
 from tests.chaos.run import HERE, Run
 from tests.deploy.containers import Compose, image, image_of
 from tests.deploy.files import has_commit
+from tests.tools.needs import cannot_run
 
 OLDER: Final = "a5bfbe5b6685a5ae80220bdaaa9204c1e4ba7608"
 """The oldest whose nodes follow their leader's compaction as today; a release, once there is one
@@ -22,7 +23,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.docker,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif(not has_commit(OLDER), reason=f"did not run: no commit {OLDER} here"),
 ]
 FILES: Final = ("compose.yaml", str(HERE / "compose.upgrade.yaml"))
 
@@ -33,6 +33,8 @@ def runs(cluster, node):
 
 
 def test_a_cluster_is_upgraded_node_by_node_under_load():
+    if not has_commit(OLDER):
+        cannot_run("older_commit", f"no commit {OLDER} here")
     older, newer = image_of(OLDER), image()
     with Compose(files=FILES, IMAGE=older) as cluster:
         run = Run(cluster)

@@ -66,3 +66,42 @@ def test_what_an_unclean_election_cost(kept_cluster):
     with urllib.request.urlopen(f"{cluster.url(old)}/metrics", timeout=60) as answer:
         assert b"kept_committed_records_lost_total 3\n" in answer.read()
     assert "no topic nosuch" in kept("compact", "lost", "nosuch", status=1).err
+
+
+def test_what_a_leader_alone_acknowledged_is_reported_when_the_mark_is_cleared(kept_cluster):
+    """It led alone, so that its checkpoint knows an older high watermark, and when it comes back
+    the next leader has the third replica in its ISR.
+    """
+    cluster = kept_cluster(nodes=5)
+    plain = {name: text for name, text in CONFIG.items() if name != "cleanup.policy"}
+    with Client(cluster.bootstrap) as client:
+        client.create_topics([NewTopic("t", 1, 3, plain)])
+        client.produce("t", [OutRecord(None, b"%d" % n) for n in range(50)])
+        cluster.wait_until(lambda: len(view(cluster.bootstrap).isr) == 3, "in sync")
+        first = view(cluster.bootstrap)
+    old, new, third = first.leader, *(n for n in first.replicas if n != first.leader)
+    other = next(n for n in range(5) if n not in first.replicas)
+    elsewhere = f"localhost:{cluster.port(other)}"
+    for node in (new, third):
+        cluster.kill(node)
+    cluster.wait_until(lambda: view(elsewhere).isr == (old,), "it leads alone")
+    with Client(f"localhost:{cluster.port(old)}") as client:
+        client.produce("t", [OutRecord(None, b"%d" % n) for n in range(50, 80)])
+    cluster.kill(old)
+    cluster.start(new)
+    cluster.wait_until(lambda: view(elsewhere).leader == new, f"node {new} leads, uncleanly")
+    with Client(elsewhere) as client:
+        client.produce("t", [OutRecord(None, b"after")])
+    cluster.start(third)
+    cluster.wait_until(lambda: set(view(elsewhere).isr) == {new, third}, "the mark is cleared")
+    cluster.start(old)
+    kept = Kept(elsewhere)
+    cluster.wait_until(
+        lambda: kept("compact", "lost", "--json").json["reports"], f"node {old} has cut its log"
+    )
+    (report,) = kept("compact", "lost", "t", "--json").json["reports"]
+    assert (report["node"], report["first_offset"], report["end_offset"]) == (old, 50, 80)
+    assert 50 <= report["committed_to"] <= 80
+    assert [record["offset"] for record in report["records"]] == list(range(50, 80))
+    said = [line for line in cluster.log(old).splitlines() if 'event="log truncated"' in line]
+    assert len(said) == 1 and "level=warning" in said[0]

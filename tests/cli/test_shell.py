@@ -113,6 +113,12 @@ def test_version(offline):
         (["topic", "create"], "Missing argument"),
         (["topic", "create", "x", "--config", "novalue"], "not KEY=VALUE"),
         (["topic", "create", "x", "--partitions", "0"], "0 is not in the range"),
+        (["topic", "create", "x", "--partitions", "\uff12"], "not a valid integer"),
+        (["topic", "create", "x", "--partitions", "1_0"], "not a valid integer"),
+        (["compact", "now", "a:\uff10"], "neither TOPIC nor"),
+        (["cluster", "elect", "a:\uff10"], "neither TOPIC nor"),
+        (["group", "reset-offsets", "g", "--topic", "t", "--to", "\u00b2"], "neither earliest"),
+        (["compact", "status", "--bootstrap", "a:\uff11"], "not host:port"),
         (["topic", "alter", "x"], "nothing to alter"),
         (
             ["topic", "alter", "x", "--config", "a=1", "--delete-config", "a"],

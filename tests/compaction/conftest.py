@@ -20,6 +20,7 @@ from kept.storage.records import CheckRules, build_batch, check, headers, record
 from kept.storage.records import filter as records_filter
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.tools.needs import need
 
 try:
     from kept.compaction import _kernel, _strategies
@@ -38,8 +39,7 @@ COMPACT = frozenset({"compact"})
 def each_kernel(request, monkeypatch):
     """Runs the test over both kernels."""
     if request.param == "cython":
-        if _kernel is None:
-            pytest.skip("kernels are not compiled")
+        need("kernels")
         maps, filters = _kernel, _filter.SegmentFilter
     else:
         maps, filters = offset_map, records_filter.PythonSegmentFilter

@@ -18,16 +18,15 @@ from kept.storage.records.filter import (
     compressed_batch,
 )
 from kept.storage.types import Codec, TimestampType
+from tests.tools.needs import need
 
 KEY = bytes(range(16))
 
 
 @pytest.fixture
 def fast(kit):
-    maps, filters = kit.cython
-    if maps is None:
-        pytest.skip("kernels are not compiled")
-    return maps, filters
+    need("kernels")
+    return kit.cython
 
 
 # The hash.

@@ -111,7 +111,19 @@ def test_the_longest_prefix_counts():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "user.", "=latest", "a=nonsense", "a=latest-n", "a=latest,a=latest", "a=latest:1"]
+    "text",
+    [
+        "",
+        "user.",
+        "=latest",
+        "a=nonsense",
+        "a=latest-n",
+        "a=latest,a=latest",
+        "a=latest:1",
+        "a=latest-n:\u00b2",
+        "a=latest-n:\uff12",
+        "a=latest-n:" + "1" * 5000,
+    ],
 )
 def test_wrong_prefixes_are_refused(text):
     with pytest.raises(InvalidConfig):

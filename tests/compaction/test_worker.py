@@ -127,7 +127,7 @@ def test_it_ignores_ctrl_c_and_dies_with_its_parent(on_disk):
         [
             sys.executable, "-c",
             "import subprocess, sys, time\n"
-            "p = subprocess.Popen(sys.argv[1:4], stdin=subprocess.PIPE)\n"
+            "p = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)\n"
             "p.stdin.write(sys.stdin.buffer.readline()); p.stdin.flush()\n"
             "print(p.pid, flush=True); time.sleep(60)",
             *worker.COMMAND,

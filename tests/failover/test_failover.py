@@ -72,6 +72,24 @@ def test_controller_and_leader_die_in_one_node(kept_cluster):
     finish(nodes, topic)
 
 
+@pytest.mark.boot_id
+def test_two_of_three_that_were_killed_together_go_on_without_the_third(kept_cluster):
+    """The machine runs still, so neither has lost what it wrote: they need not wait for the third
+    one's log, nor for the end of its session.
+    """
+    cluster, nodes, topic = made(kept_cluster)
+
+    def events(load):
+        away = nodes.leader(topic)
+        nodes.kill(*nodes.numbers)
+        nodes.start(*(node for node in nodes.numbers if node != away))
+        load.goes_on(cluster)
+        nodes.start(away)
+
+    under_load(cluster, topic, events)
+    finish(nodes, topic)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [None, FLUSH_EACH], ids=["default", "flush.messages=1"])
 def test_all_nodes_killed_at_once_start_in_any_order(kept_cluster, config):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import tempfile
 import threading
 import time
 import urllib.request
@@ -14,7 +13,6 @@ import grpc
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.node.peers import private
 
 Code = grpc.StatusCode
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -30,12 +28,15 @@ def resident_kib(cluster):
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
-def socket_directories(pid):
-    return [
-        name
-        for name in os.listdir(tempfile.gettempdir())
-        if name.startswith(f"{private.PREFIX}{pid}-")
-    ]
+def socket_directories(pid: int) -> set[str]:
+    """The directories of unix sockets that a process holds, by the lock in each."""
+    held = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            if "/kept-peers-" in path and path.endswith("/lock"):
+                held.add(os.path.dirname(path))
+    return held
 
 
 def test_one_port_and_grpc_only_for_those_who_speak_it(kept_cluster, dial):
@@ -50,9 +51,9 @@ def test_one_port_and_grpc_only_for_those_who_speak_it(kept_cluster, dial):
     with cluster.client() as client:
         assert [record.value for record in client.read(topic)] == [b"v"]
     pid = cluster.pid()
-    assert len(socket_directories(pid)) == 1
+    (directory,) = socket_directories(pid)
     cluster.stop()
-    assert not socket_directories(pid)
+    assert not os.path.exists(directory)
 
 
 @pytest.mark.slow

@@ -85,7 +85,9 @@ class Lone:
 
         async def answer() -> Any:
             found = api.handler(key)(context, request)
-            return await found if inspect.isawaitable(found) else found
+            while inspect.isawaitable(found):  # a sliced handler's result may be one itself
+                found = await found
+            return found
 
         frame = protocol.encode_response(key, version, 7, self.run(answer()))
         return protocol.decode_response(key, version, frame[4:])[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.cluster.records import ConfigRecord, ResourceType
+from kept.cluster.records import ConfigRecord, RemoveTopicRecord, ResourceType
 from kept.node import timers
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
@@ -175,7 +175,7 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
         kit.append(kit.make(name, segment_ms="60000"))
     kit.all_jobs()
     gone = kit.node.hosting.hosted[TopicPartition("goes", 0)]
-    kit.lone.run(kit.node.hosting._delete(kit.node.image.topics["goes"]))
+    kit.lone.run(kit.node.propose([RemoveTopicRecord(kit.node.image.topics["goes"].topic_id)]))
     kit.all_jobs()
     directory = kit.node.log_directories[0].directory
     assert set(directory.high_watermarks) == {TopicPartition("stays", 0)}

@@ -36,9 +36,11 @@ def brokering(heartbeat) -> tuple[Loop, Brokering]:
         shutdown_timeout_ms=30_000, controlled_shutdown_enable=True,
         controller_quorum_request_timeout_ms=2000,
     )  # fmt: skip
+    changes = SimpleNamespace(led_up_to=lambda index: index)
     node = SimpleNamespace(
-        loop=loop, config=config, peers=SimpleNamespace(heartbeat=heartbeat), serve_until=0.0
-    )
+        loop=loop, config=config, peers=SimpleNamespace(heartbeat=heartbeat), serve_until=0.0,
+        hosting=SimpleNamespace(changes=changes),
+    )  # fmt: skip
     return loop, Brokering(node, Registration(1, UUID(int=1), ()))
 
 
@@ -103,7 +105,7 @@ def test_a_machine_that_slept_is_noticed_though_its_clock_stood_still(monkeypatc
         node: Any = broker._node
         suspended: list[str] = []
         roles = SimpleNamespace(suspend=lambda: suspended.append("now"), resume=lambda image: None)
-        node.hosting = SimpleNamespace(roles=roles)
+        node.hosting.roles = roles
         me = broker.core.registration
         image, _ = Image().apply(register_broker(Image(), me))
         broker._step(lifecycle.Start(clock.elapsed_ms()))

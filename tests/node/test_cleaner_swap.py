@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from kept.cluster.records import RemoveTopicRecord
 from kept.compaction.planner import NotNow
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
@@ -147,7 +148,8 @@ def test_a_topic_deleted_meanwhile_keeps_its_directory_until_then(filled, point)
     async def go():
         asked = lone.node.cleaner.request(TP)
         await gate.until_reached()
-        deleting = asyncio.ensure_future(lone.node.hosting._delete(lone.node.image.topics["t"]))
+        gone = RemoveTopicRecord(lone.node.image.topics["t"].topic_id)
+        deleting = asyncio.ensure_future(lone.node.propose([gone]))
         await asyncio.sleep(0.05)
         assert not deleting.done() and os.path.isdir(directory)
         gate.open.set()

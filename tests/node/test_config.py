@@ -500,3 +500,35 @@ def test_a_contradiction_names_both_places(tmp_path):
     file.write_text("node.id: 1\nbroker.id: 2\n")
     said = refusal(file=str(file))
     assert f"(given: node.id by {file} line 1, broker.id by {file} line 2)" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_allowed"),
+    [
+        ({"group.min.session.timeout.ms": "9", "group.max.session.timeout.ms": "9"}, True),
+        ({"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"}, False),
+        ({"replica.fetch.wait.max.ms": "900", "replica.lag.time.max.ms": "900"}, True),
+        ({"replica.fetch.wait.max.ms": "901", "replica.lag.time.max.ms": "900"}, False),
+        (
+            {
+                "broker.heartbeat.interval.ms": "1000",
+                "kept.stall.ms": "1000",
+                "broker.session.timeout.ms": "2001",
+            },
+            True,
+        ),
+        (
+            {
+                "broker.heartbeat.interval.ms": "1000",
+                "kept.stall.ms": "1000",
+                "broker.session.timeout.ms": "2000",
+            },
+            False,
+        ),
+    ],
+)
+def test_where_times_that_bound_each_other_meet(settings, is_allowed) -> None:
+    if is_allowed:
+        load(overrides=settings)
+    else:
+        assert next(iter(settings)) in refusal(overrides=settings)

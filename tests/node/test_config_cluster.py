@@ -148,6 +148,10 @@ def test_broker_id_will_do_for_node_id():
             "0@a:10092 and 1@a:10092 have the same address",
         ),
         ({"node_id": "0", "controller_quorum_voters": "0@a"}, "0@a is not id@host:port"),
+        ({"node_id": "0", "controller_quorum_voters": "\uff10@a:1"}, "is not id@host:port"),
+        ({"node_id": "0", "controller_quorum_voters": f"0@a:{'1' * 5000}"}, "is not id@host:port"),
+        ({"node_id": "0", "listeners": f"PLAINTEXT://a:{'1' * 5000}"}, "is not NAME://host:port"),
+        ({"node_id": "0", "listeners": "PLAINTEXT://a:\uff11"}, "is not NAME://host:port"),
         (
             {"node_id": "0", "controller_quorum_voters": "0@a:19092,1@b:1"},
             "controller.quorum.voters says 0@a:19092, but the node listener of node 0 is "

@@ -11,6 +11,7 @@ import pytest
 
 from kept.node.clock import elapsed_ms
 from kept.node.controlling import Controlling
+from kept.node.slices import Slices
 from kept.storage.errors import InvalidRequest, NetworkException
 
 
@@ -37,7 +38,8 @@ class FakeMetadata:
 
 
 def controlling(metadata: FakeMetadata) -> Controlling:
-    node: Any = SimpleNamespace(metadata=metadata, loop=asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    node: Any = SimpleNamespace(metadata=metadata, loop=loop, slices=Slices(loop))
     made = Controlling.__new__(Controlling)
     made._node, made._turn, made._tasks = node, asyncio.Lock(), set()
     return made

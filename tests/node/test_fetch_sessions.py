@@ -90,3 +90,68 @@ def test_a_follower_that_forgets_a_partition_follows_no_more():
         session.partitions[b"a", 0].read_from(partition)
         session.update(request(session.id, 1, forgotten=[(b"a", [0, 1])]))
         assert partition.left == told
+
+
+def named(count, first=0, replica=-1, **more):
+    wanted = [FetchPartition(n, 0, 1) for n in range(first, first + count)]
+    return request(topics=[(b"unknown", wanted)], **more)._replace(replica_id=replica)
+
+
+def small_cache(slots=100, partitions=1000):
+    return fs.FetchSessions(itertools.count(1).__next__, slots, partitions)
+
+
+def test_the_partitions_of_all_sessions_are_limited():
+    sessions = small_cache()
+    ids = [sessions.open(named(100), False, 0)[1].id for _ in range(10)]
+    assert sessions.held_partitions == 1000
+    assert sessions.open(named(100), False, 0) == (0, None), "sessionless, which is no error"
+    assert sessions.open(request(ids[0], fs.FINAL_EPOCH), False, 0) == (0, None)
+    assert sessions.held_partitions == 900
+    assert sessions.open(named(100), False, 0)[1] is not None
+    assert sessions.open(named(1000), False, 0) == (0, None)
+    assert sessions.open(named(1000), False, fs.EVICTION_MS + 1)[1] is not None, "idle ones go"
+    assert (len(sessions), sessions.held_partitions) == (1, 1000)
+
+
+def test_a_large_session_gives_way_to_smaller_ones():
+    sessions = small_cache()
+    large = sessions.open(named(900), False, 0)[1]
+    small = [sessions.open(named(90), False, 0)[1] for _ in range(11)]
+    assert None not in small and large.closed
+    assert sessions.held_partitions == 990
+    assert sessions.open(request(large.id, 1), False, 0)[0] == 70
+
+
+def test_followers_give_way_to_nobody_and_consumers_to_them():
+    sessions = small_cache()
+    follower = sessions.open(named(600, replica=2), False, 0)[1]
+    consumer = sessions.open(named(400), False, 0)[1]
+    assert sessions.open(named(500), False, 0) == (0, None)
+    other = sessions.open(named(400, replica=3), False, 0)[1]
+    assert consumer.closed and not follower.closed and other is not None
+    assert sessions.open(named(10), False, 0) == (0, None)
+    full = small_cache(slots=1)
+    full.open(named(1), False, 0)
+    assert full.open(named(1, replica=2), False, 0)[1] is not None
+
+
+def test_a_session_that_outgrows_the_cache_is_closed():
+    sessions = small_cache()
+    grows, other = (sessions.open(named(400), False, 0)[1] for _ in range(2))
+    assert sessions.open(named(300, 1000, session_id=grows.id, epoch=1), False, 0)[0] == 70
+    assert grows.closed and not other.closed
+    assert (len(sessions), sessions.held_partitions) == (1, 400)
+
+
+def test_no_slots_are_no_sessions():
+    assert small_cache(slots=0).open(named(1), False, 0) == (0, None)
+
+
+def test_a_sessionless_fetch_is_counted_while_it_is_parked():
+    sessions = small_cache()
+    session = fs.Session(fs.SESSIONLESS, named(600), False, 0)
+    assert sessions.park(session) and sessions.held_partitions == 600
+    assert not sessions.park(fs.Session(fs.SESSIONLESS, named(500), False, 0))
+    sessions.unpark(session)
+    assert sessions.held_partitions == 0

@@ -41,7 +41,9 @@ def forward(answers: list[Any], monkeypatch) -> tuple[bytes, list[ForwardRequest
     metadata = SimpleNamespace(leader_id=1, acted=acted)
 
     async def scene() -> bytes:
-        node = SimpleNamespace(loop=asyncio.get_running_loop(), metadata=metadata)
+        changes = SimpleNamespace(done_up_to=acted)
+        hosting = SimpleNamespace(changes=changes)
+        node = SimpleNamespace(loop=asyncio.get_running_loop(), metadata=metadata, hosting=hosting)
         me: Any = SimpleNamespace(_node=node, peers=SimpleNamespace(call=call))
         me._call_controller = partial(Membership._call_controller, me)
         me._while_it_leads = partial(Membership._while_it_leads, me)

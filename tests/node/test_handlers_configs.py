@@ -80,12 +80,15 @@ def replace(lone, kind, name, version=2, **settings):
 
 # DescribeConfigs.
 
+GIVEN = {name for name, setting in TOPIC_SETTINGS.items() if setting.default is not None}
+"""Settings of a topic that says nothing; optional ones are not described before they are set."""
+
 
 @pytest.mark.parametrize("version", range(1, 5))
 def test_a_topic_is_described_as_kafka_does(lone, version):
     lone.create("comp", cleanup_policy="compact", segment_ms="1000000")
     described = entries(describe(lone, TOPIC, "comp", version=version))
-    assert set(described) == set(TOPIC_SETTINGS)
+    assert set(described) == GIVEN
     for name, theirs in GOLDEN["described"]["comp"].items():
         ours = described[name]
         assert ours.value == theirs["value"]
@@ -243,6 +246,13 @@ def test_changes_refused(lone, changes, code, message):
         (TOPIC, "", "invalid_request", "Default topic resources are not allowed."),
         (BROKER, "9", "invalid_request", "Unexpected broker id, expected 0, but received 9"),
         (BROKER, "x", "invalid_request", "Node id must be an integer, but it is: x"),
+        (BROKER, "\uff10", "invalid_request", "Node id must be an integer, but it is: \uff10"),
+        (
+            BROKER,
+            "0" * 5000,
+            "invalid_request",
+            f"{'Node id must be an integer, but it is: ':0<2000}... (5039 characters)",
+        ),
         (3, "x", "invalid_request", "Unknown resource type 3"),
     ],
 )
@@ -354,6 +364,30 @@ def test_replace_forgets_what_is_not_named(lone, version):
     assert lone.node.image.config(TOPIC, "t") == {}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"kept_compaction_strategy": "latest-n", "kept_compaction_latest_n": "3"},
+        {"kept_compaction_strategy": "highest-version", "kept_compaction_version_header": "v"},
+        {"kept_compaction_strategy": "by-key-prefix", "kept_compaction_prefixes": "a=latest"},
+    ],
+    ids=["defaults", "latest-n", "highest-version", "by-key-prefix"],
+)
+def test_what_is_described_may_be_given_back(lone, given):
+    """What tools without IncrementalAlterConfigs do: describe, change one, send all."""
+    lone.create("t", cleanup_policy="compact", **given)
+    described = {name: e.value for name, e in entries(describe(lone, TOPIC, "t")).items()}
+    assert None not in described.values()
+    for name, value in given.items():
+        assert described[name.replace("_", ".")] == value
+    back = {name.replace(".", "_"): value for name, value in described.items()}
+    back["retention_ms"] = "12345"
+    assert replace(lone, TOPIC, "t", **back) == ("none", None)
+    again = {name: e.value for name, e in entries(describe(lone, TOPIC, "t")).items()}
+    assert again == described | {"retention.ms": "12345"}
+
+
 def test_replace_refused(lone):
     lone.create("t", retention_ms="5")
     assert replace(lone, TOPIC, "t", nope="6")[0] == "invalid_config"
@@ -389,7 +423,7 @@ def test_that_a_topic_was_compacted_is_no_setting(lone):
     assert noted() == "true"
     for version in range(1, 5):
         described = describe(lone, TOPIC, "t", version=version)
-        assert set(entries(described)) == set(TOPIC_SETTINGS)
+        assert set(entries(described)) == GIVEN
         assert entries(describe(lone, TOPIC, "t", FACT, version=version)) == {}
     assert FACT not in str(lone.get("/api/v1/topics/t")) + str(lone.get("/api/v1/topics"))
 

@@ -3,6 +3,7 @@
 The expected codes and messages were taken from a running Kafka 4.3.0.
 """
 
+import time
 import uuid
 
 import pytest
@@ -81,7 +82,7 @@ def test_create_in_every_version(lone, version):
     assert lone.node.partition(TopicPartition("t", 2)).is_leader
     if version >= 5:
         assert (result.num_partitions, result.replication_factor) == (3, 1)
-        assert len(result.configs) == 37
+        assert len(result.configs) == 34  # but for those that nobody set and that have no default
         sources = {entry.name: entry.config_source for entry in result.configs}
         assert set(sources.values()) == {5}
     if version >= 7:
@@ -426,3 +427,72 @@ def test_delete_records_refused(lone):
     assert cut(lone, "compacted", (0, 0)) == [(0, -1, "policy_violation")]
     assert cut(lone, "nope", (0, 0)) == [(0, -1, "unknown_topic_or_partition")]
     assert cut(lone, "__consumer_offsets", (0, 0)) == [(0, -1, "invalid_topic_exception")]
+
+
+@pytest.mark.parametrize("value", ["x" * 32_768, "\u20ac" * 11_000, "y" * 80_000])
+def test_a_value_that_no_string_holds_is_refused(lone, value):
+    """It would become a record and an answer that cannot be written."""
+    topic = {
+        "name": "long-value",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": (),
+        "configs": [{"name": "kept.compaction.strategy", "value": value}],
+    }
+    values = {"topics": [topic], "timeout": 1000, "validate_only": False}
+    (result,) = lone.ask(19, 7, **values).topics
+    assert int(result.error_code) == 40
+    assert "exceeds the maximum size" in result.error_message
+    change = {"name": "kept.compaction.strategy", "config_operation": 0, "value": value}
+    resource = {"resource_type": 4, "resource_name": "", "configs": [change]}
+    (result,) = lone.ask(44, 1, resources=[resource], validate_only=False).responses
+    assert int(result.error_code) == 40
+    assert "exceeds the maximum size" in result.error_message
+
+
+def test_a_message_of_an_error_is_cut(lone):
+    topic = {
+        "name": "n" * 32_767,
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": (),
+        "configs": (),
+    }
+    values = {"topics": [topic], "timeout": 1000, "validate_only": False}
+    for version in (2, 7):
+        (result,) = lone.ask(19, version, **values).topics
+        assert int(result.error_code) == 17
+    (found,) = lone.ask(10, 4, key_type=0, coordinator_keys=["g" * 32_767]).coordinators
+    assert found.key == "g" * 32_767
+    joined = lone.ask(
+        11, 5, group_id="g", session_timeout=10_000, rebalance_timeout=10_000, member_id="",
+        group_instance_id=None, protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b""}],
+    )  # fmt: skip
+    assert int(joined.error_code) == 79
+
+
+def test_one_metadata_request_creates_so_many_topics(lone_node):
+    lone = lone_node(kept_auto_create_max_topics="3", auto_create_topics_enable="true")
+    names = [f"auto-{number}" for number in range(5)]
+    asked = {
+        "topics": [{"name": name, "topic_id": None} for name in names],
+        "allow_auto_topic_creation": True,
+        "include_topic_authorized_operations": False,
+    }
+    found = lone.ask(3, 12, **asked).topics
+    assert [int(topic.error_code) for topic in found] == [0, 0, 0, 5, 5]
+    found = lone.ask(3, 12, **asked).topics
+    assert [int(topic.error_code) for topic in found] == [0] * 5
+
+
+def test_lists_of_many_parts_are_altered_quickly(lone):
+    """Sixteen thousand parts that are compared each with each take seconds."""
+    parts = ",".join(f"{number:x}" for number in range(6_500))
+    lone.create("many-parts")
+    for operation in (2, 3):
+        change = {"name": "cleanup.policy", "config_operation": operation, "value": parts}
+        resource = {"resource_type": 2, "resource_name": "many-parts", "configs": [change]}
+        before = time.process_time()
+        lone.ask(44, 1, resources=[resource], validate_only=True)
+        assert time.process_time() - before < 0.3

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import socket
 import time
 
+import h11
 import pytest
 
-from kept.node.http import host_is_known, status_of
+from kept.node import asking
+from kept.node.http import _is_held, host_is_known, status_of
+from kept.node.peers.calls import AskRequest
 from kept.storage import errors
+from kept.storage.errors import PolicyViolation
 
 GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -136,16 +141,51 @@ def test_a_post_needs_the_header(lone):
     assert "X-Kept" in message
 
 
-def test_the_api_needs_a_known_host(lone):
+def test_all_but_probes_needs_a_known_host(lone):
     """A name that its owner points at this node makes a web page of that name same-origin."""
     ask = "GET {} HTTP/1.1\r\nHost: evil.example.org\r\n\r\n"
-    for answer in (post(lone, Host="evil.example.org"), lone.http(ask.format("/api/v1/cluster"))):
+    paths = ("/api/v1/cluster", "/metrics", "/metrics/", "/", "/console/page.js", "/nothing")
+    for answer in (post(lone, Host="evil.example.org"), *(lone.http(ask.format(p)) for p in paths)):
         status, message = failure(answer)
         assert status == 400
         assert "evil.example.org" in message
         assert "kept.http.hosts" in message
-    for path in ("/healthz", "/readyz", "/metrics", "/"):
+    for path in ("/healthz", "/readyz", "/readyz/"):
         assert lone.http(ask.format(path))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["10.1.2.3:9092", "[fd00::7]:9092", "localhost", socket.gethostname().upper()]
+)
+def test_metrics_are_scraped_by_address_and_by_the_names_of_the_node(lone, host):
+    """Prometheus in Kubernetes uses the pod's address, with static targets a node's name."""
+    assert lone.http(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/events/", "/api/v1/events//"])
+def test_a_stream_is_not_asked_through_another_node(lone, path):
+    """It has no end: the node that asks would wait until its answer is too large."""
+    asked = AskRequest("GET", path, "{}", "{}")
+    with pytest.raises(PolicyViolation, match="is a stream"):
+        lone.run(asyncio.wait_for(asking.answer(lone.node, asked), 10))
+
+
+@pytest.mark.parametrize(
+    ("target", "held"),
+    [
+        ("/api/v1/records?topic=t", True),
+        ("/api/v1/records/", True),
+        ("/api/v1/%72ecords//?topic=t", True),
+        ("http://localhost/api/v1/compaction", True),
+        ("/api/v1/topics/t", True),
+        ("/api/v1/cluster", False),
+        ("/metrics", False),
+        ("//[", False),
+    ],
+)
+def test_large_answers_wait_for_their_turn_however_they_are_spelled(target, held):
+    request = h11.Request(method="GET", target=target, headers=[("Host", "localhost")])
+    assert _is_held(request) is held
 
 
 def test_pages_of_other_sites_are_refused(lone):
@@ -224,6 +264,8 @@ def test_wrong_bodies(lone, body, message):
     [
         ("localhost", True),
         ("LOCALHOST:9092", True),
+        ("kept.example.org.", True),
+        (".", False),
         ("127.0.0.1:9092", True),
         ("[::1]:9092", True),
         ("10.1.2.3", True),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kept.node.handlers import metadata
+from kept.node.slices import Slices
 
 
 class Members:
@@ -28,6 +29,7 @@ class Node:
     cluster_id = "c"
     node_id = 0
     config = SimpleNamespace(auto_create_topics_enable=False)
+    slices = Slices(SimpleNamespace())  # type: ignore[arg-type]
 
     def __init__(self) -> None:
         self.membership = Members()

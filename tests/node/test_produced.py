@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from kept.client import protocol
+from kept.node.budget import Budget, Share
 from kept.node.handlers import produce, produced, refusals
 from kept.node.reply import Reply
+from kept.node.slices import Slices
 from kept.storage.errors import (
     InvalidProducerEpoch,
     KafkaStorageError,
@@ -27,7 +29,13 @@ class Asker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.node = types.SimpleNamespace(
-            loop=loop, now_ms=lambda: 0, in_pool=self._in_pool, membership=None
+            loop=loop,
+            now_ms=lambda: 0,
+            in_pool=self._in_pool,
+            membership=None,
+            slices=Slices(loop),
+            inflating=Share(Budget(1 << 30), 1 << 30),
+            config=types.SimpleNamespace(inflated_max_bytes=1 << 20),
         )
         self.peer = "asker"
         self.unwritten: list[Any] = []
@@ -103,11 +111,12 @@ def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
 def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     request = types.SimpleNamespace(topics=[])
     answer = produced.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
-    produce._check_in_thread(asker, answer, request, memoryview(b""), 9)
+    produce._check_in_thread(asker, answer, request, memoryview(b""), [])
     asker.job.set_exception(MemoryError("no room to inflate"))
     asker.node.loop.call_soon(asker.node.loop.stop)
     asker.node.loop.run_forever()
-    assert asker.happened == ["blocked", "aborted"]
+    assert asker.happened == ["blocked", "aborted", "unblocked"]
+    assert asker.node.inflating.used_bytes == 0
 
 
 class Committing:

@@ -14,6 +14,7 @@ from kept.node.budget import Budget
 from kept.node.sender import CHUNK_BYTES, MAX_COPIED_BYTES, SENDFILE_BYTES, TURN_BYTES, Sender
 from kept.storage import disk as disk_module
 from kept.storage.disk import Disk, FileSlice
+from tests.tools.needs import cannot_run
 
 
 class ColdDisk(Disk):
@@ -143,7 +144,7 @@ def test_warm_pages_go_by_sendfile(content):
     disk.cold = False
     file = disk.open_read(str(path))
     if Disk({}).preadv_nowait(file, 0, 1) is None:
-        pytest.skip("this file system does not tell what is in memory")
+        cannot_run("page_cache", "this file system does not tell what is in memory")
 
     async def job(bench):
         bench.sender.stage([FileSlice(file, 0, 1_000_000)])

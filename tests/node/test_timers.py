@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -241,3 +242,33 @@ def test_slices_of_jobs_that_are_due_together_do_not_follow_each_other_at_once(k
     kit.lone.run(run())
     gaps = [later - earlier for earlier, later in itertools.pairwise(slices)]
     assert min(gaps) >= timers.PAUSE_S
+
+
+@pytest.mark.parametrize(("idle_ms", "looks_ms"), [(200, 100), (20_000, 5_000), (600_000, 10_000)])
+def test_each_job_is_done_as_often_as_its_setting_says(monkeypatch, idle_ms, looks_ms):
+    config = SimpleNamespace(
+        replica_high_watermark_checkpoint_interval_ms=5_001,
+        log_flush_offset_checkpoint_interval_ms=60_001,
+        log_flush_start_offset_checkpoint_interval_ms=60_002,
+        replica_lag_time_max_ms=30_000,
+        log_retention_check_interval_ms=300_001,
+        connections_max_idle_ms=idle_ms,
+    )
+    done = {}
+    jobs = timers.Timers(SimpleNamespace(config=config))
+    monkeypatch.setattr(jobs, "_every", lambda ms, name, job: done.setdefault(name, (ms, job)))
+    jobs.start()
+    assert {name: ms for name, (ms, _) in done.items()} == {
+        "disks": 1_000,
+        "high watermarks": 5_001,
+        "recovery points": 60_001,
+        "log starts": 60_002,
+        "lagging replicas": 15_000,  # Kafka, too: nobody lags for one and a half times as long
+        "retention": 300_001,
+        "roll": 5_000,
+        "flush": 500,
+        "delete": 5_000,
+        "producers": 60_000,
+        "idle connections": looks_ms,
+    }
+    assert len({job.__name__ for _, job in done.values()}) == len(done)

@@ -262,3 +262,107 @@ def test_power_may_fail_at_every_step_of_a_cut(tools, seed) -> None:
             continue
         assert call > 4, "there is something to interrupt"
         return
+
+
+def led_alone(nodes, tools) -> tuple[Node, Node, Node]:
+    """A leads alone and acknowledges 4 to 12, in two batches; its checkpoint knows 5."""
+    a, b, c = nodes
+    r = (A, B, C)
+    a.lead(1, r, (A,))
+    b.follow(A, 1, r, (A,))
+    tools.produce(a.partition, 4)
+    b.fetch(a)
+    for count in (3, 5):
+        tools.produce(a.partition, count)
+    assert a.partition.high_watermark == 12
+    a.partition.log.flush()
+    a.high_watermark = 5
+    restart(a)
+    return a, b, c
+
+
+def cut(a: Node, leader: Node, epoch: int, unclean_epoch: int) -> list:
+    """A follows; returns its reports."""
+    a.effects.clear()
+    a.follow(leader.partition.node_id, epoch, (A, B, C), (leader.partition.node_id,), epoch)
+    a.partition.unclean_epoch = unclean_epoch
+    a.fetch(leader, rounds=4)
+    return [effect for effect in a.effects if isinstance(effect, Losing)]
+
+
+def spans(reports: list[Losing]) -> list[tuple[int, int, int]]:
+    return [(one.start, one.end, one.committed_to) for one in reports]
+
+
+@pytest.mark.parametrize("unclean_epoch", [2, 3])
+def test_all_that_may_have_been_acknowledged_is_reported_though_the_mark_is_cleared(
+    nodes, tools, unclean_epoch
+) -> None:
+    """The high watermark on disk is older than what was acknowledged. A clean election or two have
+    come since; the image does not show the mark any more.
+    """
+    a, b, _ = led_alone(nodes, tools)
+    b.lead(2, (A, B, C), (B,), 1)
+    b.lead(3, (A, B, C), (B,), 2)
+    tools.produce(b.partition, 6)
+    reports = cut(a, b, 3, unclean_epoch)
+    assert spans(reports) == [(4, 12, 5)]
+    assert [record.offset for record in reports[0].records] == list(range(4, 12))
+    assert a.batches() == b.batches()
+
+
+def test_what_nobody_acknowledged_is_not_reported_after_clean_elections(nodes, tools) -> None:
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    tools.produce(a.partition, 4)
+    b.fetch(a, rounds=3)
+    tools.produce(a.partition, 3)
+    a.partition.log.flush()
+    a.high_watermark = 4
+    restart(a)
+    b.lead(2, r, (B,), 1)
+    assert cut(a, b, 2, -1) == []
+    assert a.batches() == b.batches()
+
+
+def test_what_was_appended_since_the_unclean_election_is_not_reported(nodes, tools) -> None:
+    """It had agreed with that leader: what goes now went after a clean election."""
+    a, b, c = nodes
+    r = (A, B, C)
+    b.lead(2, r, (B, C))
+    a.follow(B, 2, r, (B, C))
+    c.follow(B, 2, r, (B, C))
+    tools.produce(b.partition, 4)
+    c.fetch(b, rounds=3)
+    tools.produce(b.partition, 3)
+    a.fetch(b, rounds=1)
+    assert (a.partition.log_end_offset, c.partition.log_end_offset) == (7, 4)
+    c.lead(3, r, (C,), 1)
+    assert cut(a, c, 3, 2) == []
+    assert a.partition.log_end_offset == 4
+
+
+def test_two_losses_in_a_row_are_both_reported(nodes, tools) -> None:
+    a, b, c = led_alone(nodes, tools)
+    b.lead(2, (A, B, C), (B,), 1)
+    tools.produce(b.partition, 3)
+    assert spans(cut(a, b, 2, 2)) == [(4, 12, 5)]
+    assert a.partition.log_end_offset == 7
+    a.high_watermark = 4
+    restart(a)
+    c.lead(3, (A, B, C), (C,), 2)
+    assert spans(cut(a, c, 3, 3)) == [(0, 7, 4)]
+
+
+def test_a_leader_whose_log_starts_behind_our_end_lost_what_we_have(nodes, tools) -> None:
+    """Its retention went past our end; but at the offsets of ours it had other records."""
+    a, b, _ = led_alone(nodes, tools)
+    b.lead(2, (A, B, C), (B,), 1)
+    tools.produce(b.partition, 40)
+    b.partition.log.roll(tools.NOW)
+    tools.produce(b.partition, 2)
+    b.partition.delete_records(44, 0)
+    assert spans(cut(a, b, 2, 2)) == [(0, 12, 5)]
+    assert a.partition.log_start_offset == 44

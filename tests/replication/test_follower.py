@@ -17,7 +17,12 @@ import pytest
 from kept.replication import follower as core
 from kept.replication.fetching import OffsetsAnswer, PartitionAnswer, PartitionRequest
 from kept.replication.follower import FollowerCore, State
-from kept.storage.errors import CorruptMessage, InvariantViolation, KafkaStorageError
+from kept.storage.errors import (
+    CorruptMessage,
+    InvariantViolation,
+    KafkaStorageError,
+    ResourceExhausted,
+)
 from kept.storage.types import TopicPartition
 
 HISTORIES = sorted((Path(__file__).parent / "histories" / "follower").glob("*.txt"))
@@ -214,6 +219,17 @@ def test_what_is_not_durable_yet_is_not_asked_beyond() -> None:
     assert not follower.wants(0)
     log.awaits_flush = False
     assert follower.wants(0)
+
+
+def test_a_want_of_descriptors_is_waited_out_and_a_broken_disk_is_not() -> None:
+    follower = FollowerCore(FakeLog())
+    follower.step(core.BecameFollower(1, 4))
+    error = ResourceExhausted("/log", "open", OSError(24, "Too many open files"))
+    (backoff,) = follower.step(core.EffectFailed(error, 1000))
+    assert backoff.until_ms > 1000 and "Too many open files" in backoff.why
+    assert follower.state is not State.FAILED
+    follower.step(core.EffectFailed(error.as_failure(), 2000))
+    assert follower.state is State.FAILED
 
 
 def test_invariants_name_what_is_broken() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kept.replication.events import BrokersChanged, ProposeIsr
@@ -21,6 +23,7 @@ from kept.storage.errors import (
     OffsetNotAvailable,
     OffsetOutOfRange,
     RequestTimedOut,
+    RetriableError,
     UnknownLeaderEpoch,
 )
 from kept.storage.records import build_batch
@@ -363,10 +366,41 @@ def test_the_request_names_members_with_their_broker_epochs(growing) -> None:
 
 def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing, tools) -> None:
     tools.produce(growing, 3)
+    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 9), (2, 6))))
     growing.fetch(0, 100, replica_id=1, broker_epoch=9, now_ms=tools.NOW)
     assert growing.alter_isr_request().isr == ((0, -1), (1, 5))
-    with pytest.raises(NotLeaderOrFollower, match="broker epoch 5 after one of 9"):
+    with pytest.raises(NotLeaderOrFollower, match="broker epoch 5: it is 9"):
         growing.fetch(3, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
+
+
+@pytest.mark.parametrize("epoch", [-1, 0, 4, 6, 2**62])
+def test_a_broker_epoch_that_is_not_the_images_moves_nothing(growing, tools, epoch) -> None:
+    """Neither the high watermark, nor when the follower was there, nor who may fetch next."""
+    growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
+    tools.produce(growing, 3)
+    before = replace(growing.core.followers[1])
+    with pytest.raises(NotLeaderOrFollower, match=f"broker epoch {epoch}: it is 5"):
+        growing.fetch(3, 100, replica_id=1, broker_epoch=epoch, now_ms=tools.NOW + 1)
+    assert growing.core.followers[1] == before and growing.high_watermark == 0
+    growing.fetch(3, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW + 1)
+    assert growing.high_watermark == 3, "the replica itself is not locked out"
+
+
+def test_a_replica_whose_broker_the_image_does_not_know_moves_nothing(growing, tools) -> None:
+    growing.step(BrokersChanged(frozenset({2}), ((2, 6),)))
+    with pytest.raises(NotLeaderOrFollower, match="it is -1"):
+        growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
+
+
+def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing, tools) -> None:
+    growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
+    tools.produce(growing, 3)
+    with pytest.raises(NotLeaderOrFollower) as refused:
+        growing.fetch(3, 100, replica_id=1, broker_epoch=8, now_ms=tools.NOW)
+    assert isinstance(refused.value, RetriableError), "the follower tries again"
+    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 8), (2, 6))))
+    growing.fetch(3, 100, replica_id=1, broker_epoch=8, now_ms=tools.NOW)
+    assert growing.high_watermark == 3
 
 
 def test_an_accepted_change_holds_when_the_image_has_it(growing, tools) -> None:
@@ -438,7 +472,8 @@ def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) 
 def test_a_replica_of_another_broker_epoch_may_not_join(growing, tools) -> None:
     growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("x"))
     late = tools.NOW + 10_000
-    growing.fetch(0, 100, replica_id=1, broker_epoch=6, now_ms=late)
+    with pytest.raises(NotLeaderOrFollower):
+        growing.fetch(0, 100, replica_id=1, broker_epoch=6, now_ms=late)
     assert growing.core.pending_isr is None
     growing.fetch(0, 100, replica_id=2, broker_epoch=6, now_ms=late)
     assert growing.core.pending_isr == (0, 2)

@@ -134,19 +134,55 @@ def test_a_follower_remembers_no_marker_that_is_committed(partition, tools) -> N
     assert partition.last_stable_offset == 6 and not partition.log.producers._ended
 
 
-def transactional(base_offset: int, producer_id: int) -> bytes:
+def transactional(base_offset: int, producer_id: int, leader_epoch: int = 3) -> bytes:
     return build_batch(
         [(1000, b"k", b"v", ())] * 2, base_offset=base_offset, producer_id=producer_id,
-        producer_epoch=0, base_sequence=base_offset, is_transactional=True, leader_epoch=3,
+        producer_epoch=0, base_sequence=base_offset, is_transactional=True,
+        leader_epoch=leader_epoch,
     )  # fmt: skip
 
 
-def marker(base_offset: int, producer_id: int, kind: int) -> bytes:
+def marker(base_offset: int, producer_id: int, kind: int, leader_epoch: int = 3) -> bytes:
     return build_batch(
         [(1000, pack(">hh", 0, kind), pack(">hi", 0, 0), ())], base_offset=base_offset,
         producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True,
-        leader_epoch=3,
+        leader_epoch=leader_epoch,
     )  # fmt: skip
+
+
+def test_the_last_stable_offset_is_not_below_the_log_start(partition, tools) -> None:
+    """DeleteRecords may cut into an open transaction."""
+    log = partition.log
+    log.append_as_follower(transactional(0, 9, 0), tools.NOW)
+    log.append_as_follower(transactional(2, 9, 0), tools.NOW)
+    partition.write()
+    tools.produce(partition)
+    assert (partition.last_stable_offset, partition.high_watermark) == (0, 5)
+    partition.delete_records(3, tools.NOW)
+    fetched = partition.fetch(3, 1000, isolation=COMMITTED)
+    assert fetched.slice is None and fetched.aborted == []
+    assert fetched.last_stable_offset == partition.last_stable_offset == 3
+    assert partition.list_offset(-1, COMMITTED).offset == 3
+    partition.delete_records(4, tools.NOW)
+    assert partition.last_stable_offset == 5, "nothing is left of the transaction"
+
+
+def test_a_fetch_lists_the_aborted_transactions_of_what_it_returns(partition, tools) -> None:
+    log = partition.log
+    for n in range(5):
+        log.append_as_follower(transactional(3 * n, 9, 0), tools.NOW)
+        log.append_as_follower(marker(3 * n + 2, 9, 0, 0), tools.NOW)
+    partition.write()
+    tools.produce(partition)
+    for n in range(5):
+        first = partition.fetch(3 * n, 1, isolation=COMMITTED)
+        assert tools.offsets(partition, first) == [3 * n, 3 * n + 1]
+        assert first.aborted == [(9, 3 * n)]
+    assert partition.fetch(15, 1000, isolation=COMMITTED).aborted == []
+    assert partition.fetch(16, 1000, isolation=COMMITTED).aborted == [], "nothing is returned"
+    everything = partition.fetch(1, 10_000, isolation=COMMITTED)
+    assert everything.aborted == [(9, 3 * n) for n in range(5)]
+    assert partition.fetch(0, 1).aborted is None
 
 
 def test_max_bytes_gives_whole_batches_but_one_at_least(partition, tools) -> None:

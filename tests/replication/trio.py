@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
+from kept.replication.events import BrokersChanged
 from kept.replication.fetcher import (
     FetchAnswer,
     FetcherCore,
@@ -36,6 +37,9 @@ from kept.testing.simulated_disk import SimulatedDisk
 SESSION_IDS = count(1)
 """Drawn at random by real servers: one that restarts must not know sessions of its former life."""
 
+FIRST_EPOCH = 1
+"""Broker epoch of every node, as leaders have it from the image."""
+
 CODES = {
     errors.OffsetOutOfRange: OFFSET_OUT_OF_RANGE,
     errors.FencedLeaderEpoch: FENCED_LEADER_EPOCH,
@@ -62,7 +66,7 @@ class Node:
         self.tools = tools
         self.node_id = node_id
         self.disk = disk
-        self.epoch = 1
+        self.epoch = FIRST_EPOCH
         self.effects: list = []
         self.checkpoint: dict[str, int] = {}
         self.sessions: dict[int, Session] = {}
@@ -88,6 +92,8 @@ class Node:
         if ticket is not None:
             ticket.run()
             ticket.done()
+        brokers = tuple((replica, FIRST_EPOCH) for replica in replicas)
+        self.partition.step(BrokersChanged(frozenset(), brokers))
 
     def follow(self, leader: int, epoch: int, replicas, isr=None, version: int = 0) -> None:
         partition = self.partition

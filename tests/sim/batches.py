@@ -27,6 +27,11 @@ class Batch(NamedTuple):
     count: int
     attributes: int
 
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """What is unique to a producer's batch: its id, its epoch, the first sequence."""
+        return self.producer_id, self.producer_epoch, self.sequence
+
     def __repr__(self) -> str:
         who = "" if self.producer_id < 0 else f" by {self.producer_id} #{self.sequence}"
         return f"{self.base}..{self.last} of epoch {self.epoch}{who}"

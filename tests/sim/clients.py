@@ -108,6 +108,7 @@ class Producer(Client):
         self.window = window
         self.pace_ms = pace_ms
         self.producer_id = history.next_producer_id(acks)
+        self.producer_epoch = 0
         self.sequence = 0
         self.queue: list[_Sending] = []
         self.acknowledged = 0
@@ -138,8 +139,9 @@ class Producer(Client):
             for i in range(count)
         ]
         data = build_batch(
-            records, producer_id=self.producer_id, producer_epoch=0, base_sequence=self.sequence
-        )
+            records, producer_id=self.producer_id, producer_epoch=self.producer_epoch,
+            base_sequence=self.sequence,
+        )  # fmt: skip
         made = _Sending(self.sequence, count, data)
         self.sequence += count
         return made
@@ -200,7 +202,7 @@ class Producer(Client):
         if self.unclaimed:
             self.stopped = True
             return
-        if self.history.checks.has(self.tp, self.producer_id, first.sequence):
+        if self.history.checks.has(self.tp, self.producer_id, first.sequence, self.producer_epoch):
             self.late_duplicates += 1
         elif self.acks == -1 and not register.give_ups:
             raise Violation(
@@ -209,7 +211,7 @@ class Producer(Client):
                 f"{error}; all before it is acknowledged",
             )
         self.producer_id = self.history.next_producer_id(self.acks)
-        self.sequence = 0
+        self.producer_epoch = self.sequence = 0
         self.first_is_there = False
         self.queue = [self._make()]
         self._retry()

@@ -85,9 +85,12 @@ class ClusterHistory(RaftHistory):
         self.sleepy = extra.random() < 0.2
         self.awake_from_us = 0
         self.limps = extra.random() < 0.15
+        self.boot_ids = Random(f"boot ids {seed}").random() < 0.5
+        """Whether machines name their boots: a killed node can show then that it lost nothing."""
         for machine in self.machines:
             machine.on_death.append(self._died)
             machine.on_wake = self.epochs
+            machine.disk.boots = 0 if self.boot_ids else None
 
     def epochs(self, machine: Machine) -> dict[TopicPartition, int]:
         """The leader epochs that are committed now."""

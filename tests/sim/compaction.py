@@ -116,7 +116,7 @@ class CompactingReplicas(Replicas):
         self.manifests[partition.topic_partition].lead(record)
 
     def follow(self, partition: Partition, record: PartitionRecord) -> None:
-        partition.leader_unclean = record.unclean
+        partition.unclean_epoch = record.leader_epoch if record.unclean else -1
         super().follow(partition, record)
         self.manifests[partition.topic_partition].follow(record)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
-    "compaction-scripted": 8, "directories": 24, "compaction-wide": 40,
+    "compaction-scripted": 8, "directories": 24, "crashes": 24, "compaction-wide": 40,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -83,6 +83,11 @@ REQUIRED: Final = {
     "directories": (
         "processes killed", "power losses", "devices that failed", "log directories offline",
         "leaders whose device failed",
+    ),
+    "crashes": (
+        "processes killed", "power losses", "times all died", "times two went on",
+        "batches that timed out", "batches sent again in another epoch",
+        "batches written before, too",
     ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
 }  # fmt: skip

@@ -47,12 +47,6 @@ class Directories:
         return tuple(one.directory_id for one in self.all)
 
     @property
-    def clean_epoch(self) -> int:
-        """As ``node/server``: what the marks say if all say the same."""
-        epochs = {one.broker_epoch if one.was_clean else -1 for one in self.all}
-        return epochs.pop() if len(epochs) == 1 else -1
-
-    @property
     def online(self) -> list[LogDirectory]:
         return [one for one in self.all if one.offline is None]
 

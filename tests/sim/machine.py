@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kept.storage.errors import InvariantViolation, KafkaStorageError, MachineError
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.sim.network import Network
-from tests.sim.world import MS, Violation, World
+from tests.sim.world import MS, Violation, World, check_disk_error
 
 DEATHS = {"kill": "processes killed", "power": "power losses", "exit": "processes ended"}
 
@@ -136,7 +136,7 @@ class Machine:
             )
             self.disk = old.after_power_loss(self.world.between(0, 1 << 30))
         else:
-            self.disk = SimulatedDisk(old.root, self.world.between(0, 1 << 30))
+            self.disk = SimulatedDisk(old.root, self.world.between(0, 1 << 30), old.boots)
         self.disk.capacity_bytes = old.capacity_bytes
         self.disk.broken = old.broken
         self.deaths.append((self.world.now_us, kind))
@@ -216,6 +216,7 @@ class Machine:
             else:
                 self.kill(f"kill -9 in {crash}")
         except (MachineError, KafkaStorageError) as error:
+            check_disk_error(error)
             self.world.counts["disk errors"] += 1
             self.app = self.app or _Dying()
             self.exit(f"disk error: {error}")

@@ -547,6 +547,9 @@ class SimManifests:
                 break
         if point < end_offset:
             raise InvariantViolation(f"{log}: durable to {point}, not to {end_offset}")
+        known = self.partition.high_watermark
+        if known < end_offset:
+            raise InvariantViolation(f"{log}: high watermark {known}, not {end_offset}")
 
     def _applied(self, ref: ManifestRef) -> Callable[[Any, Exception | None], None]:
         def then(state: CompactionState | None, error: Exception | None) -> None:

@@ -22,6 +22,7 @@ from kept.cluster.member import Outcome
 from kept.cluster.records import Endpoint, ResourceType
 from kept.cluster.sessions import TIMEOUT, Decide, Probe, Sessions, SessionSettings
 from kept.cluster.snapshot import difference
+from kept.storage.directory import previous_broker_epoch
 from kept.storage.errors import KeptError, NetworkException, NotController
 from kept.storage.types import TopicPartition
 from tests.sim.directories import Directories
@@ -68,7 +69,7 @@ class SimNode(RaftApp):
         self.incarnation = UUID(int=random.getrandbits(128))
         registration = Registration(
             machine.node_id, self.incarnation, (Endpoint("SIM", "PLAINTEXT", "sim", 1),), None,
-            self.directories.clean_epoch, self.directories.ids,
+            previous_broker_epoch(self.directories.all), self.directories.ids,
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
         self.sessions = Sessions(SESSIONS, unclean_allowed)
@@ -84,6 +85,7 @@ class SimNode(RaftApp):
         """Since a gap, as long as the sessions have not heard of it."""
         self.behind_barrier: list[tuple[int, Any, Reply]] = []
         self.confirms: dict[object, Reply] = {}
+        self.marked_epoch = -1
 
     @property
     def image(self) -> Image:
@@ -435,8 +437,17 @@ class SimNode(RaftApp):
                     self.replicas.resume(self.lifecycle.image)
                 case lifecycle.Exit():
                     self.leave(effect)
+        epoch = self.lifecycle.broker_epoch
+        if epoch not in (-1, self.marked_epoch):
+            self.marked_epoch = epoch
+            self.machine.after_us(self.machine.disk_us[0], self.mark_running, epoch)
         if self.history.assertions:
             self.lifecycle.check_invariants()
+
+    def mark_running(self, epoch: int) -> None:
+        """As ``node/log_directories``."""
+        for directory in self.directories.online:
+            self.replicas.attempt(partial(directory.mark_running, epoch))
 
     def registered(self, answer: Any) -> None:
         self.machine.world.note(self.machine.name, "hears of its registration:", repr(answer))

@@ -156,8 +156,8 @@ def last_applied_twice(original: Any) -> Any:
 def tail_dropped(original: Any) -> Any:
     """Every start forgets the last entry, as if it were torn."""
 
-    def load(self: Any, data: bytes) -> None:
-        original(self, data)
+    def load(self: Any, data: bytes, applied_index: int) -> None:
+        original(self, data, applied_index)
         if self.last_index > self.base_index + 1:
             self.truncate_from(self.last_index)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kept.cluster.brokers import fence_broker
 from kept.cluster.raft.ready import Role
 from kept.cluster.records import NO_LEADER
 from kept.replication.replica import Replica
@@ -143,6 +144,20 @@ def nobody_leaves(original: Any) -> Any:
     return alter_isr
 
 
+def one_boot(_: Any) -> Any:
+    """A machine that lost power says that it has run all the time."""
+    return lambda self: "boot"
+
+
+def one_at_a_time(_: Any) -> Any:
+    """Of those that died together one is fenced after the other."""
+
+    def fence(self: Any, broker_id: int, broker_epoch: int, image: Any) -> Any:
+        return fence_broker(image, broker_id, broker_epoch)
+
+    return fence
+
+
 plant(
     "cut-at-recovery-point", "cores", 5, "kill-lost committed-lost isr-holds prefix",
     "what a killed process had written is there (33)",
@@ -194,7 +209,7 @@ plant(
     ("kept.replication.isr.IsrReplica.resume", just_resumed),
 )  # fmt: skip
 plant(
-    "saves-for-the-dead", "cores", 3, "crash epoch-matching",
+    "saves-for-the-dead", "cores", 3, "vanished epoch-matching",
     "a deleted log saves nothing (24)",
     ("kept.storage.epochs.LeaderEpochCache.retire", saved_for_ever),
 )  # fmt: skip
@@ -229,4 +244,15 @@ plant(
     "offline-stays", "directories", 4, "liveness",
     "a replica whose log directory failed leaves the ISR, and others lead (30)",
     (f"{ELECTION}.alter_isr", nobody_leaves),
+)  # fmt: skip
+plant(
+    "boot-outlives-power", "crashes", 1,
+    "committed-lost isr-holds acknowledged-lost prefix sequence-refused liveness",
+    "who was killed may have all that it had, who lost power not (33)",
+    ("kept.testing.simulated_disk.SimulatedDisk.boot_id", one_boot),
+)  # fmt: skip
+plant(
+    "fenced-one-by-one", "crashes", 2, "slow-return",
+    "an ISR of which nobody is left stays whole: two of three are enough (33)",
+    ("kept.cluster.sessions.Sessions._fence", one_at_a_time),
 )  # fmt: skip

@@ -25,7 +25,7 @@ SHOWS = "resurrection value-lost prefix"
 def marker_is_enough(_: Any) -> Any:
     """A marker ends its transaction before it is committed."""
 
-    def first_undecided_offset(self: Any, high_watermark: int) -> Any:
+    def first_undecided_offset(self: Any, high_watermark: int, log_start_offset: int) -> Any:
         return self.first_unstable_offset
 
     return first_undecided_offset

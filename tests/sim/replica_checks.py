@@ -333,7 +333,7 @@ class ReplicaChecks:
         lost = register.batches[same:]
         by_election, register.by_election = register.by_election, False
         if lost and self.durable and not by_election:
-            gone = [b for b in lost if (b.producer_id, b.sequence) in register.acked]
+            gone = [b for b in lost if b.identity in register.acked]
             if gone:
                 raise Violation(
                     "acknowledged-lost", f"{tp}: {gone[0]} was acknowledged with flush.messages=1"
@@ -351,7 +351,7 @@ class ReplicaChecks:
                 register.sequences[batch.producer_id, batch.producer_epoch] = (
                     batch.sequence + batch.count
                 )
-            gone = {(b.producer_id, b.sequence) for b in lost}
+            gone = {b.identity for b in lost}
             register.acked = {  # what was deleted is not asked for, though offsets begin lower now
                 k: v for k, v in register.acked.items() if k not in gone and v[0] >= deleted_to
             }
@@ -441,8 +441,8 @@ class ReplicaChecks:
         if copy is None or copy.exempt or register.rebase:
             return
         found = self.committed_at(tp, batch.base)
-        key = (batch.producer_id, batch.sequence)
-        if found is None or (found.base, found.producer_id, found.sequence) != (batch.base, *key):
+        key = batch.identity
+        if found is None or (found.base, found.identity) != (batch.base, key):
             raise Violation(
                 "acknowledged", f"n{node} {tp} acknowledges {batch}; committed there: {found}"
             )
@@ -454,14 +454,16 @@ class ReplicaChecks:
         at = bisect_left(batches, offset, key=lambda known: known.last)
         return batches[at] if at < len(batches) and batches[at].base <= offset else None
 
-    def has(self, tp: TopicPartition, producer_id: int, sequence: int) -> bool:
+    def has(
+        self, tp: TopicPartition, producer_id: int, sequence: int, producer_epoch: int = 0
+    ) -> bool:
         """Whether a producer's batch is committed (and perhaps compacted), or may be: it is on a
         replica.
         """
-        key = (producer_id, sequence)
+        key = (producer_id, producer_epoch, sequence)
         held = [copy.batches for (_, owner), copy in self.copies.items() if owner == tp]
         held.append(self.register(tp).batches)
-        return any((b.producer_id, b.sequence) == key for batches in held for b in batches)
+        return any(b.identity == key for batches in held for b in batches)
 
     def finish(self) -> None:
         """At the end, after healing: all replicas equal, every acknowledged batch there, once."""
@@ -469,7 +471,7 @@ class ReplicaChecks:
             state = register.state
             if state is None:
                 continue
-            places = {(b.producer_id, b.sequence): b.base for b in register.batches}
+            places = {b.identity: b.base for b in register.batches}
             for key, (base, _) in register.acked.items():
                 if base >= register.start and places.get(key) != base:
                     raise Violation(

@@ -50,6 +50,7 @@ from tests.sim.clients import ProduceAnswer, ProduceRequest, ReadAnswer, ReadReq
 from tests.sim.directories import Directories, resignation
 from tests.sim.flushes import Flushes, nothing
 from tests.sim.streams import Streams
+from tests.sim.world import check_disk_error
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -201,11 +202,14 @@ class Replicas:
 
     def disk_error(self, error: MachineError) -> None:
         """A directory goes offline with its replicas; with the last one the process ends."""
+        check_disk_error(error)
         directory = self.directories.of(error.path)
         if directory is None or directory.offline is not None:
             return
         self.world.note(self.machine.name, f"its log directory fails: {error}")
         directory.fail(error)
+        for one in self.directories.all:
+            one.forget_running()
         if not self.directories.online:
             self.machine.after_us(0, self.node.die_of, error)
             return

@@ -21,6 +21,7 @@ STAGES: Final = {
     "cores": ("tests.sim.cluster", "CoresHistory"),
     "storage": ("tests.sim.cluster", "StorageHistory"),
     "directories": ("tests.sim.cluster", "DirectoriesHistory"),
+    "crashes": ("tests.sim.crashes", "CrashesHistory"),
     "compaction": ("tests.sim.compaction", "CompactionHistory"),
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),
     "compaction-wide": ("tests.sim.wide", "WideHistory"),

@@ -7,12 +7,15 @@ every draw comes from :attr:`World.random`.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
+
+from kept.storage.errors import MachineError
 
 MS = 1000
 SECOND = 1_000_000
@@ -25,6 +28,12 @@ class Violation(AssertionError):
     def __init__(self, check: str, message: str) -> None:
         super().__init__(f"[{check}] {message}")
         self.check = check
+
+
+def check_disk_error(error: Exception) -> None:
+    """Raise Violation for an error that no simulated disk has: nobody removes files there."""
+    if isinstance(error, MachineError) and error.cause.errno == errno.ENOENT:
+        raise Violation("vanished", str(error)) from error
 
 
 class World:

@@ -157,8 +157,9 @@ class Writer:
             on_delivery=self._delivered,
         )
 
-    def check(self, *, cleaned: bool = False) -> int:
-        """The topic's table is what was sent; returns how many records are there.
+    def check(self) -> tuple[int, dict[str, str]]:
+        """The topic's table is what was sent; returns how many records are there, and the keys
+        of which compaction has left more than it promises.
 
         Who reads while passes go on may come upon a value and miss its tombstone: that is kept for
         ``delete.retention.ms`` since the pass that drops the value *began*, and on a loaded machine
@@ -169,7 +170,7 @@ class Writer:
         assert self.acknowledged == self.sent
         for _ in range(READINGS):
             began = time.monotonic()
-            count, faults = self._read(cleaned)
+            count, faults, left = self._read()
             if not faults:
                 break
             took_s, some = time.monotonic() - began, dict(list(faults.items())[:5])
@@ -178,10 +179,10 @@ class Writer:
                 flush=True,
             )
         assert not faults, f"{self.kind.name}: {len(faults)} keys: {dict(list(faults.items())[:5])}"
-        return count
+        return count, left
 
-    def _read(self, cleaned: bool) -> tuple[int, dict[str, str]]:
-        """How many records there are, and what is wrong with which key."""
+    def _read(self) -> tuple[int, dict[str, str], dict[str, str]]:
+        """How many records there are, what is wrong with which key, and what could go yet."""
         seen: dict[str, list[Read]] = {}
         count = 0
         for message in records_at_rest(self._bootstrap, self.kind.name, PARTITIONS):
@@ -194,13 +195,15 @@ class Writer:
                 number = int(text)
             seen.setdefault(name, []).append(Read(number, message.timestamp()[1]))
         assert seen.keys() <= self.keys.keys()
-        faults = {}
+        faults: dict[str, str] = {}
+        left: dict[str, str] = {}
         for name, key in self.keys.items():
-            strategy = strategy_of(self.kind.strategy, name)
-            fault = wrong(strategy, key, seen.get(name, []), cleaned=cleaned)
-            if fault is not None:
+            strategy, read = strategy_of(self.kind.strategy, name), seen.get(name, [])
+            if fault := wrong(strategy, key, read, cleaned=False):
                 faults[name] = fault
-        return count, faults
+            elif more := wrong(strategy, key, read, cleaned=True):
+                left[name] = more
+        return count, faults, left
 
 
 def place(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from kept.storage.records import headers
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import COMPACTED, compact, eventually
+from tests.tools.needs import cannot_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -71,7 +73,8 @@ class Attempt:
 @pytest.fixture
 def attempt(kept_broker: Cluster) -> Iterator[Callable[..., Attempt]]:
     """Attempts at the tasks of one query that writes to a new topic."""
-    pytest.importorskip("pyarrow")
+    if importlib.util.find_spec("pyarrow") is None:
+        cannot_run("pyarrow", "it is not installed")
     topic, clients = kept_broker.create_topic(partitions=3), list[Client]()
 
     def begin(batch: int, task: int = 0, size: int = 100, run: str = "1") -> Attempt:

@@ -177,6 +177,8 @@ def test_refused(given: dict[str, str], why: str) -> None:
         ({**READ, "endingOffsets": "latest"}, "endingOffsets is an option of a batch read"),
         ({**READ, "maxTriggerDelay": "soon"}, "a time such as 30s, 15m or 1h"),
         ({**READ, "maxTriggerDelay": "9" * 5000}, "a time such as 30s, 15m or 1h"),
+        ({**READ, "maxTriggerDelay": "\uff19s"}, "a time such as 30s, 15m or 1h"),
+        ({**READ, "minOffsetsPerTrigger": "\uff19"}, "a whole number above 0"),
         (
             {**READ, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"},
             "minOffsetsPerTrigger is 9, which is above maxOffsetsPerTrigger 5",

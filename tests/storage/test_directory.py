@@ -14,7 +14,7 @@ import pytest
 
 from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
-from kept.storage.directory import Birth, Checkpoint, LogDirectory
+from kept.storage.directory import Birth, Checkpoint, LogDirectory, previous_broker_epoch
 from kept.storage.disk import Disk, parse_fail_point
 from kept.storage.errors import (
     DamagedData,
@@ -46,6 +46,31 @@ def test_a_new_directory_gets_its_papers(disk) -> None:
     assert again.was_clean and again.broker_epoch == 7
     again.close(clean=False)
     assert not opened(disk).was_clean
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([], -1),
+        ([7], 7),
+        ([None], -1),
+        ([7, 7, 7], 7),
+        ([7, None], -1),
+        ([None, 7], -1),
+        ([6, 7], -1),
+        ([7, 6, 7], -1),
+        ([0, 0], 0),
+    ],
+)
+def test_a_process_stopped_cleanly_where_all_its_directories_say_the_same(
+    disk, marks, expected
+) -> None:
+    """``marks``: with which epoch each directory was closed the last time, None: it was not."""
+    paths = [f"/d{number}" for number in range(len(marks))]
+    for path, mark in zip(paths, marks, strict=True):
+        directory = opened(disk, path)
+        directory.close(clean=mark is not None, broker_epoch=-1 if mark is None else mark)
+    assert previous_broker_epoch(opened(disk, path) for path in paths) == expected
 
 
 def test_the_clean_mark_never_comes_back(disk) -> None:
@@ -327,7 +352,7 @@ def test_what_is_still_to_be_saved_of_a_deleted_log_does_not_reach_its_successor
     old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
     old.enter_epoch(5, 0)
     ticket = old.flush_ticket() or FlushTicket(
-        disk, old.directory, 0, [], old.active_segment.file, lambda _: None,
+        disk, old.directory, 0, [], old.active_segment, lambda _: None,
         sync_names=True, truncations=0, epochs=old.leader_epochs,
     )  # fmt: skip
     directory.mark_deleted(old, uuid.UUID(int=9), 0)

@@ -11,6 +11,7 @@ import pytest
 from kept.storage.disk import IOV_LIMIT, Disk, File, parent
 from kept.storage.errors import MachineError
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.tools.needs import cannot_run
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -102,7 +103,7 @@ def test_errors_name_the_path_and_the_call(tmp_path) -> None:
 
 def test_a_full_device_is_a_machine_error() -> None:
     if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full here")
+        cannot_run("dev_full", "no /dev/full here")
     file = File(os.open("/dev/full", os.O_WRONLY), "/dev/full")
     with pytest.raises(MachineError) as raised:
         Disk({}).writev(file, [b"x", b"y"], 0)

@@ -17,8 +17,10 @@ import pytest
 from kept.storage import layout
 from kept.storage.check import check_directory
 from kept.storage.disk import Disk
+from kept.storage.errors import OutOfOrderSequenceNumber
 from kept.storage.log import Log
 from kept.storage.records import headers
+from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.ports import free_port
 
@@ -177,6 +179,25 @@ def check_transactions(log: Log) -> None:
     assert len(markers) == 20
     assert [a.last_offset for a in aborted] == markers[1::3]
     assert all(a.last_offset - a.first_offset == 10 for a in aborted)
+    check_slices(log, aborted)
+    for producer_id, state in log.producers.items():
+        expected = state.last_sequence + 1  # 0 after a marker that brought a new epoch
+        assert log.producers.check(producer_id, state.epoch, expected, 1) is None
+        with pytest.raises(OutOfOrderSequenceNumber):
+            log.producers.check(producer_id, state.epoch, expected + 1, 1)
+
+
+def check_slices(log: Log, aborted: list[AbortedTxn]) -> None:
+    """What a read_committed consumer gets that reads Kafka's log in small steps: each aborted
+    transaction with the slices that it reaches into, and with no other."""
+    offset, end, listed = 0, log.log_end_offset, 0
+    while (found := log.read(offset, 500, end)) is not None:
+        read = [header for _, header in headers(log.disk.pread(*found))]
+        last = read[-1].last_offset
+        of_slice = [a for a in aborted if a.last_offset >= offset and a.first_offset <= last]
+        assert log.aborted_in_slice(offset, found, end) == of_slice
+        offset, listed = read[-1].next_offset, max(listed, len(of_slice))
+    assert offset == end and listed < len(aborted)
 
 
 def _batches(log: Log) -> list[tuple[int, int, bytes]]:

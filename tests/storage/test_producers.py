@@ -144,3 +144,27 @@ def test_the_transaction_index() -> None:
             txn_index.decode("x", damage)
     with pytest.raises(DamagedData):
         txn_index.decode("x", data, 11)
+
+
+def test_sequences_begin_at_zero_after_a_marker() -> None:
+    """Apache Kafka's ``checkSequence``: an epoch with a marker and no batch stands at -1."""
+    states = ProducerStates(1000)
+    send(states, 0, 0, 3, txn=True)
+    states.update_marker(1, 0, 3, 0, 7, True)
+    assert send(states, 4, 3, txn=True) is None, "the epoch is the same: its sequences go on"
+    states.update_marker(1, 1, 5, 0, 7, True)
+    for sequence in (1, 4, MAX_INT32):
+        with pytest.raises(OutOfOrderSequenceNumber, match="expected 0"):
+            send(states, 6, sequence, epoch=1)
+    with pytest.raises(InvalidProducerEpoch):
+        send(states, 6, 4, epoch=0)
+    assert send(states, 6, 0, epoch=1) is None
+    states.update_marker(2, 5, 7, 0, 7, False)
+    with pytest.raises(OutOfOrderSequenceNumber):
+        send(states, 8, 9, epoch=5, pid=2)
+    copied = ProducerStates(1000)
+    for pid, state in snapshots.decode("x", snapshots.encode(states)):
+        copied.put(pid, state)
+    with pytest.raises(OutOfOrderSequenceNumber):
+        copied.check(2, 5, 9, 1)
+    assert copied.check(2, 5, 0, 1) is None

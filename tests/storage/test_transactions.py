@@ -9,7 +9,7 @@ from struct import pack
 import pytest
 
 from kept.storage.disk import Disk
-from kept.storage.records import build_batch
+from kept.storage.records import build_batch, headers
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
 
@@ -111,3 +111,50 @@ def test_apache_kafka_reads_the_index(kit, kafka_dist, tmp_path) -> None:
     assert [tuple(map(int, entry)) for entry in found] == [tuple(e) for e in expected]
     output = kafka_dist.dump(sorted(Path(log.directory).glob("*.log")), "--deep-iteration")
     assert "isvalid: false" not in output and output.count("isControl: true") == 24
+
+
+@pytest.mark.parametrize("max_bytes", [1, 300, 1000, 1 << 20])
+def test_a_slice_brings_its_own_aborted_transactions_only(kit, disk, max_bytes) -> None:
+    """Every one that reaches into what is read, and none that begins behind it."""
+    log = kit.open_log(disk, config=CONFIG)
+    expected = fill(kit, log)
+    end = expected[-1].last_offset  # the last one is not decided yet
+    offset, slices = 0, 0
+    while (found := log.read(offset, max_bytes, end)) is not None:
+        read = [header for _, header in headers(disk.pread(*found))]
+        must = [
+            t
+            for t in expected
+            if t.last_offset >= offset and t.first_offset <= read[-1].last_offset
+        ]
+        assert log.aborted_in_slice(offset, found, end) == must
+        offset, slices = read[-1].next_offset, slices + 1
+    assert offset >= end - 1 and slices > 4
+    assert log.aborted_in_slice(end, None, end) == []
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_transaction_whose_records_are_gone_is_forgotten_after_a_restart_too(
+    kit, disk, clean
+) -> None:
+    """Else read_committed consumers would wait at the log start for a marker that never comes."""
+    log, feed = kit.open_log(disk, config=CONFIG), Feed(kit)
+    log.append_as_follower(feed.data(1), kit.NOW)
+    log.append_as_follower(feed.data(2), kit.NOW)
+    for _ in range(20):
+        log.append_as_follower(feed.data(3), kit.NOW)
+        log.append_as_follower(feed.marker(3, COMMIT), kit.NOW)
+    log.write()
+    log.advance_log_start(3, kit.NOW)
+    assert log.first_unstable_offset == 2, "half of the second one's is there"
+    log.advance_log_start(4, kit.NOW)
+    assert log.first_unstable_offset is None
+    start = log.log_start_offset
+    if clean:
+        log.close(kit.NOW)
+    log = kit.open_log(disk, config=CONFIG, clean=clean, log_start_offset=start)
+    assert log.log_start_offset == start and log.first_unstable_offset is None
+    log.append_as_follower(feed.data(3), kit.NOW)
+    log.write()
+    log.truncate_to(feed.offset - 2)
+    assert log.first_unstable_offset is None

@@ -204,12 +204,14 @@ def test_a_snapshot_that_is_not_answered_is_sent_again_but_not_at_once() -> None
     assert snapshots() == 3
 
 
-def test_two_leaders_in_a_term_are_a_bug_and_said_so() -> None:
+def test_two_leaders_in_a_term_are_not_believed_and_said_so() -> None:
     trial = Trial(3)
     trial.elect(0)
     head = trial.core(1).head(0, 1)
-    with pytest.raises(InvariantViolation, match="both lead term 1"):
-        trial.core(0).step(Append(**head, prev_index=0, prev_term=0))
+    trial.core(0).step(Append(**head, prev_index=0, prev_term=0))
+    ((sender, why),) = trial.core(0).refused
+    assert sender == 1 and "of term 1, which this node leads" in why
+    assert trial.core(0).role is Role.LEADER
 
 
 def test_messages_for_others_and_from_oneself_are_not_heard() -> None:

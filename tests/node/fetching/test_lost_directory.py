@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 
 import pytest
 from confluent_kafka import Producer
 
 from kept.client.blocking import Client
+from tests.tools.small_disk import small_disk
 
 PARTITIONS = 6
 
@@ -20,17 +20,8 @@ PARTITIONS = 6
 @pytest.fixture
 def small(tmp_path):
     """A directory on a file system of 3 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "kept-test", str(path)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system here: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "small") as path:
+        yield path
 
 
 def fill(path) -> None:

@@ -362,7 +362,7 @@ def describe_result(result: object) -> str:
             )
         case ev.SyncResult() if result.error is ev.NO_ERROR:
             return f"reads {result.assignment.decode() or 'nothing'} by {result.protocol}"
-        case ev.LeaveResult():
+        case ev.LeaveResult() if result.error is ev.NO_ERROR:
             return ", ".join(f"{m or i} {error.name}" for m, i, error in result.members)
         case ev.CommitResult() | ev.DeleteOffsetsResult() if result.error is ev.NO_ERROR:
             done = [(t[0], p, e) for t in result.topics for p, e in t[-1]]

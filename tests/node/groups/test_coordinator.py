@@ -17,6 +17,7 @@ from kept.node.groups import events as ev
 from kept.node.groups.coordinator import Coordinator
 from kept.node.groups.records import GROUP_METADATA_TOPIC, partition_for
 from kept.node.handlers import groups_admin, groups_membership
+from kept.node.slices import Slices
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.records import CheckRules
 from kept.storage.types import TopicPartition
@@ -32,17 +33,20 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.slices = Slices(self.loop)
         self.node_id = ME
         self.image = Image()
         names = (
             "group_min_session_timeout_ms", "group_max_session_timeout_ms", "group_max_size",
             "group_initial_rebalance_delay_ms", "offset_metadata_max_bytes",
             "offsets_retention_minutes", "offsets_retention_check_interval_ms",
+            "group_max_bytes", "groups_max_bytes",
         )  # fmt: skip
         defaults = ev.GroupSettings()
         settings = {name: getattr(defaults, name) for name in names}
         self.config = SimpleNamespace(offsets_commit_timeout_ms=60_000, **settings)
         self.hosting = SimpleNamespace(hosted={}, by_name={})
+        self.membership = None
         self.groups = Coordinator(self)  # type: ignore[arg-type]
         self.groups.start()
 

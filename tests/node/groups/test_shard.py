@@ -15,6 +15,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.node.groups import events as ev
+from kept.node.groups import shard as shard_module
 from kept.node.groups.core import GroupCore
 from kept.node.groups.loading import LOAD_SLICE_BYTES, load, replay
 from kept.node.groups.records import (
@@ -118,6 +119,7 @@ class Fixture:
             config=SimpleNamespace(**settings),
             image=SimpleNamespace(topics={"orders": SimpleNamespace(topic_id=TOPIC_ID)}),
             now_ms=lambda: int(time.time() * 1000),
+            membership=None,
         )
         group_settings = ev.GroupSettings(group_initial_rebalance_delay_ms=0)
         hosted: Any = self.hosted
@@ -191,6 +193,27 @@ async def test_nothing_is_answered_before_it_is_committed() -> None:
     assert (await result(waiting)).error is ErrorCode.none
     assert offsets(await result(stable)) == [1]
     assert (await result(joining)).generation == 1
+
+
+@run
+async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
+    """``consumer.close()``, then kill -9: a successor that reads the log must not find the member,
+    or the group's next consumer waits for its session to end."""
+    f = Fixture()
+    member = (await result(f.join())).member
+    synced = f.shard.submit(lambda now, n: ev.Sync(now, n, "g", member, 1, ((member, b"1"),)))
+    assert (await result(synced)).assignment == b"1"
+    f.partition.hold = True
+    left = f.shard.submit(lambda now, n: ev.Leave(now, n, "g", ((member, None),)))
+    again = f.shard.submit(lambda now, n: ev.Leave(now, n, "g", ((member, None),)))
+    await turns()
+    assert not left.done() and not again.done(), "answered before its record is committed"
+    f.partition.commit()
+    assert (await result(left)).members == ((member, None, ErrorCode.none),)
+    assert (await result(again)).members == ((member, None, ErrorCode.unknown_member_id),)
+    successor = GroupCore(ev.GroupSettings())
+    await load(f.partition, successor)  # type: ignore[arg-type]
+    assert not successor.groups["g"].members
 
 
 @run
@@ -443,6 +466,58 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     while not last.shard.is_active:
         await asyncio.sleep(0)
     assert offsets(await result(last.fetch("group-1", stable=True))) == []
+
+
+@run
+async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> None:
+    """The image may be older than a commit: the topic was made again, and others know it."""
+    partition = await filled(50)
+    f = Fixture(partition)
+    asked: list[Callable[[bool], None]] = []
+    f.node.membership = SimpleNamespace(confirming=SimpleNamespace(ask=asked.append))
+    whole = f.node.image.topics
+    f.node.image.topics = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_module, "BARRIER_RETRY_S", 0)
+        for _ in range(2):  # at first nobody can say
+            while not asked:
+                await asyncio.sleep(0)
+            assert not f.shard.is_active, "it would show the offsets of a namesake"
+            asked.pop()(False)
+        while not asked:
+            await asyncio.sleep(0)
+    f.node.image.topics = whole
+    log_before = bytes(partition.log)
+    asked.pop()(True)
+    while not f.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(f.fetch("group-1", stable=True))) != []
+    assert bytes(partition.log) == log_before and not partition.staged
+    f.shard.unload()
+    gone = Fixture(partition)
+    gone.node.membership = f.node.membership
+    gone.node.image.topics = {}
+    while not asked:
+        await asyncio.sleep(0)
+    asked.pop()(True)
+    while not gone.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(gone.fetch("group-1", stable=True))) == []
+
+
+@run
+async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
+    f = Fixture(await filled(50))
+    asked: list[Callable[[bool], None]] = []
+    f.node.membership = SimpleNamespace(confirming=SimpleNamespace(ask=asked.append))
+    f.node.image.topics = {}
+    while not asked:
+        await asyncio.sleep(0)
+    f.shard.unload()
+    while not f.read:
+        await asyncio.sleep(0)
+    asked.pop()(True)  # too late, and no fault
+    assert not f.shard.is_active
 
 
 @run

@@ -14,6 +14,7 @@ from kept.node.manifests.replica import ReplicaManifests
 from kept.node.manifests.standing import Known
 from kept.node.manifests.workers import Work
 from kept.replication import manifests_events as ev
+from kept.replication.events import CommitKnown
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import NotLeaderOrFollower
 from kept.storage.types import TopicPartition
@@ -51,6 +52,18 @@ def replica() -> Telling:
     found.told = []
     found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
     return found
+
+
+def test_what_is_to_be_applied_is_committed_before_anything_else_is_done(
+    replica, monkeypatch
+) -> None:
+    done: list[object] = []
+    replica._partition.raise_high_watermark = done.append
+    monkeypatch.setattr(Telling, "_begin_work", lambda _: "work")
+    monkeypatch.setattr(Telling, "_apply", lambda _, ref, work: (ref, work))
+    monkeypatch.setattr(Telling, "_spawn", lambda _, work: done.append(work))
+    replica.perform((ev.Tell(CommitKnown(OLDER.end_offset)), ev.Apply(OLDER)))
+    assert done == [OLDER.end_offset, (OLDER, "work")]
 
 
 def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:

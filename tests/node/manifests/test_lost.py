@@ -166,3 +166,36 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
     assert state is None and known == Known(lost=not alone)
     state, found = opening.before(path, disk, alone)
     assert (found if state is None else opening.after(path, disk, state, alone, end)[1]) == known
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, alone):
+    """The first start has said why; every later one, until the leader has answered, only knows.
+    A file that is damaged is an error each time, also where nothing but zeros is left of it.
+    """
+    lone, hosted, _ = damaged
+    elect(lone, hosted, replicas=(0, 1), isr=(0,))
+    core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
+    until(lone, lambda: core.settled)
+    end = core.held.end_offset
+    said = []
+    for level in ("info", "warning", "error"):
+        monkeypatch.setattr(
+            opening.log, level, lambda event, level=level, **fields: said.append((level, event))
+        )
+
+    def start():
+        said.clear()
+        state, found = opening.before(path, disk, alone)
+        if state is None:
+            return found
+        return opening.after(path, disk, state, alone, end)[1]
+
+    held.lose(path, disk)
+    for _ in range(2):
+        assert start() == Known(lost=not alone)
+        assert said == ([("info", "manifest awaited")] if not alone or _ == 0 else [])
+    for junk in (b"\0", bytes(100), b"junk"):
+        disk.write_atomic(f"{path}/held-manifest", junk)
+        assert start() == Known(lost=not alone)
+        assert said == [("error", "manifest given up")], junk

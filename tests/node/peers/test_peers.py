@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+import tempfile
 import uuid
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -201,14 +205,14 @@ def test_calls_are_answered_here_and_there(play):
         one, two = await net.node(1), await net.node(2)
 
         async def allocate(request):
-            return AllocateProducerIdsReply(1000 * request.broker_id, 1000)
+            return AllocateProducerIdsReply(1000 * request.broker_epoch, 1000)
 
         for node in (one, two):
             node.peers.serve("AllocateProducerIds", allocate)
-        for broker in (1, 2):
-            request = AllocateProducerIdsRequest(broker, 5)
-            reply = await one.peers.call(broker, "AllocateProducerIds", request)
-            assert reply == AllocateProducerIdsReply(1000 * broker, 1000)
+        for node_id in (1, 2):
+            request = AllocateProducerIdsRequest(1, node_id)
+            reply = await one.peers.call(node_id, "AllocateProducerIds", request)
+            assert reply == AllocateProducerIdsReply(1000 * node_id, 1000)
 
     play(scene)
 
@@ -710,19 +714,86 @@ def test_the_unix_socket_is_private_and_gone_after_the_stop(play):
     play(scene)
 
 
-def test_what_a_killed_process_left_is_removed_and_long_paths_are_avoided(tmp_path, monkeypatch):
-    dead = tmp_path / f"{private.PREFIX}{2**22 + 1}-abc"
-    dead.mkdir()
-    alive = tmp_path / f"{private.PREFIX}{os.getpid()}-abc"
-    alive.mkdir()
-    monkeypatch.setattr(private.tempfile, "gettempdir", lambda: str(tmp_path))
-    made = private.private_directory()
-    assert made.startswith(str(tmp_path)) == (len(str(tmp_path)) < 66)
-    if made.startswith(str(tmp_path)):
-        assert not dead.exists()
-    assert alive.exists()
-    os.rmdir(made)
+@pytest.fixture
+def temporary(monkeypatch):
+    """A temporary directory of its own, with a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="kept-", dir="/tmp") as root:
+        monkeypatch.setattr(private.tempfile, "gettempdir", lambda: root)
+        yield Path(root)
+
+
+HOLDER = """
+import sys, tempfile
+from kept.node.peers import private
+tempfile.tempdir = sys.argv[1]
+print(private.PrivateDirectory().path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_directory_lives_as_long_as_its_process(temporary):
+    """Whatever its process id means here: nodes in containers may share the directory."""
+    command = [sys.executable, "-P", "-c", HOLDER, str(temporary)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        held = Path(holder.stdout.readline().strip())
+        assert str(holder.pid) not in held.name
+        (held / "grpc").touch()
+        first = private.PrivateDirectory()
+        second = private.PrivateDirectory()
+        assert (held / "grpc").exists() and Path(first.path).exists()
+        second.remove()
+        second.remove()
+        assert not Path(second.path).exists()
+        holder.kill()
+        holder.wait(60)
+        assert (held / "grpc").exists(), "kill -9 leaves it behind"
+        private.PrivateDirectory().remove()
+        assert not held.exists() and Path(first.path).exists()
+        first.remove()
+    finally:
+        holder.kill()
+        holder.communicate(timeout=60)
+
+
+def test_a_directory_that_is_being_made_is_made_again(temporary, monkeypatch):
+    """Another node starts between the directory and its lock, and takes it for one left behind."""
+    made = []
+    original = tempfile.mkdtemp
+
+    def mkdtemp(**more):
+        made.append(original(**more))
+        if len(made) == 1:
+            private._remove_left_behind(str(temporary))
+        return made[-1]
+
+    monkeypatch.setattr(private.tempfile, "mkdtemp", mkdtemp)
+    found = private.PrivateDirectory()
+    assert found.path == made[1] and not Path(made[0]).exists()
+    assert os.stat(f"{found.path}/{private.LOCK}").st_mode & 0o777 == 0o600
+    found.remove()
+
+
+def test_only_what_is_ours_and_left_behind_is_removed(temporary):
+    old = temporary / f"{private.PREFIX}12345-abc"
+    old.mkdir()
+    (old / "grpc").touch()  # its version held no lock: nobody knows whether it lives
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / private.LOCK).touch()
+    (temporary / f"{private.PREFIX}link").symlink_to(elsewhere)
+    (temporary / f"{private.PREFIX}file").touch()
+    empty = temporary / f"{private.PREFIX}empty"
+    empty.mkdir()
+    private.PrivateDirectory().remove()
+    assert sorted(p.name for p in temporary.iterdir()) == [
+        "elsewhere", f"{private.PREFIX}12345-abc", f"{private.PREFIX}file", f"{private.PREFIX}link",
+    ]  # fmt: skip
+    assert (elsewhere / private.LOCK).exists()
+
+
+def test_long_paths_are_avoided(tmp_path, monkeypatch):
     monkeypatch.setattr(private.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 100)))
-    made = private.private_directory()
-    assert len(made) < 90
-    os.rmdir(made)
+    made = private.PrivateDirectory()
+    assert len(made.path) < 90
+    made.remove()

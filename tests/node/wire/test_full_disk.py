@@ -16,24 +16,14 @@ import pytest
 from kept.storage.errors import KeptError
 from kept.storage.records import headers, records
 from kept.testing import Cluster
-
-SIZE_BYTES = 3 << 20
+from tests.tools.small_disk import SIZE_BYTES, small_disk
 
 
 @pytest.fixture
 def small(tmp_path):
     """A directory on a file system of 3 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "kept-test", str(path)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system here: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "small") as path:
+        yield path
 
 
 def everything(wire, topic):

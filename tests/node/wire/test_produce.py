@@ -173,6 +173,10 @@ def test_transactions_are_refused(wire, kept_broker, tools):
     response = wire.ask(
         22, 4, transactional_id="tx", transaction_timeout=1000, producer_id=-1, producer_epoch=-1
     )
+    assert int(response.error_code) == 53
+    response = wire.ask(
+        22, 4, transactional_id=None, transaction_timeout=1000, producer_id=7, producer_epoch=-1
+    )
     assert int(response.error_code) == 42
 
 

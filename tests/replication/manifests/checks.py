@@ -146,9 +146,11 @@ def _settle(world: World, down: tuple[int, ...]) -> bool:
             moved |= world.fence(node)
         if not moved:
             world.now_ms += 40_000
-            _hear_all(world)
+            ends = [machine.log_end_offset for machine in world.machines]
+            _hear_all(world)  # also of followers that had backed off
             world.tick(0)
             busy = any(m.job is not None or m.store is not None for m in world.machines if m.up)
+            busy = busy or ends != [machine.log_end_offset for machine in world.machines]
             decided = [world.decide(node) for node in world.replicas]
             if not any(decided) and not busy:
                 return True

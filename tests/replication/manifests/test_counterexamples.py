@@ -32,7 +32,7 @@ SCRIPTS = {
     "uncommitted shrink counted (C1)": ("S1", AWAY + """
         put 0 b; late                           # 0 asks to drop 1
         pass 0 3; swap 0
-        restart 2; learn 2; fetch 2 4
+        restart 2; learn 2; learn 0; fetch 2 4
         elect 1; learn                          # but nobody had decided
         fetch 2 4; fetch 0 2; decide 1; learn
         """),

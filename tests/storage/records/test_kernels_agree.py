@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
 import subprocess
@@ -24,8 +25,10 @@ from kept.storage.records import (
 )
 from kept.storage.records.build import append_varint, iterate
 from kept.storage.types import MAX_INT64, Codec, TimestampType
+from tests.tools.needs import need
 
-compiled = pytest.importorskip("kept.storage.records._kernel")
+need("kernels")
+compiled = importlib.import_module("kept.storage.records._kernel")
 
 NOW = 1_700_000_000_000
 LIMIT = 100_000

@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from kept.storage import records
+from tests.tools.needs import need
 
 
 def kernel_with(environment: str) -> str:
@@ -29,7 +28,7 @@ def test_the_environment_forces_the_python_kernel() -> None:
 
 
 def test_the_compiled_kernel_is_the_default() -> None:
-    pytest.importorskip("kept.storage.records._kernel")
+    need("kernels")
     name = "kept.storage.records._kernel"
     assert kernel_with("") == f"cython {name} {name}"
 

@@ -1,0 +1,62 @@
+"""What commands print of names and keys that others chose: nothing that moves a terminal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kept.cli import output, shell
+from kept.cli.consume import _line
+from kept.client.consumer import ConsumedRecord
+
+HOSTILE = ["\x1b[2J", "\r", "\x9b31m", "\x85", "\x7f", "\u2028", "\u202e", "\ud800", "\udc9b", "\0"]
+
+
+def shown(capfdbinary) -> str:
+    """Standard output, decoded as a terminal does."""
+    return capfdbinary.readouterr().out.decode("utf-8", "surrogateescape")
+
+
+def check(printed: str, hostile: str) -> None:
+    assert not any(c in printed for c in hostile if not c.isprintable()), repr(printed)
+    assert f"\\u{ord(hostile[0]):04x}" in printed
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+def test_tables_and_trees(capfdbinary, hostile) -> None:
+    name = f"a{hostile}b"
+    output.show_table(("group", "topics"), [(name, [name, "t"])])
+    output.show_tree({name: {name: name, "list": [name]}, "rows": [{"x": name}]})
+    output.write(f"{name}\n")
+    output.say(name)
+    check(shown(capfdbinary), hostile)
+
+
+def test_a_new_line_in_a_name_makes_no_row(capfdbinary) -> None:
+    output.show_table(("group", "state"), [("a\nb  Stable", "Empty")])
+    assert len(shown(capfdbinary).splitlines()) == 2
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+def test_json_is_escaped_and_says_the_same(capfdbinary, hostile) -> None:
+    value = {"group": f"a{hostile}b", "größe": "日本\t\n"}
+    output.show_json(value)
+    for printed in (shown(capfdbinary), output.json_line(value)):
+        assert not any(c in printed for c in hostile if not c.isprintable()), repr(printed)
+        assert json.loads(printed) == value and "größe" in printed
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[2J", "\x9b31m", "\u2028", "\u202e", "\r"], ids=ascii)
+def test_records(hostile) -> None:
+    text = f"a{hostile}b"
+    record = ConsumedRecord("t", 0, 1, 2, text.encode(), text.encode(), ((text, text.encode()),))
+    for as_json in (False, True):
+        line = _line(record, as_json, value_only=False).decode()
+        assert not any(c in line[:-1] for c in hostile if not c.isprintable()), line
+    assert _line(record, as_json=False, value_only=True) == f"{text}\n".encode(), "for programs"
+
+
+def test_errors(capfd) -> None:
+    assert shell._fail("no group a\x1b[2J\x9bb") == 1
+    assert capfd.readouterr().err == "kept: no group a\\u001b[2J\\u009bb\n"

@@ -1,0 +1,18 @@
+"""``kept cluster status`` of a node without compiled kernels."""
+
+from __future__ import annotations
+
+from kept.kernels import NAMES
+from kept.testing import Cluster
+from tests.cli.conftest import Kept
+
+
+def test_status_names_the_node_that_is_slow():
+    with Cluster(environ={"KEPT_KERNEL": "python"}) as cluster:
+        slow = Kept(cluster.bootstrap)
+        (node,) = slow("cluster", "status", "--json").json["nodes"]
+        assert node["uncompiled_kernels"] == list(NAMES)
+        (line,) = (one for one in slow("cluster", "status").lines if "not compiled" in one)
+        assert line == f"Node 0 is slow: kernels that are not compiled: {', '.join(NAMES)}"
+        assert 'event="slow Python kernels"' in cluster.log()
+        assert f"uncompiled={','.join(NAMES)}" in cluster.log()

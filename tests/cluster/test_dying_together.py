@@ -1,0 +1,188 @@
+"""All nodes die together and two of three come back: they must not wait for the third (rule 33)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from uuid import UUID
+
+import pytest
+
+from kept.cluster import controller as decide
+from kept.cluster.election import AlterIsr
+from kept.cluster.image import Image
+from kept.cluster.records import NO_LEADER
+from kept.cluster.sessions import TIMEOUT, Probe, Sessions, SessionSettings
+from kept.storage.errors import NotController
+
+TOPIC = UUID(int=77)
+NODES = (1, 2, 3)
+
+
+class Together:
+    """Three brokers with one partition that all of them have in sync; then all are killed, and a
+    new controller begins. Its decisions are made in the order in which they were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.image = Image()
+        for node in NODES:
+            self.apply(decide.register_broker(self.image, self._process(node, node)))
+            self.apply(decide.unfence_broker(self.image, node, self.epoch(node)))
+        self.apply(decide.create_topic(self.image, decide.CreateTopic("t", TOPIC, 1, 3)))
+        self.epochs = {node: self.epoch(node) for node in NODES}
+        self.now_ms = 1000
+        self.sessions = Sessions(SessionSettings())
+        self.probes = self.perform(self.sessions.start(self.image, self.now_ms))
+
+    @staticmethod
+    def _process(node, number, clean_epoch=-1):
+        return decide.Registration(node, UUID(int=number), (), None, clean_epoch)
+
+    @property
+    def state(self):
+        return self.image.partition(TOPIC, 0)
+
+    def epoch(self, node):
+        return self.image.brokers[node].broker_epoch
+
+    def apply(self, records) -> None:
+        if records:
+            self.image, _ = self.image.apply(records)
+
+    def perform(self, effects):
+        """Make what was decided; the probes are returned."""
+        queue, probes = list(effects), []
+        while queue:
+            effect = queue.pop(0)
+            if isinstance(effect, Probe):
+                probes.append(effect.broker_id)
+                continue
+            records = effect.decide(self.image)
+            self.apply(records)
+            if records:
+                queue += self.sessions.image_changed(self.image, self.now_ms)
+            queue += self.sessions.decided(effect, self.now_ms)
+        self.sessions.check_invariants()
+        return probes
+
+    def answers(self, node, found) -> None:
+        self.perform(self.sessions.probed(node, found, self.now_ms, self.epochs[node]))
+
+    def comes_back(self, node, *, lost_nothing) -> None:
+        """It registers, and is unfenced."""
+        live = self.sessions.live(node, self.now_ms)
+        clean_epoch = self.epochs[node] if lost_nothing else -1
+        process = self._process(node, 10 + node, clean_epoch)
+        self.apply(decide.register_broker(self.image, process, session_live=live))
+        self.perform(self.sessions.image_changed(self.image, self.now_ms))
+        _, effects = self.sessions.heartbeat(
+            node, self.epoch(node), self.image.index, False, self.now_ms
+        )
+        self.perform(effects)
+
+    def joins_isr(self, node) -> None:
+        """The leader has seen that it caught up."""
+        members = tuple((b, self.epoch(b)) for b in (*self.state.isr, node))
+        state, leader = self.state, self.state.leader
+        self.apply(
+            decide.alter_isr(
+                self.image,
+                AlterIsr(
+                    TOPIC, 0, leader, self.epoch(leader), state.leader_epoch,
+                    state.partition_epoch, members,
+                ),
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [*permutations(NODES)])
+@pytest.mark.parametrize("away", NODES)
+def test_two_that_lost_nothing_go_on_without_the_third(order, away) -> None:
+    """In whatever order the controller hears of the dead. No time passes: nothing waits for a
+    session's end, nor for who is away.
+    """
+    c = Together()
+    assert c.probes == list(NODES)
+    for node in order:
+        c.answers(node, None if node == away else UUID(int=10 + node))
+    assert c.state.leader == NO_LEADER
+    assert set(c.state.isr) == set(NODES), "each of them has all that is acknowledged"
+    first, second = (node for node in order if node != away)
+    c.comes_back(first, lost_nothing=True)
+    assert c.state.leader == first and c.state.isr == (first,)
+    c.comes_back(second, lost_nothing=True)
+    c.joins_isr(second)
+    assert set(c.state.isr) == {first, second} and c.state.leader == first
+    assert c.now_ms == 1000
+
+
+@pytest.mark.parametrize("order", [*permutations(NODES)])
+def test_who_may_have_lost_something_waits_for_all(order) -> None:
+    """Power was lost: no two of them need have what the third has."""
+    c = Together()
+    for node in NODES:
+        c.answers(node, None)
+    for node in order[:2]:
+        c.comes_back(node, lost_nothing=False)
+        assert c.state.leader == NO_LEADER
+    c.comes_back(order[2], lost_nothing=False)
+    assert c.state.recovering, "the longest of the three logs is to be found"
+
+
+@pytest.mark.parametrize("order", [*permutations((1, 2))])
+def test_who_lost_nothing_leads_whoever_is_back_before(order) -> None:
+    """1 lost power, 2 was only killed, 3 stays away."""
+    c = Together()
+    for node in NODES:
+        c.answers(node, None)
+    for node in order:
+        c.comes_back(node, lost_nothing=node == 2)
+    assert c.state.leader == 2 and 1 not in c.state.isr
+
+
+def test_nobody_is_fenced_or_registered_before_all_probes_are_answered() -> None:
+    c = Together()
+    c.answers(1, UUID(int=11))
+    c.answers(2, UUID(int=12))
+    assert not any(c.image.brokers[node].fenced for node in NODES)
+    with pytest.raises(NotController):
+        c.comes_back(1, lost_nothing=True)
+    c.answers(3, None)
+    assert all(c.image.brokers[node].fenced for node in NODES)
+    assert len({c.image.brokers[node].fenced for node in NODES}) == 1
+
+
+@pytest.mark.parametrize("hears", ["nothing", "a timeout", "a heartbeat"])
+def test_a_silent_broker_holds_up_the_others_not_for_long(hears) -> None:
+    c = Together()
+    c.answers(1, UUID(int=11))
+    c.answers(2, None)
+    if hears == "a timeout":
+        c.answers(3, TIMEOUT)
+    elif hears == "a heartbeat":
+        beat = c.sessions.heartbeat(3, c.epoch(3), c.image.index, False, c.now_ms)
+        c.perform(beat[1])
+    else:
+        for _ in range(c.sessions.settings.examine_ms // 100):
+            assert not c.image.brokers[1].fenced
+            c.now_ms += 100
+            c.perform(c.sessions.tick(c.now_ms))
+    assert c.image.brokers[1].fenced and c.image.brokers[2].fenced
+    assert not c.image.brokers[3].fenced and c.state.leader == 3
+
+
+def test_a_whole_isr_that_is_down_goes_on_with_those_that_are_back() -> None:
+    """Who is away is a suspect: it may have all that is acknowledged, and joins anew."""
+    c = Together()
+    for node in NODES:
+        c.answers(node, None)
+    c.comes_back(2, lost_nothing=True)
+    assert set(c.state.suspects) == {1, 3}
+    before = c.state
+    assert before.leader_epoch == c.state.leader_epoch
+    c.comes_back(3, lost_nothing=True)
+    c.joins_isr(3)
+    assert c.state == replace(
+        before, isr=c.state.isr, suspects=(), partition_epoch=before.partition_epoch + 1
+    )

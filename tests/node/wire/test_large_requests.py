@@ -1,0 +1,184 @@
+"""Requests of many entries: bounded, served in slices in their order, dropped with their client."""
+
+from __future__ import annotations
+
+import urllib.request
+
+from tests.node.wire.conftest import one_batch
+
+ENTRIES = 5_000
+MOST = 6_000
+
+
+def offsets(topic, count):
+    wanted = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
+    topics = [{"name": topic, "partitions": [wanted] * count}]
+    return {"replica_id": -1, "isolation_level": 0, "topics": topics, "timeout": 1000}
+
+
+def commits(topic, count, offset):
+    partitions = [
+        {
+            "partition_index": number,
+            "committed_offset": offset,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+        for number in range(count)
+    ]
+    return {
+        "group_id": "large",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": topic, "partitions": partitions}],
+    }
+
+
+def fetches(topic, count):
+    topics = [{"name": topic, "partition_indexes": range(count)}]
+    groups = [{"group_id": "large", "topics": topics}]
+    return {"groups": groups, "require_stable": True}
+
+
+def open_connections(cluster):
+    with urllib.request.urlopen(f"{cluster.url()}/metrics", timeout=30) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("kept_connections "):
+                return float(line.split()[1])
+    raise AssertionError("no such metric")
+
+
+def test_a_request_of_too_many_entries_is_refused_and_others_are_served(
+    kept_cluster, connect
+) -> None:
+    cluster = kept_cluster(kept_request_max_entries=MOST)
+    topic = cluster.create_topic()
+    wire, other = connect(cluster.port()), connect(cluster.port())
+    # With an error of its own where the response has one, the connection stays.
+    refused = wire.ask(9, 7, group_id="g", topics=fetches(topic, MOST)["groups"][0]["topics"],
+                       require_stable=False)  # fmt: skip
+    assert (int(refused.error_code), refused.topics) == (42, ())
+    assert wire.end_offset(topic) == 0
+    # Else it is closed; Produce and Fetch have codecs of their own.
+    data = [{"index": number, "records": b""} for number in range(MOST)]
+    produced = {"transactional_id": None, "acks": 1, "timeout": 1000}
+    produced["topic_data"] = [{"name": topic, "topic_id": None, "partition_data": data}]
+    fetched = {"max_wait": 0, "min_bytes": 0, "max_bytes": 1, "isolation_level": 0}
+    fetched |= {"replica_id": -1, "session_id": 0, "session_epoch": -1, "rack_id": ""}
+    parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1}] * MOST
+    fetched |= {"topics": [{"topic": topic, "partitions": parts}], "forgotten_topics_data": ()}
+    for key, version, values in ((2, 6, offsets(topic, MOST)), (0, 9, produced), (1, 11, fetched)):
+        one = connect(cluster.port())
+        one.send(key, version, **values)
+        assert one.is_closed(), key
+        assert other.end_offset(topic) == 0
+    said = cluster.log()
+    for name in ("ListOffsetsRequest", "ProduceRequest", "FetchRequest", "OffsetFetchRequest"):
+        assert f"a {name} v" in said
+    assert "kept.request.max.entries" in said
+    assert "Traceback" not in said
+
+
+def test_answers_come_in_order_and_later_requests_see_what_earlier_ones_did(
+    kept_broker, connect
+) -> None:
+    cluster = kept_broker
+    topic = cluster.create_topic(partitions=600)
+    wire = connect(cluster.port())
+    wire.ask(10, 4, key_type=0, coordinator_keys=["large"])
+    sent = []
+    for offset in (1, 2):
+        sent.append((8, 8, wire.send(8, 8, **commits(topic, 600, offset))))
+        sent.append((2, 6, wire.send(2, 6, **offsets(topic, ENTRIES))))
+        sent.append((9, 8, wire.send(9, 8, **fetches(topic, 600))))
+        sent.append((12, 4, wire.send(12, 4, group_id="x", generation_id=1, member_id="m",
+                                      group_instance_id=None)))  # fmt: skip
+    answers = []
+    for key, version, wanted in sent:
+        correlation_id, response = wire.receive(key, version)
+        assert correlation_id == wanted
+        answers.append(response)
+    for nth, offset in ((0, 1), (4, 2)):
+        (committed,) = answers[nth].topics
+        assert [int(p.error_code) for p in committed.partitions] == [0] * 600
+        (listed,) = answers[nth + 1].topics
+        assert [p.offset for p in listed.partitions] == [0] * ENTRIES
+        (group,) = answers[nth + 2].groups
+        (fetched,) = group.topics
+        found = [(p.partition_index, p.committed_offset) for p in fetched.partitions]
+        assert found == [(number, offset) for number in range(600)]
+
+
+def test_a_client_that_leaves_in_the_middle_is_forgotten(kept_broker, connect) -> None:
+    cluster = kept_broker
+    topic = cluster.create_topic(partitions=600)
+    steady = connect(cluster.port())
+    assert steady.end_offset(topic) == 0
+    for _ in range(5):
+        leaver = connect(cluster.port())
+        leaver.send(2, 6, **offsets(topic, 12_000))
+        leaver.send(1, 11, **_fetch(topic, 600))
+        leaver.send(0, 9, **_produce(topic, 600))
+        leaver.close()
+    cluster.wait_until(lambda: open_connections(cluster) <= 2, "those that left are forgotten")
+    assert "Traceback" not in cluster.log()
+    assert len(steady.ask(2, 6, **offsets(topic, ENTRIES)).topics[0].partitions) == ENTRIES
+
+
+def _fetch(topic, count, **more):
+    parts = [
+        {"partition": number, "fetch_offset": 0, "partition_max_bytes": 1000}
+        for number in range(count)
+    ]
+    return {
+        "replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20,
+        "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": "",
+        "topics": [{"topic": topic, "partitions": parts}], "forgotten_topics_data": (), **more,
+    }  # fmt: skip
+
+
+def _produce(topic, count):
+    data = [{"index": number, "records": one_batch()} for number in range(count)]
+    topics = [{"name": topic, "topic_id": None, "partition_data": data}]
+    return {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": topics}
+
+
+def test_many_partitions_are_produced_and_fetched_in_slices(kept_broker, connect) -> None:
+    cluster = kept_broker
+    topic = cluster.create_topic(partitions=600)
+    wire = connect(cluster.port())
+    first = wire.send(0, 9, **_produce(topic, 600))
+    second = wire.send(1, 11, **_fetch(topic, 600))
+    correlation_id, produced = wire.receive(0, 9)
+    assert correlation_id == first
+    results = produced.responses[0].partition_responses
+    assert [(p.index, int(p.error_code), p.base_offset) for p in results] == [
+        (number, 0, 0) for number in range(600)
+    ]
+    correlation_id, fetched = wire.receive(1, 11)
+    assert correlation_id == second
+    found = fetched.responses[0].partitions
+    assert [(p.partition_index, p.high_watermark) for p in found] == [(n, 1) for n in range(600)]
+    assert sum(1 for p in found if p.records) == 600
+
+
+def test_a_parked_fetch_of_many_partitions_wakes_for_each(kept_broker, connect) -> None:
+    """What was read in slices rests, and is watched."""
+    topic = kept_broker.create_topic(partitions=300)
+    consumer, producer = connect(kept_broker.port()), connect(kept_broker.port())
+    first = consumer.ask(1, 11, **_fetch(topic, 300, session_epoch=0))
+    assert len(first.responses[0].partitions) == 300
+    moved = []
+    for epoch, number in enumerate((0, 299, 7, 150), start=1):
+        asked = {"session_id": first.session_id, "session_epoch": epoch, "max_wait": 50_000}
+        consumer.send(1, 11, **{**_fetch(topic, 0, **asked), "topics": moved})
+        values = _produce(topic, 1)
+        values["topic_data"][0]["partition_data"][0]["index"] = number
+        producer.ask(0, 9, **values)
+        _, response = consumer.receive(1, 11)
+        (answered,) = response.responses
+        (found,) = answered.partitions
+        assert (found.partition_index, bool(found.records)) == (number, True)
+        after = {"partition": number, "fetch_offset": 1, "partition_max_bytes": 1000}
+        moved = [{"topic": topic, "partitions": [after]}]

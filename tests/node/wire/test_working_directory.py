@@ -1,0 +1,86 @@
+"""Code comes from where kept is installed, never from the directory where a process starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.node.wire.test_cleaner import CONFIG, fill
+
+TRACE = "trace"
+IMPORTED_EARLY = ("platform", "json", "asyncio/__init__", "kept/__init__", "sitecustomize")
+"""Names that every child imports; each would leave a trace."""
+
+
+def plant(directory: Path) -> Path:
+    """Modules that shadow ours and Python's own; what they leave when one of them runs."""
+    trace = directory / TRACE
+    for name in IMPORTED_EARLY:
+        file = directory / f"{name}.py"
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text(f"open({str(trace)!r}, 'a').write({name!r})\nraise SystemExit(77)\n")
+    return trace
+
+
+def test_the_planted_modules_would_run(tmp_path):
+    trace = plant(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "kept.compaction.worker"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 77 and trace.read_text()
+
+
+def test_a_node_and_its_workers_run_nothing_that_lies_where_they_are_started(
+    kept_cluster, connect, tools
+):
+    cluster = kept_cluster(log_cleaner_backoff_ms=100)
+    where = Path(cluster.directory) / "node-0"
+    cluster.stop()
+    trace = plant(where)
+    cluster.start()
+    assert Path(f"/proc/{cluster.pid()}/cwd").resolve() == where.resolve()
+    topic = cluster.create_topic(config=CONFIG)
+    fill(connect(cluster.port()), topic, tools)
+    cluster.wait_until(lambda: 'event="log cleaned"' in cluster.log(), "a worker cleaned the log")
+    assert explained(cluster, topic)
+    assert not trace.exists()
+
+
+def explained(cluster, topic):
+    """What a dry run, a process of its own, says."""
+    from kept.client.http import ask_any
+
+    return ask_any(
+        cluster.bootstrap, lambda api: api.get("compaction/explain", topic=topic, partition=0)
+    )
+
+
+@pytest.mark.parametrize("how", [["-m", "kept"], ["-P", "-m", "kept"]])
+def test_a_checkout_that_runs_itself_has_its_children_find_it(tmp_path, how):
+    """Only ``python -m kept`` says that code in the working directory is wanted."""
+    root = tmp_path / "checkout"
+    package = root / "kept"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "cli.py").write_text(
+        "import json, os, subprocess, sys\n"
+        "def main():\n"
+        "    child = [sys.executable, '-P', '-c', 'import kept; print(kept.__file__)']\n"
+        "    print(json.dumps(subprocess.check_output(child, text=True).strip()))\n"
+    )
+    from kept import __main__
+
+    (package / "__main__.py").write_text(Path(__main__.__file__).read_text())
+    done = subprocess.run(
+        [sys.executable, *how, "--version"], cwd=root, capture_output=True, text=True, check=True
+    )
+    from_here = how[0] != "-P"
+    if from_here:
+        assert json.loads(done.stdout) == str(package / "__init__.py")
+    else:
+        assert str(package) not in done.stdout

@@ -1,0 +1,125 @@
+"""After a kill a directory can show that nothing written to it is lost; after a power cut not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import uuid
+
+import pytest
+
+from kept.storage import layout
+from kept.storage.directory import Birth, Checkpoint, LogDirectory
+from kept.storage.disk import Disk
+from kept.storage.errors import MachineError
+from kept.storage.types import LogConfig, TopicPartition
+from kept.testing.simulated_disk import SimulatedDisk
+
+TP = TopicPartition("t", 0)
+MARK = f"/d/{layout.RUNNING}"
+
+
+def opened(disk) -> LogDirectory:
+    return LogDirectory.open(
+        "/d", disk, cluster_id="c", node_id=1, new_directory_id=uuid.UUID(int=1), now_ms=0
+    )
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    """A disk on which a process with broker epoch 7 runs."""
+    found = SimulatedDisk()
+    directory = opened(found)
+    assert directory.proven_epoch == -1, "nobody was there before"
+    directory.mark_running(7)
+    return found
+
+
+def test_a_killed_process_leaves_the_proof(disk) -> None:
+    again = opened(disk.after_kill())
+    assert again.proven_epoch == 7 and not again.was_clean, "its logs are scanned all the same"
+
+
+def test_a_power_cut_takes_the_proof(disk) -> None:
+    disk.fsync_dir("/d")
+    for seed in range(20):
+        assert opened(disk.after_power_loss(seed)).proven_epoch == -1
+
+
+def test_a_kill_and_then_a_power_cut_prove_nothing(disk) -> None:
+    assert opened(disk.after_kill().after_power_loss(1)).proven_epoch == -1
+
+
+def test_the_proof_is_of_the_process_just_before(disk) -> None:
+    """One that did not come to register leaves the older epoch, which is not the registered one."""
+    killed = disk.after_kill()
+    opened(killed)
+    again = opened(killed.after_kill())
+    assert again.proven_epoch == 7
+    again.mark_running(9)
+    assert opened(again.disk.after_kill()).proven_epoch == 9
+
+
+def test_a_clean_stop_says_its_own_epoch(disk) -> None:
+    directory = opened(disk.after_kill())
+    directory.mark_running(9)
+    directory.close(broker_epoch=11)
+    again = opened(directory.disk)
+    assert again.was_clean and again.proven_epoch == 11
+
+
+def test_a_machine_without_a_boot_id_proves_nothing(disk) -> None:
+    killed = disk.after_kill()
+    killed.boots = None
+    again = opened(killed)
+    assert again.proven_epoch == -1
+    again.mark_running(9)
+    assert json.loads(killed.read(MARK))["brokerEpoch"] == 7, "and leaves no mark"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"7", b"[]", b"\0" * 60, b'{"version":0,"brokerEpoch":7}',
+        b'{"version":0,"brokerEpoch":"7","bootId":"boot-0"}',
+        b'{"version":1,"brokerEpoch":7,"bootId":"boot-0"}',
+        b'{"version":0,"brokerEpoch":7,"bootId":"boot-1"}', b"\xff\xfe",
+    ],
+)  # fmt: skip
+def test_a_mark_that_cannot_be_relied_on_is_none(disk, content) -> None:
+    disk.write_atomic(MARK, content)
+    assert opened(disk.after_kill()).proven_epoch == -1
+
+
+def test_a_failed_device_takes_the_proof(disk) -> None:
+    """It may have dropped what it was given, whatever the machine's run."""
+    directory = opened(disk.after_kill())
+    directory.fail(MachineError("/d/t-0/x.log", "fsync", OSError(errno.EIO, "I/O error")))
+    directory.forget_running()
+    directory.forget_running()
+    directory.mark_running(9)
+    assert opened(directory.disk.after_kill()).proven_epoch == -1
+
+
+def test_a_log_that_is_shorter_than_it_was_known_to_be_takes_the_proof(kit, disk) -> None:
+    """Damage within what was committed: the mark of the machine says nothing about that."""
+    directory = opened(disk.after_kill())
+    (log,) = directory.create_logs([Birth(TP, uuid.UUID(int=2), LogConfig())], now_ms=0)
+    for _ in range(3):
+        kit.append(log, kit.batch())
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 3})
+    again = opened(directory.disk.after_kill())
+    again.open_log(TP, None, LogConfig(), now_ms=0)
+    assert again.proven_epoch == 7
+    killed = again.disk.after_kill()
+    (path,) = [p for p, _ in killed.files() if p.endswith(".log")]
+    killed.flip_bit(path, 70)
+    again = opened(killed)
+    again.open_log(TP, None, LogConfig(), now_ms=0)
+    assert again.proven_epoch == -1
+
+
+def test_the_machines_own_name_for_its_run() -> None:
+    """Linux has one; it is the same for all that ask."""
+    found = Disk().boot_id()
+    assert found is None or str(uuid.UUID(found)) == found == Disk().boot_id()

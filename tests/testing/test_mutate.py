@@ -1,0 +1,78 @@
+"""What ``make mutate`` makes of a module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.tools import mutate
+
+SOURCE = '''"""Not a number: 1 < 2."""
+
+
+async def f(size: int, limit: int = 10) -> int:
+    log.warning("ü too large", size=size + 1)
+    if size < limit and not limit == 3:
+        await close("é")
+    elif size:
+        raise ValueError(f"{size + 1}")
+    return max(size, limit) if size else True
+'''
+
+
+def broken():
+    """(what was there, the module with it broken) of every mutant."""
+    data = SOURCE.encode()
+    return [
+        (one.was, (data[: one.start] + one.text.encode() + data[one.end :]).decode())
+        for one in mutate.mutants(SOURCE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("was", "line"),
+    [
+        ("10", "async def f(size: int, limit: int = (11)) -> int:"),
+        ("10", "async def f(size: int, limit: int = (9)) -> int:"),
+        ("size < limit", "    if (size <= limit) and not limit == 3:"),
+        ("limit == 3", "    if size < limit and not (limit != 3):"),
+        ("not limit == 3", "    if size < limit and (limit == 3):"),
+        ("size < limit and not limit == 3", "    if (size < limit or not limit == 3):"),
+        ('await close("é")', "        pass"),
+        ('raise ValueError(f"{size + 1}")', "        pass"),
+        ("max(size, limit)", "    return min(size, limit) if size else True"),
+        ("True", "    return max(size, limit) if size else False"),
+        ("max(size, limit) if size else True", "    return (True if size else max(size, limit))"),
+    ],
+)
+def test_each_kind_of_edit(was, line):
+    assert any(one == was and line in text.splitlines() for one, text in broken())
+
+
+def test_conditions_are_turned_round():
+    turned = [text for was, text in broken() if was.startswith(("if", "elif"))]
+    assert len(turned) == 2
+    assert "    if not (size < limit and (not limit == 3)):" in turned[0].splitlines()
+    assert "    elif not size:" in turned[1].splitlines()
+
+
+def test_every_mutant_is_a_module_and_differs_in_what_it_does():
+    whole = ast.dump(ast.parse(SOURCE))
+    for was, text in broken():
+        assert ast.dump(ast.parse(text)) != whole, was
+
+
+def test_docstrings_and_words_stay():
+    assert all("1 < 2." in text and 'log.warning("ü too large"' in text for _, text in broken())
+    assert not any(was == "size + 1" for was, _ in broken())
+
+
+def test_every_mapped_path_is_there():
+    for name, tests in mutate.TESTS.items():
+        assert all((mutate.ROOT / path).exists() for path in (name, *tests)), name
+    with pytest.raises(SystemExit, match="no tests are mapped to node/nowhere"):
+        mutate.tests_of("node/nowhere.py")
+    assert mutate.tests_of("node/manifests/replica.py")
+    assert Path(mutate.__file__).is_relative_to(mutate.ROOT)

@@ -204,6 +204,8 @@ class Producer(Client):
             return
         if self.history.checks.has(self.tp, self.producer_id, first.sequence, self.producer_epoch):
             self.late_duplicates += 1
+        elif self._overtaken():
+            self.world.counts["batches overtaken where the producer was not known"] += 1
         elif self.acks == -1 and not register.give_ups:
             raise Violation(
                 "sequence-refused",
@@ -215,6 +217,14 @@ class Producer(Client):
         self.first_is_there = False
         self.queue = [self._make()]
         self._retry()
+
+    def _overtaken(self) -> bool:
+        """A leader that did not know the producer any more took a later batch before the first."""
+        checks, first = self.history.checks, self.queue[0]
+        who = (self.tp, self.producer_id)
+        return checks.forgotten(*who, self.producer_epoch, first.sequence) and any(
+            checks.has(*who, one.sequence, self.producer_epoch) for one in self.queue[1:]
+        )
 
     def _retry(self) -> None:
         """Everything again, in order, to whoever leads now; what is under way is forgotten."""

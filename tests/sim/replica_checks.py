@@ -408,11 +408,28 @@ class ReplicaChecks:
         if expected is None:
             strict = batch.producer_id in self.strict and not register.give_ups
             expected = 0 if strict else batch.sequence
-        if batch.sequence != expected:
+        if batch.sequence > expected and self.forgotten(tp, *batch.identity):
+            self.world.counts["producers begun anew where they were not known"] += 1
+        elif batch.sequence != expected:
             raise Violation(
                 "sequence", f"{tp}: {batch} is committed, sequence {expected} would be next"
             )
         register.sequences[key] = batch.sequence + batch.count
+
+    def forgotten(
+        self, tp: TopicPartition, producer_id: int, producer_epoch: int, sequence: int
+    ) -> bool:
+        """Whether all that a producer had committed before a sequence is deleted.
+
+        A replica whose log began anew behind the deleted records does not know the producer, and
+        takes the first batch that comes, whatever its sequence (KIP-360; Apache Kafka, too).
+        """
+        register = self.register(tp)
+        at = bisect_left(register.batches, register.start, key=lambda known: known.last)
+        return register.start > 0 and not any(
+            known.identity[:2] == (producer_id, producer_epoch) and known.sequence < sequence
+            for known in register.batches[at:]
+        )
 
     def _isr_holds(
         self, tp: TopicPartition, register: Register, except_node: int | None = None

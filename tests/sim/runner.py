@@ -7,10 +7,12 @@ import logging
 import multiprocessing
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +31,8 @@ STAGES: Final = {
 }
 """Name -> (module, class) of a history."""
 
+AHEAD: Final = 2
+"""Histories of a processor that are begun or wait, so that none is idle behind a long one."""
 SHOWN_LINES: Final = 60
 """The end of a trace that is printed; all of it goes to a file."""
 
@@ -110,14 +114,20 @@ def _work(item: tuple[str, int]) -> Result:
 
 
 def run_many(stage: str, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
-    """Run histories, on several processors if ``jobs`` says so; results as they come."""
+    """Run histories, on several processors if ``jobs`` says so; results in the order of the seeds.
+
+    A seed is drawn when a processor is about to be free for it: ``seeds`` may end by the clock.
+    """
     items = ((stage, seed) for seed in seeds)
     gc.freeze()
     if jobs == 1:
         yield from map(_work, items)
         return
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=200) as pool:
-        yield from pool.imap_unordered(_work, items)
+        running = deque(pool.apply_async(_work, (item,)) for item in islice(items, AHEAD * jobs))
+        while running:
+            yield running.popleft().get()
+            running.extend(pool.apply_async(_work, (item,)) for item in islice(items, 1))
 
 
 def until(seconds: float, first: int) -> Iterator[int]:

@@ -55,6 +55,7 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 150
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage directories --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage crashes --seeds 24
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage strangers --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-wide --seeds 8
 endif

@@ -182,7 +182,8 @@ class RaftCore(Following):
                 return False
             if message.term > self.term + TERM_STEP:
                 self.refuse(message, f"its term {message.term} is far beyond {self.term} here")
-                self.become_follower(self.term + TERM_STEP, NO_NODE)
+                if self.is_voter or not self.in_lease:
+                    self.become_follower(self.term + TERM_STEP, NO_NODE)
                 return False
             leads = isinstance(message, Append | InstallSnapshot)
             self.become_follower(message.term, message.sender if leads else NO_NODE)

@@ -29,8 +29,6 @@ class Following(Election):
     """Told to those who ask; the core does not read it."""
     leader_directory = NO_DIRECTORY
     """The disk of the leader that was heard last."""
-    vouched: frozenset[int] = frozenset()
-    """Nodes that vote, or lead, as voters said who may know more than the log here."""
     inquired_at = -(1 << 62)
     """The tick at which voters were last asked about a node that is not known here."""
     observe_gap = 1
@@ -45,8 +43,7 @@ class Following(Election):
         What is there already stays, however old the message is: only an entry of another term in
         the same place is replaced, and everything after it.
         """
-        self.follow(message.sender)
-        self.leader_directory = message.directory_id
+        self._hear(message)
         log = self.log
         if message.acknowledged > log.last_index and message.acknowledged_by == self.directory_id:
             self.set_back = message
@@ -95,8 +92,7 @@ class Following(Election):
 
     def handle_snapshot(self, message: InstallSnapshot) -> None:
         """The leader no longer has the entries that are missing here."""
-        self.follow(message.sender)
-        self.leader_directory = message.directory_id
+        self._hear(message)
         log = self.log
         if message.last_index > log.commit_index:
             if log.matches(message.last_index, message.last_term):
@@ -117,17 +113,27 @@ class Following(Election):
 
     # Who is believed.
 
+    def _hear(self, message: Append | InstallSnapshot) -> None:
+        """The leader of this term speaks."""
+        self.follow(message.sender)
+        self.leader_directory = message.directory_id
+        if self.membership.has(message.sender, message.directory_id):
+            self.forget_vouched()
+
     def knows(self, message: Message) -> bool:
         """Whether the sender may lead, or be voted for: a voter of the log here, on its disk.
 
         A log that lags need not have all voters (Raft thesis 4.1: a new one may lead, or be the
         only one that can be elected). So where no leader is heard, the voters that are known are
         asked who votes, with :class:`Observe`; what they answer is believed of nodes that the log
-        here does not name, and, from a voter with a longer log, of another disk, too. An empty log
-        names nobody: then the nodes of the settings are believed.
+        here does not name, and, from a voter with a longer log, of another disk, too, until a known
+        leader is heard, or this node leads. An empty log names nobody: then the nodes of the
+        settings are believed.
         """
         membership, sender = self.membership, message.sender
-        if membership.has(sender, message.directory_id) or sender in self.vouched:
+        if membership.has(sender, message.directory_id) or sender in self.vouched_disks:
+            return True
+        if sender in self.vouched and sender not in membership.ids:
             return True
         if (sender, message.directory_id, message.term) == (
             self.leader_id, self.leader_directory, self.term,
@@ -157,9 +163,9 @@ class Following(Election):
         else:
             return
         named = {*hint.voters, hint.leader_id} - {NO_NODE, self.node_id}
-        if not longer:
-            named.difference_update(membership.ids)
         self.vouched |= named
+        if longer:
+            self.vouched_disks |= named.intersection(membership.ids)
 
     # Finding the leader, without a vote.
 

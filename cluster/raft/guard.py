@@ -12,7 +12,8 @@ each start. So a message whose fields contradict each other or cannot be true is
   by as many terms as there were elections, and pre-votes make no terms: 2^20 are twelve days of one
   election a second. Nodes that are further apart than that still come together: each message of
   a voter takes the one behind a step on, and does nothing else (to enter a later term, without a
-  vote in it, is always safe). Forged terms would need 2^42 messages to use the terms up.
+  vote in it, is always safe). Forged terms would need 2^42 messages to use the terms up. A node
+  that does not vote takes no step while it hears a leader: nobody would follow it there.
 """
 
 from __future__ import annotations

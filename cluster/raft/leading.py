@@ -63,6 +63,7 @@ class Leading(RaftState):
         self.attempts = 0
         self.suspect = NO_NODE
         self.deferred.clear()
+        self.forget_vouched()
         self.progress = {
             v.node_id: Progress(v.directory_id, self.log.last_index + 1, self.ticks)
             for v in self.membership.voters

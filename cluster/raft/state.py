@@ -85,6 +85,10 @@ class RaftState:
         self.deferred: dict[int, PreVote] = {}
         """Pre-votes refused for the leader's sake; granted if it turns out dead."""
         self.transferee = NO_NODE
+        self.vouched: frozenset[int] = frozenset()
+        """Nodes that vote, or lead, as others said; believed where the log here has not the id."""
+        self.vouched_disks: frozenset[int] = frozenset()
+        """The same of voters that know more than the log here: believed whatever it has."""
         self.refused: deque[tuple[int, str]] = deque(maxlen=MAX_REFUSED)
         """(sender, why) of messages that were dropped as a whole, for the shell to tell of."""
         self._free: list[Message] = []
@@ -133,6 +137,10 @@ class RaftState:
             self._after.append(message)
         else:
             self._free.append(message)
+
+    def forget_vouched(self) -> None:
+        """Here, or with a leader that is known here, is a log that names all voters."""
+        self.vouched = self.vouched_disks = frozenset()
 
     def refuse(self, message: Message, why: str) -> None:
         """Drop a message that no honest node sends, or that this node must not believe."""

@@ -12,6 +12,7 @@ from typing import Final
 ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
     "compaction-scripted": 8, "directories": 24, "crashes": 24, "compaction-wide": 40,
+    "strangers": 12,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -83,6 +84,10 @@ REQUIRED: Final = {
     "directories": (
         "processes killed", "power losses", "devices that failed", "log directories offline",
         "leaders whose device failed",
+    ),
+    "strangers": (
+        "processes killed", "messages of an unknown node", "messages of another disk",
+        "messages of a voter that says what none does", "forged fetches",
     ),
     "crashes": (
         "processes killed", "power losses", "times all died", "times two went on",

@@ -60,10 +60,12 @@ from tests.sim import (  # noqa: E402
     planted_compaction,
     planted_raft,
     planted_storage,
+    planted_strangers,
     planted_wide,
 )
 
 __all__ = [
     "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster",
-    "planted_compaction", "planted_raft", "planted_storage", "planted_wide",
+    "planted_compaction", "planted_raft", "planted_storage", "planted_strangers",
+    "planted_wide",
 ]  # fmt: skip

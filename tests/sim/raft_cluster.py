@@ -18,6 +18,7 @@ from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
+    InstallSnapshot,
     Message,
     PreVote,
     PreVoteReply,
@@ -26,6 +27,7 @@ from kept.cluster.raft.messages import (
 )
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.cluster.records import ConfigRecord, ResourceType
+from kept.cluster.snapshot import check_install
 from kept.cluster.voters import Voter
 from kept.storage.errors import KeptError, MachineError, NotController
 from tests.sim.faults import KINDS, Nemesis, Profile
@@ -92,6 +94,8 @@ class RaftApp:
         assert isinstance(message, Message)
         if not quiet(message):
             self.machine.world.note(self.machine.name, f"<- n{sender}", message)
+        if isinstance(message, InstallSnapshot) and check_install(message):
+            return  # as ``node/metadata`` does
         self.member.receive(message)
         self.pump()
 

@@ -23,6 +23,7 @@ STAGES: Final = {
     "cores": ("tests.sim.cluster", "CoresHistory"),
     "storage": ("tests.sim.cluster", "StorageHistory"),
     "directories": ("tests.sim.cluster", "DirectoriesHistory"),
+    "strangers": ("tests.sim.strangers", "StrangersHistory"),
     "crashes": ("tests.sim.crashes", "CrashesHistory"),
     "compaction": ("tests.sim.compaction", "CompactionHistory"),
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),

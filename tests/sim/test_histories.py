@@ -17,8 +17,9 @@ from tests.tools.needs import cannot_run
 SEEDS = {
     "raft": range(1, 61), "cores": range(1, 13), "storage": range(1, 25),
     "directories": range(1, 7), "crashes": range(1, 5),
+    "strangers": range(1, 7),
 }  # fmt: skip
-AT_ONCE = {"raft": 15, "cores": 3, "storage": 3, "directories": 3, "crashes": 2}
+AT_ONCE = {"raft": 15, "cores": 3, "storage": 3, "directories": 3, "crashes": 2, "strangers": 3}
 """Histories in one test: few seconds of a processor."""
 REGRESSIONS = {
     "raft": (22, 5077),  # a snapshot ahead of the log; names that a killed process left unsynced
@@ -57,6 +58,10 @@ def test_every_fault_was_generated() -> None:
     assert not missing("raft", happened["raft"])
     assert not missing("storage", happened["storage"] + happened["cores"])
     assert not missing("directories", happened["directories"] + happened["storage"])
+    assert (
+        happened["strangers"]["forged fetches"]
+        and happened["strangers"]["messages of another disk"]
+    )
     assert happened["crashes"]["times two went on"], "two of three were never enough"
 
 

@@ -30,51 +30,10 @@ from kept.cluster.raft.messages import (
 from kept.cluster.raft.ready import Role
 from kept.cluster.voters import Voter
 from kept.cluster.wal import MAX_ENTRY_BYTES, Entry
-from tests.cluster.raft.trial import Trial, data, directory, voter
+from tests.cluster.raft.forged import forged
+from tests.cluster.raft.trial import Trial, directory, voter
 
-EXTREMES = (-(2**63), -1, 0, 1, 2, 3, 5, 8, TERM_STEP, MAX_TERM, MAX_TERM + 1, 2**63 - 1)
 LARGEST_TERMS = (MAX_TERM, MAX_TERM + 1, 2**63 - 1)
-
-
-def forged(random: Random, core: Any, **head: Any) -> Message:
-    """Any message, with fields that are right, nearly right, or as large as they can be."""
-    near = (core.log.last_index, core.commit_index, core.term, core.log.last_term)
-
-    def number() -> int:
-        return random.choice((*EXTREMES, *(n + random.randint(-2, 2) for n in near)))
-
-    def entries() -> tuple[Entry, ...]:
-        first, term = random.choice((number(), core.log.last_index + 1)), number()
-        found = [Entry(term, first + n, data("x")) for n in range(random.randrange(4))]
-        return tuple(random.sample(found, len(found)) if random.random() < 0.2 else found)
-
-    voters = tuple(voter(random.randrange(5)) for _ in range(random.randrange(4)))
-    kind = random.randrange(11)
-    made: tuple[type[Message], dict[str, Any]] = (
-        (PreVote, {"last_index": number(), "last_term": number(), "suspect": random.randrange(4)}),
-        (PreVoteReply, {"granted": random.random() < 0.5}),
-        (Vote, {"last_index": number(), "last_term": number(), "transfer": random.random() < 0.5}),
-        (VoteReply, {"granted": random.random() < 0.5}),
-        (Append, {
-            "prev_index": number(), "prev_term": number(), "entries": entries(),
-            "commit_index": number(), "round": number(), "acknowledged": number(),
-        }),
-        (AppendReply, {
-            "accepted": random.random() < 0.5, "match_index": number(), "hint_index": number(),
-            "hint_term": number(), "round": number(),
-        }),
-        (InstallSnapshot, {
-            "last_index": number(), "last_term": number(), "image_bytes": b"", "voters": voters,
-        }),
-        (SnapshotReply, {"match_index": number(), "round": number()}),
-        (TimeoutNow, {}),
-        (Observe, {"last_index": number(), "last_term": number()}),
-        (LeaderHint, {
-            "leader_id": random.choice((-1, 0, 1, 2, 9, 2**31)), "last_index": number(),
-            "voters": (9, 1), "cluster_id": "x",
-        }),
-    )[kind]  # fmt: skip
-    return made[0](term=number(), **head, **made[1])
 
 
 def state(core: Any) -> tuple[Any, ...]:
@@ -271,7 +230,69 @@ def test_a_stranger_cannot_vouch_for_itself() -> None:
             LeaderHint(term=1, leader_id=sender, last_index=10**9, voters=(sender, 9), **head)
         )
         core.step(Vote(term=2, last_index=99, last_term=1, transfer=True, **head))
-        assert core.term == 1 and core.vote != sender and not core.vouched
+        assert core.term == 1 and core.vote != sender
+        assert not core.vouched and not core.vouched_disks
+
+
+def test_what_was_said_of_others_counts_until_a_known_leader_is_heard() -> None:
+    trial = settled()
+    trial.crash(0)
+    core, last = trial.core(2), trial.core(1).log.last_index
+    core.leader_id, core.elapsed = -1, 99
+    head = {"sender": 1, "to": 2, "directory_id": directory(1)}
+    core.step(LeaderHint(term=1, leader_id=1, last_index=last + 9, voters=(0, 1, 2), **head))
+    assert core.vouched_disks == {0, 1}
+    core.step(Append(term=2, prev_index=0, prev_term=0, **head))
+    assert not core.vouched_disks and not core.vouched
+    before = state(core)
+    head["directory_id"] = directory(1, 7)
+    core.step(Append(term=3, prev_index=0, prev_term=0, **head))
+    assert state(core) == before
+
+
+def test_who_formed_the_cluster_believes_no_other_disk() -> None:
+    """Founders vouch for one another before there is a log that names disks."""
+    trial = settled()
+    for node_id, core in ((n, trial.core(n)) for n in range(3)):
+        core.vouched |= {0, 1, 2} - {node_id}
+        sender = (node_id + 1) % 3
+        head = {"sender": sender, "to": node_id, "directory_id": directory(sender, 7)}
+        before = state(core)
+        core.step(Append(term=2, prev_index=0, prev_term=0, **head))
+        core.step(Vote(term=2, last_index=99, last_term=1, transfer=True, **head))
+        assert state(core) == before
+
+
+def test_who_leads_knows_all_voters() -> None:
+    trial = settled()
+    trial.core(1).vouched_disks = trial.core(1).vouched = frozenset({0, 2})
+    trial.core(0).transfer(1)
+    trial.deliver()
+    assert trial.core(1).role is Role.LEADER
+    assert not trial.core(1).vouched_disks and not trial.core(1).vouched
+
+
+def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
+    """Nobody would follow it into the later term, and it would follow nobody."""
+    trial = Trial(3, 1)
+    trial.elect(0)
+    trial.tick(12)
+    core = trial.core(3)
+    head = {"sender": 1, "to": 3, "directory_id": directory(1)}
+    core.step(VoteReply(term=2 * TERM_STEP, granted=False, **head))
+    assert core.term == 1 and core.leader_id == 0
+    core.elapsed = 99
+    core.step(VoteReply(term=2 * TERM_STEP, granted=False, **head))
+    assert core.term == 1 + TERM_STEP
+
+
+def test_the_largest_that_honest_nodes_send_pass() -> None:
+    entry = Entry(3, 2, bytes(MAX_ENTRY_BYTES))
+    full = tuple(Voter(n, directory(n)) for n in range(MAX_VOTERS))
+    head = {"term": 3, "sender": 1, "to": 0, "last_index": 1}
+    assert not flaw(Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=(entry,)))
+    assert not flaw(InstallSnapshot(last_term=3, image_bytes=b"", voters=full, **head))
+    assert not flaw(LeaderHint(leader_id=1, voters=tuple(range(MAX_VOTERS)), **head))
 
 
 def test_asking_who_a_stranger_is_has_its_measure() -> None:

@@ -136,6 +136,9 @@ def decode_history(path: str, data: bytes) -> ReplicaHistory:
     found = ReplicaHistory(node_id, applied_index, observed_index)
     at = _HEADER.size + _COUNT.size
     (count,) = _COUNT.unpack_from(data, _HEADER.size)
+    rest = len(data) - 4 - at - count * _REMOVED.size - _COUNT.size
+    if rest < 0 or rest % _UNCLEAN.size:
+        raise DamagedData(path, _HEADER.size, -1, f"{len(data)} bytes do not hold {count} replicas")
     for topic_id, partition in _REMOVED.iter_unpack(data[at : at + count * _REMOVED.size]):
         found.removed.add((UUID(bytes=topic_id), partition))
     at += count * _REMOVED.size + _COUNT.size

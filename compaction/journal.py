@@ -20,7 +20,13 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from kept.compaction.manifest import Identity, Manifest, decode_sections, encode_sections
+from kept.compaction.manifest import (
+    Identity,
+    Manifest,
+    decode_bitmap,
+    decode_sections,
+    encode_sections,
+)
 from kept.compaction.survey import Survey
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
@@ -193,7 +199,7 @@ def _parts(path: str, data: memoryview) -> Iterator[tuple[int, BitMap]]:
         at += _PART.size
         if size < 0 or size > len(data) - at:
             raise DamagedData(path, at, -1, "a bitmap is cut off")
-        yield base, BitMap.deserialize(bytes(data[at : at + size]))
+        yield base, decode_bitmap(path, at, data[at : at + size])
         at += size
 
 

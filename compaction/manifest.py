@@ -243,6 +243,14 @@ def encode_sections(magic: bytes, version: int, sections: dict[bytes, bytes]) ->
 # Decoding.
 
 
+def decode_bitmap(path: str, position: int, content: Buffer) -> BitMap:
+    """A roaring bitmap. Raises DamagedData with path and position."""
+    try:
+        return BitMap.deserialize(bytes(content))
+    except (ValueError, IndexError) as error:
+        raise DamagedData(path, position, -1, f"no bitmap: {error}") from error
+
+
 class _Reader:
     """Takes values off the front of a section."""
 
@@ -264,7 +272,8 @@ class _Reader:
         return found
 
     def bitmap(self) -> BitMap:
-        return BitMap.deserialize(bytes(self.take(self.number("I"))))
+        content = self.take(self.number("I"))
+        return decode_bitmap(self._path, self._at - len(content), content)
 
     def has_more(self) -> bool:
         return self._at < len(self._data)

@@ -16,9 +16,10 @@ from typing import Final
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
 from kept.storage.layout import decode_uuid, encode_uuid
-from kept.storage.types import TopicPartition
+from kept.storage.types import MAX_INT64, TopicPartition
 
 VERSION: Final = 0
+_INT64_DIGITS: Final = 19
 
 
 def _write(disk: Disk, path: str, lines: list[str]) -> None:
@@ -43,7 +44,7 @@ def _parse(path: str, data: bytes, fields: int) -> list[list[str]]:
         raise DamagedData(path, error.start, -1, "not text") from error
     if lines[0] != str(VERSION):
         raise DamagedData(path, 0, -1, f"version {lines[0][:20]!r}, expected {VERSION}")
-    if len(lines) < 2 or not lines[1].isdecimal():
+    if len(lines) < 2 or not _is_int(lines[1]):
         raise DamagedData(path, 2, -1, "the second line is no count")
     entries = [line.split(" ") for line in lines[2:] if line]
     if len(entries) != int(lines[1]):
@@ -55,7 +56,11 @@ def _parse(path: str, data: bytes, fields: int) -> list[list[str]]:
 
 
 def _is_int(text: str) -> bool:
-    return text.isdecimal() or (text[:1] == "-" and text[1:].isdecimal())
+    """Whether it is an int64, in ASCII digits."""
+    digits = text.removeprefix("-")
+    return (
+        digits.isdecimal() and len(digits) <= _INT64_DIGITS and -MAX_INT64 <= int(text) <= MAX_INT64
+    )
 
 
 def parse_checkpoint(path: str, data: bytes) -> list[list[str]]:
@@ -127,7 +132,7 @@ def read_clean_shutdown(disk: Disk, path: str) -> int | None:
         return None
     try:
         epoch = json.loads(data)["brokerEpoch"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return -1
     return epoch if isinstance(epoch, int) else -1
 
@@ -145,7 +150,7 @@ def read_running(disk: Disk, path: str) -> tuple[int, str] | None:
     try:
         mark = json.loads(disk.read(path))
         version, epoch, boot_id = mark["version"], mark["brokerEpoch"], mark["bootId"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if version != 0 or not isinstance(epoch, int) or not isinstance(boot_id, str):
         return None

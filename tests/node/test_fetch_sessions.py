@@ -136,6 +136,16 @@ def test_followers_give_way_to_nobody_and_consumers_to_them():
     assert full.open(named(1, replica=2), False, 0)[1] is not None
 
 
+def test_a_follower_takes_the_slot_of_a_consumer_and_of_no_follower():
+    sessions = small_cache(slots=2)
+    follower = sessions.open(named(1, replica=2), False, 0)[1]
+    consumer = sessions.open(named(1), False, 0)[1]
+    assert sessions.open(named(1, replica=3), False, 0)[1] is not None
+    assert consumer.closed and not follower.closed
+    assert sessions.open(named(1, replica=4), False, 0) == (0, None)
+    assert not follower.closed
+
+
 def test_a_session_that_outgrows_the_cache_is_closed():
     sessions = small_cache()
     grows, other = (sessions.open(named(400), False, 0)[1] for _ in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 
 import pytest
@@ -99,6 +100,32 @@ def test_errors_name_the_path_and_the_call(tmp_path) -> None:
         disk.listdir(str(tmp_path / "file"))
     with pytest.raises(MachineError, match="rmdir"):
         disk.rmdir(str(tmp_path))
+
+
+def test_a_directory_that_is_gone_is_a_failing_disk(tmp_path, monkeypatch) -> None:
+    disk = Disk({})
+    gone = tmp_path / "gone"
+    with pytest.raises(MachineError, match="gone"):
+        disk.fsync_dir(str(gone))
+    with pytest.raises(MachineError, match="gone"):
+        disk.write_atomic(f"{gone}/a", b"1")
+    gone.mkdir()
+    monkeypatch.setattr(disk, "fsync", lambda _: shutil.rmtree(gone))
+    with pytest.raises(MachineError, match="gone"):
+        disk.write_atomic(f"{gone}/a", b"1")
+
+
+def test_a_lock_notices_that_another_file_has_its_name(tmp_path) -> None:
+    path = tmp_path / ".lock"
+    lock = Disk({}).lock(str(path))
+    lock.verify()
+    path.rename(tmp_path / "moved")
+    with pytest.raises(MachineError, match="removed, moved or replaced"):
+        lock.verify()
+    path.touch()
+    with pytest.raises(MachineError, match="removed, moved or replaced"):
+        lock.verify()
+    lock.release()
 
 
 def test_a_full_device_is_a_machine_error() -> None:

@@ -88,6 +88,7 @@ def test_an_epoch_that_was_not_saved_is_saved_by_the_next_append():
         append(log, epoch=3)
     assert log.log_end_offset == 0
     append(log, epoch=3)
+    assert disk.read("/log/t-0/leader-epoch-checkpoint").endswith(b"\n3 0\n")
     assert opened(disk.after_power_loss(1)).leader_epochs.entries == [(3, 0)]
 
 
@@ -187,3 +188,27 @@ def test_closed_segments_are_closed_only_when_they_are_durable(tmp_path):
     assert first._file is None
     append(log)
     assert offsets(log) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["open", "listdir"])
+def test_what_can_be_opened_again_is_closed_where_no_descriptor_is_left(
+    name, tmp_path, monkeypatch
+):
+    disk = Disk({})
+    holder = Holder(disk, f"{tmp_path}/a")
+    original = getattr(os, name)
+
+    def refused(*given):
+        if holder.file is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return original(*given)
+
+    monkeypatch.setattr(os, name, refused)
+    call = {
+        "open": lambda: disk.open_read(f"{tmp_path}/a"),
+        "listdir": lambda: disk.listdir(str(tmp_path)),
+    }[name]
+    with pytest.raises(ResourceExhausted, match="Too many open files"):
+        call()
+    disk.can_close(holder)
+    assert call()

@@ -286,6 +286,30 @@ def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
     assert core.term == 1 + TERM_STEP
 
 
+def test_a_stranger_gets_no_promise_of_a_vote() -> None:
+    trial = settled()
+    core = trial.core(2)
+    core.leader_id, core.elapsed = -1, 99
+    core.take_messages()
+    for sender, disk in ((9, 0), (1, 7)):
+        head = {"sender": sender, "to": 2, "directory_id": directory(sender, disk)}
+        core.step(PreVote(term=2, last_index=99, last_term=1, **head))
+    assert not [m for m in core.take_messages() if isinstance(m, PreVoteReply)]
+
+
+def test_a_leader_follows_nobody_in_its_own_term() -> None:
+    trial = settled()
+    leader = trial.core(0)
+    before = state(leader)
+    head = {"sender": 1, "to": 0, "directory_id": directory(1)}
+    leader.step(Append(term=1, prev_index=0, prev_term=0, **head))
+    leader.step(
+        InstallSnapshot(term=1, last_index=9, last_term=1, image_bytes=b"", voters=(), **head)
+    )
+    assert state(leader) == before
+    leader.check_invariants()
+
+
 def test_the_largest_that_honest_nodes_send_pass() -> None:
     entry = Entry(3, 2, bytes(MAX_ENTRY_BYTES))
     full = tuple(Voter(n, directory(n)) for n in range(MAX_VOTERS))

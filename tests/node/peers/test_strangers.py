@@ -9,14 +9,19 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 
-from kept.cluster.raft.messages import Vote
+from kept.cluster.raft.messages import InstallSnapshot, Vote
 from kept.node.config_listeners import Voter
 from kept.node.peers import convert, greeting, grpc_options
-from kept.node.peers.calls import AllocateProducerIdsReply, AllocateProducerIdsRequest
+from kept.node.peers.calls import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+)
 from kept.node.peers.greeting import HELLO
 from kept.node.peers.identity import Hello, check
 from kept.node.proto import peers_pb2
-from kept.storage.errors import CorruptMessage, PolicyViolation
+from kept.storage.errors import CorruptMessage, NetworkException, PolicyViolation
 from tests.node.peers.test_peers import append
 
 STRANGER = Hello("", 9, uuid.UUID(int=9), directory_id=uuid.UUID(int=99))
@@ -112,6 +117,38 @@ def test_a_node_speaks_in_its_own_name(play):
         with pytest.raises(PolicyViolation, match="in the name of node 3, from node 1"):
             await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(3, 5))
         await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(1, 5))
+
+    play(scene)
+
+
+def test_heartbeats_are_in_ones_own_name(play):
+    async def scene(net):
+        one, two = await net.node(1), await net.node(2)
+
+        async def heartbeat(request):
+            return HeartbeatReply(False, False, 1)
+
+        two.peers.serve("Heartbeat", heartbeat)
+        one.peers.hold_control(2)
+        await one.peers.heartbeat(HeartbeatRequest(1, 1, 5))
+        with pytest.raises(PolicyViolation, match="in the name of node 3, from node 1"):
+            await one.peers.heartbeat(HeartbeatRequest(3, 1, 5))
+
+    play(scene)
+
+
+def test_a_snapshot_of_who_is_no_voter_is_refused_before_it_is_taken(play):
+    async def scene(net):
+        one, two = await net.node(1), await net.node(2)
+        one.peers.send(append(1, 2, 0))
+        await two.messages.get()
+        two.peers.believes = lambda _: False
+        snapshot = InstallSnapshot(
+            term=1, sender=1, to=2, last_index=9, last_term=1, image_bytes=b"x", voters=()
+        )
+        with pytest.raises((NetworkException, grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            await one.peers._channels[2]._send_snapshot(snapshot)
+        assert two.messages.empty()
 
     play(scene)
 

@@ -10,13 +10,16 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kept.client import protocol
 from kept.node.connection_quota import ConnectionQuota
+from kept.node.handlers import voters
 from kept.node.listener import may_change_voters
+from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster
 
 HOUR_MS = 3_600_000
@@ -193,3 +196,23 @@ def test_a_quota_counts_in_all_and_for_each_address() -> None:
 )  # fmt: skip
 def test_who_votes_is_not_for_every_client(between_nodes: bool, host: str, allowed: bool) -> None:
     assert may_change_voters(between_nodes, host) is allowed
+
+
+@pytest.mark.parametrize(
+    ("listener", "host"), [("CLIENTS", "10.1.2.3"), ("NODES", "10.1.2.3"), ("CLIENTS", "127.0.0.1")]
+)
+def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener, host) -> None:
+    voting = object()
+    node = SimpleNamespace(
+        cluster_id="c",
+        config=SimpleNamespace(node_listener=SimpleNamespace(name="NODES")),
+        membership=SimpleNamespace(controlling=SimpleNamespace(voting=voting)),
+        node_endpoint=lambda: ("here", 9192),
+    )
+    ctx: Any = SimpleNamespace(node=node, listener_name=listener, client_host=host)
+    request = SimpleNamespace(cluster_id="c")
+    if (listener, host) == ("CLIENTS", "10.1.2.3"):
+        with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):
+            voters._voting(ctx, request)
+    else:
+        assert voters._voting(ctx, request) is voting

@@ -1,0 +1,385 @@
+"""The largest requests that a node takes, of every API that it serves; and how long each holds its
+loop.
+
+For each version's schema each array in turn is made as long as ``kept.request.max.entries`` allows,
+its elements with one element in each array of their own, everything else short. Names are those of
+topics and groups that exist, or invented. ``python -m tests.node.largest_requests`` prints a table
+of the longest callback for each, against a node of many partitions; ``--help`` says what it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import struct
+import sys
+import tempfile
+import time
+import uuid
+from asyncio import events
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from kio.static.constants import EntityType
+
+from kept.client import protocol
+from kept.node import api
+from kept.node.process import GC_THRESHOLDS
+from kept.storage.records import build_batch
+from tests.node.conftest import Lone
+
+Path = tuple[str, ...]
+
+TOPIC: Final = "many"
+GROUP: Final = "g"
+TOPIC_NAMES: Final = frozenset({"topic", "topic_name"})
+ALSO_TOPICS: Final = frozenset({1, 2, 3, 8, 9, 19, 20, 21, 37, 45, 46, 47, 75})
+"""APIs whose ``name`` is a topic's, at the outer level."""
+NUMBERS: Final = {
+    "replica_id": -1, "session_epoch": -1, "max_bytes": 1 << 20, "partition_max_bytes": 1,
+    "current_leader_epoch": -1, "committed_leader_epoch": -1, "acks": 1, "timeout": 1000,
+    "max_wait": 0, "session_timeout": 10_000, "rebalance_timeout": 10_000, "resource_type": 2,
+    "num_partitions": 1, "replication_factor": 1, "count": 1, "response_partition_limit": 1 << 30,
+    "generation_id_or_member_epoch": -1, "generation_id": -1, "member_epoch": -1, "timestamp": -1,
+    "last_fetched_epoch": -1, "log_start_offset": -1, "retention_time": -1, "endpoint_type": 1,
+    "resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1,
+    "producer_id": -1, "producer_epoch": -1, "transaction_timeout": 1000, "broker_id": 77,
+    "voter_id": 77, "leader_epoch": 0, "broker_ids": 0, "replicas": 0, "port": 1,
+}  # fmt: skip
+"""Fields that mean something only with such a value; all others count up."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One request: which array of it is long, and whether what it names exists."""
+
+    api: api.Api
+    version: int
+    path: Path
+    known: bool
+
+    def __str__(self) -> str:
+        names = "known" if self.known else "unknown"
+        return f"{self.api.name} v{self.version} {'.'.join(self.path) or '-'} {names}"
+
+
+def shapes(version_pick: Any = None) -> Iterator[Shape]:
+    """Every API in its oldest and newest version, each array of it long."""
+    for served in api.APIS:
+        if served.key == api.API_VERSIONS:
+            continue
+        oldest = max(served.min_version, served.refused_below)
+        for version in sorted({oldest, served.max_version}):
+            if version_pick is not None and version != version_pick(served):
+                continue
+            cls = protocol.message_type(served.key, version, EntityType.request)
+            paths = list(_arrays(cls, ())) or [()]
+            for path in paths:
+                for known in (True, False):
+                    yield Shape(served, version, path, known)
+
+
+def _element(hint: Any) -> Any:
+    """What an array holds; None for any other field."""
+    if get_origin(hint) is not tuple:
+        hint = next((arg for arg in get_args(hint) if get_origin(arg) is tuple), None)
+    return None if hint is None else get_args(hint)[0]
+
+
+def _arrays(cls: Any, above: Path) -> Iterator[Path]:
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        element = _element(hints[field.name])
+        if element is not None and "tag" not in field.metadata:
+            yield (*above, field.name)
+            if hasattr(element, "__dataclass_fields__"):
+                yield from _arrays(element, (*above, field.name))
+
+
+class Filler:
+    """Makes the values of a request. ``topics`` exist, with ``partitions`` each."""
+
+    def __init__(self, topics: list[tuple[str, uuid.UUID]], partitions: int, entries: int) -> None:
+        self.topics = topics
+        self.partitions = partitions
+        self.entries = entries
+
+    def frame(self, shape: Shape) -> bytes:
+        """The whole request."""
+        cls = protocol.message_type(shape.api.key, shape.version, EntityType.request)
+        count = (self.entries - 10) // self._weight(cls, shape.path)
+        values = self._message(cls, shape, (), 0, count)
+        return protocol.encode_request(shape.api.key, shape.version, 7, "stalls", values)
+
+    def _weight(self, cls: Any, path: Path) -> int:
+        """Entries of one element of the array at ``path``, itself included."""
+        for name in path:
+            cls = _element(get_type_hints(cls)[name])
+        return 1 + self._below(cls)
+
+    def _below(self, cls: Any) -> int:
+        if not hasattr(cls, "__dataclass_fields__"):
+            return 0
+        total = 0
+        for hint in get_type_hints(cls).values():
+            element = _element(hint)
+            if element is not None:
+                total += 1 + self._below(element)
+        return total
+
+    def _message(self, cls: Any, shape: Shape, at: Path, number: int, count: int) -> dict[str, Any]:
+        hints = get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            if "tag" in field.metadata:
+                continue
+            path = (*at, field.name)
+            element = _element(hints[field.name])
+            kind = str(field.metadata.get("kafka_type", "entity"))
+            if element is None:
+                values[field.name] = self._value(shape, path, kind, number)
+                continue
+            on_path = shape.path[: len(path)] == path
+            below = at[: len(shape.path)] == shape.path
+            length = count if path == shape.path else 1 if on_path or below else 0
+            if hasattr(element, "__dataclass_fields__"):
+                values[field.name] = [
+                    self._message(element, shape, path, one, count) for one in range(length)
+                ]
+            else:
+                values[field.name] = [
+                    self._value(shape, path, kind, one) for one in range(length)
+                ]
+        return values
+
+    def _value(self, shape: Shape, path: Path, kind: str, number: int) -> Any:  # noqa: PLR0911
+        name = path[-1]
+        if kind == "bool":
+            return False
+        if kind == "uuid":
+            if not shape.known:
+                return uuid.UUID(int=(1 << 100) + number)
+            return self.topics[number % len(self.topics)][1]
+        if kind in ("bytes", "records"):
+            return b"none"
+        if kind == "entity":
+            return None
+        if kind != "string":
+            value = NUMBERS.get(name, number)
+            many = "partition" in name or name == "index"
+            value = value % self.partitions if many and shape.known else value
+            return min(value, 2) if kind == "int8" else value
+        return self._text(shape, path, number)
+
+    def _text(self, shape: Shape, path: Path, number: int) -> Any:
+        name, key = path[-1], shape.api.key
+        if name in ("transactional_id", "group_instance_id", "cluster_id"):
+            return None if key not in (80, 81) else "elsewhere"
+        if name in ("group_id",) and len(path) == 1 and key in (8, 9, 47):
+            return GROUP
+        topic = name in TOPIC_NAMES or (name == "name" and len(path) == 2 and key in ALSO_TOPICS)
+        if topic or name == "resource_name" or path == ("topics",):
+            if shape.known and key not in (19, 20):
+                return self.topics[number % len(self.topics)][0]
+            return f"none-{number}"
+        if name == "name" and "configs" in path and shape.known:
+            return "retention.ms"
+        if name == "value":
+            return str(1000 + number)
+        if name == "group_id":
+            return f"{GROUP}-{number}"
+        return f"{name}-{number}"
+
+
+async def exchange(port: int, frame: bytes) -> int:
+    """Send a request and read its answer to the end; the answer's size, 0 if there is none."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    try:
+        writer.write(frame)
+        (size,) = struct.unpack(">i", await reader.readexactly(4))
+        left = size
+        while left:
+            left -= len(await reader.read(left))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0
+    finally:
+        writer.close()
+    return int(size)
+
+
+class Longest:
+    """CPU seconds of the longest callback of any loop since the last :meth:`reset`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.what = ""
+        self._run = events.Handle._run
+
+    def install(self) -> None:
+        """Measure from now on."""
+        original, longest = self._run, self
+
+        def timed(handle: events.Handle) -> None:
+            started = time.thread_time()
+            original(handle)
+            took = time.thread_time() - started
+            if took > longest.seconds:
+                longest.seconds, longest.what = took, repr(handle)[:150]
+
+        events.Handle._run = timed  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Measure no more."""
+        events.Handle._run = self._run  # type: ignore[method-assign]
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.seconds, self.what = 0.0, ""
+
+
+def collect_as_a_node() -> None:
+    """Garbage is collected as in a node's process, where only what came since is looked at."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def questions(topics: list[str], groups: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Small requests with large answers: about everything that a node has."""
+
+    def ask(key: int, version: int, **values: Any) -> tuple[str, bytes]:
+        frame = protocol.encode_request(key, version, 7, "stalls", values)
+        return f"{api.served()[key].name} v{version} of all", frame
+
+    every_config = [
+        {"resource_type": 2, "resource_name": name, "configuration_keys": None} for name in topics
+    ]
+    told = {"include_synonyms": True, "include_documentation": True}
+    fetched = [{"group_id": group, "topics": None} for group in groups]
+    for version in (1, 13):
+        yield ask(3, version, topics=None)
+    yield ask(0, 3, **produced(topics))
+    yield ask(16, 5, states_filter=(), types_filter=())
+    yield ask(15, 6, groups=groups, include_authorized_operations=True)
+    yield ask(9, 8, groups=fetched, require_stable=True)
+    yield ask(9, 2, group_id=GROUP, topics=None)
+    yield ask(32, 4, resources=every_config, **told)
+    yield ask(35, 5, topics=None)
+    yield ask(43, 2, election_type=0, topic_partitions=None, timeout=1000)
+    yield ask(46, 0, topics=None, timeout=1000)
+    wanted = [{"name": name} for name in topics]
+    yield ask(75, 0, topics=wanted, response_partition_limit=100_000, cursor=None)
+    for path in PATHS:
+        target = path.format(topic=topics[0], group=GROUP)
+        head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        yield target, head.encode()
+
+
+def produced(topics: list[str]) -> dict[str, Any]:
+    """A real batch for the first partition of every topic."""
+    batch = build_batch([(0, b"k", b"v", ())])
+    data = [{"name": name, "partition_data": [{"index": 0, "records": batch}]} for name in topics]
+    return {"transactional_id": None, "acks": 1, "timeout": 1000, "topic_data": data}
+
+
+PATHS: Final = (
+    "/metrics", "/api/v1/cluster", "/api/v1/topics", "/api/v1/topics/{topic}", "/api/v1/groups",
+    "/api/v1/groups/{group}", "/api/v1/compaction", "/api/v1/cleaner", "/api/v1/quorum",
+    "/api/v1/pulse", "/api/v1/compaction/passes", "/api/v1/compaction/history",
+    "/api/v1/compaction/lost", "/api/v1/compaction/digests",
+)  # fmt: skip
+
+
+def committed(group: str, topics: list[str], partitions: int) -> bytes:
+    """Offsets of all partitions, for one group."""
+    wanted = [
+        {"partition_index": number, "committed_offset": 1, "committed_leader_epoch": -1,
+         "committed_metadata": ""} for number in range(partitions)
+    ]  # fmt: skip
+    values = {
+        "group_id": group, "generation_id_or_member_epoch": -1, "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": name, "partitions": wanted} for name in topics],
+    }  # fmt: skip
+    return protocol.encode_request(8, 8, 7, "stalls", values)
+
+
+class Table:
+    """A started node, and a line for each request that it was sent."""
+
+    def __init__(self, lone: Lone, longest: Longest, at_least_ms: float) -> None:
+        self.lone = lone
+        self.longest = longest
+        self.at_least_ms = at_least_ms
+
+    def add(self, name: str, frame: bytes) -> None:
+        """Send a request, Kafka's or HTTP's, and print how it went."""
+        lone, longest = self.lone, self.longest
+        gc.collect()
+        longest.reset()
+        started = time.perf_counter()
+        send = fetch_page if frame[:4] == b"GET " else exchange
+        size = lone.run(asyncio.wait_for(send(lone.port, frame), 300))
+        took = time.perf_counter() - started
+        if 1000 * longest.seconds >= self.at_least_ms:
+            print(
+                f"{1000 * longest.seconds:7.1f} ms  {name}  {len(frame)} -> {size} bytes"
+                f" in {took:.2f} s  {longest.what}",
+                flush=True,
+            )
+
+
+async def fetch_page(port: int, request: bytes) -> int:
+    """Bytes of the answer to an HTTP request that ends with its connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    size = 0
+    while data := await reader.read(1 << 16):
+        size += len(data)
+    writer.close()
+    return size
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topics", type=int, default=10)
+    parser.add_argument("--partitions", type=int, default=50, help="of each topic")
+    parser.add_argument("--groups", type=int, default=10)
+    parser.add_argument("--entries", type=int, default=25_000)
+    parser.add_argument("--only", default="", help="a part of the request's name")
+    parser.add_argument("--answers", action="store_true", help="small requests, large answers")
+    parser.add_argument("--at-least-ms", type=float, default=0.0)
+    options = parser.parse_args()
+    longest = Longest()
+    with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
+        lone = Lone(runner, directory)
+        longest.install()
+        for number in range(options.topics):
+            lone.create(f"{TOPIC}-{number}", options.partitions)
+        print(f"{1000 * longest.seconds:7.1f} ms  creating topics  {longest.what}", flush=True)
+        topics = [(t.name, t.topic_id) for t in lone.node.image.topics.values()]
+        lone.ask(10, 4, key_type=0, coordinator_keys=[GROUP])
+        table = Table(lone, longest, options.at_least_ms)
+        collect_as_a_node()
+        names, groups = [name for name, _ in topics], [f"{GROUP}-{n}" for n in range(options.groups)]
+        if options.answers:
+            for number, group in enumerate([GROUP, *groups]):
+                frame = committed(group, names[: 1 if number else None], options.partitions)
+                lone.run(exchange(lone.port, frame))
+            for name, frame in questions(names, groups):
+                if options.only in name:
+                    table.add(name, frame)
+        else:
+            filler = Filler(topics, options.partitions, options.entries)
+            for shape in shapes():
+                if options.only in str(shape):
+                    table.add(str(shape), filler.frame(shape))
+        longest.remove()
+        lone.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

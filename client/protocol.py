@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import io
 import struct
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -30,6 +30,7 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i32
 
 from kept.client.bounds import NO_LIMIT, program
+from kept.client.steps import Steps, finished
 from kept.client.wire import skip_tags
 from kept.storage.errors import (
     CorruptMessage,
@@ -214,18 +215,12 @@ def encode_response(
     api_key: int, version: int, correlation_id: int, values: Values | bytes
 ) -> bytes:
     """A whole response frame: length, header, body (bytes: a body that is encoded already)."""
-    steps = response_steps(api_key, version, correlation_id, values)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        frame: bytes = end.value
-        return frame
+    return finished(response_steps(api_key, version, correlation_id, values))
 
 
 def response_steps(
     api_key: int, version: int, correlation_id: int, values: Values | bytes
-) -> Generator[None, None, bytes]:
+) -> Steps[bytes]:
     """:func:`encode_response` for whoever has other things to do: yields after each element."""
     cls = message_type(api_key, version, EntityType.response)
     # ApiVersions answers with header v0 always, so that any client can read it (KIP-511).
@@ -241,14 +236,14 @@ def response_steps(
     return out.getvalue()
 
 
-def body_steps(api_key: int, version: int, values: Values) -> Generator[None, None, bytes]:
+def body_steps(api_key: int, version: int, values: Values) -> Steps[bytes]:
     """As :func:`response_steps`, the body alone."""
     out = io.BytesIO()
     yield from _write_steps(message_type(api_key, version, EntityType.response), values, out)
     return out.getvalue()
 
 
-def _write_steps(cls: Any, values: Values, out: io.BytesIO) -> Generator[None, None, None]:
+def _write_steps(cls: Any, values: Values, out: io.BytesIO) -> Steps[None]:
     """Write a message field by field, its arrays of messages element by element: kio writes what is
     left. Yields after each element.
     """

@@ -9,6 +9,11 @@ Bytes = bytes | bytearray | memoryview
 _LAST_SHIFT = 28
 """An unsigned varint has at most 5 bytes of 7 bits."""
 
+MAX_TAGS = 1024
+"""Tagged fields of one section. No message of Kafka's has ten, and each costs a microsecond here:
+a header could hold fifty million.
+"""
+
 
 def read_uvarint(data: Bytes, position: int) -> tuple[int, int]:
     """(value, position after it). Raises CorruptMessage at the end of data and over 5 bytes."""
@@ -41,9 +46,18 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
+def _tag_count(data: Bytes, position: int) -> tuple[int, int]:
+    count, after = read_uvarint(data, position)
+    if count > MAX_TAGS:
+        raise CorruptMessage(f"{count} tagged fields; {MAX_TAGS} are the most")
+    return count, after
+
+
 def skip_tags(data: Bytes, position: int) -> int:
-    """The position after a section of tagged fields. Raises CorruptMessage."""
-    count, position = read_uvarint(data, position)
+    """The position after a section of tagged fields. Raises CorruptMessage, also for more fields
+    than :data:`MAX_TAGS`.
+    """
+    count, position = _tag_count(data, position)
     for _ in range(count):
         _, position = read_uvarint(data, position)
         size, position = read_uvarint(data, position)
@@ -54,8 +68,8 @@ def skip_tags(data: Bytes, position: int) -> int:
 
 
 def tags(data: Bytes, position: int) -> tuple[list[tuple[int, int, int]], int]:
-    """([(tag, start, end)], position after the section). Raises CorruptMessage."""
-    count, position = read_uvarint(data, position)
+    """([(tag, start, end)], position after the section). Raises as :func:`skip_tags`."""
+    count, position = _tag_count(data, position)
     found = []
     for _ in range(count):
         tag, position = read_uvarint(data, position)

@@ -172,28 +172,29 @@ class Admin:
         """Every topic in a line: ``{"topics": [...]}``."""
         found = []
         for number, topic in enumerate(sorted(self._node.image.topics.values(), key=_name)):
-            found.append(self._summary(topic))
+            found.append(await self._summary(topic))
             await breathe(number)
         return {"topics": found}
 
-    def _summary(self, topic: TopicImage) -> dict[str, Any]:
-        partitions = [
-            self._node.partitions.get(TopicPartition(topic.name, record.partition))
-            for record in topic.partitions
-        ]
+    async def _summary(self, topic: TopicImage) -> dict[str, Any]:
+        size_bytes = offline = 0
+        policy: list[str] = []
+        for number, record in enumerate(topic.partitions):
+            partition = self._node.partitions.get(TopicPartition(topic.name, record.partition))
+            if partition is not None:
+                size_bytes += partition.log.size_bytes
+                policy = policy or sorted(partition.log.config.cleanup_policy)
+            offline += self._offline(topic.name, record) is not None
+            await breathe(number)
         return {
             "name": topic.name,
             "topic_id": str(topic.topic_id),
             "internal": topic.name in INTERNAL_TOPICS,
             "partition_count": len(topic.partitions),
             "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else 0,
-            "size_bytes": sum(p.log.size_bytes for p in partitions if p is not None),
-            "cleanup_policy": next(
-                (sorted(p.log.config.cleanup_policy) for p in partitions if p is not None), []
-            ),
-            "offline_partitions": sum(
-                1 for r in topic.partitions if self._offline(topic.name, r) is not None
-            ),
+            "size_bytes": size_bytes,
+            "cleanup_policy": policy,
+            "offline_partitions": offline,
             "under_replicated_partitions": sum(map(is_under_replicated, topic.partitions)),
         }
 
@@ -222,7 +223,7 @@ class Admin:
             partitions.append(self._partition(name, record, segments))
             await breathe(number)
         found = {
-            **self._summary(topic),
+            **await self._summary(topic),
             "config": settings_given(self._node.image, ResourceType.TOPIC, name),
             "broker_defaults": self._node.config.topic_defaults(),
             "partitions": partitions,

@@ -35,6 +35,8 @@ API_VERSIONS: Final = 18
 
 SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """What KIP-511 allows as a client's software name and version."""
+LONGEST_SOFTWARE_NAME: Final = 32_768
+"""A string of Kafka's is 32,767 bytes at most; as a varint's value that is one more."""
 
 Answer = Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None
 Handler = Callable[["RequestContext", Any], "Answer | Sliced[Answer]"]
@@ -199,7 +201,8 @@ def answer_api_versions(version: int, body: memoryview) -> bytes:
         position = 0
         for _ in range(2):
             size, position = read_uvarint(body, position)
-            if not SOFTWARE_NAME.fullmatch(body[position : position + max(size - 1, 0)]):
+            name = body[position : position + max(size - 1, 0)]
+            if size > LONGEST_SOFTWARE_NAME or not SOFTWARE_NAME.fullmatch(name):
                 return _api_versions_body(version, error_codes.INVALID_REQUEST)
             position += size - 1
         skip_tags(body, position)

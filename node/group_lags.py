@@ -2,8 +2,8 @@
 
 Groups lie with their coordinators and high watermarks with the leaders, so this node asks the
 others in Kafka's protocol (:class:`kept.node.rpc.gateway.Gateway`): one ListGroups, DescribeGroups
-and OffsetFetch a coordinator, one ListOffsets a leader. A node that does not answer leaves out
-what it has, and that is said (``unanswered``).
+and OffsetFetch a group, one ListOffsets a thousand partitions of a leader. A node that does not
+answer leaves out what it has, and that is said (``unanswered``).
 
 Limits: :data:`MAX_GROUPS` are looked at, the others only counted; a name says which are wanted.
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.groups import decode_assignment
 from kept.client.records import LATEST
 from kept.node.rpc.gateway import Gateway
+from kept.node.slices import breathe
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from kept.node.server import Node
 
 MAX_GROUPS: Final = 200
+ENDS_TOGETHER: Final = 1000
+"""Partitions of one ListOffsets: a request is made, and its answer read, at a stretch."""
 CALL_S: Final = 5.0
 DESCRIBE_GROUPS: Final = 15, 5
 LIST_GROUPS: Final = 16, 4
@@ -53,7 +57,7 @@ async def overview(node: Node, wanted: str = "") -> dict[str, Any]:
     found, names, left_out = await _look(node, lambda name: wanted in name)
     groups = []
     for name in names:
-        partitions = _partitions(found, name)
+        partitions = await _partitions(found, name)
         lags = [one["lag"] for one in partitions]
         one = found.described.get(name)
         groups.append(
@@ -86,7 +90,7 @@ async def detail(node: Node, name: str) -> dict[str, Any]:
         "coordinator": found.states[name][0],
         "protocol": "" if one is None else one.protocol_data,
         "members": [] if one is None else [_member(m) for m in one.members],
-        "partitions": _partitions(found, name),
+        "partitions": await _partitions(found, name),
         "unanswered": _unanswered(found),
     }
 
@@ -100,7 +104,7 @@ def _member(member: Any) -> dict[str, Any]:
     }
 
 
-def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
+async def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
     one = found.described.get(name)
     owners: dict[TopicPartition, str] = {}
     if one is not None and one.protocol_type == "consumer":
@@ -109,7 +113,8 @@ def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
                 owners[tp] = member.member_id
     committed = found.committed.get(name, {})
     rows = []
-    for tp in sorted({*committed, *owners}):
+    for number, tp in enumerate(sorted({*committed, *owners})):
+        await breathe(number)
         at, end = committed.get(tp), found.ends.get(tp)
         lag = None if end is None else end - (0 if at is None else at)
         rows.append(
@@ -173,16 +178,24 @@ async def _list(gateway: Gateway, broker: int, found: _Found) -> None:
 
 
 async def _describe(gateway: Gateway, broker: int, names: list[str], found: _Found) -> None:
-    values: dict[str, Any] = {"groups": names, "include_authorized_operations": False}
-    answer = await _call(gateway, broker, DESCRIBE_GROUPS, values, found)
-    for one in () if answer is None else answer.groups:
-        if not int(one.error_code):
-            found.described[str(one.group_id)] = one
-    asked = [{"group_id": name, "topics": None} for name in names]
-    answer = await _call(
-        gateway, broker, OFFSET_FETCH, {"groups": asked, "require_stable": False}, found
-    )
-    for one in () if answer is None else answer.groups:
+    """One group a request: an answer is read at a stretch."""
+    for name in names:
+        values: dict[str, Any] = {"groups": [name], "include_authorized_operations": False}
+        answer = await _call(gateway, broker, DESCRIBE_GROUPS, values, found)
+        for one in () if answer is None else answer.groups:
+            if not int(one.error_code):
+                found.described[str(one.group_id)] = one
+        asked = [{"group_id": name, "topics": None}]
+        answer = await _call(
+            gateway, broker, OFFSET_FETCH, {"groups": asked, "require_stable": False}, found
+        )
+        if answer is None:
+            return
+        _note_committed(answer, found)
+
+
+def _note_committed(answer: Any, found: _Found) -> None:
+    for one in answer.groups:
         found.committed[str(one.group_id)] = {
             TopicPartition(str(topic.name), int(partition.partition_index)): int(
                 partition.committed_offset
@@ -194,6 +207,14 @@ async def _describe(gateway: Gateway, broker: int, names: list[str], found: _Fou
 
 
 async def _ends(
+    gateway: Gateway, leader: int, tps: Iterable[TopicPartition], found: _Found
+) -> None:
+    left = iter(tps)
+    while some := tuple(islice(left, ENDS_TOGETHER)):
+        await _some_ends(gateway, leader, some, found)
+
+
+async def _some_ends(
     gateway: Gateway, leader: int, tps: Iterable[TopicPartition], found: _Found
 ) -> None:
     topics: dict[str, list[dict[str, int]]] = {}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
+from kept.client.steps import Steps, finished
+
+__all__ = ["Pace", "Sliced", "Slices", "Steps", "breathe", "finished"]
+
 T = TypeVar("T")
-Steps = Generator[None, None, T]
-"""Work that yields after each item, none of which takes longer than a fraction of a slice."""
 
 ITEMS_PER_SLICE: Final = 16
 """Between two pauses; an item costs a few microseconds to sixty, so a slice stays below 1 ms."""
@@ -41,16 +42,6 @@ async def breathe(position: int) -> None:
     """Let others run, once every :data:`ITEMS_PER_SLICE` items."""
     if position % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
         await asyncio.sleep(0)
-
-
-def finished(steps: Steps[T]) -> T:
-    """The result of work that is small, at once."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        result: T = end.value
-        return result
 
 
 IN_PLACE_STEPS: Final = 32

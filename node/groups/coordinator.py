@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.groups import events as ev
@@ -29,7 +30,7 @@ from kept.node.groups.memory import GroupMemory
 from kept.node.groups.records import GROUP_METADATA_TOPIC, partition_for
 from kept.node.groups.shard import Shard
 from kept.node.logging import log
-from kept.node.slices import Pace
+from kept.node.slices import ITEMS_PER_SLICE, Pace, Steps
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
     NotCoordinator,
@@ -219,11 +220,18 @@ class Coordinator:
             if not future.done():
                 future.set_result(None)
 
-    def list_groups(self, states: tuple[str, ...], types: tuple[str, ...]) -> list[ev.ListedGroup]:
-        """Groups that this node coordinates. Raises CoordinatorLoadInProgress."""
-        found = []
-        for shard in self._active_shards():
-            found += shard.core.list_groups(states, types)
+    def list_groups(
+        self, states: Collection[str] = (), types: Collection[str] = ()
+    ) -> Steps[list[ev.ListedGroup]]:
+        """Groups that this node coordinates, in one of the states and of one of the types, both in
+        lower case; none given: of all. Raises CoordinatorLoadInProgress.
+        """
+        found: list[ev.ListedGroup] = []
+        for shard in tuple(self._active_shards()):
+            listed = shard.core.list_groups(states, types)
+            while part := tuple(islice(listed, ITEMS_PER_SLICE)):
+                found += part
+                yield
         return found
 
     def describe(self, group: str) -> ev.DescribedGroup:

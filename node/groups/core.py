@@ -18,7 +18,7 @@ Source: Kafka's ``GroupCoordinatorShard``, ``OffsetMetadataManager``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -226,18 +226,23 @@ class GroupCore:
     # Questions, answered from what is committed.
 
     def list_groups(
-        self, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[ev.ListedGroup]:
-        """Groups in one of the states and of one of the types; none given: of all."""
-        wanted_states = {state.strip().lower() for state in states}
-        wanted_types = {kind.strip().lower() for kind in types}
-        if wanted_types and CLASSIC_GROUP_TYPE not in wanted_types:
-            return []
-        return [
-            ev.ListedGroup(g.group_id, g.protocol_type or "", g.state.value, CLASSIC_GROUP_TYPE)
-            for g in self.groups.values()
-            if g.is_durable and (not wanted_states or g.state.value.lower() in wanted_states)
-        ]
+        self, states: Collection[str] = (), types: Collection[str] = ()
+    ) -> Iterator[ev.ListedGroup]:
+        """Groups in one of the states and of one of the types, both in lower case; none given: of
+        all. Those that there are when the first is taken.
+        """
+        if types and CLASSIC_GROUP_TYPE not in types:
+            return
+        for g in tuple(self.groups.values()):
+            if g.is_durable and (not states or g.state.value.lower() in states):
+                state, kind = g.state.value, g.protocol_type or ""
+                yield ev.ListedGroup(g.group_id, kind, state, CLASSIC_GROUP_TYPE)
+
+    def committed_of(self, group_id: str) -> Mapping[str, Mapping[int, StoredOffset]]:
+        """Topic to partition to offset of a group; one that does not exist has none."""
+        group = self.groups.get(group_id)
+        exists = group is not None and group.is_durable
+        return self.committed.of_group(group_id) if exists else {}
 
     def describe(self, group_id: str) -> ev.DescribedGroup:
         """A group in full."""

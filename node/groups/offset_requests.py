@@ -35,7 +35,7 @@ from kept.node.groups.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kept.node.groups.core import GroupCore
 
@@ -152,9 +152,7 @@ class OffsetRequests:
 
     def fetch(self, event: ev.FetchOffsets) -> ev.FetchResult:
         """Committed offsets; a group that does not exist has none, and that is no error."""
-        group = self._core.groups.get(event.group)
-        exists = group is not None and group.is_durable
-        offsets = self._core.committed.of_group(event.group) if exists else {}
+        offsets = self._core.committed_of(event.group)
         topics = event.topics
         if topics is None:
             topics = tuple(ev.FetchTopic(name, tuple(found)) for name, found in offsets.items())
@@ -166,7 +164,7 @@ class OffsetRequests:
         )
 
     def _fetch_topic(
-        self, event: ev.FetchOffsets, topic: ev.FetchTopic, stored: dict[int, StoredOffset]
+        self, event: ev.FetchOffsets, topic: ev.FetchTopic, stored: Mapping[int, StoredOffset]
     ) -> tuple[ev.FetchedOffset, ...]:
         fetched = []
         for partition in topic.partitions:

@@ -13,6 +13,7 @@ from kept.node.groups import events as ev
 from kept.node.groups.group import DEAD_STATE
 from kept.node.groups.requests import Answer, coordinator
 from kept.node.groups.shard import group_error
+from kept.node.slices import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -75,26 +76,28 @@ def _describe(ctx: RequestContext, group_id: str, with_operations: bool) -> dict
     return answer
 
 
-def list_groups(ctx: RequestContext, request: Any) -> Answer:
+@sliced
+def list_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """All groups of this node, or those in some states and of some types."""
-    states = tuple(getattr(request, "states_filter", ()))
-    types = tuple(getattr(request, "types_filter", ()))
+    states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
+    types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
     try:
-        found = coordinator(ctx).list_groups(states, types)
+        found = yield from coordinator(ctx).list_groups(states, types)
     except KeptError as refusal:
         return {"error_code": group_error(refusal), "groups": ()}
-    return {
-        "error_code": ev.NO_ERROR,
-        "groups": [
+    groups = []
+    for number, g in enumerate(found):
+        if number % ITEMS_PER_SLICE == 0:
+            yield
+        groups.append(
             {
                 "group_id": g.group,
                 "protocol_type": g.protocol_type,
                 "group_state": g.state,
                 "group_type": g.group_type,
             }
-            for g in found
-        ],
-    }
+        )
+    return {"error_code": ev.NO_ERROR, "groups": groups}
 
 
 @sliced

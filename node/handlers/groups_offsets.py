@@ -21,7 +21,7 @@ from kept.node.groups.records import NO_TOPIC_ID
 from kept.node.groups.requests import Answer, ask, coordinator
 from kept.node.groups.shard import group_error
 from kept.node.groups.standing import is_in_doubt, still_leads
-from kept.storage.errors import RetriableError
+from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
     from kept.cluster.image import TopicImage
@@ -207,11 +207,12 @@ def _merged(
 
 def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
     """One group's offsets, in parts where many are asked for."""
-    if group.topics is None:
-        return _fetch_part(ctx, group, None, stable)
     unknown: list[dict[str, Any]] = []
     parts = _Parts(_fetch_topic)
-    for topic in group.topics:
+    for committed, partitions in _all_committed(ctx, group):
+        parts.add((committed, NO_TOPIC_ID), partitions)
+        yield
+    for topic in group.topics or ():
         yield
         name, topic_id, _ = _topic(ctx, topic)
         if not name and ctx.api_version >= TOPIC_IDS_FROM:
@@ -240,12 +241,23 @@ def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]
     return _merged(ctx, answers, merge)
 
 
+def _all_committed(ctx: RequestContext, group: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Topics with partitions of which the group has offsets, where all are asked for."""
+    if group.topics is not None:
+        return []
+    try:
+        found = coordinator(ctx).shard(group.group_id).core.committed_of(group.group_id)
+    except KeptError:
+        return []  # the group's core is asked nevertheless, and refused with the reason
+    return [(name, tuple(partitions)) for name, partitions in found.items()]
+
+
 def _fetch_topic(name: str, topic_id: uuid.UUID, partitions: tuple[int, ...]) -> ev.FetchTopic:
     return ev.FetchTopic(name, partitions, topic_id)
 
 
 def _fetch_part(
-    ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...] | None, stable: bool
+    ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...], stable: bool
 ) -> Answer:
     def answer(result: ev.FetchResult) -> dict[str, Any]:
         return _fetched(ctx, group, result)

@@ -22,7 +22,7 @@ from kept.node import unclean
 from kept.node.error_codes import code_for, message_for
 from kept.node.file_room import FileRoom
 from kept.node.handlers.decisions import Decided, decide
-from kept.node.slices import Steps
+from kept.node.slices import Steps, breathe
 from kept.storage.errors import (
     ElectionNotNeeded,
     InvalidRequest,
@@ -105,14 +105,15 @@ def _top(error: KeptError | None) -> dict[str, Any]:
     return {"error_code": code_for(error), "error_message": message_for(error)}
 
 
-def _by_topic(
+async def _by_topic(
     outcomes: Iterable[tuple[TopicPartition, KeptError | None]], topic: str, results: str, key: str
 ) -> list[Values]:
     """Outcomes as the response has them: the names of its fields are ``topic``, ``results``,
     ``key``.
     """
     found: dict[str, list[Values]] = {}
-    for tp, error in outcomes:
+    for number, (tp, error) in enumerate(outcomes):
+        await breathe(number)
         found.setdefault(tp.topic, []).append({key: tp.partition, **_top(error)})
     return [{topic: name, results: several} for name, several in found.items()]
 
@@ -147,7 +148,7 @@ async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
         outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
     return {
         "error_code": _top(decided.refused)["error_code"],
-        "replica_election_results": _by_topic(
+        "replica_election_results": await _by_topic(
             outcomes, "topic", "partition_result", "partition_id"
         ),
     }
@@ -197,7 +198,7 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
     return {
         **_top(decided.refused),
         "allow_replication_factor_change": may_change,
-        "responses": _by_topic(decided.outcomes, "name", "partitions", "partition_index"),
+        "responses": await _by_topic(decided.outcomes, "name", "partitions", "partition_index"),
     }
 
 

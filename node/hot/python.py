@@ -8,9 +8,10 @@ v13.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from kept.client.steps import Steps, finished
 from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node.hot.endpoints import Endpoint, endpoint_tags
 from kept.storage.errors import CorruptMessage
@@ -260,13 +261,7 @@ def encode(
     endpoints: Sequence[Endpoint] = (),
 ) -> bytes:
     """A whole response frame."""
-    steps = encode_steps(version, correlation_id, topics, endpoints)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        frame: bytes = end.value
-        return frame
+    return finished(encode_steps(version, correlation_id, topics, endpoints))
 
 
 def encode_steps(
@@ -274,7 +269,7 @@ def encode_steps(
     correlation_id: int,
     topics: Sequence[tuple[bytes, Sequence[PartitionResult]]],
     endpoints: Sequence[Endpoint] = (),
-) -> Generator[None, None, bytes]:
+) -> Steps[bytes]:
     """:func:`encode` for whoever has other things to do: yields after each 64 results."""
     out: list[bytes] = []
     flexible = version >= FLEXIBLE

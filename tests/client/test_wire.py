@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
+from kept.client.wire import MAX_TAGS, read_uvarint, skip_tags, tags, uvarint
 from kept.storage.errors import CorruptMessage
 
 NUMBERS = st.integers(0, 2**35 - 1)
@@ -42,6 +42,17 @@ def test_a_section_that_is_cut_off_is_refused(fields, data):
     for reader in (skip_tags, tags):
         with pytest.raises(CorruptMessage):
             reader(cut, 0)
+
+
+def test_a_section_of_very_many_fields_is_refused_before_they_are_walked():
+    for count, refused in ((MAX_TAGS, False), (MAX_TAGS + 1, True), (50_000_000, True)):
+        data = uvarint(count) + bytes(2 * MAX_TAGS)
+        for reader in (skip_tags, tags):
+            if refused:
+                with pytest.raises(CorruptMessage, match="tagged fields"):
+                    reader(data, 0)
+            else:
+                reader(data, 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 5, b"\x80\x80\x80\x80\x80\x01"])

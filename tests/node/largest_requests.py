@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import signal
 import struct
 import sys
 import tempfile
 import time
 import uuid
 from asyncio import events
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, get_args, get_origin, get_type_hints
@@ -149,12 +151,10 @@ class Filler:
                     self._message(element, shape, path, one, count) for one in range(length)
                 ]
             else:
-                values[field.name] = [
-                    self._value(shape, path, kind, one) for one in range(length)
-                ]
+                values[field.name] = [self._value(shape, path, kind, one) for one in range(length)]
         return values
 
-    def _value(self, shape: Shape, path: Path, kind: str, number: int) -> Any:  # noqa: PLR0911
+    def _value(self, shape: Shape, path: Path, kind: str, number: int) -> Any:
         name = path[-1]
         if kind == "bool":
             return False
@@ -215,28 +215,47 @@ class Longest:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.what = ""
+        self.where: Counter[str] = Counter()
+        """Functions that it was in, by how often one of them was met, where it was sampled."""
+        self._samples: Counter[str] = Counter()
         self._run = events.Handle._run
 
-    def install(self) -> None:
-        """Measure from now on."""
+    def install(self, *, sampled: bool = False) -> None:
+        """Measure from now on; ``sampled``: and look every millisecond of CPU where it is."""
         original, longest = self._run, self
+        if sampled:
+            signal.signal(signal.SIGPROF, self._sample)
+            signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
 
         def timed(handle: events.Handle) -> None:
             started = time.thread_time()
+            longest._samples.clear()
             original(handle)
             took = time.thread_time() - started
             if took > longest.seconds:
                 longest.seconds, longest.what = took, repr(handle)[:150]
+                longest.where = longest._samples.copy()
 
         events.Handle._run = timed  # type: ignore[method-assign]
 
+    def _sample(self, _: int, frame: Any) -> None:
+        met = set()
+        while frame is not None:
+            code = frame.f_code
+            if "kept" in code.co_filename or "kio" in code.co_filename:
+                met.add(f"{code.co_filename.rpartition('/')[2]}:{code.co_name}")
+            frame = frame.f_back
+        self._samples.update(met)
+
     def remove(self) -> None:
         """Measure no more."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
         events.Handle._run = self._run  # type: ignore[method-assign]
 
     def reset(self) -> None:
         """Begin anew."""
         self.seconds, self.what = 0.0, ""
+        self.where.clear()
 
 
 def collect_as_a_node() -> None:
@@ -323,12 +342,15 @@ class Table:
         send = fetch_page if frame[:4] == b"GET " else exchange
         size = lone.run(asyncio.wait_for(send(lone.port, frame), 300))
         took = time.perf_counter() - started
+        self.line(f"{name}  {len(frame)} -> {size} bytes in {took:.2f} s")
+
+    def line(self, text: str) -> None:
+        """Print the longest callback since the last reset."""
+        longest = self.longest
         if 1000 * longest.seconds >= self.at_least_ms:
-            print(
-                f"{1000 * longest.seconds:7.1f} ms  {name}  {len(frame)} -> {size} bytes"
-                f" in {took:.2f} s  {longest.what}",
-                flush=True,
-            )
+            print(f"{1000 * longest.seconds:7.1f} ms  {text}  {longest.what}", flush=True)
+            for place, count in longest.where.most_common(12):
+                print(f"             {count:4} {place}", flush=True)
 
 
 async def fetch_page(port: int, request: bytes) -> int:
@@ -351,20 +373,23 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=25_000)
     parser.add_argument("--only", default="", help="a part of the request's name")
     parser.add_argument("--answers", action="store_true", help="small requests, large answers")
+    parser.add_argument("--sampled", action="store_true", help="say where the time goes")
     parser.add_argument("--at-least-ms", type=float, default=0.0)
     options = parser.parse_args()
     longest = Longest()
     with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
         lone = Lone(runner, directory)
-        longest.install()
+        collect_as_a_node()
+        longest.install(sampled=options.sampled)
+        table = Table(lone, longest, options.at_least_ms)
         for number in range(options.topics):
             lone.create(f"{TOPIC}-{number}", options.partitions)
-        print(f"{1000 * longest.seconds:7.1f} ms  creating topics  {longest.what}", flush=True)
+        table.line("creating topics")
         topics = [(t.name, t.topic_id) for t in lone.node.image.topics.values()]
         lone.ask(10, 4, key_type=0, coordinator_keys=[GROUP])
-        table = Table(lone, longest, options.at_least_ms)
         collect_as_a_node()
-        names, groups = [name for name, _ in topics], [f"{GROUP}-{n}" for n in range(options.groups)]
+        names = [name for name, _ in topics]
+        groups = [f"{GROUP}-{number}" for number in range(options.groups)]
         if options.answers:
             for number, group in enumerate([GROUP, *groups]):
                 frame = committed(group, names[: 1 if number else None], options.partitions)

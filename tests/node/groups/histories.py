@@ -269,10 +269,13 @@ class History:
 
     def do_list(self, words: Words) -> None:
         states, types = words.take("states", ""), words.take("types", "")
-        found = self.core.list_groups(
-            [s for s in states.split(",") if s], [t for t in types.split(",") if t]
+        found = tuple(
+            self.core.list_groups(
+                [s.lower() for s in states.split(",") if s],
+                [t.lower() for t in types.split(",") if t],
+            )
         )
-        for group in found or []:
+        for group in found:
             kind = group.protocol_type or "no protocol"
             self.lines.append(f"{group.group} is {group.state}, {kind}, {group.group_type}")
         if not found:

@@ -17,7 +17,7 @@ from kept.node.groups import events as ev
 from kept.node.groups.coordinator import Coordinator
 from kept.node.groups.records import GROUP_METADATA_TOPIC, partition_for
 from kept.node.handlers import groups_admin, groups_membership
-from kept.node.slices import Slices
+from kept.node.slices import Slices, finished
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.records import CheckRules
 from kept.storage.types import TopicPartition
@@ -107,7 +107,7 @@ async def test_without_the_topic_nobody_coordinates() -> None:
     assert node.groups.leader_of("g") is None
     with pytest.raises(NotCoordinator):
         node.groups.shard("g")
-    assert node.groups.list_groups((), ()) == []
+    assert finished(node.groups.list_groups()) == []
     await node.groups.wait_for(["g"])
 
 
@@ -174,7 +174,7 @@ async def test_leadership_comes_and_goes() -> None:
     partition.commit()
     node.apply(partition_record(3, ME, 2))
     await result(node.groups.wait_for([group]))
-    assert [g.group for g in node.groups.list_groups((), ())] == [group]
+    assert [g.group for g in finished(node.groups.list_groups())] == [group]
 
 
 @run
@@ -205,10 +205,10 @@ async def test_a_node_that_stood_still_answers_for_no_group() -> None:
     partition.is_leader = False  # suspended
     with pytest.raises(NotCoordinator):
         node.groups.shard(group)
-    assert node.groups.list_groups((), ()) == []
+    assert finished(node.groups.list_groups()) == []
     partition.is_leader = True
     node.groups.roles_taken(node.image)
-    assert [g.group for g in node.groups.list_groups((), ())] == [group]
+    assert [g.group for g in finished(node.groups.list_groups())] == [group]
 
 
 @run

@@ -1,0 +1,20 @@
+"""Work in steps: a generator that yields after each item, so that whoever drives it may pause."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that yields after each item, none of which takes longer than a fraction of a slice."""
+
+
+def finished(steps: Steps[T]) -> T:
+    """The result of work that is small, at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result

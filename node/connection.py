@@ -554,9 +554,11 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = True
         self._regulate()
 
-    def block(self) -> None:
-        """A batch of this connection is in a thread: its later requests wait (rule 41)."""
-        self._lent = True
+    def block(self, *, lent: bool = True) -> None:
+        """Its later requests wait (rule 41): a batch of this connection is in a thread, which reads
+        the buffer, or (not ``lent``) what a request asks for takes slices.
+        """
+        self._lent = lent
         self._block()
 
     def unblock(self) -> None:

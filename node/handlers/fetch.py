@@ -32,9 +32,9 @@ from kept.node.handlers.hints import (
 from kept.node.handlers.offsets import isolation_level
 from kept.node.handlers.produce import check_entries, find
 from kept.node.hot import fetch as codec
-from kept.node.hot.python_fetch import encode as encode_all
+from kept.node.hot.python_fetch import encode_steps
 from kept.node.logging import log
-from kept.node.slices import IN_PLACE_STEPS, Sliced, Steps
+from kept.node.slices import IN_PLACE_STEPS, ITEMS_PER_SLICE, Sliced, Steps
 from kept.replication.partition import PLENTY
 from kept.storage.disk import FileSlice
 from kept.storage.errors import (
@@ -72,6 +72,7 @@ class PendingFetch:
     """One request, from its first reading to its answer."""
 
     __slots__ = (
+        "_blocks",
         "_connection",
         "_correlation_id",
         "_deadline",
@@ -120,8 +121,11 @@ class PendingFetch:
         self._started = connection.node.loop.time()
         self._timer: Any = None
         self._woken = False
-        self._work: Sliced[Read] | None = None
-        """A reading that goes on in slices."""
+        self._work: Sliced[Any] | None = None
+        """A reading that goes on in slices, or the making of the answer."""
+        self._blocks = False
+        """Later requests of this connection wait, until it has been read once and, if that is
+        enough, answered."""
         self._results: Found = []
         """What it has read so far."""
         self._moved = False
@@ -133,17 +137,15 @@ class PendingFetch:
         """Answer now, or park."""
         work = self._connection.node.slices.run(self._read())
         if isinstance(work, Sliced):
-            # Its place is kept, and later requests of this connection wait.
             self._reply = self._connection.expect()
             self._connection.parked.add(self)
-            self._connection.block()
-            self._go_on(work, self._begun, self._connection.unblock)
+            self._connection.block(lent=False)
+            self._blocks = True
+            self._go_on(work, self._begun)
         else:
             self._begun(*work)
 
-    def _go_on(
-        self, work: Sliced[Read], then: Callable[..., None], last: Callable[[], None] | None = None
-    ) -> None:
+    def _go_on(self, work: Sliced[Read], then: Callable[..., None]) -> None:
         """Go on with what a reading in slices finds. What was read is watched from then on: it may
         move while others are read.
         """
@@ -166,10 +168,15 @@ class PendingFetch:
             then(results, size, urgent or self._late)
             if moved:
                 self._wake()
-            if last is not None:
-                last()
+            self._unblock()
 
         work.add_done_callback(done)
+
+    def _unblock(self) -> None:
+        """Let later requests go on, unless the answer is being made."""
+        if self._blocks and self._work is None:
+            self._blocks = False
+            self._connection.unblock()
 
     def _begun(self, results: Found, size: int, urgent: bool) -> None:
         request = self._request
@@ -179,7 +186,7 @@ class PendingFetch:
         enough = enough or bool(size and self._enough()) or self._commits(results)
         if enough or not self._connection.node.fetch_sessions.park(self._session):
             if self._reply is None:
-                self._connection.reply(self._encode(results))
+                self._respond(results, None)
             else:
                 self._answer(results)
             return
@@ -264,12 +271,41 @@ class PendingFetch:
             self._answer(work[0])
 
     def _answer(self, results: Found) -> None:
+        """Watch nothing any more, and answer."""
         reply = self._reply
         self.cancel()
+        self._connection.parked.discard(self)
+        if self._connection.transport is not None:
+            self._respond(results, reply)
+
+    def _respond(self, results: Found, reply: Reply | None) -> None:
+        """Make the answer and send it, at its place if it has one."""
         connection = self._connection
-        connection.parked.discard(self)
-        if reply is not None and connection.transport is not None:
-            connection.complete(reply, self._encode(results))
+        work = connection.node.slices.run(self._encode(results))
+        if not isinstance(work, Sliced):
+            if reply is None:
+                connection.reply(work)
+            else:
+                connection.complete(reply, work)
+            return
+        place = connection.expect() if reply is None else reply
+        self._work = work
+        connection.parked.add(self)
+
+        def done(finished: Any) -> None:
+            self._work = None
+            connection.parked.discard(self)
+            if finished.cancelled() or connection.transport is None:
+                return
+            error = finished.exception()
+            if error is not None:
+                log.exception("fetch failed", error, peer=connection.peer)
+                connection.abort()
+                return
+            connection.complete(place, finished.result())
+            self._unblock()
+
+        work.add_done_callback(done)
 
     def cancel(self) -> None:
         """The connection is gone, or the answer is made: watch nothing."""
@@ -380,14 +416,15 @@ class PendingFetch:
             and self._connection.node.hosting.leader_quota.exceeded(monotonic_ms())
         )
 
-    def _count_throttled(self, results: Found) -> None:
+    def _count_throttled(self, cached: CachedPartition, size_bytes: int) -> None:
         """What throttled replicas are given counts, in sync or not, as in Kafka."""
-        quota = self._connection.node.hosting.leader_quota
-        for cached, data in results:
-            if isinstance(data.records, FileSlice):
-                hosted = find(self._connection, *cached.key, self._version)
-                if hosted.throttled_as_leader:
-                    quota.record(data.records.size_bytes, monotonic_ms())
+        try:
+            hosted = find(self._connection, *cached.key, self._version)
+        except KeptError:
+            return  # it has gone since it was read
+        if hosted.throttled_as_leader:
+            quota = self._connection.node.hosting.leader_quota
+            quota.record(size_bytes, monotonic_ms())
 
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
         code = error_codes.code_for(error)
@@ -403,47 +440,53 @@ class PendingFetch:
         nothing = () if isinstance(error, _NOWHERE) else None
         return codec.PartitionData(key[1], code, aborted=nothing)
 
-    def _encode(self, results: Found) -> list[codec.Segment]:
-        session = self._session
-        if session.id != SESSIONLESS:
-            news = [(cached, data) for cached, data in results if cached.has_news(data)]
-            for cached, data in results:
-                session.answered(cached, data)
-            if self._request.session_epoch != 0:
-                results = news
+    def _encode(self, results: Found) -> Steps[list[codec.Segment]]:
+        """The response; what is in it counts as answered. Yields after each few partitions."""
+        session, from_replica = self._session, self._request.replica_id >= 0
         grouped: Results = []
-        for cached, data in results:
+        size, elsewhere = 0, False
+        for number, (cached, data) in enumerate(results):
+            if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+                yield
+            if session.id != SESSIONLESS:
+                news = cached.has_news(data)
+                session.answered(cached, data)
+                if not news and self._request.session_epoch != 0:
+                    continue
             name = cached.key[0]
             if grouped and grouped[-1][0] == name:
                 grouped[-1][1].append(data)
             else:
                 grouped.append((name, [data]))
-        size = 0
-        for _, data in results:
+            elsewhere = elsewhere or _says_where(data)
             if isinstance(data.records, FileSlice):
                 size += data.records.size_bytes
+                if from_replica:
+                    self._count_throttled(cached, data.records.size_bytes)
         metrics = self._connection.node.metrics
-        metrics.fetched(size, to_replica=self._request.replica_id >= 0)
+        metrics.fetched(size, to_replica=from_replica)
         metrics.request(1, self._connection.node.loop.time() - self._started)
-        if size and self._request.replica_id >= 0:
-            self._count_throttled(results)
-        if any(_says_where(data) for _, data in results):
-            return self._encode_hints(session.id, grouped)
+        if elsewhere:
+            return (yield from self._encode_hints(session.id, grouped))
         return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)
 
-    def _encode_hints(self, session_id: int, grouped: Results) -> list[codec.Segment]:
+    def _encode_hints(self, session_id: int, grouped: Results) -> Steps[list[codec.Segment]]:
         """A response that sends the client elsewhere: to leaders, or to replicas nearby."""
         leaders = []
         if self._version >= FETCH_HINTS:
             for name, several in grouped:
+                yield
                 for place, data in enumerate(several):
+                    if place % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+                        yield
                     if data.error_code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH):
                         leader = current_leader(self._connection, name, data.partition, True)
                         if leader is not None:
                             several[place] = data._replace(current_leader=leader)
                             leaders.append(leader)
         found = endpoints(self._connection, leaders)
-        return encode_all(self._version, self._correlation_id, 0, session_id, grouped, found)
+        version, number = self._version, self._correlation_id
+        return (yield from encode_steps(version, number, 0, session_id, grouped, found))
 
 
 def _says_where(data: codec.PartitionData) -> bool:

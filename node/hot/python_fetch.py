@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from kept.client.steps import Steps, finished
 from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.node.hot.endpoints import Endpoint, endpoint_tags
 from kept.storage.disk import FileSlice
@@ -211,6 +212,22 @@ def encode(  # noqa: PLR0917
     endpoints: Sequence[Endpoint] = (),
 ) -> list[Segment]:
     """A whole response frame, as segments to send in order."""
+    return finished(
+        encode_steps(version, correlation_id, error_code, session_id, topics, endpoints)
+    )
+
+
+def encode_steps(  # noqa: PLR0917
+    version: int,
+    correlation_id: int,
+    error_code: int,
+    session_id: int,
+    topics: Sequence[tuple[bytes, Sequence[PartitionData]]],
+    endpoints: Sequence[Endpoint] = (),
+) -> Steps[list[Segment]]:
+    """:func:`encode` for whoever has other things to do: yields after each 16 partitions, and after
+    each topic.
+    """
     flexible = version >= FLEXIBLE
     head = bytearray(8)
     if flexible:
@@ -229,7 +246,9 @@ def encode(  # noqa: PLR0917
         else:
             head += struct.pack(">h", len(name)) + name
         head += _count(len(partitions), flexible)
-        for data in partitions:
+        for place, data in enumerate(partitions):
+            if place & 15 == 15:
+                yield
             head += _PARTITION(*data[:5]) if version >= 5 else _PARTITION(*data[:5])[:22]
             head += _aborted(data.aborted, flexible)
             if version >= 11:
@@ -248,6 +267,7 @@ def encode(  # noqa: PLR0917
                 head += _partition_tags(data)
         if flexible:
             head += b"\0"
+        yield
     if flexible:
         head += endpoint_tags(endpoints)
     if head:

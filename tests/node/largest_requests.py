@@ -279,6 +279,10 @@ def questions(topics: list[str], groups: list[str]) -> Iterator[tuple[str, bytes
     fetched = [{"group_id": group, "topics": None} for group in groups]
     for version in (1, 13):
         yield ask(3, version, topics=None)
+    for version in (11, 12, 17):
+        for names in (topics, [f"none-{number}" for number in range(100)]):
+            name, frame = ask(1, version, **fetched_in_session(names, 248))
+            yield f"{name} in a session, {names[0]}", frame
     yield ask(0, 3, **produced(topics))
     yield ask(16, 5, states_filter=(), types_filter=())
     yield ask(15, 6, groups=groups, include_authorized_operations=True)
@@ -294,6 +298,23 @@ def questions(topics: list[str], groups: list[str]) -> Iterator[tuple[str, bytes
         target = path.format(topic=topics[0], group=GROUP)
         head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         yield target, head.encode()
+
+
+def fetched_in_session(topics: list[str], partitions: int) -> dict[str, Any]:
+    """A Fetch that begins a session, of 24,800 partitions at most."""
+    wanted = [
+        {"partition": number, "fetch_offset": 0, "partition_max_bytes": 1,
+         "current_leader_epoch": -1}
+        for number in range(min(partitions * 100 // len(topics), 9000))
+    ]  # fmt: skip
+    return {
+        "replica_id": -1, "max_wait": 0, "min_bytes": 0, "max_bytes": 1 << 20, "rack_id": "",
+        "isolation_level": 0, "session_id": 0, "session_epoch": 0, "forgotten_topics_data": (),
+        "topics": [
+            {"topic": name, "topic_id": uuid.uuid5(uuid.NAMESPACE_DNS, name), "partitions": wanted}
+            for name in topics
+        ],
+    }  # fmt: skip
 
 
 def produced(topics: list[str]) -> dict[str, Any]:

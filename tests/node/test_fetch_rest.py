@@ -11,6 +11,7 @@ import math
 from functools import partial
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,8 @@ class Reader:
             if index in self.told and self.world.at_once:
                 assert self.told[index] == self.world.state(index), (self.replica_id, index)
 
-    def block(self) -> None:
+    def block(self, *, lent: bool) -> None:
+        assert not lent
         self.blocked = True
 
     def unblock(self) -> None:
@@ -181,6 +183,12 @@ class Reader:
             self.changed.add(index)
 
 
+def encoded(*given: Any) -> Any:
+    """In the place of the codec's steps: what it is given of the session and the partitions."""
+    yield
+    return given[3:5]
+
+
 class World:
     """A leader of some partitions, and who reads them."""
 
@@ -208,7 +216,7 @@ class World:
         self.sessions = self.node.fetch_sessions = FetchSessions(lambda: next(ids))
         monkeypatch.setattr(handler, "monotonic_ms", self.now_ms)
         monkeypatch.setattr(handler.codec, "encode", lambda *given: given[3:])
-        monkeypatch.setattr(handler, "encode_all", lambda *given: given[3:5])
+        monkeypatch.setattr(handler, "encode_steps", encoded)
         monkeypatch.setattr(handler, "current_leader", lambda *_: None)
         monkeypatch.setattr(handler, "endpoints", lambda *_: [])
         self.readers = [Reader(self, 1), Reader(self, 2), Reader(self, -1)]
@@ -305,7 +313,8 @@ def test_nothing_is_missed(monkeypatch, seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_missed_while_partitions_are_read_in_slices(monkeypatch, seed):
-    """One partition a turn of the loop, and everything happens in between."""
+    """One partition a turn of the loop, read or answered, and everything happens in between."""
+    monkeypatch.setattr(handler, "ITEMS_PER_SLICE", 1)
     random = Random(seed)
     world = World(monkeypatch)
     world.node.slices = Slices(world.loop, lambda: world.loop.time() + random.random(), in_place=1)

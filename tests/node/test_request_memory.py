@@ -429,26 +429,40 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
     lone.run(go())
 
 
+def fetch(count: int) -> bytes:
+    """Begins a session of so many partitions that are not there."""
+    wanted = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": 1} for n in range(count)]
+    values = {
+        "replica_id": -1,
+        "max_wait": 0,
+        "min_bytes": 1,
+        "max_bytes": 1000,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": 0,
+        "topics": [{"topic": "nowhere", "partitions": wanted}],
+        "forgotten_topics_data": (),
+        "rack_id": "",
+    }
+    return protocol.encode_request(1, 12, 1, "test", values)
+
+
+def test_a_client_that_goes_while_its_fetch_takes_slices_holds_nothing(lone):
+    async def go():
+        async with clients(lone, "127.0.0.1") as (client,):
+            client.writer.write(fetch(20_000))
+            mine = client.mine(lone)
+            await until(lambda: mine.parked and mine.blocked)
+            assert lone.node.budget.used_bytes
+            mine.abort()
+            await until(lambda: mine.transport is None)
+            await until(lambda: not lone.node.budget.used_bytes)
+
+    lone.run(go())
+
+
 def test_a_large_fetch_session_is_none(lone_node):
     lone = lone_node(kept_fetch_sessions_max_partitions="1000")
-
-    def fetch(count: int) -> bytes:
-        wanted = [
-            {"partition": n, "fetch_offset": 0, "partition_max_bytes": 1} for n in range(count)
-        ]
-        values = {
-            "replica_id": -1,
-            "max_wait": 0,
-            "min_bytes": 1,
-            "max_bytes": 1000,
-            "isolation_level": 0,
-            "session_id": 0,
-            "session_epoch": 0,
-            "topics": [{"topic": "nowhere", "partitions": wanted}],
-            "forgotten_topics_data": (),
-            "rack_id": "",
-        }
-        return protocol.encode_request(1, 12, 1, "test", values)
 
     async def go():
         async with clients(lone, "127.0.0.1") as (client,):

@@ -408,13 +408,16 @@ class _Step:
             if topic_id not in self._open:
                 continue
             after = self._open[topic_id][1][number]
-            old: tuple[int, ...] = () if before is None else before.replicas
-            if old != after.replicas:
-                for broker_id in set(after.replicas).difference(old):
+            if before is None:
+                for broker_id in dict.fromkeys(after.replicas):
                     came.setdefault((broker_id, topic_id), []).append(number)
-                for broker_id in set(old).difference(after.replicas):
+            elif before.replicas != after.replicas:
+                for broker_id in set(after.replicas).difference(before.replicas):
+                    came.setdefault((broker_id, topic_id), []).append(number)
+                for broker_id in set(before.replicas).difference(after.replicas):
                     went.setdefault((broker_id, topic_id), set()).add(number)
-            self._watch(before, after)
+            if before is not None or unsettled(after):  # what is recovering is unsettled
+                self._watch(before, after)
         for topic in self._gone:
             for state in topic.partitions:
                 for broker_id in state.replicas:
@@ -459,13 +462,9 @@ class _Step:
         old, new = self._before.topics_by_id, image.topics_by_id
         created = tuple(new[i] for i in self._open if i not in old)
         changes = tuple(
-            PartitionChange(
-                TopicPartition(new[topic_id].name, number),
-                before,
-                new[topic_id].partitions[number],
-            )
+            PartitionChange(TopicPartition(opened[0], number), before, opened[1][number])
             for (topic_id, number), before in self._changes.items()
-            if topic_id in new
+            if (opened := self._open.get(topic_id)) is not None
         )
         return Delta(
             created,

@@ -7,7 +7,7 @@ from typing import Final
 
 from kept.cluster.image import Image
 from kept.cluster.records import MetadataRecord
-from kept.node.slices import Slices, Steps
+from kept.node.slices import Pace, Slices, Steps
 from kept.storage.errors import NotController
 
 Records = Sequence[MetadataRecord]
@@ -32,7 +32,9 @@ async def decided(change: Change, current: Callable[[], Image], slices: Slices) 
         records = change(image)
         if not isinstance(records, Generator):
             return records
+        pace = Pace()
         found = await slices.finish(records)
+        await pace.breathe()  # what follows checks them and writes them down, at a stretch
         if current() is image:
             return found
     raise NotController("the metadata moved while a change was decided")

@@ -64,22 +64,27 @@ def _each(
     room: FileRoom | None = None,
 ) -> Steps[tuple[list[Values], list[MetadataRecord]]]:
     """Decide one after the other, each on the image that those before it leave, and within the
-    room there is.
+    room there is. (A decision's records fit the image that it was taken on.)
     """
     answers: list[Values] = []
     records: list[MetadataRecord] = []
+    decided: Sequence[MetadataRecord] = ()
     for one in wanted:
         yield
+        if decided:
+            image, _ = image.apply(decided)
+            decided = ()
+            yield
         try:
             answer, more = decision(image, one)
             if room is not None:
                 room.take(more)
-            image, _ = image.apply(more)
         except KeptError as error:
             answers.append({**name_of(one), **_failed(error)})
             continue
         answers.append(answer)
         records.extend(more)
+        decided = more
     return answers, [] if validate_only else records
 
 

@@ -16,11 +16,12 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from asyncio import events
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -193,6 +194,11 @@ class Filler:
         return f"{name}-{number}"
 
 
+async def from_outside(asked: Coroutine[Any, Any, int]) -> int:
+    """What a client finds in a thread of its own: its callbacks are not the node's."""
+    return await asyncio.to_thread(asyncio.run, asked)
+
+
 async def exchange(port: int, frame: bytes) -> int:
     """Send a request and read its answer to the end; the answer's size, 0 if there is none."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
@@ -210,7 +216,7 @@ async def exchange(port: int, frame: bytes) -> int:
 
 
 class Longest:
-    """CPU seconds of the longest callback of any loop since the last :meth:`reset`."""
+    """CPU seconds of the longest callback of this thread's loop since the last :meth:`reset`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -222,12 +228,15 @@ class Longest:
 
     def install(self, *, sampled: bool = False) -> None:
         """Measure from now on; ``sampled``: and look every millisecond of CPU where it is."""
-        original, longest = self._run, self
+        original, longest, here = self._run, self, threading.get_ident()
         if sampled:
             signal.signal(signal.SIGPROF, self._sample)
             signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
 
         def timed(handle: events.Handle) -> None:
+            if threading.get_ident() != here:
+                original(handle)
+                return
             started = time.thread_time()
             longest._samples.clear()
             original(handle)
@@ -361,7 +370,7 @@ class Table:
         longest.reset()
         started = time.perf_counter()
         send = fetch_page if frame[:4] == b"GET " else exchange
-        size = lone.run(asyncio.wait_for(send(lone.port, frame), 300))
+        size = lone.run(from_outside(asyncio.wait_for(send(lone.port, frame), 300)))
         took = time.perf_counter() - started
         self.line(f"{name}  {len(frame)} -> {size} bytes in {took:.2f} s")
 
@@ -414,7 +423,7 @@ def main() -> None:
         if options.answers:
             for number, group in enumerate([GROUP, *groups]):
                 frame = committed(group, names[: 1 if number else None], options.partitions)
-                lone.run(exchange(lone.port, frame))
+                lone.run(from_outside(exchange(lone.port, frame)))
             for name, frame in questions(names, groups):
                 if options.only in name:
                     table.add(name, frame)

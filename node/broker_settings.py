@@ -378,6 +378,12 @@ _NETWORK: Final = (
         "all their partitions with every fetch.", low=1000,
     ),
     _at_start(
+        "kept.producers.max", _LONG, "500000",
+        "Idempotent producers that all logs of this node remember, some 0.5 KB each, to recognize "
+        "what they send again; one log remembers 10,000. Above, a new one takes the place of one "
+        "of its log that has been silent for long. See producer.id.expiration.ms.", low=1000,
+    ),
+    _at_start(
         "fetch.max.bytes", _INT, "57671680",
         "Bytes of records in one Fetch response, whatever is asked; a first batch that is larger "
         "is sent whole.", low=1024,

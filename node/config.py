@@ -152,6 +152,7 @@ class NodeConfig:
     max_connections_per_ip: int
     max_incremental_fetch_session_cache_slots: int
     fetch_sessions_max_partitions: int
+    producers_max: int
     inflight_max_bytes: int
     inflight_max_bytes_per_ip: int
     inflating_max_bytes: int

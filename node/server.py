@@ -45,6 +45,7 @@ from kept.node.pool import CALL_THREADS, FlushPool
 from kept.node.readiness import Readiness
 from kept.node.rpc.front import Front
 from kept.node.slices import Slices
+from kept.storage import producers
 from kept.storage.directory import Checkpoint, previous_broker_epoch, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -87,6 +88,7 @@ class Node:
         self.budget = Budget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
         self.inflating = Share(self.budget, config.inflating_max_bytes)
         """What threads inflate batches into."""
+        producers.ROOM.limit = config.producers_max
         self.open_files = OpenFiles(self)
         self.hosting = Hosting(self)
         self.client_connections = ConnectionQuota()

@@ -11,6 +11,10 @@ Rules are Apache Kafka's (``ProducerStateManager``, ``ProducerAppendInfo``):
 - a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last
   batch.
 
+Ours: anybody may invent producer ids, so a log remembers :data:`MOST_OF_A_LOG` and all logs of a
+process together what :data:`ROOM` allows. One more makes its log forget one that has been silent
+for long, as if its time were over: it loses the recognition of its duplicates, nothing else.
+
 State is rebuilt from a snapshot and the batches above it, so it never decides what is in the log.
 Transactions are understood, for logs that Apache Kafka wrote: the first unstable offset and the
 index of aborted transactions follow from the markers.
@@ -19,6 +23,8 @@ index of aborted transactions follow from the markers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
+from threading import Lock
 from typing import Final, NamedTuple
 
 from kept.storage.errors import InvalidProducerEpoch, InvariantViolation, OutOfOrderSequenceNumber
@@ -26,6 +32,33 @@ from kept.storage.types import MAX_INT32, NO_LEADER_EPOCH, NO_OFFSET, NO_SEQUENC
 
 BATCHES_KEPT: Final = 5
 """Batches a producer may have in flight, so as many are remembered (Kafka's limit)."""
+
+MOST_OF_A_LOG: Final = 10_000
+"""Producers that a log remembers: some 5 MB, and a snapshot of them at every roll takes 30 ms."""
+MOST_OF_ALL: Final = 500_000
+"""``kept.producers.max``: some 250 MB."""
+CANDIDATES: Final = 8
+"""Of so many of a log's producers the one that has been silent longest is forgotten."""
+
+
+class ProducerRoom:
+    """How many producers several logs remember together: ``used`` of ``limit``. Any thread."""
+
+    __slots__ = ("_lock", "limit", "used")
+
+    def __init__(self, limit: int = MOST_OF_ALL) -> None:
+        self.limit = limit
+        self.used = 0
+        self._lock = Lock()
+
+    def add(self, more: int) -> None:
+        """So many came, or (negative) are forgotten."""
+        with self._lock:
+            self.used += more
+
+
+ROOM: Final = ProducerRoom()
+"""That of this process."""
 
 
 class ProducerBatch(NamedTuple):
@@ -82,10 +115,21 @@ class CompletedTxn(NamedTuple):
 class ProducerStates:
     """All producers of a log, by producer id. ``end_offset``: the state covers all below it."""
 
-    __slots__ = ("_ended", "_open", "_states", "end_offset", "expiration_ms")
+    __slots__ = (
+        "_counted",
+        "_ended",
+        "_open",
+        "_room",
+        "_states",
+        "end_offset",
+        "expiration_ms",
+    )
 
-    def __init__(self, expiration_ms: int) -> None:
+    def __init__(self, expiration_ms: int, room: ProducerRoom = ROOM) -> None:
         self.expiration_ms = expiration_ms
+        self._room = room
+        self._counted = 0
+        """How many of :attr:`_states` are counted there."""
         self.end_offset = 0
         self._states: dict[int, ProducerState] = {}
         self._open: dict[int, int] = {}
@@ -147,6 +191,7 @@ class ProducerStates:
         state = self._states.get(producer_id)
         if state is None:
             state = self._states[producer_id] = ProducerState(epoch, timestamp)
+            self._make_room()
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
@@ -170,6 +215,7 @@ class ProducerStates:
         state = self._states.get(producer_id)
         if state is None:
             state = self._states[producer_id] = ProducerState(epoch, timestamp)
+            self._make_room()
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
@@ -216,11 +262,38 @@ class ProducerStates:
         ]
         for producer_id in gone:
             del self._states[producer_id]
+        self._count()
         return len(gone)
+
+    def _count(self) -> None:
+        more = len(self._states) - self._counted
+        self._counted += more
+        self._room.add(more)
+
+    def _make_room(self) -> None:
+        """After one more, which is the last of the table: keep to the limits."""
+        self._count()
+        states = self._states
+        if len(states) <= MOST_OF_A_LOG and self._room.used <= self._room.limit:
+            return
+        first = list(islice(states, min(CANDIDATES, len(states) - 1)))
+        silent = [one for one in first if states[one].txn_first_offset is None]
+        if not silent:
+            return
+        oldest = min(silent, key=lambda one: states[one].last_timestamp)
+        del states[oldest]
+        for producer_id in first:
+            if producer_id != oldest:  # to the end: others are looked at next time
+                states[producer_id] = states.pop(producer_id)
+        self._count()
+
+    def __del__(self) -> None:
+        self._room.add(-self._counted)
 
     def clear(self, end_offset: int) -> None:
         """Forget everything; the state now covers all below ``end_offset``."""
         self._states.clear()
+        self._count()
         self._open.clear()
         self._ended.clear()
         self.end_offset = end_offset

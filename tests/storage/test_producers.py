@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.storage import snapshots, txn_index
+from kept.storage import producers, snapshots, txn_index
 from kept.storage.errors import DamagedData, InvalidProducerEpoch, OutOfOrderSequenceNumber
-from kept.storage.producers import BATCHES_KEPT, ProducerStates
+from kept.storage.producers import BATCHES_KEPT, ProducerRoom, ProducerStates
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import MAX_INT32
 
@@ -34,6 +34,33 @@ def test_sequences_follow_one_another_and_wrap() -> None:
     assert send(crossing, 0, MAX_INT32 - 1, 4) is None
     assert crossing.get(1).last_sequence == 1
     assert send(crossing, 9, MAX_INT32 - 1, 4).first_sequence == MAX_INT32 - 1
+
+
+def test_a_log_remembers_so_many_producers_and_forgets_who_is_silent(monkeypatch) -> None:
+    monkeypatch.setattr(producers, "MOST_OF_A_LOG", 50)
+    states = ProducerStates(1000, ProducerRoom())
+    for n in range(200):
+        send(states, 2 * n, n, pid=0, now=n)  # one that goes on
+        send(states, 2 * n + 1, 0, pid=1000 + n, now=n)
+        assert len(states) <= 50
+    assert 0 in states and 1199 in states and 1000 not in states
+
+
+def test_logs_share_the_room_for_producers_and_give_it_back() -> None:
+    room = ProducerRoom(30)
+    several = [ProducerStates(1000, room) for _ in range(3)]
+    send(several[0], 0, 0, txn=True, pid=1)
+    for n in range(100):
+        for states in several:
+            send(states, n + 1, 0, pid=10 + n, now=n)
+    assert room.used == sum(map(len, several)) <= 30 + len(several)
+    assert 1 in several[0], "its transaction is open"
+    several[1].expire(10_000)
+    several[2].clear(7)
+    assert room.used == len(several[0])
+    several.clear()
+    states = None
+    assert room.used == 0
 
 
 def test_five_batches_are_remembered() -> None:

@@ -117,6 +117,13 @@ class Job:
         return uuid.UUID(self.topic_id)
 
     @property
+    def horizon_ms(self) -> int:
+        """Until when tombstones and markers stay that this pass keeps for the first time; int64,
+        which ``delete.retention.ms`` may exceed together with the time.
+        """
+        return min(self.now_ms + self.config.delete_retention_ms, MAX_INT64)
+
+    @property
     def source_bytes(self) -> int:
         """Bytes of all segments of the pass."""
         return sum(source.size_bytes for source in self.sources)

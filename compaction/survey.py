@@ -134,7 +134,7 @@ class _Surveyor:
         groups = self._groups(markers, clean_to, carried)
         manifest = Manifest(
             job.uuid, job.partition, job.identity, job.log_start_offset, clean_to, job.end_offset,
-            job.now_ms, job.now_ms + job.config.delete_retention_ms,
+            job.now_ms, job.horizon_ms,
             tuple(group.output for group in groups),
         )  # fmt: skip
         manifest.check_invariants()
@@ -319,7 +319,7 @@ class _Surveyor:
         """What the manifest says about one source segment."""
         base = source.base_offset
         facts, alive = self.facts[base], self.survivors[base]
-        horizon_ms = self.job.now_ms + self.job.config.delete_retention_ms
+        horizon_ms = self.job.horizon_ms
         tombstones = facts.tombstones & alive
         horizons: dict[int, BitMap] = {}
         waiting = BitMap()

@@ -38,7 +38,7 @@ def decide(job: Job, facts: Iterable[SegmentFacts], clean_to: int) -> dict[int, 
 
     Above ``clean_to`` everything stays as it is.
     """
-    horizon_ms = job.now_ms + job.config.delete_retention_ms
+    horizon_ms = job.horizon_ms
     producers = {producer.producer_id: producer for producer in job.producers}
     entries = {(txn.producer_id, txn.last_offset): txn for txn in job.aborted}
     with_data: set[int] = set()

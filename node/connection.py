@@ -163,7 +163,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._sender is not None:
             self._sender.close()
         if not self._lent:
-            self._release_reserved()
+            self._drop_buffer()
         self.listener.leave(self)
 
     def eof_received(self) -> bool:
@@ -538,6 +538,15 @@ class Connection(asyncio.BufferedProtocol):
         if reserved:
             self.account.give(reserved, self)
 
+    def _drop_buffer(self) -> None:
+        """The connection is gone, and its buffer with it: the object itself may stay until garbage
+        is collected, which is long after others have drawn what this one gives back.
+        """
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._release_reserved()
+
     def _give_buffer_back(self) -> None:
         self._resize(BASE_BUFFER_BYTES)
         self._release_reserved()
@@ -566,7 +575,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lent = False
         if self.transport is None or self.transport.is_closing():
             if self.transport is None:
-                self._release_reserved()
+                self._drop_buffer()
             return
         self._blocked = False
         self._partial_since = 0.0

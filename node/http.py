@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
 
+UNDRAWN_BYTES: Final = 16 * 1024
+"""What a request may have without drawing on the node's budget, as a Kafka connection's base buffer
+does: probes and metrics are answered whatever clients hold."""
 BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
 CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 JSON: Final = "application/json"
@@ -201,8 +204,10 @@ class HttpConnection(asyncio.Protocol):
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._account = node.budget.account(handed_over.host)
+        self._read_bytes = 0
+        """What was read of the request."""
         self._held_bytes = 0
-        """What was read of the request, drawn on the node's budget until it is answered."""
+        """What of it is drawn on the node's budget until it is answered."""
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -234,10 +239,13 @@ class HttpConnection(asyncio.Protocol):
         if self._endless:  # it can never be answered
             self._transport.abort()
             return
-        if not self._account.take(len(data)):
-            self._refuse(503, BUSY)
-            return
-        self._held_bytes += len(data)
+        self._read_bytes += len(data)
+        more = self._read_bytes - UNDRAWN_BYTES - self._held_bytes
+        if more > 0:
+            if not self._account.take(more):
+                self._refuse(503, BUSY)
+                return
+            self._held_bytes += more
         try:
             self._h11.receive_data(data)
             self._advance()
@@ -262,7 +270,7 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()
 
     def _give_back(self) -> None:
-        held, self._held_bytes = self._held_bytes, 0
+        held, self._held_bytes, self._read_bytes = self._held_bytes, 0, 0
         if held:
             self._account.give(held)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from kept.storage.records.build import append_varint, read_varint
+from kept.storage.records.build import append_varint, read_varint, wrap64
 from kept.storage.records.codecs import compress, decompress
 from kept.storage.records.header import (
     CODEC_MASK,
@@ -228,13 +228,13 @@ class PythonSegmentFilter:
                 continue
             s += 1
             kept += 1
-            timestamp = header.base_timestamp + delta
+            timestamp = wrap64(header.base_timestamp + delta)
             largest = max(largest, timestamp)
             if horizon < 0:
                 out += area[start:at]
             else:
                 moved = bytearray(area[body : body + 1])
-                append_varint(moved, timestamp - horizon)
+                append_varint(moved, wrap64(timestamp - horizon))
                 append_varint(out, len(moved) + at - rest)
                 out += moved
                 out += area[rest:at]

@@ -7,7 +7,7 @@ from kept.compaction.manifest import Identity
 from kept.storage import layout, txn_index
 from kept.storage.errors import ConfigurationError, DamagedData
 from kept.storage.records import build_batch
-from kept.storage.types import Codec, TimestampType
+from kept.storage.types import MAX_INT64, Codec, TimestampType
 
 pytestmark = pytest.mark.usefixtures("each_kernel")
 DAY = 86_400_000
@@ -120,6 +120,18 @@ def test_a_tombstone_gets_its_horizon_once_and_goes_when_it_has_passed(world):
     assert result is not None and result.removed == {"expired tombstone": 1}
     assert w.offsets() == [1, 3, 4]
     assert w.clean(asked=False) is None, "the horizon that stays on the batch is not due again"
+
+
+@pytest.mark.parametrize("timestamp", [0, -1, -2, 2**63 - 1])
+def test_no_retention_of_tombstones_is_too_long(world, timestamp):
+    """``delete.retention.ms`` may be all of int64: the time added, it did not fit, no pass ended."""
+    w = world(delete_retention_ms=MAX_INT64)
+    w.append((b"a", b"1", 5))
+    w.append((b"a", None, timestamp))
+    w.roll()
+    w.clean()
+    assert w.headers()[0].delete_horizon_ms == MAX_INT64
+    assert [(r.offset, r.timestamp, r.value) for r in w.records()] == [(1, timestamp, None)]
 
 
 def test_horizon_of_a_batch_with_all_its_records_is_set_too(world):

@@ -279,9 +279,11 @@ class Failures:
         return found
 
     def may_try(self, tp: TopicPartition, now_ms: int) -> bool:
-        """Whether its back-off is over."""
+        """Whether its back-off is over, or the clock was set back to before it began."""
         failure = self._failures.get(tp)
-        return failure is None or now_ms >= failure.retry_at_ms
+        if failure is None or now_ms >= failure.retry_at_ms:
+            return True
+        return not failure.stopped and failure.retry_at_ms - now_ms > RETRY_MAX_MS
 
     def succeeded(self, tp: TopicPartition) -> None:
         """A pass over this log succeeded: it is cleanable again."""

@@ -58,7 +58,10 @@ class Attention:
         self.left = True
 
     def gather(self, now_ms: int) -> Iterator[None]:
-        """Take in what stirred, in steps; from now on the next change of each is told again."""
+        """Take in what stirred, in steps; from now on the next change of each is told again.
+
+        ``now_ms``: of the clock that never jumps, for ``flush.ms``.
+        """
         taken = 0
         while self.stirred:
             hosted = self.stirred.pop()

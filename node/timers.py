@@ -231,14 +231,17 @@ class Timers:
         """Roll active segments that are too old though nobody appends (rule 3)."""
         now_ms = self._node.now_ms()
         attention = self._node.hosting.attention
-        yield from attention.gather(now_ms)
+        yield from attention.gather(monotonic_ms())
         yield from self._each(
             lambda hosted: hosted.partition.log.maybe_roll(now_ms), attention.aged(now_ms)
         )
 
     def flush_due(self) -> Iterator[None]:
-        """Flush by ``flush.ms`` and ``flush.messages``, and every rolled segment."""
-        now_ms = self._node.now_ms()
+        """Flush by ``flush.ms`` and ``flush.messages``, and every rolled segment.
+
+        By the clock that never jumps: records wait for ``flush.ms`` whatever somebody sets.
+        """
+        now_ms = monotonic_ms()
         attention = self._node.hosting.attention
         yield from attention.gather(now_ms)
         due = []
@@ -272,7 +275,7 @@ class Timers:
                 self._node.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
                 raise
 
-        yield from attention.gather(now_ms)
+        yield from attention.gather(monotonic_ms())
         yield from self._each(one, list(attention.leaving))
         for directory in self._node.hosting.directories:
             if directory.offline is None:
@@ -286,7 +289,7 @@ class Timers:
         directory. Writes and fsyncs there succeed, and keep nothing.
         """
         attention = self._node.hosting.attention
-        yield from attention.gather(self._node.now_ms())
+        yield from attention.gather(monotonic_ms())
         chosen: dict[HostedDirectory, list[HostedPartition]] = {}
         for number, hosted in enumerate(list(attention.written)):
             chosen.setdefault(hosted.directory, []).append(hosted)

@@ -124,7 +124,9 @@ class LogDirectory:
         self._writing = threading.Lock()
         self._changed: dict[TopicPartition, int] = {}
         self._deleting = threading.Lock()
-        self._deleted: list[tuple[int, str]] = []
+        self._deleted: list[tuple[int, int, str]] = []
+        """(when, when its files are due, where) of each deleted log. Files are due, too, once the
+        clock was set back to before: readers finish with the files that they have open."""
 
     @classmethod
     def open(
@@ -388,7 +390,8 @@ class LogDirectory:
         self.disk.fsync_dir(self.path)
         with self._deleting:
             for log, _ in logs:
-                self._deleted.append((now_ms + log.config.file_delete_delay_ms, log.directory))
+                due_ms = now_ms + log.config.file_delete_delay_ms
+                self._deleted.append((now_ms, due_ms, log.directory))
 
     def set_aside(self, tp: TopicPartition, unique: uuid.UUID) -> str:
         """Keep a log that nobody is known to have deleted out of the way, durably, under a name
@@ -431,14 +434,14 @@ class LogDirectory:
     def purge(self, now_ms: int) -> int:
         """Remove deleted logs whose ``file.delete.delay.ms`` is over; returns how many."""
         with self._deleting:
-            due = [path for at, path in self._deleted if at <= now_ms]
-            self._deleted = [(at, path) for at, path in self._deleted if at > now_ms]
+            due = [path for since, at, path in self._deleted if not since <= now_ms < at]
+            self._deleted = [one for one in self._deleted if one[0] <= now_ms < one[1]]
         for number, path in enumerate(due):
             try:
                 self.disk.remove_tree(path)
             except ResourceExhausted:
                 with self._deleting:
-                    self._deleted += [(now_ms, left) for left in due[number:]]
+                    self._deleted += [(now_ms, now_ms, left) for left in due[number:]]
                 raise
         return len(due)
 

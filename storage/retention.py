@@ -90,7 +90,12 @@ def retire(log: Log, segments: Sequence[Segment], now_ms: int) -> None:
 
 
 def take_expired(log: Log, now_ms: int) -> list[str]:
-    """The files whose delay is over, for :func:`remove`; they wait no longer."""
+    """The files whose delay is over, for :func:`remove`; they wait no longer.
+
+    Nobody waits for more than the delay: the clock may have been set back.
+    """
+    latest_ms = now_ms + log.config.file_delete_delay_ms
+    log.waiting_deletes = [(min(due_ms, latest_ms), paths) for due_ms, paths in log.waiting_deletes]
     due = [path for due_ms, paths in log.waiting_deletes if due_ms <= now_ms for path in paths]
     log.waiting_deletes = [entry for entry in log.waiting_deletes if entry[0] > now_ms]
     return due

@@ -187,6 +187,15 @@ def test_a_failing_log_backs_off_and_stops_nobody():
     assert not failures.all() and not failures.retry(bad.topic_partition)
 
 
+def test_a_back_off_does_not_outlast_a_clock_that_is_set_back():
+    failures, tp = Failures(), of("bad", 90).topic_partition
+    failed = failures.note(tp, "damaged", 10 * 365 * 86_400_000)
+    assert not failures.may_try(tp, failed.retry_at_ms - 1)
+    assert failures.may_try(tp, 1000)
+    failures.note(tp, "wrong", 1000, stopped=True)
+    assert not failures.may_try(tp, 1000)
+
+
 def test_identities_of_one_log_go_up():
     assert planner.next_identity(None, 4) == Identity(4, 1)
     assert planner.next_identity(Identity(2, 7), 4) == Identity(4, 8)

@@ -6,6 +6,7 @@ import pytest
 
 from kept.cluster.records import ConfigRecord, RemoveTopicRecord, ResourceType
 from kept.node import timers
+from kept.node.clock import monotonic_ms
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -15,12 +16,13 @@ IDLE = 40
 class Kit:
     """A node with one busy topic among idle ones, and a clock that the test turns."""
 
-    def __init__(self, lone_node):
+    def __init__(self, lone_node, monkeypatch):
         self.lone = lone_node(log_cleaner_enable="false", kept_fsync_threads="1")
         self.node = self.lone.node
         self.ahead_ms = 0
         real = self.node.now_ms
         self.node.now_ms = lambda: real() + self.ahead_ms
+        monkeypatch.setattr(timers, "monotonic_ms", lambda: monotonic_ms() + self.ahead_ms)
         self.timers = self.node._timers
         self.timers.stop()
         self.attention = self.node.hosting.attention
@@ -62,8 +64,8 @@ class Kit:
 
 
 @pytest.fixture
-def kit(lone_node):
-    return Kit(lone_node)
+def kit(lone_node, monkeypatch):
+    return Kit(lone_node, monkeypatch)
 
 
 def looked_at(kit, monkeypatch):

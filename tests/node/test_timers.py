@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kept.node import timers
+from kept.node.clock import monotonic_ms
 from kept.storage.checkpoints import read_offsets
 from kept.storage.disk import Disk
 from kept.storage.errors import InvariantViolation, MachineError
@@ -20,12 +21,13 @@ from kept.storage.types import TopicPartition
 class Kit:
     """One node with two topics, its timers, and a clock that the test turns."""
 
-    def __init__(self, lone_node, **settings):
+    def __init__(self, lone_node, monkeypatch, **settings):
         self.lone = lone_node(log_cleaner_enable="false", kept_fsync_threads="1", **settings)
         self.node = self.lone.node
-        self.ahead_ms = 0
+        self.ahead_ms = self.set_ahead_ms = 0  # time that passes; what somebody sets the clock by
         real = self.node.now_ms
-        self.node.now_ms = lambda: real() + self.ahead_ms
+        self.node.now_ms = lambda: real() + self.ahead_ms + self.set_ahead_ms
+        monkeypatch.setattr(timers, "monotonic_ms", lambda: monotonic_ms() + self.ahead_ms)
         self.timers = self.node._timers
 
     def hosted(self, topic):
@@ -56,9 +58,9 @@ class Kit:
 
 
 @pytest.fixture
-def kit(lone_node):
+def kit(lone_node, monkeypatch):
     def make(topic_config=None, **settings):
-        kit = Kit(lone_node, **settings)
+        kit = Kit(lone_node, monkeypatch, **settings)
         for name in ("first", "second"):
             kit.lone.create(name, **(topic_config or {}))
         return kit
@@ -134,6 +136,17 @@ def test_an_idle_log_rolls_and_the_rolled_segment_is_flushed(kit):
     kit.on_loop(kit.timers.flush_due)
     kit.drain()
     assert log.recovery_point == 2
+
+
+def test_flush_ms_is_kept_though_the_clock_is_set_back(kit):
+    kit = kit({"flush_ms": "1000"})
+    kit.append("first")
+    kit.on_loop(kit.timers.flush_due)
+    kit.set_ahead_ms = -10 * 365 * 86_400_000
+    kit.ahead_ms = 5_000
+    kit.on_loop(kit.timers.flush_due)
+    kit.drain()
+    assert kit.hosted("first").partition.log.recovery_point == 1
 
 
 def test_flush_ms_is_kept(kit):

@@ -195,3 +195,13 @@ def test_a_start_makes_snapshots_durable(kit, disk, make_log, became) -> None:
     again.delete_expired(2 * kit.NOW)
     for seed in range(20):
         check_producer(kit.open_log(left.after_power_loss(seed)), 1)
+
+
+def test_deleted_files_go_though_the_clock_is_set_back(kit, make_log, disk) -> None:
+    """They would stay, and hold the disk, until the clock is where it was."""
+    log = fill(kit, make_log, retention_ms=5 * HOUR, file_delete_delay_ms=60_000)
+    assert log.delete_old_segments(kit.NOW + 10 * 365 * 24 * HOUR, 7)
+    paths = log.expired_files
+    assert paths and log.delete_expired(kit.NOW) == 0
+    assert log.delete_expired(kit.NOW + 60_000) == len(paths)
+    assert not any(disk.exists(path) for path in paths)

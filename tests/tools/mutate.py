@@ -7,24 +7,32 @@ Each mutant is one edit: a comparison turned, a constant moved by one, ``not`` d
 for ``or``, branches swapped, a statement taken away. The tests mapped to the module run against it
 until one fails; a mutant they pass *survives*. A survivor is a question: is a test missing, is the
 line dead, or does the edit change nothing that anybody can see? Lines that only log are left out.
+
+A mutant takes as long as the test that fails: this process imports what the tests import, except
+what depends on the broken module, and forks a child for each mutant; files of tests run in the
+order of the time they took unbroken. Nodes that tests start run the broken module, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
+import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn, TextIO
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TESTS: Final = {
@@ -71,7 +79,10 @@ def mutants(source: str) -> Iterator[Mutant]:
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     tree = ast.parse(source)
-    ignored = {id(inner) for node in ast.walk(tree) if says_only(node) for inner in ast.walk(node)}
+    silent = [node for node in ast.walk(tree) if says_only(node)]
+    for node in ast.walk(tree):
+        silent += node.decorator_list if isinstance(node, ast.ClassDef) else []
+    ignored = {id(inner) for node in silent for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in ignored or not isinstance(node, ast.expr | ast.stmt):
             continue
@@ -84,7 +95,11 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 
 def says_only(node: ast.AST) -> bool:
-    """A docstring, a line of the log, an annotation's or an error's text: no test needs to care."""
+    """A docstring, a line of the log, an error's text, imports for annotations, a class's
+    decorator: no test needs to care.
+    """
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
     if isinstance(node, ast.Expr):
         value = node.value
         if isinstance(value, ast.Constant):
@@ -145,37 +160,121 @@ def tests_of(module: str) -> list[str]:
 
 
 class Copy:
-    """A copy of the tree in which one module is broken at a time."""
+    """A copy of the tree in which one module is broken at a time; this process works there."""
 
     def __init__(self, module: str, folder: Path) -> None:
-        self.root = folder / "kept"
-        shutil.copytree(
-            ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT)
-        )  # fmt: skip
-        self.path = self.root / module
+        root = folder / "kept"
+        shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        self.path = root / module
+        self.name = f"kept.{module.removesuffix('.py').replace('/', '.')}"
         self.source = self.path.read_bytes()
+        self._written = 0
+        os.chdir(root)
+        os.environ["PYTHONPATH"] = str(root)  # nodes that tests start
+        sys.path.insert(0, str(root))
+        for name in [one for one in sys.modules if one.partition(".")[0] == "tests"]:
+            del sys.modules[name]
 
-    def passes(self, tests: list[str], mutant: Mutant | None, limit_s: float) -> bool:
-        """Whether all tests pass with the module broken so; a hang is a failure."""
+    def write(self, mutant: Mutant | None) -> None:
+        """Break the module so, or mend it."""
         source = self.source
         if mutant is not None:
             source = source[: mutant.start] + mutant.text.encode() + source[mutant.end :]
         self.path.write_bytes(source)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-             "-m", "not slow", f"--timeout={limit_s:.0f}", *tests],
-            cwd=self.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,
-        )  # fmt: skip
+        self._written += 1  # the interpreter tells compiled files apart by whole seconds
+        os.utime(self.path, (self._written, self._written))
+
+    def preload(self, names: list[str]) -> None:
+        """Import what tests import, except what cannot do without the module."""
+        broken = self.name
+
+        class Without(MetaPathFinder):
+            def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+                if name == broken:
+                    raise ImportError(name)
+
+        sys.meta_path.insert(0, Without())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in names:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+        del sys.meta_path[0]
+
+
+class Observed:
+    """A plugin of pytest: how long each file's tests take, and what they import."""
+
+    def __init__(self, times: dict[str, float]) -> None:
+        self.times = times
+        self.failed = ""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """The quick files first."""
+        items.sort(key=lambda item: self.times.get(file_of(item.nodeid), 0.0))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Count its time."""
+        file = file_of(report.nodeid)
+        self.times[file] = self.times.get(file, 0.0) + report.duration
+        if report.failed:
+            self.failed = report.nodeid
+
+    def result(self) -> str:
+        """For the process that started this one."""
+        names = [name for name in sys.modules if not name.startswith(("tests", "__m"))]
+        return json.dumps({"times": self.times, "names": names, "failed": self.failed})
+
+
+def file_of(nodeid: str) -> str:
+    """The file of a test."""
+    return nodeid.partition("::")[0]
+
+
+def passes(tests: list[str], times: dict[str, float], limit_s: float) -> tuple[bool, Any]:
+    """Whether all tests pass in a child of this process, and what it observed; a hang is a failure,
+    of which nothing is known.
+    """
+    with tempfile.TemporaryFile("w+") as told:
+        child = os.fork()
+        if not child:
+            run_tests(tests, Observed(times), told)
+        status, until = None, time.monotonic() + limit_s
         try:
-            return process.wait(limit_s) == 0
-        except subprocess.TimeoutExpired:
-            return False
+            while status is None and time.monotonic() < until:
+                pid, found = os.waitpid(child, os.WNOHANG)
+                status = os.waitstatus_to_exitcode(found) if pid else None
+                time.sleep(0.01)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # and what its tests left
+            if status is None:
+                os.waitpid(child, 0)
+        told.seek(0)
+        text = told.read()
+    return status == 0, json.loads(text) if text else {"failed": "a hang, or a crash"}
+
+
+def run_tests(tests: list[str], observed: Observed, told: TextIO) -> NoReturn:
+    """Run them in this child."""
+    code = 3
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with open(os.devnull, "r+") as nothing:
+            for fd in range(3):
+                os.dup2(nothing.fileno(), fd)
+        import pytest
+
+        ignored = "-Wignore::pytest.PytestAssertRewriteWarning"  # of what was imported before
+        code = int(pytest.main(
+            ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", ignored, *tests],
+            plugins=[observed],
+        ))  # fmt: skip
+        told.write(observed.result())
+        told.flush()
+    finally:
+        os._exit(code)
 
 
 def main() -> int:
@@ -185,6 +284,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", help="instead of those that are mapped to it")
     parser.add_argument("--count", type=int, default=40, help="mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--killers", action="store_true", help="print which test missed each")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # clean up, and end the tests that run
     tests = given.tests or tests_of(given.module)
@@ -193,16 +293,29 @@ def main() -> int:
         every = list(mutants(copy.source.decode()))
         drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
         began = time.monotonic()
-        if not copy.passes(tests, None, 300):
-            raise SystemExit(f"the tests fail before anything is broken: {' '.join(tests)}")
-        limit_s = 10 + 5 * (time.monotonic() - began)
+        copy.write(None)
+        unbroken, observed = passes(tests, {}, 600)
+        if not unbroken:
+            raise SystemExit(f"fails before anything is broken: {observed['failed']}")
+        limit_s = 10 + 3 * (time.monotonic() - began)
+        copy.preload(observed["names"])
         survivors = []
+        began = time.monotonic()
         for mutant in sorted(drawn, key=lambda m: m.start):
-            if copy.passes(tests, mutant, limit_s):
-                survivors.append(mutant)
+            copy.write(mutant)
+            survived, seen = passes(tests, observed["times"], limit_s)
+            if survived or given.killers:
+                what = "survives" if survived else f"killed by {seen['failed']}"
                 was, text = (" ".join(part.split())[:90] for part in (mutant.was, mutant.text))
-                print(f"{given.module}:{mutant.line}: survives: {was}  ->  {text}", flush=True)
-    print(f"{given.module}: {len(survivors)} of {len(drawn)} survive ({len(every)} possible)")
+                print(f"{given.module}:{mutant.line}: {what}: {was}  ->  {text}", flush=True)
+            if survived:
+                survivors.append(mutant)
+        os.chdir(ROOT)
+    spent = (time.monotonic() - began) / max(len(drawn), 1)
+    print(
+        f"{given.module}: {len(survivors)} of {len(drawn)} survive "
+        f"({len(every)} possible, seed {given.seed}, {spent:.1f} s each)"
+    )
     return 1 if survivors else 0
 
 

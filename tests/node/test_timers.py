@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from kept.node import timers
 from kept.node.clock import monotonic_ms
 from kept.storage.checkpoints import read_offsets
 from kept.storage.disk import Disk
-from kept.storage.errors import InvariantViolation, MachineError
+from kept.storage.errors import InvariantViolation, MachineError, ResourceExhausted
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -285,3 +286,145 @@ def test_each_job_is_done_as_often_as_its_setting_says(monkeypatch, idle_ms, loo
         "idle connections": looks_ms,
     }
     assert len({job.__name__ for _, job in done.values()}) == len(done)
+
+
+# What fails in a thread.
+
+
+def fail_with(error, path):
+    if error == "disk":
+        return MachineError(path, "write", OSError(5, "EIO"))
+    return ZeroDivisionError()
+
+
+@pytest.mark.parametrize("error", ["disk", "bug"])
+@pytest.mark.parametrize("job", ["checkpoint", "purge", "verify"])
+def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys, job, error):
+    kit = kit()
+    kit.timers.stop()
+    kit.append("first")
+    directory = kit.node.log_directories[0]
+    whole = directory.directory.write_checkpoints
+
+    def broken(*_):
+        raise fail_with(error, directory.name)
+
+    attention = kit.node.hosting.attention
+    kit.on_loop(kit.timers.look_for_files)
+    kit.drain()
+    if job == "checkpoint":
+        directory.directory.write_checkpoints = broken
+        kit.on_loop(kit.timers.checkpoint_high_watermarks)
+        assert not attention.unsettled and not attention.left
+    elif job == "purge":
+        directory.directory.purge = broken
+        kit.on_loop(kit.timers.delete_expired)
+    else:
+        directory.directory.verify = broken
+        kit.on_loop(kit.timers.look_for_files)
+    kit.drain()
+    assert (directory.offline is not None) is (error == "disk")
+    if job == "checkpoint":
+        assert attention.left, "it is written at the next turn"
+        directory.directory.write_checkpoints = whole
+    what = {"checkpoint": "checkpoint", "purge": "deletion", "verify": "looking for files"}[job]
+    told = f'event="{what} failed"' in capsys.readouterr().err
+    assert told is (error == "bug")
+
+
+def test_nothing_is_told_of_what_does_not_fail(kit, capsys):
+    kit = kit()
+    kit.timers.stop()
+    kit.append("first")
+    capsys.readouterr()
+    for job in ("checkpoint_high_watermarks", "delete_expired", "look_for_files"):
+        kit.on_loop(getattr(kit.timers, job))
+        kit.drain()
+    assert "failed" not in capsys.readouterr().err
+
+
+def test_files_that_were_not_removed_for_want_of_descriptors_are_removed_later(kit, monkeypatch):
+    kit = kit({"segment_bytes": "1024", "retention_ms": "60000", "file_delete_delay_ms": "1000"})
+    kit.timers.stop()
+    kit.append("first", 10, size=400)
+    kit.ahead_ms = 120_000
+    kit.on_loop(kit.timers.retention)
+    log = kit.hosted("first").partition.log
+    waiting = sorted(log.expired_files)
+
+    def exhausted(log, paths):
+        raise ResourceExhausted(paths[0], "unlink", OSError(24, "EMFILE"))
+
+    kit.ahead_ms += 2000
+    with monkeypatch.context() as patched:
+        patched.setattr(timers.retention, "remove", exhausted)
+        kit.on_loop(kit.timers.delete_expired)
+        kit.drain()
+    kit.drain()
+    assert waiting and sorted(log.expired_files) == waiting
+    assert kit.node.log_directories[0].offline is None
+    kit.ahead_ms += 2000
+    kit.on_loop(kit.timers.delete_expired)
+    kit.drain()
+    assert not any(os.path.exists(path) for path in waiting)
+
+
+def test_a_directory_is_looked_for_once_at_a_time_and_never_when_it_is_offline(kit):
+    kit = kit()
+    kit.timers.stop()
+    directory = kit.node.log_directories[0]
+    looks = []
+    gate = threading.Event()
+    directory.directory.verify = lambda: (looks.append(1), gate.wait(60))
+    kit.on_loop(kit.timers.look_for_files)
+    kit.on_loop(kit.timers.look_for_files)
+    gate.set()
+    kit.drain()
+    assert len(looks) == 1
+    kit.on_loop(kit.timers.look_for_files)
+    kit.drain()
+    assert len(looks) == 2
+    kit.on_loop(lambda: kit.node.hosting.fail(directory, fail_with("disk", directory.name)))
+    kit.on_loop(kit.timers.look_for_files)
+    kit.drain()
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize(("late_s", "looked"), [(0.001, True), (-60.0, False)])
+def test_nobody_lags_for_the_time_that_this_node_stood_still(kit, late_s, looked):
+    kit = kit()
+    calls = []
+    node = SimpleNamespace(
+        membership=object(),
+        serve_until=timers.perf_counter() - late_s,
+        look_up=lambda: calls.append("look up"),
+        hosting=SimpleNamespace(hosted={}),
+    )
+    assert list(timers.Timers(node).expel_lagging()) == []
+    assert calls == ["look up"] * looked
+    node.membership = None
+    node.serve_until = 0.0
+    assert list(timers.Timers(node).expel_lagging()) == []
+    assert calls == ["look up"] * looked
+
+
+@pytest.mark.parametrize("job", ["flush_due", "look_for_files"])
+def test_jobs_over_many_logs_leave_the_loop_free_in_between(kit, monkeypatch, job):
+    kit = kit()
+    kit.timers.stop()
+    for topic in ("first", "second"):
+        kit.append(topic)
+    steps = []
+    for at in (1, 2, 3):
+        monkeypatch.setattr(timers, "LOOK_AT", at)
+        for topic in ("first", "second"):
+            hosted = kit.hosted(topic)
+            kit.node.hosting.attention.unflushed[hosted] = None
+            kit.node.hosting.attention.written.add(hosted)
+        steps.append(kit.lone.run(counted(getattr(kit.timers, job))))
+        kit.drain()
+    assert [one - steps[2] for one in steps] == [2, 1, 0]
+
+
+async def counted(job):
+    return sum(1 for _ in job())

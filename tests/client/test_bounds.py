@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import make_dataclass
+import uuid
+from dataclasses import field, make_dataclass
 from functools import cache
 from typing import Any
 
@@ -60,7 +61,8 @@ def outcome(walk: Any, cls: Any, data: bytes, limit: int = NO_LIMIT) -> Any:
 
 
 def test_the_kernel_is_compiled_here() -> None:
-    assert bounds.Walk is not plain_walk(), "the suite would hold the plain walk against itself"
+    assert bounds.Walk.__module__ == "kept.client._bounds", "else it is held against itself"
+    assert bounds.Walk is not plain_walk()
 
 
 def test_a_message_that_kio_wrote_is_walked_to_its_end() -> None:
@@ -165,3 +167,24 @@ def test_a_schema_with_elements_of_no_bytes_is_refused() -> None:
     outer = make_dataclass("Outer", (), namespace={"__flexible__": False})
     with pytest.raises(InvariantViolation, match="elements without a byte"):
         bounds._field(tuple[empty, ...], None, outer, [])
+
+
+@pytest.mark.parametrize(
+    ("hint", "kind", "flexible", "least"),
+    [
+        (int, "int32", True, 4), (uuid.UUID, "uuid", False, 16),
+        (str, "string", True, 1), (str, "string", False, 2),
+        (bytes, "records", True, 1), (bytes, "bytes", False, 4),
+        ("inner", None, True, 9), ("inner", None, False, 8), ("nullable", None, True, 1),
+        (tuple[int, ...], "int8", True, 1), (tuple[int, ...], "int8", False, 4),
+        (tuple[str, ...], "string", True, 1), (tuple[str, ...], "string", False, 4),
+    ],
+)  # fmt: skip
+def test_the_least_that_a_field_takes(hint: Any, kind: str, flexible: bool, least: int) -> None:
+    """What bounds the count of an array: neither more than its elements take, nor less."""
+    namespace = {"__flexible__": flexible}
+    cls = make_dataclass("Outer", (), namespace=namespace)
+    number = ("number", int, field(metadata={"kafka_type": "int64"}))
+    inner = make_dataclass("Inner", [number], namespace=namespace)
+    hint = {"inner": inner, "nullable": inner | None}.get(hint, hint)
+    assert bounds._field(hint, kind, cls, [])[1] == least

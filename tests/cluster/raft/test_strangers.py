@@ -387,3 +387,17 @@ def test_another_disk_under_a_voters_id_does_not_take_its_place() -> None:
 )  # fmt: skip
 def test_what_no_honest_node_says(message: Message, why: str) -> None:
     assert why in flaw(message)
+
+
+@pytest.mark.parametrize("bound", ["node id", "voters"])
+def test_what_is_just_within_a_bound_can_be_true(bound) -> None:
+    def said(sender: int = 1, voters: int = 1) -> str:
+        hint = LeaderHint(
+            term=1, sender=sender, to=0, leader_id=1, voters=tuple(range(voters)), last_index=0,
+        )  # fmt: skip
+        return flaw(hint)
+
+    largest = {"node id": {"sender": 2**31 - 1}, "voters": {"voters": 1024}}[bound]
+    beyond = {name: number + 1 for name, number in largest.items()}
+    assert not said() and not said(**largest) and said(**beyond)
+    assert (TERM_STEP, MAX_TERM) == (2**20, 2**62)

@@ -1,4 +1,4 @@
-"""What a node says at its registration of the process before: nothing was lost, or it cannot tell."""
+"""What a node says of the process before when it registers: nothing was lost, or it cannot tell."""
 
 from __future__ import annotations
 

@@ -214,7 +214,8 @@ def test_everything_open_is_closed_at_the_end() -> None:
     found = Site().listener()
     stays, goes = admitted(found, HERE, HERE)
     aborted: list[int] = []
-    found.hand_over(goes, SimpleNamespace(abort=lambda: aborted.append(1)))  # type: ignore[arg-type]
+    transport = SimpleNamespace(abort=lambda: aborted.append(1))
+    found.hand_over(goes, transport)  # type: ignore[arg-type]
     assert found.silent._timer is not None
     found.close_connections()
     assert stays.aborted == [""] and aborted == [1] and not goes.aborted

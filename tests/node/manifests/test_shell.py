@@ -438,3 +438,19 @@ def test_a_pass_begins_only_when_it_may(replica) -> None:
         replica.core.may_compute, replica._closed = may, closed
         with pytest.raises(NotLeaderOrFollower):
             replica.begin_pass(Work())
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, readable) -> None:
+    async def encoded(_: Any) -> bytes:
+        if not readable:
+            raise ManifestUnreadable("torn")
+        return b"body"
+
+    replica._files = SimpleNamespace(encoded=encoded)
+    if readable:
+        assert asyncio.run(replica.encoded(OLDER)) == b"body" and calls == []
+        return
+    with pytest.raises(ManifestUnreadable):
+        asyncio.run(replica.encoded(OLDER))
+    assert calls == [ev.Damaged(OLDER), ("ask",)]

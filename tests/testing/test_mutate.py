@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,15 @@ import pytest
 from tests.tools import mutate
 
 SOURCE = '''"""Not a number: 1 < 2."""
+
+
+if TYPE_CHECKING:
+    from nowhere import nothing
+
+
+@dataclass(frozen=True)
+class C:
+    """No mutant is in its decorator."""
 
 
 async def f(size: int, limit: int = 10) -> int:
@@ -67,6 +79,7 @@ def test_every_mutant_is_a_module_and_differs_in_what_it_does():
 def test_docstrings_and_words_stay():
     assert all("1 < 2." in text and 'log.warning("ü too large"' in text for _, text in broken())
     assert not any(was == "size + 1" for was, _ in broken())
+    assert all("if TYPE_CHECKING:" in text and "frozen=True" in text for _, text in broken())
 
 
 def test_every_mapped_path_is_there():
@@ -76,3 +89,21 @@ def test_every_mapped_path_is_there():
         mutate.tests_of("node/nowhere.py")
     assert mutate.tests_of("node/manifests/replica.py")
     assert Path(mutate.__file__).is_relative_to(mutate.ROOT)
+
+
+@pytest.mark.slow
+def test_a_broken_module_is_noticed_and_a_test_that_notices_nothing_is_not():
+    for test, survive in (
+        ("", "0 of 12"),
+        ("::test_an_address_that_is_not_here_is_told", "12 of 12"),
+    ):
+        command = [
+            sys.executable, "-P", "-m", "tests.tools.mutate", "node/connection_quota.py",
+            "--count", "12", "--tests", f"tests/node/test_listener.py{test}",
+        ]  # fmt: skip
+        run = subprocess.run(
+            command, cwd=mutate.ROOT, env={**os.environ, "PYTHONPATH": str(mutate.ROOT)},
+            capture_output=True, text=True, timeout=250, check=False,
+        )  # fmt: skip
+        assert f"node/connection_quota.py: {survive} survive" in run.stdout, run.stderr
+        assert run.returncode == (survive != "0 of 12")

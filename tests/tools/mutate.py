@@ -35,22 +35,46 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+MANIFESTS: Final = [
+    f"tests/node/manifests/test_{name}.py" for name in ("shell", "applying", "committed_first")
+]
+CONFIG: Final = [f"tests/node/test_{name}.py" for name in ("config", "config_cluster")]
+DIRECTORIES: Final = [
+    f"tests/node/test_{name}.py" for name in ("vanished_directories", "broken_directories")
+]
 TESTS: Final = {
-    "node/listener.py": ["tests/node/wire/test_limits.py", "tests/node/wire/test_silent.py"],
-    "node/config.py": ["tests/node/test_config.py", "tests/node/test_config_cluster.py"],
-    "node/config_listeners.py": ["tests/node/test_config.py", "tests/node/test_config_cluster.py"],
-    "node/config_sources.py": ["tests/node/test_config.py"],
-    "node/log_directories.py": [
-        "tests/node/test_broken_directories.py", "tests/node/test_strays.py",
+    "client/bounds.py": ["tests/client/test_bounds.py", "tests/client/test_unknown_tags.py"],
+    "cluster/raft/guard.py": [
+        "tests/cluster/raft/test_strangers.py", "tests/cluster/test_impossible_terms.py",
     ],
+    "node/listener.py": ["tests/node/test_listener.py"],
+    "node/connection_quota.py": ["tests/node/test_listener.py"],
+    "node/config.py": [*CONFIG, "tests/node/test_address_check.py"],
+    "node/config_listeners.py": CONFIG,
+    "node/config_sources.py": CONFIG,
+    "node/file_room.py": ["tests/node/test_file_room.py"],
+    "node/groups/memory.py": [
+        "tests/node/groups/test_memory.py", "tests/node/test_request_memory.py",
+    ],
+    "node/handlers/batch_checks.py": ["tests/node/test_batch_checks.py"],
     "node/known_directories.py": [
-        "tests/node/test_foreign_metadata.py", "tests/node/test_wrong_lists.py",
+        "tests/node/test_foreign_metadata.py", "tests/node/test_wrong_lists.py", DIRECTORIES[1],
     ],
-    "node/timers.py": ["tests/node/test_timers.py", "tests/node/test_deletion_while_flushed.py"],
+    "node/log_changes.py": ["tests/node/test_log_changes.py"],
+    "node/log_directories.py": [
+        *DIRECTORIES, "tests/node/test_strays.py", "tests/node/test_readiness.py",
+    ],
+    "node/manifests/pulls.py": ["tests/node/manifests/test_travel.py"],
+    "node/manifests/news.py": ["tests/node/manifests/test_travel.py"],
+    "node/manifests/files.py": [
+        *MANIFESTS, "tests/node/test_cleaner_swap.py", "tests/node/test_cleaner_faults.py",
+    ],
     "node/manifests/": [
-        "tests/node/manifests/test_applying.py", "tests/node/manifests/test_committed_first.py",
-        "tests/node/test_cleaner_faults.py", "tests/node/test_cleaner_swap.py",
-        "tests/node/test_unclean.py",
+        *MANIFESTS, "tests/node/manifests/test_lost.py", "tests/node/test_cleaner_swap.py",
+    ],
+    "node/strays.py": ["tests/node/test_strays.py"],
+    "node/timers.py": [
+        "tests/node/test_timers.py", "tests/node/test_attention.py", DIRECTORIES[0],
     ],
 }  # fmt: skip
 """The fast tests of a module, or of all modules of a folder."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kept.node.groups import events as ev
 from kept.node.groups.core import GroupCore
-from kept.node.groups.memory import GroupMemory
+from kept.node.groups.memory import GroupMemory, GroupTable
 
 TOPIC_ID = uuid.UUID(int=9)
 
@@ -223,3 +224,41 @@ def test_what_goes_is_counted_out(undo: bool) -> None:
         assert shell.used > held
     shell.carry_out(shell.core.step(ev.DeleteGroups(0, 51, ("g",))))
     assert shell.used == before
+
+
+@pytest.mark.parametrize(
+    ("used", "more", "admitted"),
+    [
+        (0, 100, True),
+        (1, 99, True),
+        (1, 100, False),
+        (200, 1, False),
+        (200, 0, True),
+        (200, -1, True),
+    ],
+)
+def test_there_is_room_up_to_the_limit_and_always_for_nothing(used, more, admitted) -> None:
+    memory = GroupMemory(100)
+    memory.used_bytes = used
+    assert memory.admits(more) is admitted
+
+
+def test_groups_count_for_as_long_as_they_are_in_the_table() -> None:
+    table = GroupTable(memory := GroupMemory(1 << 20))
+
+    def group(size: int) -> Any:
+        def count(sign: int) -> None:
+            memory.used_bytes += sign * size
+
+        return SimpleNamespace(count_in=lambda _: count(1), count_out=lambda: count(-1))
+
+    table["a"], table["b"], table["c"] = group(1), group(10), group(100)
+    assert memory.used_bytes == 111
+    table["a"] = group(2)
+    assert memory.used_bytes == 112 and len(table) == 3
+    del table["b"]
+    assert memory.used_bytes == 102 and "b" not in table
+    assert table.pop("nobody", 7) == 7 and table.pop("c") is not None
+    assert memory.used_bytes == 2 and list(table) == ["a"]
+    table.clear()
+    assert memory.used_bytes == 0 and not table

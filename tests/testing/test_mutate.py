@@ -94,16 +94,16 @@ def test_every_mapped_path_is_there():
 @pytest.mark.slow
 def test_a_broken_module_is_noticed_and_a_test_that_notices_nothing_is_not():
     for test, survive in (
-        ("", "0 of 12"),
-        ("::test_an_address_that_is_not_here_is_told", "12 of 12"),
+        ("", "0 of 4"),
+        ("::test_an_address_that_is_not_here_is_told", "4 of 4"),
     ):
         command = [
             sys.executable, "-P", "-m", "tests.tools.mutate", "node/connection_quota.py",
-            "--count", "12", "--tests", f"tests/node/test_listener.py{test}",
+            "--count", "4", "--tests", f"tests/node/test_listener.py{test}",
         ]  # fmt: skip
         run = subprocess.run(
             command, cwd=mutate.ROOT, env={**os.environ, "PYTHONPATH": str(mutate.ROOT)},
             capture_output=True, text=True, timeout=250, check=False,
         )  # fmt: skip
         assert f"node/connection_quota.py: {survive} survive" in run.stdout, run.stderr
-        assert run.returncode == (survive != "0 of 12")
+        assert run.returncode == (survive != "0 of 4")

@@ -36,7 +36,8 @@ from typing import Any, Final, NoReturn, TextIO
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MANIFESTS: Final = [
-    f"tests/node/manifests/test_{name}.py" for name in ("shell", "applying", "committed_first")
+    f"tests/node/manifests/test_{name}.py"
+    for name in ("shell", "files", "applying", "committed_first")
 ]
 CONFIG: Final = [f"tests/node/test_{name}.py" for name in ("config", "config_cluster")]
 DIRECTORIES: Final = [

@@ -39,6 +39,8 @@ DISK_TICK_MS: Final = 1_000
 """How long what was removed under a running node goes on unnoticed, while it is used."""
 FILES_A_JOB: Final = 1_000
 """Open files that a thread looks for, by name, before the loop hears of it."""
+IDLE_FILES_A_TURN: Final = 50
+"""Logs that nobody writes to are looked for, too, so many in a turn."""
 SLICE_S: Final = 0.0005
 """How long a job holds the loop before requests have their turn."""
 PAUSE_S: Final = 0.002
@@ -58,6 +60,8 @@ class Timers:
         self._writing: set[tuple[str, Checkpoint]] = set()
         self._looking: set[str] = set()
         """Directories that a thread looks for; it may hang where a disk does."""
+        self._idle: list[HostedPartition] = []
+        """Replicas whose turn to be looked for comes though nobody writes to them."""
         self._free_at = 0.0
         """When the next slice of any job may begin: slices of several would add up to a stall."""
 
@@ -286,10 +290,12 @@ class Timers:
     def look_for_files(self) -> Iterator[None]:
         """Log directories, the metadata directory and the files that were appended to since the
         last time are where they were opened: what was removed or replaced under this node fails its
-        directory. Writes and fsyncs there succeed, and keep nothing.
+        directory. Writes and fsyncs there succeed, and keep nothing. Of the other files some are
+        looked for each time, all of them in turn.
         """
         attention = self._node.hosting.attention
         yield from attention.gather(monotonic_ms())
+        attention.written.update(self._next_idle())
         chosen: dict[HostedDirectory, list[HostedPartition]] = {}
         for number, hosted in enumerate(list(attention.written)):
             chosen.setdefault(hosted.directory, []).append(hosted)
@@ -302,6 +308,14 @@ class Timers:
                 self._look_for(directory, several)
                 yield
         self._node.look_for_metadata()
+
+    def _next_idle(self) -> list[HostedPartition]:
+        hosted = self._node.hosting.hosted
+        if not self._idle:
+            self._idle = list(hosted.values())
+        turn = self._idle[-IDLE_FILES_A_TURN:]
+        del self._idle[-IDLE_FILES_A_TURN:]
+        return [one for one in turn if hosted.get(one.partition.topic_partition) is one]
 
     def _look_for(self, directory: HostedDirectory, several: list[HostedPartition]) -> None:
         active = [(one, one.partition.log.active_segment) for one in several]

@@ -110,6 +110,23 @@ def test_a_log_or_its_active_segment_that_goes_fails_the_directory_once_written(
     site.assert_failed()
 
 
+def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
+    timers, attention = site.node._timers, site.node.hosting.attention
+    timers.stop()
+
+    def look() -> None:
+        for _ in timers.look_for_files():
+            pass
+        site.wait(lambda: not timers._looking)
+
+    look()
+    look()
+    assert not attention.written
+    move(f"{site.doomed.name}/t-0")
+    look()
+    site.assert_failed()
+
+
 @pytest.mark.parametrize("what", ["", "/t-0", "/t-0/00000000000000000000.log"])
 def test_nothing_is_said_to_be_durable_in_files_that_are_gone(site, what):
     """Without waiting for any clock: each fsync is followed by a look for the file's name."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import uuid
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from kept.cluster import metadata_files
+from kept.cluster.member import MetadataMember
+from kept.cluster.raft.ready import Role
+from kept.cluster.records import ConfigRecord, ResourceType
 from kept.node import file_room
 from kept.node.file_room import FileRoom, check_room
 from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
+from kept.testing.simulated_disk import SimulatedDisk
 
 
 @pytest.fixture
@@ -195,3 +201,36 @@ def test_the_reason_names_what_the_node_has(lone, limit):
     record = lone.node.image.partition("t", 0)
     with pytest.raises(PolicyViolation, match="broker 0 has 2 and 3 connections"):
         room.take([replace(record, partition=n) for n in range(2, 12)])
+
+
+def test_a_snapshot_that_finds_no_descriptor_is_written_when_there_is_one(monkeypatch):
+    disk = SimulatedDisk()
+    disk.mkdir("/meta")
+    member = MetadataMember.open(
+        "/meta", disk, node_id=1, directory_id=uuid.UUID(int=1), random=lambda n: 0,
+        snapshot_after_bytes=100,
+    )  # fmt: skip
+    outcomes = []
+    write, refused = metadata_files.write_snapshot, []
+
+    def exhausted(*given):
+        if not refused:
+            refused.append(given)
+            raise ResourceExhausted("snapshot", "open", OSError(errno.EMFILE, "none"))
+        return write(*given)
+
+    monkeypatch.setattr(metadata_files, "write_snapshot", exhausted)
+    for number in range(60):
+        member.tick()
+        if member.role is Role.LEADER:
+            member.propose([ConfigRecord(ResourceType.BROKER, "", f"n{number}", "x" * 50)])
+        while (work := member.work()) is not None:
+            try:
+                work.run()
+            except ResourceExhausted:
+                outcomes.append("again")
+                work.run()
+            assert work.snapshot_error is None
+            member.done(work)
+    assert outcomes == ["again"]
+    assert any(name.startswith("snapshot-") for name in disk.listdir("/meta"))

@@ -17,6 +17,7 @@ from kept.cluster.raft.ready import Role
 from kept.cluster.records import ConfigRecord, ResourceType
 from kept.node import file_room
 from kept.node.file_room import FileRoom, check_room
+from kept.node.listener import Listener
 from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
@@ -234,3 +235,37 @@ def test_a_snapshot_that_finds_no_descriptor_is_written_when_there_is_one(monkey
             member.done(work)
     assert outcomes == ["again"]
     assert any(name.startswith("snapshot-") for name in disk.listdir("/meta"))
+
+
+def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
+    """Listeners that nobody is accepted at: who counts against what."""
+    node = lone_node(max_connections="10", kept_node_max_connections="16").node
+    address = node.config.listeners[0]
+    clients, nodes = Listener(node, address), Listener(node, address, between_nodes=True)
+    clients_max, nodes_max = node.config.max_connections, node.config.node_max_connections
+    for _ in range(clients_max):
+        node.client_connections.enter("10.0.0.1")
+    assert clients._exceeded("10.0.0.2", 5) == ("max.connections", clients_max)
+    assert nodes._exceeded("10.0.0.2", 5) == ("", 0)
+    for _ in range(nodes_max):
+        node.node_connections.enter("10.0.0.3")
+    assert nodes._exceeded("10.0.0.2", 5) == ("kept.node.max.connections", nodes_max)
+    closed = []
+    for last_active in (7, 3, 5):
+        connection = SimpleNamespace(idle=last_active != 3, last_active=last_active)
+        connection.host = "10.0.0.3"
+        connection.abort = lambda *_, last_active=last_active, **__: closed.append(last_active)
+        nodes.connections.add(Hashed(connection))
+    assert nodes._exceeded("10.0.0.2", 5) == ("", 0)
+    assert closed == [5] and node.node_connections.count == nodes_max - 1
+    while node.node_connections.count:
+        node.node_connections.leave("10.0.0.3")
+    while node.client_connections.of("10.0.0.1"):
+        node.client_connections.leave("10.0.0.1")
+
+
+class Hashed:
+    """A connection that may be in a set."""
+
+    def __init__(self, fields: SimpleNamespace) -> None:
+        self.__dict__.update(vars(fields))

@@ -124,7 +124,7 @@ def test_a_tombstone_gets_its_horizon_once_and_goes_when_it_has_passed(world):
 
 @pytest.mark.parametrize("timestamp", [0, -1, -2, 2**63 - 1])
 def test_no_retention_of_tombstones_is_too_long(world, timestamp):
-    """``delete.retention.ms`` may be all of int64: the time added, it did not fit, no pass ended."""
+    """``delete.retention.ms`` may be all of int64: with the time added it did not fit."""
     w = world(delete_retention_ms=MAX_INT64)
     w.append((b"a", b"1", 5))
     w.append((b"a", None, timestamp))

@@ -1,0 +1,144 @@
+"""One node with 10,000 partitions, one with 50 consumers that hardly read, one that is flooded with
+halves of requests: what it holds stays within what docs/operations.md says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import time
+import urllib.request
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kept.client import protocol
+from tests.tools.needs import cannot_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+TOPICS, PARTITIONS = 10, 1000
+
+
+def resident_mib(cluster):
+    with open(f"/proc/{cluster.pid()}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / MIB
+
+
+def produce(cluster, sizes):
+    """Send (topic, partition, value); all must be acknowledged."""
+    failed = []
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0}
+    )
+    for topic, partition, value in sizes:
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    value,
+                    partition=partition,
+                    on_delivery=lambda error, _: failed.append(error) if error else None,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(120) == 0
+    assert not failed, failed[:3]
+
+
+def test_ten_thousand_partitions(kept_cluster):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 12_000:
+        cannot_run("open_files", f"{hard} are too few")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 12_000), hard))
+    try:
+        cluster = kept_cluster()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with cluster.client() as client:
+        client.timeout_ms = 60_000
+        names = [f"many-{number}" for number in range(TOPICS)]
+        for name in names:
+            client.create_topic(name, partitions=PARTITIONS, replication_factor=1)
+        produce(cluster, ((name, p, b"x") for name in names for p in range(PARTITIONS)))
+        assert resident_mib(cluster) < 300
+        with urllib.request.urlopen(f"{cluster.url()}/metrics", timeout=60) as answer:
+            assert len(answer.read()) < 100_000, "most partitions have no series of their own"
+        for end in (cluster.stop, cluster.kill):
+            end()
+            cluster.start()
+            assert resident_mib(cluster) < 300
+            for name in names:
+                bounds = client.bounds(name)
+                assert bounds == dict.fromkeys(range(PARTITIONS), (0, 1))
+        client.delete_topics(names)
+
+    def left():
+        return [n for n in os.listdir(cluster.log_dir()) if not n.endswith("-delete")]
+
+    cluster.wait_until(lambda: not any(n.startswith("many-") for n in left()), "logs are gone")
+
+
+def fetch_frame(topic, max_bytes):
+    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": max_bytes}
+    values = {
+        "max_wait": 500,
+        "min_bytes": 1,
+        "max_bytes": max_bytes,
+        "isolation_level": 0,
+        "topics": [{"topic": topic, "partitions": [partition]}],
+    }
+    return protocol.encode_request(1, 4, 1, "slow", values)
+
+
+def test_consumers_that_hardly_read(kept_cluster):
+    """50 of them want 50 MB each and take 1 kB now and then; others are served."""
+    cluster = kept_cluster()
+    topic, other = cluster.create_topic(), cluster.create_topic()
+    produce(cluster, ((topic, 0, os.urandom(500_000)) for _ in range(100)))
+    before = resident_mib(cluster)
+    with contextlib.ExitStack() as stack:
+        several = []
+        for _ in range(50):
+            slow = stack.enter_context(socket.socket())
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((cluster.host(), cluster.port()))
+            slow.sendall(fetch_frame(topic, 50_000_000))
+            several.append(slow)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            for slow in several:
+                assert slow.recv(1000)
+            produce(cluster, [(other, 0, b"x")])
+            assert resident_mib(cluster) < before + 30
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g"})
+    consumer.assign([TopicPartition(other, 0, 0)])
+    assert consumer.poll(60).value() == b"x"
+    consumer.close()
+
+
+def test_halves_of_requests_from_many_addresses(kept_cluster):
+    """They come, stay unfinished, go, and come again; memory is what the settings say."""
+    limit = 64 * MIB
+    cluster = kept_cluster(kept_inflight_max_bytes=limit, socket_request_max_bytes=16 * MIB)
+    topic = cluster.create_topic()
+    before = resident_mib(cluster)
+    head = struct.pack(">ihhih", 15 * MIB, 0, 7, 1, -1)
+    for _ in range(5):
+        with contextlib.ExitStack() as stack:
+            for number in range(30):
+                half = stack.enter_context(socket.socket())
+                half.bind((f"127.0.1.{number}", 0))
+                half.connect((cluster.host(), cluster.port()))
+                half.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    half.sendall(head + bytes(14 * MIB))
+            with urllib.request.urlopen(f"{cluster.url()}/healthz", timeout=60) as answer:
+                assert answer.status == 200
+        produce(cluster, [(topic, 0, b"x")])
+        assert resident_mib(cluster) < before + 64 + 2 * 16 + 20

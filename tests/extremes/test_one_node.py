@@ -1,4 +1,4 @@
-"""One node with 3,000 partitions, one with 50 consumers that hardly read, one that is flooded with
+"""One node with 50 consumers that hardly read, one that is flooded with
 halves of requests: what it holds stays within what docs/operations.md says.
 """
 
@@ -16,12 +16,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kept.client import protocol
-from tests.tools.needs import cannot_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-TOPICS, PARTITIONS = 10, 300
 
 
 def resident_mib(cluster):
@@ -49,39 +47,6 @@ def produce(cluster, sizes):
                 producer.poll(0.1)
     assert producer.flush(120) == 0
     assert not failed, failed[:3]
-
-
-def test_thousands_of_partitions(kept_cluster):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 5_000:
-        cannot_run("open_files", f"{hard} are too few")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5_000), hard))
-    try:
-        cluster = kept_cluster()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with cluster.client() as client:
-        client.timeout_ms = 60_000
-        names = [f"many-{number}" for number in range(TOPICS)]
-        for name in names:
-            client.create_topic(name, partitions=PARTITIONS, replication_factor=1)
-        produce(cluster, ((name, p, b"x") for name in names for p in range(PARTITIONS)))
-        assert resident_mib(cluster) < 150
-        with urllib.request.urlopen(f"{cluster.url()}/metrics", timeout=60) as answer:
-            assert len(answer.read()) < 100_000, "most partitions have no series of their own"
-        for end in (cluster.stop, cluster.kill):
-            end()
-            cluster.start()
-            assert resident_mib(cluster) < 150
-            for name in names:
-                bounds = client.bounds(name)
-                assert bounds == dict.fromkeys(range(PARTITIONS), (0, 1))
-        client.delete_topics(names)
-
-    def left():
-        return [n for n in os.listdir(cluster.log_dir()) if not n.endswith("-delete")]
-
-    cluster.wait_until(lambda: not any(n.startswith("many-") for n in left()), "logs are gone")
 
 
 def fetch_frame(topic, max_bytes):

@@ -510,8 +510,10 @@ _GROUPS: Final = (
         "one uses 0 unless set.", low=0,
     ),
     _at_start(
-        "group.max.size", _INT, _MAX_INT,
-        "Members of a group, at most.", low=1,
+        "group.max.size", _INT, "2000",
+        "Members of a group, at most. A group forms its generation, and takes its assignment, at a "
+        "stretch, some 10 us a member, in which nobody else is served; a record of 1 MiB holds "
+        "some 3,500. Kafka has no limit unless it is set.", low=1,
     ),
     _at_start(
         "kept.group.max.bytes", _INT, "16777216",

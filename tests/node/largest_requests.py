@@ -224,11 +224,13 @@ class Longest:
         self.where: Counter[str] = Counter()
         """Functions that it was in, by how often one of them was met, where it was sampled."""
         self._samples: Counter[str] = Counter()
+        self._sampled = False
         self._run = events.Handle._run
 
     def install(self, *, sampled: bool = False) -> None:
         """Measure from now on; ``sampled``: and look every millisecond of CPU where it is."""
         original, longest, here = self._run, self, threading.get_ident()
+        self._sampled = sampled
         if sampled:
             signal.signal(signal.SIGPROF, self._sample)
             signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
@@ -258,7 +260,8 @@ class Longest:
 
     def remove(self) -> None:
         """Measure no more."""
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        if self._sampled:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         events.Handle._run = self._run  # type: ignore[method-assign]
 
     def reset(self) -> None:

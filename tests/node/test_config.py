@@ -43,7 +43,7 @@ def test_every_broker_setting_of_kafka_is_known_or_refused_as_a_family():
 DIFFERENT_DEFAULT = {
     "node.id", "broker.id", "process.roles", "listeners", "listener.security.protocol.map",
     "log.dir", "controller.listener.names", "inter.broker.listener.name",
-    "metadata.log.max.record.bytes.between.snapshots",
+    "metadata.log.max.record.bytes.between.snapshots", "group.max.size",
 }  # fmt: skip
 DIFFERENT_TYPE = {"listener.security.protocol.map"}
 DIFFERENT_RANGE = {"log.segment.bytes"}

@@ -308,7 +308,8 @@ class Disk:
     def writev(self, file: File, buffers: Sequence[Bytes], position: int) -> int:
         """Write all buffers one after another at ``position``; returns the bytes written.
 
-        On an error part of them may be in the file: the caller cuts it back.
+        On an error part of them may be in the file: the caller cuts it back. So ENOMEM is a failure
+        here, not ResourceExhausted: what several had staged goes with it, and each must hear of it.
         """
         try:
             if len(buffers) == 1:

@@ -74,6 +74,7 @@ class MachineError(KeptError):
 class ResourceExhausted(MachineError):
     """The process or the machine has no descriptor or memory for the call (EMFILE, ENFILE, ENOMEM).
 
+    Not said of a write, which may have been done in part (:meth:`kept.storage.disk.Disk.writev`).
     The disk is whole and the call changed nothing: what was to be done can be tried again, and no
     log directory goes offline. Clients are answered KAFKA_STORAGE_ERROR, which they retry.
     """

@@ -87,9 +87,9 @@ class Role:
     one; ``alone`` a cluster of one that names nobody else; ``broker`` False: a controller only.
     """
 
-    alone: bool = True
-    broker: bool = True
-    voter: Voter | None = None
+    alone: bool
+    broker: bool
+    voter: Voter | None
 
 
 def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:

@@ -3,15 +3,17 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kept.cluster.settings import TOPIC_SETTINGS, Source, Update
+from kept.node import config
 from kept.node.accepted_settings import REFUSED_PREFIXES
 from kept.node.broker_settings import HONOURED
 from kept.node.config import BROKER_SETTINGS, NodeConfig, attribute
-from kept.node.config_sources import variable
+from kept.node.config_sources import MAX_FILE_BYTES, variable
 from kept.storage.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -405,6 +407,7 @@ def test_an_empty_host_binds_all_interfaces():
         ({"inter_broker_listener_name": "NODE"}, "listeners has none of that name"),
         ({"controller_listener_names": "A,B"}, "one name is wanted"),
         ({"listener_security_protocol_map": "A"}, "A is not NAME:PROTOCOL"),
+        ({"listener_security_protocol_map": "A:PLAINTEXT,a:SSL"}, "a is given twice"),
     ],
 )
 def test_listeners_refused(settings, message):
@@ -532,3 +535,36 @@ def test_where_times_that_bound_each_other_meet(settings, is_allowed) -> None:
         load(overrides=settings)
     else:
         assert next(iter(settings)) in refusal(overrides=settings)
+
+
+def test_a_secret_is_not_shown(monkeypatch) -> None:
+    """None of today's is accepted."""
+    found = load(overrides={"num.partitions": "3"})
+    assert repr(found) == "NodeConfig({'num.partitions': '3'})"
+    secret = replace(BROKER_SETTINGS["num.partitions"], sensitive=True)
+    monkeypatch.setattr(config, "BROKER_SETTINGS", {"num.partitions": secret})
+    assert repr(found) == "NodeConfig({'num.partitions': '[hidden]'})"
+
+
+def test_the_last_port_is_one() -> None:
+    assert load(port=65_535).listeners[0].port == 65_535
+    assert "a port is 0 to 65535" in refusal(port=65_536)
+
+
+def test_a_file_may_be_as_large_as_the_limit(tmp_path) -> None:
+    path = tmp_path / "kept.yaml"
+    path.write_bytes(b"num.partitions: 3\n".ljust(MAX_FILE_BYTES, b"\n"))
+    assert load(file=str(path)).num_partitions == 3
+    path.write_bytes(b"num.partitions: 3\n".ljust(MAX_FILE_BYTES + 1, b"\n"))
+    assert f"larger than {MAX_FILE_BYTES} bytes" in refusal(file=str(path))
+
+
+def test_what_inflates_and_one_address_have_a_quarter_of_what_is_in_flight() -> None:
+    found = load(overrides={"kept.inflight.max.bytes": str(64 << 20)})
+    assert (found.inflating_max_bytes, found.inflight_max_bytes_per_ip) == (16 << 20, 16 << 20)
+
+
+def test_a_list_of_controllers_is_no_cluster_of_one() -> None:
+    name = "controller.quorum.bootstrap.servers"
+    assert load(overrides={name: "a:1"}).alone
+    assert f"{name} names 2 controllers" in refusal(overrides={name: "a:1,b:1"})

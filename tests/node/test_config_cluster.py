@@ -244,3 +244,29 @@ def test_every_configuration_that_is_accepted_suits_the_lifecycle():
         kept_stall_ms="50",
     )
     lifecycle_settings(tight)  # raises InvariantViolation where a fenced broker could serve
+
+
+@pytest.mark.parametrize(("port", "node_port"), [(64_535, 65_535), (64_536, None), (1, 1001)])
+def test_a_node_port_is_a_port(port, node_port) -> None:
+    given = {
+        "listeners": f"PLAINTEXT://a:{port}",
+        "node.id": "0",
+        "controller.quorum.voters": f"0@a:{node_port or 1},1@b:1,2@c:1",
+    }
+    if node_port is None:
+        with pytest.raises(ConfigurationError, match="leaves no node port"):
+            NodeConfig.load(None, given, {})
+    else:
+        found = NodeConfig.load(None, given, {}).node_listener
+        assert found is not None and found.port == node_port
+
+
+def test_only_a_cluster_of_one_is_told_that_it_has_no_node_listener() -> None:
+    given = {"listeners": "PLAINTEXT://a:1", "advertised.listeners": "NODE://a:1"}
+    with pytest.raises(ConfigurationError, match="a cluster of one has no node listener"):
+        NodeConfig.load(None, given, {})
+    given["advertised.listeners"] = "OTHER://a:1"
+    given["listener.security.protocol.map"] = "OTHER:PLAINTEXT,PLAINTEXT:PLAINTEXT"
+    with pytest.raises(ConfigurationError, match="there is no listener OTHER") as refused:
+        NodeConfig.load(None, given, {})
+    assert "a cluster of one" not in str(refused.value)

@@ -18,6 +18,7 @@ from kept.cluster.records import ConfigRecord, ResourceType
 from kept.node import file_room
 from kept.node.file_room import FileRoom, check_room
 from kept.node.listener import Listener
+from kept.storage.disk import HEADROOM
 from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
@@ -269,3 +270,27 @@ class Hashed:
 
     def __init__(self, fields: SimpleNamespace) -> None:
         self.__dict__.update(vars(fields))
+
+
+def test_what_replicas_and_closed_segments_leave_to_others(lone, monkeypatch):
+    """Of the soft limit: the other is what a process may raise it to."""
+    for files, left, closed in ((80, 20, 5), (4000, 1000, 250), (100_000, 1000, 250)):
+        limits = (files, 1 << 30)
+        monkeypatch.setattr(file_room.resource, "getrlimit", lambda _, limits=limits: limits)
+        assert file_room.reserved(files) == left
+        assert file_room.replica_limit() == files - left
+        lone.node.open_files.share()
+        disk = lone.node.disk
+        assert (disk.keep_below, disk.max_reopenable) == (files - HEADROOM, closed)
+    monkeypatch.setattr(file_room, "MAX_REOPENABLE", 100)
+    lone.node.open_files.share()
+    assert disk.max_reopenable == 100
+    unlimited = (file_room.resource.RLIM_INFINITY,) * 2
+    monkeypatch.setattr(file_room.resource, "getrlimit", lambda _: unlimited)
+    assert file_room.file_limit() == 2**31 - 1
+
+
+def test_no_fewer_than_no_connections_are_allowed(lone, limit):
+    lone.create("t", partitions=4)
+    limit(3)
+    assert lone.node.open_files.connection_limit() == 0

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from kept.node.manifests import replica as shell
-from kept.node.manifests.failures import ManifestUnreadable
+from kept.node.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.manifests.replica import NEVER, ReplicaManifests
 from kept.node.manifests.standing import Known
 from kept.node.manifests.workers import Work
@@ -454,3 +454,37 @@ def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, re
     with pytest.raises(ManifestUnreadable):
         asyncio.run(replica.encoded(OLDER))
     assert calls == [ev.Damaged(OLDER), ("ask",)]
+
+
+@pytest.mark.parametrize(
+    ("error", "missing", "bug"),
+    [(PassFailed("torn", "LogsDiffer", 17), 17, False), (OSError(2, "gone"), None, False),
+     (ValueError("a bug"), None, True)],
+)  # fmt: skip
+def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, missing, bug) -> None:
+    async def bring(*_: Any) -> None:
+        raise error
+
+    replica._files = SimpleNamespace(bring=bring)
+    replica._works.add(work := Work())
+    asyncio.run(replica._apply(OLDER, work))
+    assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyEnded(OLDER, missing)]
+    assert not replica._works
+    assert ("ValueError" in capsys.readouterr().err) is bug
+
+
+@pytest.mark.parametrize(
+    ("error", "cancelled", "fails"),
+    [
+        (NotLeaderOrFollower("x"), True, False), (NotLeaderOrFollower("x"), False, True),
+        (MachineError("/d", "write", OSError(5, "EIO")), True, True),
+    ],
+)  # fmt: skip
+def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
+    replica, calls, *, error, cancelled, fails
+) -> None:
+    work = Work()
+    if cancelled:
+        work.cancel()
+    replica._stopped(work, "w", OLDER, error)
+    assert bool(calls) is fails

@@ -60,7 +60,9 @@ class Site:
         self.files = 1000
 
     def listener(self, *, between_nodes: bool = False) -> Listener:
-        return Listener(self.node, self.config.listeners[0], between_nodes=between_nodes)
+        if between_nodes:
+            return Listener(self.node, self.config.listeners[0], between_nodes=True)
+        return Listener(self.node, self.config.listeners[0])
 
 
 def admitted(found: Listener, *hosts: str, fd: int = 1) -> list[Peer]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -242,3 +243,40 @@ def test_a_stop_waits_for_what_is_being_made_and_leaves_the_rest_to_the_next_sta
     assert disk.made == ["waiting-0"]
     again = lone_node(**settings)
     assert set(again.node.hosting.by_name[b"waiting"].partitions) == {0, 1, 2}
+
+
+class Waiting(log_changes.LogChanges):
+    """Its turns are taken by the test."""
+
+    async def _run(self) -> None:
+        self.runs = getattr(self, "runs", 0) + 1
+
+
+def test_who_waits_for_entries_waits_for_the_last_and_no_longer_than_to_a_stop() -> None:
+    async def go() -> None:
+        node = SimpleNamespace(loop=asyncio.get_running_loop())
+        changes = Waiting(node)
+        changes.create(WAITING, 5)
+        await asyncio.wait_for(changes.done_up_to(4), WAIT_S)
+        await asyncio.wait_for(changes.done(4), WAIT_S)
+        waiting = [asyncio.ensure_future(one) for one in (changes.done_up_to(5), changes.done(5))]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in waiting)
+        await changes.stop()
+        await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+        changes.create(OPEN, 6)
+        assert changes.waiting == 1, "nothing more is changed"
+
+    asyncio.run(go())
+
+
+def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
+    async def go() -> None:
+        changes = Waiting(SimpleNamespace(loop=asyncio.get_running_loop()))
+        changes.remove_unwanted(WAITING, "directory", "log")
+        assert changes.waiting == 1
+        await asyncio.sleep(0)
+        assert changes.runs == 1
+
+    asyncio.run(go())

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from kept.compaction.manifest import Identity
 from kept.node.manifests import replica as shell
 from kept.node.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.manifests.replica import NEVER, ReplicaManifests
@@ -488,3 +489,43 @@ def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
         work.cancel()
     replica._stopped(work, "w", OLDER, error)
     assert bool(calls) is fails
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch, closed) -> None:
+    computing = SimpleNamespace(over=asyncio.Future(loop=asyncio.new_event_loop()))
+
+    async def made(result: Any) -> Any:
+        return SimpleNamespace(identity=Identity(3, 1), end_offset=110)
+
+    async def go() -> None:
+        replica._node.loop = asyncio.get_running_loop()
+        replica._files = SimpleNamespace(made=made, computing=computing, bodies={})
+        segments = [SimpleNamespace(base_offset=offset) for offset in (7, 50)]
+        replica._partition.log = SimpleNamespace(segments=segments)
+        replica._closed = closed
+        replica._pass_began_ms = 1_000
+        monkeypatch.setattr(shell, "monotonic_ms", lambda: 1_500)
+        pass_ = asyncio.ensure_future(replica.pass_made("result", 3, OLDER, 2))
+        while not calls and not pass_.done():
+            await asyncio.sleep(0)
+        assert computing.over.done() and replica._files.computing is None
+        assert replica._pass_ms == 500
+        if closed:
+            with pytest.raises(NotLeaderOrFollower):
+                await pass_
+            return
+        ref, made_ = ManifestRef((3, 1), 3, 110), replica._made
+        assert calls == [ev.PassDone(ref, 3, OLDER)] and list(replica._files.bodies) == [ref]
+        assert (made_.ref, made_.result, made_.truncations, made_.begins_at) == (
+            ref,
+            "result",
+            2,
+            7,
+        )
+        assert not pass_.done()
+        made_.outcome.set_result(None)
+        await asyncio.wait_for(pass_, 60)
+
+    asyncio.run(go())
+    computing.over.get_loop().close()

@@ -37,7 +37,7 @@ from typing import Any, Final, NoReturn, TextIO
 ROOT: Final = Path(__file__).resolve().parents[2]
 MANIFESTS: Final = [
     f"tests/node/manifests/test_{name}.py"
-    for name in ("shell", "files", "applying", "committed_first")
+    for name in ("shell", "files", "standing", "applying", "committed_first")
 ]
 CONFIG: Final = [f"tests/node/test_{name}.py" for name in ("config", "config_cluster")]
 DIRECTORIES: Final = [

@@ -20,7 +20,12 @@ from kept.cluster.records import (
 )
 from kept.node import log_changes
 from kept.storage.disk import Disk
-from kept.storage.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from kept.storage.errors import (
+    MachineError,
+    NotLeaderOrFollower,
+    ResourceExhausted,
+    UnknownTopicOrPartition,
+)
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -278,5 +283,55 @@ def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
         assert changes.waiting == 1
         await asyncio.sleep(0)
         assert changes.runs == 1
+
+    asyncio.run(go())
+
+
+def test_who_is_wanted_again_meanwhile_does_not_lead_yet() -> None:
+    seen = []
+
+    class Turns(log_changes.LogChanges):
+        async def _change(self, turn: list[TopicPartition]) -> None:
+            seen.append((turn, self.led_up_to(9)))
+            if len(seen) == 1:
+                self.create(WAITING, 6, leads=True)
+
+    async def go() -> None:
+        changes = Turns(SimpleNamespace(loop=asyncio.get_running_loop()))
+        changes.create(WAITING, 5, leads=True)
+        await asyncio.wait_for(changes.done(6), WAIT_S)
+        assert seen == [([WAITING], 4), ([WAITING], 4)]
+        assert changes.led_up_to(9) == 9
+
+    asyncio.run(go())
+
+
+def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
+    failed = []
+
+    async def quiet(_: object) -> None:
+        """Nobody uses it."""
+
+    async def refuse(*_: object) -> None:
+        raise ResourceExhausted("/d", "rename", OSError(24, "EMFILE"))
+
+    async def go() -> None:
+        directory = SimpleNamespace(
+            pool=SimpleNamespace(quiet=quiet, run_apart=refuse),
+            directory=SimpleNamespace(mark_all_deleted=None),
+        )
+        hosting = SimpleNamespace(
+            directories=[directory], fail=lambda *given: failed.append(given), open_wanted=quiet
+        )
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(), hosting=hosting, now_ms=lambda: 7, metadata=None
+        )
+        changes = log_changes.LogChanges(node)
+        changes.remove_unwanted(WAITING, directory, SimpleNamespace())
+        async with asyncio.timeout(WAIT_S):
+            while changes.waiting or changes._task is not None:
+                await asyncio.sleep(0)
+        ((where, error),) = failed
+        assert where is directory and type(error) is MachineError, "it is at an end here"
 
     asyncio.run(go())

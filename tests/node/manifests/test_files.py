@@ -269,11 +269,17 @@ def test_a_pass_that_computes_is_ended_first(site) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize(("size", "where"), [(2 << 20, "thread"), ((2 << 20) + 1, "worker")])
+@pytest.mark.parametrize(
+    ("size", "threads", "where"),
+    [(2 << 20, 4, "thread"), ((2 << 20) + 1, 4, "worker"), (1 << 30, 0, "worker")],
+)
 @pytest.mark.parametrize("fails", [False, True])
-def test_small_logs_are_built_from_in_a_thread(site, monkeypatch, *, size, where, fails) -> None:
+def test_small_logs_are_built_from_in_a_thread(
+    site, monkeypatch, *, size, threads, where, fails
+) -> None:
     work = Work()
     work.uncompiled = ("kernel",)
+    site.node.config.log_cleaner_threads = threads
 
     def ran(*given: Any) -> str:
         site.calls.append(given)
@@ -298,7 +304,9 @@ def test_small_logs_are_built_from_in_a_thread(site, monkeypatch, *, size, where
     if where == "thread":
         expected += [("thread", job, "before", "disk")]
     else:
-        expected += [("worker", files.follow_worker.COMMAND, (job, "before", 250.0))]
+        expected += [
+            ("worker", files.follow_worker.COMMAND, (job, "before", 1000 / (threads or 1)))
+        ]
         expected += [("lacks", ("kernel",))]
     if fails:
         with pytest.raises(NotLeaderOrFollower):

@@ -1,0 +1,87 @@
+"""What is made of log directories that are broken when they are opened, or marked as in use."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node import log_directories
+from kept.storage.errors import MachineError
+
+
+def failure(path: str) -> MachineError:
+    return MachineError(path, "open", OSError(5, "EIO"))
+
+
+@pytest.mark.parametrize(
+    ("paths", "broken", "refused"),
+    [("ab", "", ""), ("ab", "b", ""), ("ab", "ba", "a"), ("", "", ""), ("a", "a", "a")],
+)
+def test_a_node_starts_while_one_directory_is_left(monkeypatch, paths, broken, refused) -> None:
+    def check(_: object, path: str) -> None:
+        if path in broken:
+            raise failure(path)
+
+    monkeypatch.setattr(log_directories, "refuse_kafka", check)
+    disk: Any = None
+    if refused:
+        with pytest.raises(MachineError) as caught:
+            log_directories.look(disk, list(paths))
+        assert caught.value.path == refused
+    else:
+        assert sorted(log_directories.look(disk, list(paths))) == sorted(broken)
+
+
+def test_every_directory_that_works_is_marked_as_in_use() -> None:
+    marked, failed = [], []
+
+    def directory(name: str, offline: str | None = None) -> Any:
+        async def run(mark: Any, epoch: int) -> None:
+            mark(name, epoch)
+
+        def mark(name: str, epoch: int) -> None:
+            marked.append((name, epoch))
+            if name == "breaks":
+                raise failure(name)
+
+        return SimpleNamespace(
+            name=name, offline=offline, pool=SimpleNamespace(run=run),
+            directory=SimpleNamespace(mark_running=mark),
+        )  # fmt: skip
+
+    several = [directory("breaks"), directory("offline", "it broke"), directory("works")]
+    hosting = SimpleNamespace(
+        directories=several, fail=lambda one, error: failed.append((one.name, error.path))
+    )
+    node: Any = SimpleNamespace(hosting=hosting)
+    asyncio.run(log_directories.mark_running(node, 7))
+    assert marked == [("breaks", 7), ("works", 7)]
+    assert failed == [("breaks", "breaks")]
+
+
+@pytest.mark.parametrize("probe", ["read", "not in memory", "fails"])
+def test_whether_files_are_read_from_memory_is_found_out_where_they_are(monkeypatch, probe) -> None:
+    closed = []
+    opened = SimpleNamespace(close=lambda *, clean: closed.append(clean))
+    monkeypatch.setattr(log_directories.LogDirectory, "open", lambda *_, **__: opened)
+
+    def read(file: str, position: int, size: int) -> bytes | None:
+        assert (file, position, size) == ("/d/meta.properties", 0, 1)
+        if probe == "fails":
+            raise failure("/d")
+        return b"v" if probe == "read" else None
+
+    disk = SimpleNamespace(open_read=lambda path: path, preadv_nowait=read)
+    node: Any = SimpleNamespace(
+        disk=disk, cluster_id="c", node_id=1, new_id=int, now_ms=int, reads_in_memory=False
+    )
+    if probe == "fails":
+        with pytest.raises(MachineError):
+            log_directories._open(node, "/d")
+    else:
+        assert log_directories._open(node, "/d") is opened
+    assert node.reads_in_memory is (probe == "not in memory")
+    assert closed == ([False] if probe == "fails" else [])

@@ -63,7 +63,7 @@ TESTS: Final = {
     ],
     "node/log_changes.py": ["tests/node/test_log_changes.py"],
     "node/log_directories.py": [
-        "tests/node/test_log_directories.py", *DIRECTORIES, "tests/node/test_strays.py", "tests/node/test_clean_epoch.py",
+        "tests/node/test_log_directories.py", *DIRECTORIES, "tests/node/test_clean_epoch.py",
     ],
     "node/manifests/pulls.py": ["tests/node/manifests/test_travel.py"],
     "node/manifests/news.py": ["tests/node/manifests/test_travel.py"],

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from kept.node import log_directories
-from kept.storage.errors import MachineError
+from kept.node import known_directories, log_directories
+from kept.storage import checkpoints, layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DirectoryRefused, MachineError
 
 
 def failure(path: str) -> MachineError:
@@ -85,3 +87,25 @@ def test_whether_files_are_read_from_memory_is_found_out_where_they_are(monkeypa
         assert log_directories._open(node, "/d") is opened
     assert node.reads_in_memory is (probe == "not in memory")
     assert closed == ([False] if probe == "fails" else [])
+
+
+@pytest.mark.parametrize("other", ["", "dir-c"])
+def test_a_directory_that_is_missing_is_named_with_what_is_in_its_place(tmp_path, other) -> None:
+    disk = Disk({})
+    meta, kept, gone = (str(tmp_path / name) for name in ("meta", "kept", "gone"))
+    for path in (meta, kept, gone):
+        disk.ensure_directory(path)
+    known = {"dir-a": kept, "dir-b": gone}
+    checkpoints.write_properties(disk, f"{meta}/{known_directories.FILE}", known)
+    found = {"directory.id": "dir-a"}
+    checkpoints.write_properties(disk, f"{kept}/{layout.META_PROPERTIES}", found)
+    if other:
+        found = {"directory.id": other}
+        checkpoints.write_properties(disk, f"{gone}/{layout.META_PROPERTIES}", found)
+    with pytest.raises(DirectoryRefused) as refused:
+        known_directories.refuse_missing(disk, meta, [kept, gone])
+    said = str(refused.value)
+    assert f"the log directory dir-b, last seen at {gone}, is not in log.dirs" in said
+    assert f"({gone}/{layout.META_PROPERTIES} has {other or 'no directory.id'})" in said
+    assert f"({kept}/" not in said
+    known_directories.refuse_missing(disk, meta, [kept, gone], broken=[gone])

@@ -59,7 +59,7 @@ TESTS: Final = {
     ],
     "node/handlers/batch_checks.py": ["tests/node/test_batch_checks.py"],
     "node/known_directories.py": [
-        "tests/node/test_foreign_metadata.py", "tests/node/test_wrong_lists.py", DIRECTORIES[1],
+        "tests/node/test_log_directories.py", "tests/node/test_foreign_metadata.py", DIRECTORIES[1],
     ],
     "node/log_changes.py": ["tests/node/test_log_changes.py"],
     "node/log_directories.py": [

@@ -270,3 +270,9 @@ def test_only_a_cluster_of_one_is_told_that_it_has_no_node_listener() -> None:
     with pytest.raises(ConfigurationError, match="there is no listener OTHER") as refused:
         NodeConfig.load(None, given, {})
     assert "a cluster of one" not in str(refused.value)
+
+
+@pytest.mark.parametrize("nodes", ["0@a:1,1@b:1", "0@a:1,1@b:1,2@c:1"])
+def test_which_of_several_voters_this_is_must_be_said(nodes) -> None:
+    with pytest.raises(ConfigurationError, match=r"node\.id is not set"):
+        NodeConfig.load(None, {"controller.quorum.voters": nodes}, {})

@@ -16,6 +16,7 @@ from kept.node.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.manifests.files import Computing, Files, Made
 from kept.node.manifests.workers import Work
 from kept.replication.manifests_events import ManifestRef
+from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
     DamagedData,
     InvariantViolation,
@@ -361,3 +362,16 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     done = [[], [lose], [lose, compute], [lose, compute, ("committed", 100)]][unwanted_at - 1]
     assert site.calls == done
     assert (site.hosted.compaction is None) is bool(done)
+
+
+def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
+    written: list[Any] = []
+    site.directory.directory = SimpleNamespace(
+        changes=4, write_checkpoints=lambda *given: written.append(given)
+    )
+    here = SimpleNamespace(directory=site.directory, compaction=SimpleNamespace(clean_to=40))
+    plain = SimpleNamespace(directory=site.directory, compaction=None)
+    other = SimpleNamespace(directory=object(), compaction=SimpleNamespace(clean_to=50))
+    site.node.hosting.hosted = {"here": here, "plain": plain, "other": other}
+    asyncio.run(site.files.checkpoint_cleaned())
+    assert written == [(Checkpoint.CLEANER, {"here": 40}, 4)]

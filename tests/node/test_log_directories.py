@@ -109,3 +109,26 @@ def test_a_directory_that_is_missing_is_named_with_what_is_in_its_place(tmp_path
     assert f"({gone}/{layout.META_PROPERTIES} has {other or 'no directory.id'})" in said
     assert f"({kept}/" not in said
     known_directories.refuse_missing(disk, meta, [kept, gone], broken=[gone])
+
+
+@pytest.mark.parametrize("found", ["another node", "nothing", "no id"])
+def test_a_directory_of_another_node_is_refused_before_anything_is_made(tmp_path, found) -> None:
+    disk = Disk({})
+    meta, path = str(tmp_path / "meta"), str(tmp_path / "a")
+    disk.ensure_directory(meta)
+    disk.ensure_directory(path)
+    given = {"version": "1", "cluster.id": "c", "node.id": "8", "directory.id": "x", "kept": "1"}
+    if found == "nothing":
+        given = {}
+    elif found == "no id":
+        del given["directory.id"]
+        known = {"of-this-one": path}
+        checkpoints.write_properties(disk, f"{meta}/{known_directories.FILE}", known)
+    checkpoints.write_properties(disk, f"{path}/{layout.META_PROPERTIES}", given)
+    message = {
+        "another node": "belongs to node.id '8', not to '7'",
+        "nothing": r"meta.properties is empty.*directory.id=\(any 22 characters",
+        "no id": "meta.properties lacks directory.id: .*directory.id=of-this-one",
+    }[found]
+    with pytest.raises(DirectoryRefused, match=message):
+        known_directories.refuse_foreign(disk, meta, [path], node_id=7, alone=False)

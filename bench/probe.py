@@ -121,11 +121,11 @@ def _ms(seconds: float) -> float:
 
 def install(directory: str) -> None:
     """Nodes that start in this process from now on have a probe; see the module."""
-    from kept.node.server import Node
+    from kept.node.node import Node
 
     real = Node.start
     if os.environ.get("PROBE_NICED"):
-        from kept.node import cleaner
+        from kept.node.compaction import cleaner
 
         made = cleaner.job_for
         cleaner.job_for = lambda *args, **more: replace(made(*args, **more), urgent=True)

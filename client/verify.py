@@ -1,8 +1,8 @@
 """Comparing what the replicas of a partition have on disk (semantics.md, rule 16).
 
-Every replica recomputes digests from its files (``kept.node.verifying``) at one generation, up to
-the lowest high watermark; they are equal, or the first differing segment and offset are found by
-asking two replicas for ever smaller parts.
+Every replica recomputes digests from its files (``kept.node.compaction.replica_digests``) at one
+generation, up to the lowest high watermark; they are equal, or the first differing segment and
+offset are found by asking two replicas for ever smaller parts.
 """
 
 from __future__ import annotations

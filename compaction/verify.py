@@ -217,7 +217,7 @@ def _digest(*fields: bytes) -> bytes:
 
 
 def answer(question: Mapping[str, Any], disk: Disk) -> dict[str, Any]:
-    """What :mod:`kept.node.verifying` asks for. Raises KeptError, OSError."""
+    """What :mod:`kept.node.compaction.replica_digests` asks for. Raises KeptError, OSError."""
     sources = tuple(Source(**source) for source in question["sources"])
     files = Files(question["directory"], disk, sources)
     start, end = question["start"], question["end"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kept.cli.serve import serve
 from kept.cli.shell import pairs
-from kept.node.config import NodeConfig
+from kept.node.config.node_config import NodeConfig
 from kept.storage.errors import ConfigurationError
 
 TIMEOUT_S = 4.0

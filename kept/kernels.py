@@ -18,7 +18,7 @@ NAMES: Final = (
     "client._bounds",
     "compaction._kernel",
     "compaction._strategies",
-    "node.hot._codec",
+    "node.kafka.codec._codec",
     "storage.records._blocks",
     "storage.records._filter",
     "storage.records._kernel",

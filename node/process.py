@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import kept
-from kept.node.connection import raise_file_limit
-from kept.node.logging import bridge, log
-from kept.node.server import Node
+from kept.node.kafka.connection import raise_file_limit
+from kept.node.node import Node
+from kept.node.runtime.logging import bridge, log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.config import NodeConfig
+    from kept.node.config.node_config import NodeConfig
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread of a pool may keep the loop from running: Python's 5 ms are too many."""

@@ -11,8 +11,8 @@
 :class:`InvariantViolation`   our own bug
 ============================  ====================================================================
 
-Leaf classes carry Kafka's name for the condition, so that ``kept.node.error_codes`` maps them one
-to one. A message names the input and says what would be right.
+Leaf classes carry Kafka's name for the condition, so that ``kept.node.runtime.error_codes`` maps
+them one to one. A message names the input and says what would be right.
 """
 
 from __future__ import annotations

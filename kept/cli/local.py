@@ -21,7 +21,7 @@ import click
 
 from kept.cli.output import say
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
-from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
+from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 
 if TYPE_CHECKING:
     from kept.client.view import Endpoint

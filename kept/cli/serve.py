@@ -73,14 +73,14 @@ def serve(
     # Whoever starts it there may have blocked TERM, so that one that comes too soon is not lost.
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    from kept.node.config import NodeConfig
+    from kept.node.config.node_config import NodeConfig
 
     config = NodeConfig.load(
         file, pairs("--set", settings), port=port, data_dir=data_dir, node_id=node_id
     )
 
     def take_over() -> None:
-        from kept.node.adopting.adopt import adopt as taken
+        from kept.node.kafka_import.adopt import adopt as taken
         from kept.storage.disk import Disk
 
         taken(
@@ -89,7 +89,7 @@ def serve(
         )  # fmt: skip
 
     if check:
-        from kept.node.address_check import check_addresses, check_directories
+        from kept.node.config.preflight import check_addresses, check_directories
 
         check_addresses(config)
         check_directories(config)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
+from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError, KeptError
 from kept.testing import reaper
 from kept.testing.ports import free_port, give_back, is_free

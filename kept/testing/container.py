@@ -21,7 +21,7 @@ from typing import Final, Self
 from testcontainers.core.container import DockerContainer
 
 import kept
-from kept.node.config_sources import variable
+from kept.node.config.sources import variable
 from kept.testing.cluster import START_DEADLINE_S, NodeFailed
 
 IMAGE: Final = f"kept:{kept.__version__}"

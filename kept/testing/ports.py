@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kept.node.local_settings import NODE_PORT_OFFSET
+from kept.node.config.local_cluster import NODE_PORT_OFFSET
 
 LOWEST: Final = 10_000
 HIGHEST: Final = 32_767 - NODE_PORT_OFFSET

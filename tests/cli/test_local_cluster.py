@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from kept.node.local_settings import NODE_PORT_OFFSET
+from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.testing.ports import free_port
 
 

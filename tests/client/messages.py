@@ -18,7 +18,7 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client import bounds, protocol
-from kept.node.api import APIS
+from kept.node.kafka.api import APIS
 from kept.storage.errors import KeptError
 
 VALUES = {

@@ -8,7 +8,7 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client import protocol
-from kept.node.api import APIS
+from kept.node.kafka.api import APIS
 from kept.storage.errors import InvariantViolation
 from tests.client.messages import sample
 

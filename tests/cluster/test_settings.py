@@ -19,7 +19,7 @@ from kept.cluster.settings import (
     parse_prefixes,
     validate_topic,
 )
-from kept.node.config import BROKER_SETTINGS
+from kept.node.config.node_config import BROKER_SETTINGS
 from kept.storage.errors import InvalidConfig
 from kept.storage.types import LogConfig, TimestampType
 

@@ -15,7 +15,7 @@ from kept.compaction import apply as applying
 from kept.compaction import follow, held, journal, manifest, planner, view
 from kept.compaction.manifest import Identity
 from kept.compaction.pass_ import discard, run_pass
-from kept.node.manifests import opening
+from kept.node.replicas.manifests import recover
 from kept.storage import layout
 from kept.storage.log import Log
 from kept.testing.simulated_disk import SimulatedCrash
@@ -80,14 +80,14 @@ def anew(w, said) -> None:
 def start(w, disk):
     """A process after the crash; what it finds."""
     w.disk = disk
-    state, known = opening.before(w.path, disk, False)
+    state, known = recover.before(w.path, disk, False)
     w.log = Log.open(
         w.path, w.log.topic_partition, w.log.topic_id, w.config, disk, now_ms=w.now,
         unfinished_swap=None if state is None else state.unfinished,
         compacted_to=None if state is None or state.applied is None else state.end_offset,
     )  # fmt: skip
     if state is not None:
-        state, known = opening.after(w.path, disk, state, False, w.log.log_end_offset)
+        state, known = recover.after(w.path, disk, state, False, w.log.log_end_offset)
     w.state = state or applying.CompactionState()
     return known
 

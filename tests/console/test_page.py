@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from kept.node import console
+from kept.node.http import console
 
 
 def get(broker, path, accept="text/html,*/*"):

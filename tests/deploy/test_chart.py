@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import kept
-from kept.node.config import NodeConfig
+from kept.node.config.node_config import NodeConfig
 from tests.deploy import chart
 from tests.deploy.chart import CHART, Refused, documents, helm, render
 from tests.deploy.files import DEPLOY

@@ -166,7 +166,8 @@ VOTERS = "KEPT_CONTROLLER_QUORUM_VOTERS=0@a:10092,1@b:10092,2@c:10092"
     ],
 )
 def test_a_wrong_environment_is_the_last_line_of_the_log(run, given, said):
-    """What else is refused, and in which words: ``tests/node/test_config.py`` and its sister."""
+    """What else is refused, and in which words: ``tests/node/config/test_config.py`` and its
+    sister."""
     status, last = ended(run(*(f"-e{one}" for one in given)))
     assert status == 1
     assert last.startswith("kept: ") and said in last, last

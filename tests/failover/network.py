@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
+from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.testing import Cluster
 
 PORT: Final = 9092

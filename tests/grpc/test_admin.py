@@ -19,9 +19,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from kept.client.blocking import OutRecord
 from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
-from kept.node import http_routes
+from kept.node.grpc.reflection import Symbols
+from kept.node.http import routes
 from kept.node.proto import admin_pb2
-from kept.node.rpc.symbols import Symbols
 from kept.storage.layout import lost_file
 
 Code = grpc.StatusCode
@@ -129,7 +129,7 @@ FACES = {
 
 
 def test_each_route_has_its_method():
-    listed = re.findall(r"/api/v1/([\w/-]+)", http_routes.__doc__)
+    listed = re.findall(r"/api/v1/([\w/-]+)", routes.__doc__)
     assert set(listed) == FACES.keys()
     methods = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name.keys()
     assert set(methods) == set(filter(None, FACES.values()))

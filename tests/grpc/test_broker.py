@@ -12,8 +12,8 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.calls import ToLeader
 from kept.client.partitioner import partition_for_key
-from kept.node.rpc.gateway import Gateway
-from kept.node.rpc.records import Reader
+from kept.node.admin.cluster_client import Gateway
+from kept.node.admin.partition_records import Reader
 from kept.storage.errors import PolicyViolation
 from kept.storage.types import TopicPartition
 

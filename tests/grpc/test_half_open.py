@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.node.connection import raise_file_limit
+from kept.node.kafka.connection import raise_file_limit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from grpc_health.v1 import health_pb2
 
-from kept.node.readiness import Readiness
-from kept.node.rpc import health
+from kept.node.admin.readiness import Readiness
+from kept.node.grpc import health
 
 STATES = health_pb2.HealthCheckResponse
 DEADLINE_S = 60.0

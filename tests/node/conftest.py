@@ -13,9 +13,9 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client import protocol
-from kept.node import api
-from kept.node.config import NodeConfig
-from kept.node.server import Node
+from kept.node.config.node_config import NodeConfig
+from kept.node.kafka import api
+from kept.node.node import Node
 
 
 class Lone:

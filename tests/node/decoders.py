@@ -32,12 +32,16 @@ from kept.cluster.replica_history import ReplicaHistory
 from kept.cluster.voters import Voter
 from kept.cluster.wal import Entry, HardState, WriteAheadLog
 from kept.compaction import held, journal, manifest
-from kept.node.groups import records as group_records
-from kept.node.groups.records import GroupMetadataValue, MemberMetadata, OffsetCommitValue
-from kept.node.peers import convert
-from kept.node.peers.calls import HeartbeatRequest
-from kept.node.peers.greeting import HELLO, hello_from
-from kept.node.peers.identity import Hello
+from kept.node.coordinator.groups import records as group_records
+from kept.node.coordinator.groups.records import (
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitValue,
+)
+from kept.node.internode import protobuf_conversion
+from kept.node.internode.controller_rpc import HeartbeatRequest
+from kept.node.internode.hello import HELLO, hello_from
+from kept.node.internode.identity import Hello
 from kept.node.proto import raft_pb2
 from kept.storage import checkpoints, snapshots, txn_index
 from kept.storage.epochs import LeaderEpochCache
@@ -267,7 +271,7 @@ def group_pairs() -> list[tuple[bytes, bytes]]:
 
 def raft(message: Any) -> bytes:
     """As it travels."""
-    data: bytes = convert.encode_raft(message).SerializeToString()
+    data: bytes = protobuf_conversion.encode_raft(message).SerializeToString()
     return data
 
 
@@ -277,7 +281,7 @@ def from_raft(data: bytes) -> Any:
         message = raft_pb2.RaftMessage.FromString(data)
     except DecodeError:  # gRPC ends the stream
         return None
-    return convert.decode_raft(message)
+    return protobuf_conversion.decode_raft(message)
 
 
 def hard_state(disk: SimulatedDisk) -> None:
@@ -396,7 +400,7 @@ def message_decoders() -> Iterator[Decoder]:
         yield Decoder(type(message).__name__, raft(message), from_raft)
     hello = Hello("c", 1, TOPIC, directory_id=TOPIC, host="h", port=1)
     yield Decoder("Hello", HELLO.to_bytes(hello), hello_from)
-    beat = convert.of_call("Heartbeat")[0]
+    beat = protobuf_conversion.of_call("Heartbeat")[0]
     yield Decoder("Heartbeat", beat.to_bytes(HeartbeatRequest(1, 2, 3)), beat.from_bytes)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kept.node.config import NodeConfig
+from kept.node.config.node_config import NodeConfig
 from kept.node.process import out_of_reach
 
 HERE = {"listeners": "PLAINTEXT://localhost:9092"}

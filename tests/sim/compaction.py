@@ -17,7 +17,7 @@ from uuid import UUID
 from kept.cluster.image import Image
 from kept.cluster.records import NO_LEADER, PartitionRecord, ResourceType
 from kept.cluster.settings import log_config
-from kept.node.manifests import opening
+from kept.node.replicas.manifests import recover
 from kept.replication.events import ManifestPublished
 from kept.replication.isr import AlterIsrItem
 from kept.replication.manifests_events import Cut, ManifestRef
@@ -56,20 +56,20 @@ class CompactingReplicas(Replicas):
         record = image.partition(tp.topic, tp.partition)
         assert record is not None
         disk, now_ms = self.machine.disk, self.machine.wall_ms
-        state, known = None, opening.Known()
+        state, known = None, recover.Known()
         directory, found = self.directories.place(tp)
         if directory.offline is not None:
             return
         if found:
             path, alone = directory.log_path(tp), record.replicas == (self.node.node_id,)
-            state, known = opening.before(path, disk, alone)
+            state, known = recover.before(path, disk, alone)
             log = directory.open_log(
                 tp, topic_id, config, now_ms=now_ms,
                 unfinished_swap=None if state is None else state.unfinished,
                 compacted_to=None if state is None or state.applied is None else state.end_offset,
             )  # fmt: skip
             if state is not None:
-                state, known = opening.after(path, disk, state, alone, log.log_end_offset)
+                state, known = recover.after(path, disk, state, alone, log.log_end_offset)
         else:
             log = directory.create_log(tp, topic_id, config, now_ms=now_ms)
         self.partitions[tp] = partition = Partition(

@@ -22,7 +22,7 @@ from kept.compaction.manifest import Identity, Manifest
 from kept.compaction.pass_ import Result, discard, run_pass
 from kept.compaction.planner import Limits, NotNow, next_identity, plan
 from kept.compaction.view import base_job, job_for, view
-from kept.node.manifests.standing import Known, base_name, is_alone, leads, others_apply
+from kept.node.replicas.manifests.status import Known, base_name, is_alone, leads, others_apply
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
 from kept.replication.leader import Follower, LeaderCore
@@ -96,7 +96,7 @@ def ref_of(found: Manifest) -> ManifestRef:
 
 
 def lacks(core: LeaderCore, replica: int, follower: Follower) -> bool:
-    """As ``node/manifests/news``."""
+    """As ``node/replicas/manifests/news``."""
     known = core.broker_epochs.get(replica, -1)
     about = (follower.held, follower.applied, follower.broker_epoch)
     return about != (core.offered, core.published, known)
@@ -290,7 +290,7 @@ class SimManifests:
         reply((answer, bodies))
 
     def _unreadable(self, ref: ManifestRef) -> None:
-        """A manifest was damaged while this process ran (``node/manifests/replica``)."""
+        """A manifest was damaged while this process ran (``node/replicas/manifests/replica``)."""
         core = self.core
         record = self.node.image.partition(self.tp.topic, self.tp.partition)
         self.world.counts["manifests lost while in use"] += 1
@@ -487,7 +487,7 @@ class SimManifests:
         return result
 
     def _place(self, result: Result) -> Steps:
-        """``node/manifests/placing``."""
+        """``node/replicas/manifests/placing``."""
         log = self.partition.log
         yield from self._make_durable(result.end_offset)
         kind, home = Checkpoint.HIGH_WATERMARKS, self.replicas.directories.home(self.tp)

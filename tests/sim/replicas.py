@@ -60,7 +60,7 @@ UPKEEP_MS = 500
 RULES = CheckRules(timestamp_after_max_ms=MAX_INT64)
 """Clocks jump here by hours."""
 OF_SEQUENCES = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
-"""Final to a producer: a leader in doubt does not say so (``node/handlers/produced``)."""
+"""Final to a producer: a leader in doubt does not say so (``node/kafka/handlers/produced``)."""
 Reply = Callable[[Any], None]
 OffsetOf = Callable[[Partition], int | None]
 
@@ -80,7 +80,7 @@ CHECKPOINTS: dict[Checkpoint, OffsetOf] = {
 
 
 class Replicas:
-    """See the module. ``serving`` and ``suspended`` as in ``kept.node.roles``.
+    """See the module. ``serving`` and ``suspended`` as in ``kept.node.replicas.role_changes``.
 
     ``settling``: a leader says later which manifest it holds.
     """

@@ -12,7 +12,7 @@ import pytest
 
 from kept.client.http import HttpFailed, JsonApi, cluster_is_up
 from kept.client.view import Endpoint
-from kept.node.local_settings import NODE_PORT_OFFSET, cluster_settings
+from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError
 from kept.testing import Cluster, NodeFailed, ports
 from kept.testing import cluster as module

@@ -1,6 +1,7 @@
 """Breaks lines of the product, one at a time, and prints those that no test notices.
 
-    make mutate MODULE=node/timers.py [COUNT=40] [SEED=1] [TESTS="tests/node/test_timers.py"]
+    make mutate MODULE=node/replicas/maintenance.py [COUNT=40] [SEED=1]
+    [TESTS="tests/node/replicas/test_maintenance.py"]
 
 Works in a copy of the tree, so nothing here changes and a stop in the middle leaves nothing behind.
 Each mutant is one edit: a comparison turned, a constant moved by one, ``not`` dropped, ``and``
@@ -36,54 +37,74 @@ from typing import Any, Final, NoReturn, TextIO
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MANIFESTS: Final = [
-    f"tests/node/manifests/test_{name}.py"
-    for name in ("shell", "files", "standing", "applying", "committed_first")
+    f"tests/node/replicas/manifests/test_{name}.py"
+    for name in ("shell", "store", "standing", "applying", "committed_first")
 ]
-CONFIG: Final = [f"tests/node/test_{name}.py" for name in ("config", "config_cluster")]
+CONFIG: Final = [f"tests/node/config/test_{name}.py" for name in ("config", "config_cluster")]
 DIRECTORIES: Final = [
-    f"tests/node/test_{name}.py" for name in ("vanished_directories", "broken_directories")
+    f"tests/node/replicas/test_{name}.py" for name in ("vanished_directories", "broken_directories")
 ]
 TESTS: Final = {
     "client/bounds.py": ["tests/client/test_bounds.py", "tests/client/test_unknown_tags.py"],
     "cluster/raft/guard.py": [
-        "tests/cluster/raft/test_strangers.py", "tests/cluster/test_impossible_terms.py",
+        "tests/cluster/raft/test_strangers.py",
+        "tests/cluster/test_impossible_terms.py",
     ],
-    "node/listener.py": ["tests/node/test_listener.py"],
-    "node/connection_quota.py": ["tests/node/test_listener.py"],
-    "node/config.py": [*CONFIG, "tests/node/test_address_check.py"],
-    "node/config_listeners.py": CONFIG,
-    "node/config_sources.py": CONFIG,
-    "node/file_room.py": ["tests/node/test_file_room.py"],
-    "node/groups/memory.py": [
-        "tests/node/groups/test_memory.py", "tests/node/test_request_memory.py",
+    "node/kafka/listener.py": ["tests/node/kafka/test_listener.py"],
+    "node/kafka/connection_quota.py": ["tests/node/kafka/test_listener.py"],
+    "node/config/node_config.py": [*CONFIG, "tests/node/config/test_preflight.py"],
+    "node/config/listeners.py": CONFIG,
+    "node/config/sources.py": CONFIG,
+    "node/runtime/fd_quota.py": ["tests/node/runtime/test_fd_quota.py"],
+    "node/coordinator/groups/memory_limit.py": [
+        "tests/node/coordinator/groups/test_memory_limit.py",
+        "tests/node/runtime/test_request_memory.py",
     ],
-    "node/handlers/batch_checks.py": ["tests/node/test_batch_checks.py"],
-    "node/known_directories.py": [
-        "tests/node/test_log_directories.py", "tests/node/test_foreign_metadata.py", DIRECTORIES[1],
+    "node/kafka/handlers/batch_checks.py": ["tests/node/kafka/handlers/test_batch_checks.py"],
+    "node/metadata/directory_ids.py": [
+        "tests/node/replicas/test_log_dirs.py",
+        "tests/node/metadata/test_foreign_metadata.py",
+        DIRECTORIES[1],
     ],
-    "node/log_changes.py": ["tests/node/test_log_changes.py"],
-    "node/log_directories.py": [
-        "tests/node/test_log_directories.py", *DIRECTORIES, "tests/node/test_clean_epoch.py",
+    "node/replicas/log_lifecycle.py": ["tests/node/replicas/test_log_lifecycle.py"],
+    "node/replicas/log_dirs.py": [
+        "tests/node/replicas/test_log_dirs.py",
+        *DIRECTORIES,
+        "tests/node/test_clean_epoch.py",
     ],
-    "node/manifests/pulls.py": ["tests/node/manifests/test_travel.py"],
-    "node/manifests/news.py": ["tests/node/manifests/test_travel.py"],
-    "node/manifests/files.py": [
-        *MANIFESTS, "tests/node/test_cleaner_swap.py", "tests/node/test_cleaner_faults.py",
+    "node/replicas/manifests/replicate.py": ["tests/node/replicas/manifests/test_travel.py"],
+    "node/replicas/manifests/notify.py": ["tests/node/replicas/manifests/test_travel.py"],
+    "node/replicas/manifests/store.py": [
+        *MANIFESTS,
+        "tests/node/compaction/test_cleaner_swap.py",
+        "tests/node/compaction/test_cleaner_faults.py",
     ],
-    "node/manifests/": [
-        *MANIFESTS, "tests/node/manifests/test_lost.py", "tests/node/test_cleaner_swap.py",
+    "node/replicas/manifests/": [
+        *MANIFESTS,
+        "tests/node/replicas/manifests/test_lost.py",
+        "tests/node/compaction/test_cleaner_swap.py",
     ],
-    "node/strays.py": ["tests/node/test_strays.py"],
-    "node/timers.py": [
-        "tests/node/test_timers.py", "tests/node/test_attention.py", DIRECTORIES[0],
+    "node/replicas/stray_logs.py": ["tests/node/replicas/test_stray_logs.py"],
+    "node/replicas/maintenance.py": [
+        "tests/node/replicas/test_maintenance.py",
+        "tests/node/replicas/test_dirty_logs.py",
+        DIRECTORIES[0],
     ],
-}  # fmt: skip
+}
 """The fast tests of a module, or of all modules of a folder."""
 LEFT_OUT: Final = (".git", ".venv", "build", "dist", "__pycache__", ".mypy_cache", ".hypothesis")
 COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 
 
 @dataclass(frozen=True)
@@ -305,7 +326,7 @@ def run_tests(tests: list[str], observed: Observed, told: TextIO) -> NoReturn:
 def main() -> int:
     """Break the module; the exit code is 1 when something survives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("module", help="path from the root, as node/timers.py")
+    parser.add_argument("module", help="path from the root, as node/replicas/maintenance.py")
     parser.add_argument("--tests", nargs="*", help="instead of those that are mapped to it")
     parser.add_argument("--count", type=int, default=40, help="mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kept.client import protocol
-from kept.node import api
+from kept.node.kafka import api
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "api_versions_4_3.json").read_text("utf-8")

@@ -1,7 +1,7 @@
 """Connections are counted in every protocol until they are closed, clients' and nodes' apart.
 
 Where clients are counted ``kept.silent.ms`` is an hour: nothing else closes a connection. What the
-log says of it, and each bound by itself, is in ``tests/node/test_listener.py``.
+log says of it, and each bound by itself, is in ``tests/node/kafka/test_listener.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kept.client import protocol
-from kept.node.handlers import voters
+from kept.node.kafka.handlers import raft_voters
 from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster
 
@@ -191,6 +191,6 @@ def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener,
     request = SimpleNamespace(cluster_id="c")
     if (listener, host) == ("CLIENTS", "10.1.2.3"):
         with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):
-            voters._voting(ctx, request)
+            raft_voters._voting(ctx, request)
     else:
-        assert voters._voting(ctx, request) is voting
+        assert raft_voters._voting(ctx, request) is voting

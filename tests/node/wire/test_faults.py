@@ -14,8 +14,8 @@ import sys
 import pytest
 
 from kept.client import protocol
-from kept.node.config import NodeConfig
-from kept.node.server import Node
+from kept.node.config.node_config import NodeConfig
+from kept.node.node import Node
 from kept.storage.disk import Disk
 from kept.storage.records import records
 from kept.testing.ports import free_port

@@ -14,13 +14,13 @@ import pytest
 from kept.client.http import JsonApi
 from kept.client.view import Endpoint
 from kept.cluster.raft.messages import Append
-from kept.node.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSessions
-from kept.node.hot.python_fetch import FetchRequest
-from kept.node.peers import convert
-from kept.node.peers.identity import Hello
+from kept.node.internode import protobuf_conversion
+from kept.node.internode.identity import Hello
+from kept.node.kafka.codec.python_fetch import FetchRequest
+from kept.node.kafka.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSessions
 from kept.node.proto import peers_pb2
 from kept.testing import Cluster
-from tests.node.peers.test_strangers import hello_frame, raft_stream
+from tests.node.internode.test_strangers import hello_frame, raft_stream
 
 TOPIC_AUTHORIZATION_FAILED = 29
 NOT_LEADER_OR_FOLLOWER = 6
@@ -144,7 +144,7 @@ def test_one_message_of_a_stranger_ends_nobody(three, knows_the_cluster, node_id
 
     async def attack() -> None:
         for to in {0, 1, 2} - {node_id}:
-            said = convert.encode_raft(replace(append, to=to))
+            said = protobuf_conversion.encode_raft(replace(append, to=to))
             frames = hello_frame(hello), peers_pb2.RaftFrame(messages=[said] * 3)
             await raft_stream(three.port(to) + NODE_PORT_OFFSET, *frames)
 

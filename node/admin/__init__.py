@@ -1,0 +1,1 @@
+"""Operations beyond Kafka, for HTTP and gRPC: compaction, cluster, lag, records."""

@@ -1,0 +1,189 @@
+"""This node as a Kafka client of its cluster: requests to partitions' leaders, itself among them.
+
+A connection is leased for one request at a time: answers leave a Kafka connection in the order of
+the requests (semantics.md, rule 41), so a slow one would hold up those of others behind it. Some
+connections to each node are kept for the next request. Nodes are reached at their listeners for
+nodes; this node at its own first listener.
+
+A request is tried again, until the caller's patience ends, as long as nothing can have been done:
+there is no leader, it moved, or no connection was made. What became of a request whose connection
+broke is not known, and the caller hears so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from kept.client.aio import NodeConnection
+from kept.storage.errors import (
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    NetworkException,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    RetriableError,
+    UnknownLeaderEpoch,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from kept.client.protocol import Values
+    from kept.node.node import Node
+    from kept.storage.types import TopicPartition
+
+CLIENT_ID: Final = "kept-grpc"
+KEPT_CONNECTIONS: Final = 8
+"""To each node, between requests."""
+CONNECT_S: Final = 2.0
+UNKNOWN_TOPIC_GRACE_S: Final = 0.5
+"""A topic that was just created may be unknown to a node for so long."""
+BACKOFF_S: Final = 0.01
+BACKOFF_MAX_S: Final = 0.25
+ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+Answer = TypeVar("Answer")
+
+
+class NotReached(NetworkException):
+    """No connection: nothing was asked."""
+
+
+_AGAIN: Final = (
+    NotReached,
+    NotLeaderOrFollower,
+    FencedLeaderEpoch,
+    UnknownLeaderEpoch,
+    NotEnoughReplicas,
+    OffsetNotAvailable,
+    KafkaStorageError,
+    UnknownTopicOrPartition,
+)
+"""Nothing was done, and a moment later it may be possible."""
+
+
+class Gateway:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._free: dict[int, list[NodeConnection]] = {}
+        self._stopped = False
+
+    def close(self) -> None:
+        """Close what is kept; leases end with their calls."""
+        self._stopped = True
+        for several in self._free.values():
+            for connection in several:
+                connection.close()
+        self._free.clear()
+
+    # Who leads.
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has. Raises UnknownTopicOrPartition."""
+        found = self._node.image.topics.get(topic)
+        if found is None:
+            raise UnknownTopicOrPartition(
+                f"there is no topic {topic!r}; broker.Broker/CreateTopic makes one"
+            )
+        return len(found.partitions)
+
+    async def await_topic(self, topic: str) -> None:
+        """Wait a moment for a topic that another node may just have made; then go on as it is."""
+        loop, node = self._node.loop, self._node
+        end = loop.time() + (0.0 if node.membership is None else UNKNOWN_TOPIC_GRACE_S)
+        while topic not in node.image.topics and loop.time() < end:
+            await asyncio.sleep(BACKOFF_S)
+
+    def leader(self, tp: TopicPartition) -> int:
+        """The node that leads a partition. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""
+        count = self.partitions(tp.topic)
+        if not 0 <= tp.partition < count:
+            raise UnknownTopicOrPartition(
+                f"topic {tp.topic!r} has no partition {tp.partition}; it has 0 to {count - 1}"
+            )
+        leader = self._node.image.topics[tp.topic].partitions[tp.partition].leader
+        if leader < 0:
+            raise NotLeaderOrFollower(f"{tp} has no leader now: its replicas are not available")
+        return leader
+
+    def _address(self, node_id: int) -> tuple[str, int]:
+        node = self._node
+        if node_id != node.node_id:
+            found = node.peer_address(node_id)
+            if found is None:
+                raise NotReached(f"nobody knows where node {node_id} is")
+            return found
+        listener = node.listeners[0]
+        host = listener.address.bind_hosts[0]
+        return ANY_ADDRESS.get(host, host), listener.port
+
+    # Asking.
+
+    async def at_leader(
+        self, tp: TopicPartition, ask: Callable[[int], Awaitable[Answer]], patience_s: float
+    ) -> Answer:
+        """``ask(leader's node id)``, again while that can help and do no harm.
+
+        Raises what it raised last.
+        """
+        loop = self._node.loop
+        end = loop.time() + patience_s
+        pause = BACKOFF_S
+        while True:
+            try:
+                return await ask(self.leader(tp))
+            except RetriableError as error:
+                known = tp.topic in self._node.image.topics and (
+                    tp.partition in range(self.partitions(tp.topic))
+                )
+                hopeless = isinstance(error, UnknownTopicOrPartition) and not known
+                if not isinstance(error, _AGAIN) or hopeless or loop.time() + pause >= end:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, BACKOFF_MAX_S)
+
+    async def call(
+        self, node_id: int, api_key: int, version: int, values: Values, timeout_s: float
+    ) -> Any:
+        """One request; kio's typed response. Raises NotReached, NetworkException,
+        RequestTimedOut.
+        """
+        async with self.lease(node_id) as connection:
+            return await connection.call(api_key, version, values, timeout_s)
+
+    @asynccontextmanager
+    async def lease(self, node_id: int) -> AsyncIterator[NodeConnection]:
+        """A connection for this caller alone. Raises NotReached."""
+        connection = self._take(node_id)
+        if connection is None:
+            connection = await self._open(node_id)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        free = self._free.setdefault(node_id, [])
+        if self._stopped or connection.closed or len(free) >= KEPT_CONNECTIONS:
+            connection.close()
+        else:
+            free.append(connection)
+
+    def _take(self, node_id: int) -> NodeConnection | None:
+        free = self._free.get(node_id, [])
+        while free:
+            connection = free.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    async def _open(self, node_id: int) -> NodeConnection:
+        host, port = self._address(node_id)
+        try:
+            return await NodeConnection.open(host, port, client_id=CLIENT_ID, timeout_s=CONNECT_S)
+        except NetworkException as error:
+            raise NotReached(f"node {node_id}: {error}") from error

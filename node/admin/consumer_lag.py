@@ -1,0 +1,247 @@
+"""Consumer groups of the whole cluster and how far behind they are, as any Kafka client sees them.
+
+Groups lie with their coordinators and high watermarks with the leaders, so this node asks the
+others in Kafka's protocol (:class:`kept.node.admin.cluster_client.Gateway`): one ListGroups,
+DescribeGroups and OffsetFetch a group, one ListOffsets a thousand partitions of a leader. A node
+that does not answer leaves out what it has, and that is said (``unanswered``).
+
+Limits: :data:`MAX_GROUPS` are looked at, the others only counted; a name says which are wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.groups import decode_assignment
+from kept.client.records import LATEST
+from kept.node.admin.cluster_client import Gateway
+from kept.node.runtime.yielding import breathe
+from kept.storage.errors import GroupIdNotFound, KeptError
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+
+MAX_GROUPS: Final = 200
+ENDS_TOGETHER: Final = 1000
+"""Partitions of one ListOffsets: a request is made, and its answer read, at a stretch."""
+CALL_S: Final = 5.0
+DESCRIBE_GROUPS: Final = 15, 5
+LIST_GROUPS: Final = 16, 4
+OFFSET_FETCH: Final = 9, 8
+LIST_OFFSETS: Final = 2, 6
+"""Keys and versions; every kept serves them."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the nodes said so far. ``ends`` are high watermarks."""
+
+    states: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Of each group: its coordinator, its state."""
+    described: dict[str, Any] = field(default_factory=dict)
+    committed: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    unanswered: dict[int, str] = field(default_factory=dict)
+
+
+async def overview(node: Node, wanted: str = "") -> dict[str, Any]:
+    """Groups whose name contains ``wanted``: ``{"groups": […], "left_out": N, "unanswered": […]}``.
+
+    Lags are None where a partition's leader did not answer.
+    """
+    found, names, left_out = await _look(node, lambda name: wanted in name)
+    groups = []
+    for name in names:
+        partitions = await _partitions(found, name)
+        lags = [one["lag"] for one in partitions]
+        one = found.described.get(name)
+        groups.append(
+            {
+                "group": name,
+                "state": found.states[name][1],
+                "coordinator": found.states[name][0],
+                "protocol": "" if one is None else one.protocol_data,
+                "members": 0 if one is None else len(one.members),
+                "topics": sorted({one["topic"] for one in partitions}),
+                "lag": None if None in lags else sum(lags),
+            }
+        )
+    return {"groups": groups, "left_out": left_out, "unanswered": _unanswered(found)}
+
+
+async def detail(node: Node, name: str) -> dict[str, Any]:
+    """One group: members, and each partition with its committed offset and lag.
+
+    Raises GroupIdNotFound.
+    """
+    found, names, _ = await _look(node, lambda one: one == name)
+    if not names:
+        why = "".join(f"; node {n} does not answer: {said}" for n, said in found.unanswered.items())
+        raise GroupIdNotFound(f"no group {name}{why}")
+    one = found.described.get(name)
+    return {
+        "group": name,
+        "state": found.states[name][1],
+        "coordinator": found.states[name][0],
+        "protocol": "" if one is None else one.protocol_data,
+        "members": [] if one is None else [_member(m) for m in one.members],
+        "partitions": await _partitions(found, name),
+        "unanswered": _unanswered(found),
+    }
+
+
+def _member(member: Any) -> dict[str, Any]:
+    return {
+        "member_id": member.member_id,
+        "instance_id": member.group_instance_id,
+        "client_id": member.client_id,
+        "host": member.client_host,
+    }
+
+
+async def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
+    one = found.described.get(name)
+    owners: dict[TopicPartition, str] = {}
+    if one is not None and one.protocol_type == "consumer":
+        for member in one.members:
+            for tp in decode_assignment(member.member_assignment):
+                owners[tp] = member.member_id
+    committed = found.committed.get(name, {})
+    rows = []
+    for number, tp in enumerate(sorted({*committed, *owners})):
+        await breathe(number)
+        at, end = committed.get(tp), found.ends.get(tp)
+        lag = None if end is None else end - (0 if at is None else at)
+        rows.append(
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "committed_offset": at,
+                "high_watermark": end,
+                "lag": None if lag is None else max(0, lag),
+                "member_id": owners.get(tp),
+            }
+        )
+    return rows
+
+
+def _unanswered(found: _Found) -> list[dict[str, Any]]:
+    return [{"node": node, "reason": why} for node, why in sorted(found.unanswered.items())]
+
+
+# Asking.
+
+
+async def _look(node: Node, matches: Any) -> tuple[_Found, list[str], int]:
+    gateway, found = Gateway(node), _Found()
+    try:
+        alive = [n for n, broker in node.image.brokers.items() if not broker.fenced]
+        await asyncio.gather(*(_list(gateway, one, found) for one in alive))
+        matching = sorted(name for name in found.states if matches(name))
+        names = matching[:MAX_GROUPS]
+        by_coordinator: dict[int, list[str]] = {}
+        for name in names:
+            by_coordinator.setdefault(found.states[name][0], []).append(name)
+        await asyncio.gather(
+            *(_describe(gateway, one, several, found) for one, several in by_coordinator.items())
+        )
+        tps = {tp for several in found.committed.values() for tp in several}
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for tp in tps:
+            leader = _leader(node, tp)
+            if leader >= 0:
+                by_leader.setdefault(leader, []).append(tp)
+        await asyncio.gather(
+            *(_ends(gateway, one, several, found) for one, several in by_leader.items())
+        )
+    finally:
+        gateway.close()
+    return found, names, len(matching) - len(names)
+
+
+def _leader(node: Node, tp: TopicPartition) -> int:
+    topic = node.image.topics.get(tp.topic)
+    known = topic is not None and tp.partition < len(topic.partitions)
+    return topic.partitions[tp.partition].leader if known and topic is not None else -1
+
+
+async def _list(gateway: Gateway, broker: int, found: _Found) -> None:
+    values = {"states_filter": ()}
+    answer = await _call(gateway, broker, LIST_GROUPS, values, found)
+    for one in () if answer is None else answer.groups:
+        found.states[str(one.group_id)] = broker, str(one.group_state)
+
+
+async def _describe(gateway: Gateway, broker: int, names: list[str], found: _Found) -> None:
+    """One group a request: an answer is read at a stretch."""
+    for name in names:
+        values: dict[str, Any] = {"groups": [name], "include_authorized_operations": False}
+        answer = await _call(gateway, broker, DESCRIBE_GROUPS, values, found)
+        for one in () if answer is None else answer.groups:
+            if not int(one.error_code):
+                found.described[str(one.group_id)] = one
+        asked = [{"group_id": name, "topics": None}]
+        answer = await _call(
+            gateway, broker, OFFSET_FETCH, {"groups": asked, "require_stable": False}, found
+        )
+        if answer is None:
+            return
+        _note_committed(answer, found)
+
+
+def _note_committed(answer: Any, found: _Found) -> None:
+    for one in answer.groups:
+        found.committed[str(one.group_id)] = {
+            TopicPartition(str(topic.name), int(partition.partition_index)): int(
+                partition.committed_offset
+            )
+            for topic in one.topics
+            for partition in topic.partitions
+            if int(partition.committed_offset) >= 0
+        }
+
+
+async def _ends(
+    gateway: Gateway, leader: int, tps: Iterable[TopicPartition], found: _Found
+) -> None:
+    left = iter(tps)
+    while some := tuple(islice(left, ENDS_TOGETHER)):
+        await _some_ends(gateway, leader, some, found)
+
+
+async def _some_ends(
+    gateway: Gateway, leader: int, tps: Iterable[TopicPartition], found: _Found
+) -> None:
+    topics: dict[str, list[dict[str, int]]] = {}
+    for tp in tps:
+        topics.setdefault(tp.topic, []).append(
+            {"partition_index": tp.partition, "timestamp": LATEST}
+        )
+    values = {
+        "replica_id": -1,
+        "isolation_level": 0,
+        "topics": [{"name": name, "partitions": several} for name, several in topics.items()],
+    }
+    answer = await _call(gateway, leader, LIST_OFFSETS, values, found)
+    for topic in () if answer is None else answer.topics:
+        for one in topic.partitions:
+            if not int(one.error_code):
+                found.ends[TopicPartition(str(topic.name), int(one.partition_index))] = int(
+                    one.offset
+                )
+
+
+async def _call(
+    gateway: Gateway, broker: int, api: tuple[int, int], values: dict[str, Any], found: _Found
+) -> Any:
+    """The answer of a node; None where there is none, and why is noted."""
+    try:
+        return await gateway.call(broker, *api, values, CALL_S)
+    except KeptError as error:
+        found.unanswered[broker] = str(error)
+        return None

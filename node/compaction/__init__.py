@@ -1,0 +1,1 @@
+"""Compaction in a node: the cleaner, dry runs, digests of what a replica has."""

@@ -1,0 +1,448 @@
+"""Drives the cleaner: which log next, its worker process, and what the result does to the log.
+
+Every ``log.cleaner.backoff.ms``, and at once when somebody asks, the planner looks at all compacted
+logs and picks (rules 1 to 3). A pass runs in a niced worker process that is exec'ed, never forked;
+it only creates files. Its manifest is given to the replica's
+:class:`~kept.node.replicas.manifests.replica.ReplicaManifests`, which publishes it and puts the
+files into place: a pass during which leader epoch or applied generation changed is thrown away
+(rule 13). A log that fails keeps its reason and is tried again later; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from kept.compaction import job as jobs
+from kept.compaction.apply import CompactionState
+from kept.compaction.pass_ import Result, discard
+from kept.compaction.planner import (
+    Failure,
+    Failures,
+    Limits,
+    NotNow,
+    Plan,
+    choose,
+    next_identity,
+    plan,
+)
+from kept.compaction.view import job_for, view
+from kept.compaction.worker import COMMAND
+from kept.node.replicas import maintenance
+from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
+from kept.node.replicas.manifests.workers import Work
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedDirectory, HostedPartition
+
+STOP_WAIT_S: Final = 5.0
+ASKED_S: Final = 0.05
+"""How often a log is looked at that somebody asked for, and that is not ready for a pass."""
+PATIENCE_MS: Final = 5_000
+"""How long a pass that was asked for waits for what is not committed yet."""
+PLACING: Final = "kept.node.replicas.manifests.store"
+"""What puts a result into place. Read in a thread: the first pass would hold the loop for 10 ms."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A pass in progress. ``computed``: its worker has ended, and what it made is published."""
+
+    plan: Plan
+    started_ms: int
+    leader_epoch: int
+    truncations: int
+    work: Work = field(default_factory=Work)
+    computed: bool = False
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the node started, for metrics."""
+
+    passes: int = 0
+    failures: int = 0
+    cleaned_bytes: int = 0
+    removed_records: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One compacted log: what is due or why not, what runs, what was done, what failed."""
+
+    topic_partition: TopicPartition
+    next: Plan | NotNow
+    state: CompactionState
+    running: Running | None
+    failure: Failure | None
+    last: Result | None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Those who asked for a pass over a log now.
+
+    ``end_offset``: the active segment was rolled there for them, and what is committed below is
+    waited for until ``patience_ms``, so that it takes part.
+    """
+
+    end_offset: int = -1
+    patience_ms: int = 0
+    waiters: list[asyncio.Future[Result | NotNow]] = field(default_factory=list)
+
+
+class Cleaner:
+    """The cleaner of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.totals = Totals()
+        self.running: dict[TopicPartition, Running] = {}
+        self.failures = Failures()
+        self._last: dict[TopicPartition, Result] = {}
+        self._asked: dict[TopicPartition, _Asked] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # What the node calls.
+
+    def start(self) -> None:
+        """Begin to look for work, unless ``log.cleaner.enable`` is false."""
+        self._node.hosting.compaction_moved = self._moved
+        if self._node.config.log_cleaner_enable:
+            self._loop_task = self._node.loop.create_task(self._run())
+
+    def _moved(self, tp: TopicPartition) -> None:
+        """A generation was applied, whoever computed it."""
+        self.failures.succeeded(tp)
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """End the workers; what they made is thrown away by the next pass. What is being put into
+        place is finished, or withdrawn.
+        """
+        self._stopping = True
+        self._wake.set()
+        for running in list(self.running.values()):
+            running.work.cancel()
+        await self._node.hosting.close_manifests()
+        tasks = [*self._tasks, *([self._loop_task] if self._loop_task else [])]
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_WAIT_S)
+
+    def forget(self, tp: TopicPartition, error: BaseException | None = None) -> None:
+        """The partition is gone from here; ``error`` is why, if its directory failed."""
+        running = self.running.get(tp)
+        if running is not None:
+            running.work.cancel()
+        self.failures.succeeded(tp)
+        self._last.pop(tp, None)
+        self._answer(tp, error or NotNow(tp, "the partition is not here any more"))
+
+    # What operations call.
+
+    def state(self, hosted: HostedPartition) -> CompactionState:
+        """What compaction has come to in a log."""
+        return hosted.compaction or CompactionState()
+
+    def plan_for(
+        self, hosted: HostedPartition, *, asked: bool = False, limits: Limits | None = None
+    ) -> Plan | NotNow:
+        """What a pass would do now, or why none is due."""
+        partition = hosted.partition
+        found = view(
+            partition.log,
+            self.state(hosted),
+            partition.last_stable_offset,
+            hosted.manifests.why_not,
+        )
+        limits = limits or self.limits(hosted)
+        renew = hosted.manifests.renew
+        return plan(found, self._node.now_ms(), limits, asked=asked, renew=renew)
+
+    def limits(self, hosted: HostedPartition) -> Limits:
+        """What one pass may use."""
+        config = self._node.config
+        threads = max(config.log_cleaner_threads, 1)
+        return Limits(
+            dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_size // threads,
+            load_factor=config.log_cleaner_io_buffer_load_factor,
+            max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second / threads,
+            free_bytes=self._node.disk.free_bytes(hosted.directory.name),
+            check_keys=config.compaction_check_keys,
+        )
+
+    def status(self, tp: TopicPartition) -> Status:
+        """Everything about one log. Raises UnknownTopicOrPartition and its like."""
+        self._node.partition(tp)
+        hosted = self._node.hosting.hosted[tp]
+        return Status(
+            tp,
+            self.plan_for(hosted),
+            self.state(hosted),
+            self.running.get(tp),
+            self.failures.all().get(tp),
+            self._last.get(tp),
+        )
+
+    def request(self, tp: TopicPartition) -> asyncio.Future[Result | NotNow]:
+        """Clean a log now, whatever its dirty ratio; done when it is, or with why it can't be.
+
+        The active segment is rolled first, so that everything committed takes part. It waits for a
+        generation that is being published or applied. The future raises PassFailed, MachineError.
+        """
+        self._node.partition(tp)
+        self.failures.retry(tp)
+        future: asyncio.Future[Result | NotNow] = self._node.loop.create_future()
+        self._asked.setdefault(tp, _Asked()).waiters.append(future)
+        if self._loop_task is None:
+            self._loop_task = self._node.loop.create_task(self._run())
+        self._wake.set()
+        return future
+
+    def renew(self, tp: TopicPartition) -> None:
+        """What is applied cannot be read, and others need it: have a pass make another manifest,
+        unless passes fail.
+        """
+        if tp not in self.failures.all():
+            # Whoever reads the future hears how it ended; here the log has said so.
+            self.request(tp).add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    def retry(self, tp: TopicPartition) -> bool:
+        """Try a log that failed without waiting any longer; False: it had not failed."""
+        hosted = self._node.hosting.hosted.get(tp)
+        found = hosted is not None and hosted.manifests.retry()
+        found = self.failures.retry(tp) or found
+        self._wake.set()
+        return found
+
+    # The loop.
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self._start_due()
+            except MachineError as error:
+                self._node.machine_failed(error)
+            except Exception as error:  # noqa: BLE001 - reported, and the cleaner goes on
+                log.exception("cleaner failed", error)
+            backoff_s = max(self._node.config.log_cleaner_backoff_ms, 10) / 1000
+            if self._asked.keys() - self.running.keys():
+                backoff_s = min(backoff_s, ASKED_S)
+            try:
+                await asyncio.wait_for(self._wake.wait(), backoff_s)
+            except TimeoutError:
+                continue
+
+    async def _start_due(self) -> None:
+        """Start passes until the workers are used up or nothing is due."""
+        config = self._node.config
+        threads = max(config.log_cleaner_threads, 1)
+        while not self._stopping and self._computing < threads:
+            chosen = await self._choose()
+            if chosen is None:
+                return
+            hosted = self._node.hosting.hosted.get(chosen.topic_partition)
+            if hosted is None:
+                continue
+            partition = hosted.partition
+            running = Running(
+                chosen, self._node.now_ms(), partition.leader_epoch, partition.log.truncations
+            )
+            self.running[chosen.topic_partition] = running
+            task = self._node.loop.create_task(self._pass(hosted, running))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    @property
+    def _computing(self) -> int:
+        """Passes that have a worker."""
+        return sum(not running.computed for running in self.running.values())
+
+    async def _choose(self) -> Plan | None:
+        plans: list[Plan] = []
+        await maintenance.in_slices(self._look_for_work(plans))
+        return choose(plans, self.running, self.failures, self._node.now_ms())
+
+    def _look_for_work(self, plans: list[Plan]) -> Iterator[None]:
+        """Plan every log that may need it, in steps. One with only an active segment never does."""
+        enabled = self._node.config.log_cleaner_enable
+        hosting = self._node.hosting
+        limits: dict[HostedDirectory, Limits] = {}
+        for tp, hosted in list(hosting.hosted.items()):
+            yield
+            partition = hosted.partition
+            asked = tp in self._asked
+            wanted = asked or (
+                enabled and len(partition.log.segments) > 1 and partition.config.compact
+            )
+            if not wanted or tp in self.running or hosting.hosted.get(tp) is not hosted:
+                continue
+            if partition.offline is not None or not partition.is_leader:
+                if asked:
+                    self._answer(tp, NotNow(tp, "this node does not lead the partition"))
+                continue
+            if hosted.manifests.soon or (asked and self._prepare(hosted)):
+                continue
+            if hosted.directory not in limits:
+                limits[hosted.directory] = self.limits(hosted)
+            found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
+            if isinstance(found, Plan):
+                if asked or not hosted.manifests.gives_time(overdue=found.overdue):
+                    plans.append(found)
+            elif asked:
+                self._answer(tp, found)
+
+    def _prepare(self, hosted: HostedPartition) -> bool:
+        """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
+        partition, now_ms = hosted.partition, self._node.now_ms()
+        asked, log_ = self._asked[partition.topic_partition], partition.log
+        if not log_.config.compact or hosted.manifests.why_not is not None:
+            return False
+        if asked.end_offset < 0:
+            if log_.active_segment.size_bytes:
+                log_.roll(now_ms)
+            asked.end_offset = log_.active_segment.base_offset
+            asked.patience_ms = now_ms + PATIENCE_MS
+        return partition.high_watermark < asked.end_offset and now_ms < asked.patience_ms
+
+    def _answer(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
+        asked = self._asked.pop(tp, None)
+        for waiter in asked.waiters if asked is not None else ():
+            if waiter.done():
+                continue
+            if isinstance(outcome, BaseException):
+                waiter.set_exception(outcome)
+            else:
+                waiter.set_result(outcome)
+
+    # One pass.
+
+    async def _pass(self, hosted: HostedPartition, running: Running) -> None:
+        tp = running.plan.topic_partition
+        mine = self._asked.get(tp) if running.plan.asked else None
+        try:
+            result = await self._clean(hosted, running)
+        except KeptError as error:
+            self._failed(hosted, running, error)
+        except Exception as error:  # noqa: BLE001 - reported, and the cleaner goes on
+            log.exception("cleaning failed", error, topic=tp.topic, partition=tp.partition)
+            self._failed(hosted, running, PassFailed(repr(error), type(error).__name__))
+        else:
+            self.failures.succeeded(tp)
+            self._last[tp] = result
+            self._note(running, result)
+            if mine is not None and self._asked.get(tp) is mine:
+                self._answer(tp, result)
+        finally:
+            self.running.pop(tp, None)
+            self._wake.set()
+
+    def _note(self, running: Running, result: Result) -> None:
+        tp = running.plan.topic_partition
+        took_ms = self._node.now_ms() - running.started_ms
+        totals = self.totals
+        totals.passes += 1
+        totals.cleaned_bytes += max(result.bytes_before - result.bytes_after, 0)
+        totals.removed_records += result.records_removed
+        totals.seconds += took_ms / 1000
+        self._node.metrics.compacted(tp, result, took_ms / 1000)
+        log.info(
+            "log cleaned",
+            topic=tp.topic,
+            partition=tp.partition,
+            generation=f"{result.identity.epoch}.{result.identity.generation}",
+            why=running.plan.why,
+            records_removed=result.records_removed,
+            bytes_before=result.bytes_before,
+            bytes_after=result.bytes_after,
+            clean_to=result.clean_to,
+            took_ms=took_ms,
+        )
+
+    def _failed(self, hosted: HostedPartition, running: Running, error: KeptError) -> None:
+        tp = running.plan.topic_partition
+        if running.work.cancelled or self._stopping:
+            self._answer(tp, NotNow(tp, "the pass was cancelled"))
+            return
+        if isinstance(error, NotLeaderOrFollower | Withdrawn):
+            log.info("pass thrown away", topic=tp.topic, partition=tp.partition, why=str(error))
+            self._answer(tp, NotNow(tp, str(error)))
+            return
+        self.totals.failures += 1
+        stopped = check_stopped(error)
+        self._node.metrics.checks_failed += stopped
+        failure = self.failures.note(tp, str(error), self._node.now_ms(), stopped=stopped)
+        log.error(
+            "log not cleaned",
+            topic=tp.topic,
+            partition=tp.partition,
+            error=str(error),
+            failures=failure.count,
+        )
+        self._answer(tp, error)
+        if isinstance(error, MachineError):
+            self._node.hosting.fail(hosted.directory, error)
+
+    async def _clean(self, hosted: HostedPartition, running: Running) -> Result:
+        """Plan to result: run the worker, then publish its manifest and put its files into place.
+
+        While that waits for other replicas the next log has its turn.
+        """
+        node, manifests = self._node, hosted.manifests
+        partition = hosted.partition
+        log_ = partition.log
+        based_on = manifests.core.applied
+        manifests.begin_pass(running.work)
+        try:
+            await node.in_pool(discard, log_.directory, node.disk)
+            await node.in_pool(import_module, PLACING)
+            job = job_for(
+                log_,
+                running.plan,
+                next_identity(self.state(hosted).applied, partition.leader_epoch),
+                now_ms=node.now_ms(),
+                hash_key=os.urandom(jobs.HASH_KEY_BYTES),
+                limits=self.limits(hosted),
+            )
+            try:
+                result = await running.work.run(COMMAND, jobs.encode(job))
+            finally:
+                node.kernels.worker_lacks(running.work.uncompiled)
+                self._check(hosted, running)
+            running.computed = True
+            self._wake.set()
+            await manifests.pass_made(result, running.leader_epoch, based_on, running.truncations)
+        finally:
+            manifests.end_pass()
+        return result
+
+    def _check(self, hosted: HostedPartition, running: Running) -> None:
+        """A pass is thrown away when it was cancelled, or leadership, directory or a part of what
+        it reads are gone; whatever it came to.
+        """
+        partition = hosted.partition
+        if running.work.cancelled or self._stopping:
+            raise Withdrawn(f"{partition.topic_partition}: the pass was cancelled")
+        if not partition.is_leader or partition.leader_epoch != running.leader_epoch:
+            raise NotLeaderOrFollower(f"{partition.topic_partition}: leadership changed meanwhile")
+        if partition.log.truncations != running.truncations:
+            raise PassFailed(f"{partition.topic_partition}: the log was truncated", "Truncated")
+        start = partition.log.segments[0].base_offset
+        if start > running.plan.segments[0].base_offset:
+            raise Withdrawn(
+                f"{partition.topic_partition}: segments below {start} were deleted meanwhile"
+            )

@@ -1,0 +1,59 @@
+"""Reading a log's files while compaction may replace them.
+
+A reader in another process opens segments by name. If one was put into place or cut meanwhile, what
+it says, or that it failed, means nothing: it is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kept.storage.errors import KeptError, RetriableError
+
+if TYPE_CHECKING:
+    from kept.node.replicas.replica_manager import HostedPartition
+
+_T = TypeVar("_T")
+
+TRIES: Final = 20
+RETRY_S: Final = 0.25
+
+
+class MovedMeanwhile(RetriableError):
+    """The log was compacted or cut while it was read, or has another generation than was asked."""
+
+
+def generation(hosted: HostedPartition) -> str | None:
+    """The generation that was applied last; None before the first."""
+    known = hosted.compaction
+    return None if known is None or known.applied is None else str(known.applied)
+
+
+async def undisturbed(hosted: HostedPartition, read: Callable[[], Awaitable[_T]]) -> _T:
+    """What ``read`` comes to while the files stay. Raises MovedMeanwhile when they do not."""
+    log = hosted.partition.log
+    before = generation(hosted), log.truncations
+    failed: KeptError | None = None
+    if not hosted.manifests.busy:
+        try:
+            found = await read()
+        except KeptError as error:
+            failed = error
+        if not hosted.manifests.busy and (generation(hosted), log.truncations) == before:
+            if failed is not None:
+                raise failed
+            return found
+    tp = hosted.partition.topic_partition
+    raise MovedMeanwhile(f"{tp}: it is being compacted; try again") from failed
+
+
+async def again(hosted: HostedPartition, read: Callable[[], Awaitable[_T]]) -> _T:
+    """As :func:`undisturbed`, tried for some seconds."""
+    for _ in range(TRIES - 1):
+        try:
+            return await undisturbed(hosted, read)
+        except MovedMeanwhile:
+            await asyncio.sleep(RETRY_S)
+    return await undisturbed(hosted, read)

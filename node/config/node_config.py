@@ -1,0 +1,446 @@
+"""The settings of one node: gathered, checked against each other, frozen and typed.
+
+:meth:`NodeConfig.load` reads a file, the environment and overrides (``kept.node.config.sources``)
+and refuses, with ConfigurationError, what is unknown, out of range or contradictory. A NodeConfig
+has one attribute for each honoured setting: its name with dots as underscores, a leading ``kept.``
+dropped. Settings changed while the node runs are laid over with :meth:`NodeConfig.with_dynamic`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from kept.cluster.settings import (
+    TOPIC_SETTINGS,
+    Layers,
+    Source,
+    default_from_broker,
+    validate_topic,
+)
+from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
+from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
+from kept.node.config.sources import Sugar, gather, located
+from kept.node.config.unsupported import REFUSED_PREFIXES
+from kept.storage.errors import ConfigurationError, InvalidConfig
+
+__all__ = ["BROKER_SETTINGS", "Listener", "NodeConfig", "Voter", "attribute"]
+
+DEFAULT_DATA_DIR: Final = "./data"
+
+
+def attribute(name: str) -> str:
+    """The attribute of NodeConfig that holds a setting."""
+    return name.removeprefix("kept.").replace(".", "_")
+
+
+class NodeConfig:
+    """A node's settings. Frozen; see ``docs/configuration.md`` for the meaning of each.
+
+    ``given`` are the settings that file, environment or flags gave, as text; ``dynamic_own`` and
+    ``dynamic_default`` those changed through AlterConfigs for this node and for all nodes.
+    """
+
+    given: Mapping[str, str]
+    dynamic_own: Mapping[str, str]
+    dynamic_default: Mapping[str, str]
+
+    node_id: int
+    broker_id: int
+    process_roles: tuple[str, ...]
+    controller_quorum_voters: tuple[Voter, ...]
+    broker_rack: str | None
+    listeners: tuple[Listener, ...]
+    advertised_listeners: tuple[Listener, ...]
+    node_listener: Listener | None
+    advertised_node_listener: Listener | None
+    listener_security_protocol_map: tuple[str, ...]
+    inter_broker_listener_name: str | None
+    controller_listener_names: tuple[str, ...] | None
+    broker_session_timeout_ms: int
+    broker_heartbeat_interval_ms: int
+    initial_broker_registration_timeout_ms: int
+    stall_ms: int
+    controlled_shutdown_enable: bool
+    shutdown_timeout_ms: int
+    controller_quorum_fetch_timeout_ms: int
+    controller_quorum_election_timeout_ms: int
+    controller_quorum_request_timeout_ms: int
+    metadata_log_max_record_bytes_between_snapshots: int
+    auto_leader_rebalance_enable: bool
+    leader_imbalance_check_interval_seconds: int
+    unclean_recovery_wait_ms: int
+
+    replica_lag_time_max_ms: int
+    num_replica_fetchers: int
+    replica_fetch_min_bytes: int
+    replica_fetch_wait_max_ms: int
+    replica_fetch_max_bytes: int
+    replica_fetch_response_max_bytes: int
+    replica_fetch_backoff_ms: int
+    replica_socket_timeout_ms: int
+    socket_connection_setup_timeout_ms: int
+    leader_replication_throttled_rate: int
+    follower_replication_throttled_rate: int
+    replica_selector_class: str | None
+
+    log_dirs: tuple[str, ...]
+    log_dir: tuple[str, ...] | None
+    metadata_log_dir: str
+
+    num_partitions: int
+    default_replication_factor: int
+    auto_create_topics_enable: bool
+    delete_topic_enable: bool
+    max_request_partition_size_limit: int
+
+    log_cleanup_policy: tuple[str, ...]
+    compression_gzip_level: int
+    compression_lz4_level: int
+    compression_type: str
+    compression_zstd_level: int
+    log_cleaner_delete_retention_ms: int
+    log_segment_delete_delay_ms: int
+    log_flush_interval_messages: int
+    log_flush_interval_ms: int | None
+    log_index_interval_bytes: int
+    log_local_retention_bytes: int
+    log_local_retention_ms: int
+    log_cleaner_max_compaction_lag_ms: int
+    message_max_bytes: int
+    log_message_timestamp_after_max_ms: int
+    log_message_timestamp_before_max_ms: int
+    log_message_timestamp_type: str
+    log_cleaner_min_cleanable_ratio: float
+    log_cleaner_min_compaction_lag_ms: int
+    min_insync_replicas: int
+    log_preallocate: bool
+    log_retention_bytes: int
+    log_retention_ms: int | None
+    log_segment_bytes: int
+    log_index_size_max_bytes: int
+    log_roll_jitter_ms: int | None
+    log_roll_ms: int | None
+    unclean_leader_election_enable: bool
+
+    log_roll_hours: int
+    log_roll_jitter_hours: int
+    log_retention_minutes: int | None
+    log_retention_hours: int
+    log_retention_check_interval_ms: int
+    log_flush_scheduler_interval_ms: int
+    log_flush_offset_checkpoint_interval_ms: int
+    log_flush_start_offset_checkpoint_interval_ms: int
+    replica_high_watermark_checkpoint_interval_ms: int
+    producer_id_expiration_ms: int
+    fsync_threads: int
+
+    log_cleaner_enable: bool
+    log_cleaner_threads: int
+    log_cleaner_dedupe_buffer_size: int
+    log_cleaner_io_buffer_load_factor: float
+    log_cleaner_backoff_ms: int
+    log_cleaner_io_max_bytes_per_second: float
+    compaction_history_bytes: int
+    compaction_check_keys: int
+
+    socket_request_max_bytes: int
+    socket_listen_backlog_size: int
+    connections_max_idle_ms: int
+    max_connections: int
+    max_connections_per_ip: int
+    max_incremental_fetch_session_cache_slots: int
+    fetch_sessions_max_partitions: int
+    producers_max: int
+    inflight_max_bytes: int
+    inflight_max_bytes_per_ip: int
+    inflating_max_bytes: int
+    fetch_max_bytes: int
+    connection_inflight_max_bytes: int
+    connection_inflight_max_requests: int
+    request_max_entries: int
+    auto_create_max_topics: int
+    request_receive_ms: int
+    silent_ms: int
+    silent_max_connections: int
+    node_max_connections: int
+    inflated_max_bytes: int
+    http_request_max_bytes: int
+    http_idle_ms: int
+    http_max_connections: int
+    http_hosts: tuple[str, ...]
+    console_actions: bool
+    console_max_streams: int
+    grpc_max_connections: int
+    grpc_max_requests: int
+    grpc_request_max_bytes: int
+
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_initial_rebalance_delay_ms: int
+    group_max_size: int
+    group_max_bytes: int
+    groups_max_bytes: int
+    offsets_topic_num_partitions: int
+    offsets_topic_replication_factor: int
+    offsets_topic_segment_bytes: int
+    offset_metadata_max_bytes: int
+    offsets_retention_minutes: int
+    offsets_retention_check_interval_ms: int
+    offsets_commit_timeout_ms: int
+
+    log_format: str
+    log_level: str
+    metrics_partitions: str
+
+    def __init__(
+        self,
+        given: Mapping[str, str] | None = None,
+        *,
+        dynamic_own: Mapping[str, str] | None = None,
+        dynamic_default: Mapping[str, str] | None = None,
+    ) -> None:
+        """Settings by name, as text. Raises ConfigurationError."""
+        here = self.__dict__
+        here["given"] = dict(given or {})
+        here["dynamic_own"] = dict(dynamic_own or {})
+        here["dynamic_default"] = dict(dynamic_default or {})
+        try:
+            values = {name: setting.parse_default() for name, setting in HONOURED.items()}
+            for _, layer in reversed(self.layers):
+                values.update(BROKER_SETTINGS.parse(layer))
+            for name in HONOURED:
+                here[attribute(name)] = values[name]
+            self._resolve()
+            validate_topic({}, self.topic_defaults())
+        except InvalidConfig as error:
+            raise ConfigurationError(str(error)) from error
+
+    @classmethod
+    def load(
+        cls,
+        file: str | None = None,
+        overrides: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        port: int | None = None,
+        data_dir: str | None = None,
+        node_id: int | None = None,
+    ) -> NodeConfig:
+        """The settings of file, environment (``os.environ`` unless given) and overrides.
+
+        ``port``, ``data_dir`` and ``node_id`` are the command line's short forms. Raises
+        ConfigurationError, whose message names the setting, what is wrong and what would be right.
+        """
+        sources = (
+            file,
+            overrides or {},
+            os.environ if environ is None else environ,
+            Sugar(port, data_dir, node_id),
+        )
+        given = gather(*sources, names=BROKER_SETTINGS, refused_prefixes=REFUSED_PREFIXES)
+        try:
+            return cls(given)
+        except ConfigurationError as error:
+            raise ConfigurationError(located(str(error), *sources, names=given)) from error
+
+    def with_dynamic(self, own: Mapping[str, str], default: Mapping[str, str]) -> NodeConfig:
+        """The same node's settings with those changed at run time, for itself and for all nodes.
+
+        Names that do not exist are passed over: a newer version may have let them in.
+        """
+        known = [
+            {name: text for name, text in layer.items() if name in BROKER_SETTINGS}
+            for layer in (own, default)
+        ]
+        return NodeConfig(self.given, dynamic_own=known[0], dynamic_default=known[1])
+
+    @property
+    def layers(self) -> Layers:
+        """All settings given, the strongest first."""
+        return (
+            (Source.DYNAMIC_BROKER_CONFIG, self.dynamic_own),
+            (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic_default),
+            (Source.STATIC_BROKER_CONFIG, self.given),
+        )
+
+    def topic_defaults(self) -> dict[str, str]:
+        """Topic settings that the broker's settings change, as text: for ``log_config``."""
+        found = {}
+        for name, setting in TOPIC_SETTINGS.items():
+            text = default_from_broker(setting, BROKER_SETTINGS, self.layers)
+            if text is not None:
+                found[name] = text
+        return found
+
+    def text(self, name: str) -> str | None:
+        """The effective value of a setting as DescribeConfigs shows it."""
+        for _, layer in self.layers:
+            if name in layer:
+                setting = BROKER_SETTINGS[name]
+                return setting.text(setting.parse(layer[name]))
+        if name in _RESOLVED:
+            value = getattr(self, attribute(name))
+            return ",".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
+        setting = BROKER_SETTINGS[name]
+        return setting.text(setting.parse_default())
+
+    def _resolve(self) -> None:
+        """Check settings against each other, and fill in those that follow from others."""
+        here = self.__dict__
+        self._resolve_identity(here)
+        self._resolve_directories(here)
+        own = [v for v in self.controller_quorum_voters if v.node_id == self.node_id]
+        addresses = resolve(
+            here["listeners"],
+            here["advertised_listeners"],
+            here["listener_security_protocol_map"],
+            self.inter_broker_listener_name,
+            self.controller_listener_names,
+            role=Role(
+                alone=self._names_nobody_else,
+                broker="broker" in self.process_roles,
+                voter=own[0] if own else None,
+            ),
+        )
+        here["listeners"] = addresses.client
+        here["advertised_listeners"] = addresses.advertised
+        here["node_listener"] = addresses.node
+        here["advertised_node_listener"] = addresses.advertised_node
+        if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
+            here["group_initial_rebalance_delay_ms"] = 0
+        for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes"):
+            if here[name] is None:
+                here[name] = self.inflight_max_bytes // 4
+        self._check_times()
+
+    @property
+    def alone(self) -> bool:
+        """A cluster of one that nobody else can join: no other voter, no node listener."""
+        return self.node_listener is None
+
+    @property
+    def _names_nobody_else(self) -> bool:
+        both = set(self.process_roles) == {"broker", "controller"}
+        return both and len(self.controller_quorum_voters) <= 1
+
+    def _check_times(self) -> None:
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            raise ConfigurationError(
+                f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is above "
+                f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms})"
+            )
+        beat, stall = self.broker_heartbeat_interval_ms, self.stall_ms
+        if beat + stall >= self.broker_session_timeout_ms:
+            raise ConfigurationError(
+                f"broker.heartbeat.interval.ms ({beat}) and kept.stall.ms ({stall}) together must "
+                f"be below broker.session.timeout.ms ({self.broker_session_timeout_ms}): else a "
+                "node that was fenced while it stood still would go on serving"
+            )
+        if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
+            raise ConfigurationError(
+                f"replica.fetch.wait.max.ms ({self.replica_fetch_wait_max_ms}) is above "
+                f"replica.lag.time.max.ms ({self.replica_lag_time_max_ms}): idle followers would "
+                "leave the ISR"
+            )
+
+    def _resolve_identity(self, here: dict[str, Any]) -> None:
+        if self.broker_id is not None and self.broker_id >= 0:
+            if "node.id" in self.given and self.node_id != self.broker_id:
+                raise ConfigurationError(
+                    f"node.id={self.node_id} and broker.id={self.broker_id} contradict each other"
+                )
+            here["node_id"] = self.broker_id
+        here["broker_id"] = self.node_id
+        voters = parse_voters(here["controller_quorum_voters"])
+        here["controller_quorum_voters"] = voters
+        self._check_roles(voters)
+
+    def _check_roles(self, voters: tuple[Voter, ...]) -> None:
+        """Whether roles, id and voters say the same."""
+        roles = set(self.process_roles)
+        shown = ",".join(self.process_roles)
+        if not roles:
+            raise ConfigurationError("process.roles is empty: broker, controller, or both")
+        if not voters and roles != {"broker", "controller"}:
+            raise ConfigurationError(
+                f"process.roles={shown} needs controller.quorum.voters: name every controller, as "
+                "in 0@node-0:10092. (A cluster of one is broker,controller.)"
+            )
+        kafkas = self.given.get("controller.quorum.bootstrap.servers", "").split(",")
+        if not voters and len(kafkas) > 1:
+            raise ConfigurationError(
+                f"controller.quorum.bootstrap.servers names {len(kafkas)} controllers, and without "
+                "controller.quorum.voters this node would be a cluster of its own: name them there "
+                "with their ids, as in 0@node-0:10092"
+            )
+        if not voters:
+            return
+        if "node.id" not in self.given and "broker.id" not in self.given and len(voters) > 1:
+            raise ConfigurationError(
+                f"node.id is not set, but controller.quorum.voters names {len(voters)} nodes: say "
+                "which one this is, or a number of its own if it is a broker only"
+            )
+        ids = [voter.node_id for voter in voters]
+        listed = self.node_id in ids
+        if "controller" in roles and not listed:
+            raise ConfigurationError(
+                f"controller.quorum.voters names no node {self.node_id}, which is this node.id: "
+                f"add {self.node_id}@host:port with its node port, or set process.roles=broker"
+            )
+        if "controller" not in roles and listed:
+            raise ConfigurationError(
+                f"controller.quorum.voters names node {self.node_id}, which is this node.id, but "
+                f"process.roles={shown}: add controller to it, or take node {self.node_id} out of "
+                "the voters"
+            )
+
+    def _resolve_directories(self, here: dict[str, Any]) -> None:
+        if self.log_dir is not None and here["log_dirs"] not in (None, self.log_dir):
+            raise ConfigurationError("log.dir and log.dirs contradict each other; give log.dirs")
+        if here["log_dirs"] == ():
+            raise ConfigurationError("log.dirs is empty: name at least one directory")
+        dirs = here["log_dirs"] or self.log_dir
+        metadata = here["metadata_log_dir"]
+        if dirs is None:
+            dirs = (f"{DEFAULT_DATA_DIR}/log",)
+            metadata = metadata or f"{DEFAULT_DATA_DIR}/meta"
+        here["log_dirs"] = dirs
+        here["metadata_log_dir"] = metadata = metadata or dirs[0].rstrip("/") + "-meta"
+        paths = [os.path.abspath(path) for path in dirs]
+        for index, path in enumerate(paths):
+            for other in paths[:index]:
+                if path == other or path.startswith(other + "/") or other.startswith(path + "/"):
+                    raise ConfigurationError(f"log.dirs: {path} and {other} overlap")
+        inside = os.path.abspath(metadata)
+        for path in paths:
+            if inside == path or inside.startswith(path + "/") or path.startswith(inside + "/"):
+                raise ConfigurationError(
+                    f"metadata.log.dir={metadata} and log.dirs={path} must not contain each other"
+                )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"NodeConfig is frozen: {name} cannot be set")
+
+    def __repr__(self) -> str:
+        shown = {
+            name: "[hidden]" if BROKER_SETTINGS[name].sensitive else text
+            for name, text in self.given.items()
+        }
+        return f"NodeConfig({shown})"
+
+
+_RESOLVED: Final = frozenset(
+    {
+        "node.id",
+        "broker.id",
+        "log.dirs",
+        "metadata.log.dir",
+        "advertised.listeners",
+        "group.initial.rebalance.delay.ms",
+        "kept.inflight.max.bytes.per.ip",
+        "kept.inflating.max.bytes",
+    }
+)
+"""Settings whose value, when none is given, follows from others."""

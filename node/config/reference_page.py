@@ -1,0 +1,138 @@
+"""Writes ``docs/configuration.md`` from the typed definitions::
+
+    python -m kept.node.config.reference_page > docs/configuration.md
+
+A test holds the file up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kept.cluster.settings import TOPIC_SETTINGS, Setting
+from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
+from kept.node.config.sources import variable
+from kept.node.config.unsupported import REFUSED_PREFIXES
+
+_HEAD: Final = """\
+# Configuration
+
+Made from the typed definitions by `python -m kept.node.config.reference_page`; do not edit.
+
+A node reads one YAML file (`kept serve --config FILE`), then the environment, then `--set`; the
+later wins. Names are Apache Kafka's property names, flat (`log.segment.bytes: 1073741824`) or
+nested by dots; lists are YAML lists or comma-separated text. The environment variable of a setting
+is `KEPT_` and its name in upper case with `_` for `.`, a leading `kept.` dropped:
+`log.segment.bytes` is `{segment}`, `kept.log.format` is `{format}`. Variables that
+Kubernetes injects for services named kept… are ignored. An unknown name, a value out of range and
+settings that contradict each other are refused, by name and with the nearest valid one;
+`kept serve --check` only checks.
+
+Without any setting a node is a cluster of one: it binds 127.0.0.1 (and ::1 where there is IPv6) on
+port 9092, advertises `localhost`, and keeps its data in `./data`. `--port P` means
+`listeners=PLAINTEXT://localhost:P`; `--data-dir D` means `log.dirs=D/log` and
+`metadata.log.dir=D/meta`; each is refused beside the settings that it stands for. Nothing is
+authenticated or encrypted, so anything beyond this machine must be said explicitly.
+
+Three variables are no settings: `KEPT_KERNEL=python` takes the pure Python kernels instead of the
+compiled ones, `KEPT_BOOTSTRAP` is where the command line looks for a cluster, `KEPT_FAIL_POINT` is
+for tests.
+
+In the tables *null* is an unset value. **Update**: `read-only` settings change with a restart;
+`cluster-wide` and `per-broker` ones also while the node runs (AlterConfigs on a broker).
+"""
+
+_TOPICS: Final = """\
+## Topics
+
+Set with CreateTopics and AlterConfigs (`kept topic create --config`, `kept topic alter --config`),
+and in force at once. **Default from** names the broker setting that gives topics their default.
+All of Apache Kafka 4.3's public topic settings are there; those that begin with `kept.` are ours.
+`segment.bytes` is accepted from 1024, where Kafka wants 1 MiB.
+"""
+
+_ACCEPTED: Final = """\
+## Accepted without effect
+
+Kafka's settings that change nothing here, with the reason. They are accepted so that a
+`server.properties` can be taken over, checked for their type and range, and described.
+"""
+
+_REFUSED: Final = """\
+## Refused
+
+Settings that would be dangerous to ignore. The first ones may be given with their default only.
+"""
+
+
+def document() -> str:
+    """The whole text of ``docs/configuration.md``."""
+    head = _HEAD.format(segment=variable("log.segment.bytes"), format=variable("kept.log.format"))
+    accepted = [s for s in BROKER_SETTINGS.values() if s.no_effect and s.name not in HONOURED]
+    refused = [s for s in BROKER_SETTINGS.values() if s.refused]
+    return "\n".join(
+        (
+            head,
+            "## Nodes\n",
+            *_table(("Name", "Type", "Default", "Allowed", "Update", "Meaning"), _nodes()),
+            "",
+            _TOPICS,
+            *_table(("Name", "Type", "Default", "Allowed", "Default from", "Meaning"), _topics()),
+            "",
+            _ACCEPTED,
+            *_by_reason(accepted),
+            "",
+            _REFUSED,
+            *(f"- `{setting.name}`: {setting.refused}." for setting in refused),
+            *(f"- `{prefix}*`: {why}." for prefix, why in REFUSED_PREFIXES.items()),
+            "",
+        )
+    )
+
+
+def _nodes() -> Iterable[tuple[str, ...]]:
+    for setting in HONOURED.values():
+        yield (*_common(setting), str(setting.update), _meaning(setting))
+
+
+def _topics() -> Iterable[tuple[str, ...]]:
+    for name in sorted(TOPIC_SETTINGS, key=lambda name: (name.startswith("kept."), name)):
+        setting = TOPIC_SETTINGS[name]
+        synonyms = ", ".join(f"`{synonym.name}`" for synonym in setting.synonyms)
+        yield (*_common(setting), synonyms, _meaning(setting))
+
+
+def _common(setting: Setting) -> tuple[str, str, str, str]:
+    default = "*null*" if setting.default is None else f"`{setting.default}`"
+    default = '""' if setting.default == "" else default
+    return f"`{setting.name}`", setting.kind.name.lower(), default, setting.allowed
+
+
+def _meaning(setting: Setting) -> str:
+    text = setting.doc
+    if setting.no_effect:
+        text += f" *Accepted, no effect: {setting.no_effect}*"
+    if setting.refused:
+        text += f" *Only the default is accepted: {setting.refused}*"
+    return text
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def _by_reason(settings: Iterable[Setting]) -> Iterable[str]:
+    reasons: dict[str, list[str]] = {}
+    for setting in settings:
+        reasons.setdefault(setting.no_effect, []).append(f"`{setting.name}`")
+    sentences: Mapping[str, list[str]] = reasons
+    for why, names in sentences.items():
+        yield f"- {why[0].upper()}{why[1:]} {', '.join(names)}"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

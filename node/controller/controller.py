@@ -1,0 +1,329 @@
+"""The active controller's shell: decisions in their turn, the lives of brokers, calls of brokers.
+
+Decisions are pure functions of the image (``kept.cluster.controller``). They queue here: each is
+taken on the image that the one before it left, proposed, and done when it is in the image. Whoever
+asks at a node that does not lead gets NotController. Liveness is the core's
+(:class:`kept.cluster.sessions.Sessions`); this module gives it time, probes and decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.cluster import brokers, election
+from kept.cluster.brokers import Registration
+from kept.cluster.election import AlterIsr, UncleanAllowed
+from kept.cluster.image import Image
+from kept.cluster.records import MetadataRecord, ResourceType
+from kept.cluster.sessions import Decide, Effect, Probe, Sessions
+from kept.node.config.core_settings import TICK_MS, session_settings
+from kept.node.controller.proposals import Change, decided
+from kept.node.controller.quorum_reconfiguration import Voting
+from kept.node.internode import controller_rpc
+from kept.node.internode.rpc_errors import failure_of
+from kept.node.runtime.clock import elapsed_ms
+from kept.node.runtime.fd_quota import check_room
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError, NetworkException, NotController, StaleBrokerEpoch
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+
+TICK_S: Final = 0.1
+
+UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+class Controlling:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.sessions = Sessions(session_settings(node.config), self._unclean_allowed)
+        self.voting = Voting(node)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._awake_ms = elapsed_ms()
+        self._gaps = 1
+        """How often this process stood still: another node may have been elected meanwhile."""
+        self._sure_since = 0
+        """The gap after which a majority confirmed that this node leads."""
+        self._broken: Counter[int] = Counter()
+        """How often the control stream of each broker broke."""
+
+    # Life.
+
+    def start(self) -> None:
+        """Answer brokers, and take notice of who leads."""
+        peers = self._node.peers
+        peers.on_control_lost = self._connection_lost
+        for method, handler in (
+            ("Register", self._register),
+            ("Heartbeat", self._heartbeat),
+            ("AlterPartitions", self._alter_partitions),
+            ("AllocateProducerIds", self._allocate_producer_ids),
+            ("ChangeVoters", self.voting.change),
+            ("Confirm", self._confirm),
+        ):
+            peers.serve(method, handler)
+        self._tick()
+
+    async def close(self) -> None:
+        """Decide nothing more."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def metadata_moved(self) -> None:
+        """The image or the role of this node has changed."""
+        metadata = self._node.metadata
+        now_ms = elapsed_ms()
+        if metadata.leads and not self.sessions.active:
+            log.info("controller", term=metadata.member.term, index=metadata.image.index)
+            unheard = metadata.member.predecessor.items()
+            unheard_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
+            self._perform(self.sessions.start(metadata.image, now_ms, unheard_ms))
+        elif not metadata.leads and self.sessions.active:
+            log.info("controller no more", term=metadata.member.term)
+            self.sessions.stop()
+        elif self.sessions.active:
+            self._perform(self.sessions.image_changed(metadata.image, now_ms))
+
+    def _notice_gap(self) -> None:
+        now_ms = elapsed_ms()
+        if now_ms - self._awake_ms > self.sessions.settings.stall_ms:
+            self._gaps += 1
+        self._awake_ms = now_ms
+
+    def _tick(self) -> None:
+        self._notice_gap()
+        if self.sessions.active:
+            self._perform(self.sessions.tick(elapsed_ms()))
+        self._ticker = self._node.loop.call_later(TICK_S, self._tick)
+
+    # Decisions.
+
+    async def decide(self, change: Change) -> int:
+        """Take a decision in its turn; the index of the image that holds it.
+
+        The turn lasts until the decision is in the image, also where whoever asked has gone: the
+        next one must not be taken on an image that lacks it. Raises what the decision raises,
+        NotController.
+        """
+        task = self._node.loop.create_task(self._decide(change))
+        self._tasks.add(task)
+        task.add_done_callback(self._decision_ended)
+        return await asyncio.shield(task)
+
+    def _decision_ended(self, task: asyncio.Task[int]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever asked, if it still waits
+
+    async def _decide(self, change: Change) -> int:
+        metadata = self._node.metadata
+        async with self._turn:
+            if not metadata.leads:
+                leader_id = metadata.leader_id
+                raise NotController(
+                    "this node is not the active controller",
+                    -1 if leader_id is None else leader_id,
+                )
+            records = await decided(change, lambda: metadata.image, self._node.slices)
+            if not records:
+                return metadata.image.index
+            check_room(self._node, metadata.image, records)
+            return await metadata.propose(records)
+
+    def _unclean_allowed(self, image: Image) -> UncleanAllowed:
+        default = self._node.config.unclean_leader_election_enable
+
+        def allowed(topic: str) -> bool:
+            given = image.config(ResourceType.TOPIC, topic).get(UNCLEAN)
+            return default if given is None else given == "true"
+
+        return allowed
+
+    # Effects of the sessions.
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            work = self._probe(effect) if isinstance(effect, Probe) else self._decided(effect)
+            task = self._node.loop.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, effect: Probe) -> None:
+        found = await self._node.peers.probe(effect.broker_id)
+        effects = self.sessions.probed(effect.broker_id, found, elapsed_ms(), effect.broker_epoch)
+        self._perform(effects)
+
+    async def _decided(self, effect: Decide) -> None:
+        error: KeptError | None = None
+        try:
+            await self.decide(effect.decide)
+        except KeptError as failed:
+            error = failed
+        if error is None:
+            log.info("decided", what=effect.name, broker=effect.broker_id, reason=effect.reason)
+        elif not isinstance(error, NotController):
+            log.error("decision failed", what=effect.name, error=str(error))
+        self._perform(self.sessions.decided(effect, elapsed_ms(), error))
+
+    def _connection_lost(self, broker_id: int) -> None:
+        self._broken[broker_id] += 1
+        self._perform(self.sessions.connection_lost(broker_id, elapsed_ms()))
+
+    def peer_down(self, node_id: int) -> None:
+        """A node's process is gone: look, as when its control stream breaks."""
+        self._connection_lost(node_id)
+
+    # Calls of brokers.
+
+    def _check_leads(self) -> None:
+        metadata = self._node.metadata
+        if not self.sessions.active:
+            leader_id = metadata.leader_id
+            raise NotController(
+                f"node {self._node.node_id} is not the active controller",
+                -1 if leader_id is None else leader_id,
+            )
+
+    async def _register(
+        self, request: controller_rpc.RegisterRequest
+    ) -> controller_rpc.RegisterReply:
+        self._check_leads()
+        registration = Registration(
+            request.broker_id,
+            request.incarnation,
+            request.endpoints,
+            request.rack,
+            request.clean_epoch,
+            request.log_dirs,
+        )
+
+        def change(image: Image) -> list[MetadataRecord]:
+            return brokers.register_broker(
+                image,
+                registration,
+                session_live=self.sessions.live(request.broker_id, elapsed_ms()),
+                unclean_allowed=self._unclean_allowed(image),
+            )
+
+        await self.decide(change)
+        broker = self._node.image.brokers[request.broker_id]
+        log.info("broker registered", broker=request.broker_id, epoch=broker.broker_epoch)
+        return controller_rpc.RegisterReply(broker.broker_epoch)
+
+    async def _heartbeat(
+        self, request: controller_rpc.HeartbeatRequest
+    ) -> controller_rpc.HeartbeatReply:
+        self._check_leads()
+        self._notice_gap()
+        broken = self._broken[request.broker_id]
+        while (gaps := self._gaps) != self._sure_since:
+            # Its own broker slept as long, and may serve again once the controller has answered.
+            await self._node.metadata.read_barrier()
+            self._check_leads()
+            self._sure_since = gaps
+        if self._broken[request.broker_id] != broken:
+            raise NetworkException(
+                f"broker {request.broker_id} has hung up meanwhile: it may be dead"
+            )
+        answer, effects = self.sessions.heartbeat(
+            request.broker_id,
+            request.broker_epoch,
+            request.applied_index,
+            request.wants_shutdown,
+            elapsed_ms(),
+            wants_fence=request.wants_fence,
+            logs=request.logs,
+        )
+        self._perform(effects)
+        return controller_rpc.HeartbeatReply(answer.fenced, answer.should_shut_down, answer.index)
+
+    async def _confirm(self, request: controller_rpc.ConfirmRequest) -> controller_rpc.ConfirmReply:
+        """Up to where the broker must look to see all that was decided before it asked."""
+        self._check_leads()
+        index = await self._node.metadata.read_barrier()
+        broker = self._node.metadata.image.brokers.get(request.broker_id)
+        if broker is None or broker.broker_epoch != request.broker_epoch:
+            raise StaleBrokerEpoch(f"broker {request.broker_id} is another process by now")
+        return controller_rpc.ConfirmReply(index)
+
+    async def _alter_partitions(
+        self, request: controller_rpc.AlterPartitionsRequest
+    ) -> controller_rpc.AlterPartitionsReply:
+        """ISR changes of one leader: each is taken or refused on its own, in one entry."""
+        self._check_leads()
+        errors: dict[Any, KeptError] = {}
+
+        def change(image: Image) -> list[MetadataRecord]:
+            nonlocal errors
+            asked = [_alter_isr(request, change) for change in request.changes]
+            records, errors = election.alter_isrs(image, asked)
+            return records
+
+        await self.decide(change)
+        image = self._node.image
+        results = [
+            _isr_result(image, asked, errors.get((asked.topic_id, asked.partition)))
+            for asked in request.changes
+        ]
+        return controller_rpc.AlterPartitionsReply(tuple(results))
+
+    async def _allocate_producer_ids(
+        self, request: controller_rpc.AllocateProducerIdsRequest
+    ) -> controller_rpc.AllocateProducerIdsReply:
+        self._check_leads()
+        block = range(0)
+
+        def change(image: Image) -> list[MetadataRecord]:
+            nonlocal block
+            records, block = brokers.allocate_producer_ids(
+                image, request.broker_id, request.broker_epoch
+            )
+            return records
+
+        await self.decide(change)
+        return controller_rpc.AllocateProducerIdsReply(block.start, len(block))
+
+
+def _alter_isr(
+    request: controller_rpc.AlterPartitionsRequest, asked: controller_rpc.IsrChange
+) -> AlterIsr:
+    return AlterIsr(
+        asked.topic_id,
+        asked.partition,
+        request.broker_id,
+        request.broker_epoch,
+        asked.leader_epoch,
+        asked.partition_epoch,
+        tuple((member.broker_id, member.broker_epoch) for member in asked.isr),
+        asked.leader_recovery_state == 0,
+    )
+
+
+def _isr_result(
+    image: Image, asked: controller_rpc.IsrChange, error: KeptError | None
+) -> controller_rpc.IsrResult:
+    state = image.partition(asked.topic_id, asked.partition)
+    failure = None if error is None else failure_of(error)
+    if state is None:
+        return controller_rpc.IsrResult(asked.topic_id, asked.partition, failure)
+    return controller_rpc.IsrResult(
+        asked.topic_id,
+        asked.partition,
+        failure,
+        state.leader,
+        state.leader_epoch,
+        state.partition_epoch,
+        state.isr,
+        int(state.unclean),
+    )

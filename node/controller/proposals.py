@@ -1,0 +1,40 @@
+"""A change of the metadata: records, or how to decide on them when its turn has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Final
+
+from kept.cluster.image import Image
+from kept.cluster.records import MetadataRecord
+from kept.node.runtime.yielding import Pace, Slices, Steps
+from kept.storage.errors import NotController
+
+Records = Sequence[MetadataRecord]
+Change = Records | Callable[[Image], Records | Steps[Records]]
+"""Records, or a function of the image that they will follow; one that decides on many things is a
+generator and yields after each."""
+
+TRIES: Final = 3
+
+
+async def decided(change: Change, current: Callable[[], Image], slices: Slices) -> Records:
+    """The records of a change to the ``current`` image.
+
+    The caller sees to it that nobody else changes that image meanwhile. Another controller may,
+    while this node does not lead: then it is decided again. Raises what the decision raises, and
+    NotController when that does not end.
+    """
+    if not callable(change):
+        return change
+    for _ in range(TRIES):
+        image = current()
+        records = change(image)
+        if not isinstance(records, Generator):
+            return records
+        pace = Pace()
+        found = await slices.finish(records)
+        await pace.breathe()  # what follows checks them and writes them down, at a stretch
+        if current() is image:
+            return found
+    raise NotController("the metadata moved while a change was decided")

@@ -1,0 +1,197 @@
+"""Who votes, changed by the active controller: one voter joins or leaves (rule 34).
+
+A node votes from a disk. One whose metadata disk was replaced follows as an observer; to add it
+again removes the voter that its id names, which votes from a disk that is gone, and then adds it.
+Two steps, because as one the old disk and the new could be in two majorities that do not meet; if
+the second fails, the same call does the rest.
+
+A change is refused when it would leave the voters without a living majority: it could never be
+committed, and nothing after it either. (etcd calls that strict reconfiguration check.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from kept.cluster.voters import Voter
+from kept.node.internode.controller_rpc import ChangeVotersReply, ChangeVotersRequest
+from kept.node.runtime.logging import log
+from kept.storage.errors import (
+    ClusterAuthorizationFailed,
+    DuplicateVoter,
+    InvalidRequest,
+    NotController,
+    PolicyViolation,
+    VoterNotFound,
+)
+
+if TYPE_CHECKING:
+    from kept.cluster.member import MetadataMember
+    from kept.cluster.raft.progress import Progress
+    from kept.node.node import Node
+
+CATCH_UP_S: Final = 10.0
+"""How long an observer that is to vote may take to have what was committed when that was asked."""
+LOOK_S: Final = 0.02
+
+
+def refuse_alone(node: Node) -> None:
+    """Raises PolicyViolation where there is nobody else who could vote."""
+    if node.membership is None:
+        raise PolicyViolation(
+            f"node {node.node_id} runs alone, as its own voter: to add others, start it with a "
+            "controller.quorum.voters that names them too"
+        )
+
+
+def refuse_strangers(node: Node) -> NoReturn:
+    """Raises ClusterAuthorizationFailed: the request came in where everybody can ask."""
+    endpoint = node.node_endpoint()
+    where = "" if endpoint is None else f", {endpoint[0]}:{endpoint[1]}"
+    raise ClusterAuthorizationFailed(
+        "who votes is changed from a node's own machine, over Kafka's protocol or HTTP, or through "
+        f"the listener between nodes{where}: nobody is authenticated on the listeners of clients"
+    )
+
+
+class Voting:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._under_way = ""
+
+    @property
+    def _member(self) -> MetadataMember:
+        return self._node.metadata.member
+
+    async def change(self, request: ChangeVotersRequest) -> ChangeVotersReply:
+        """Add or remove a voter; done when that is committed.
+
+        Raises NotController, InvalidRequest with what would be right.
+        """
+        what = f"node {request.node_id} is being {'added' if request.add else 'removed'}"
+        if self._under_way:
+            raise InvalidRequest(f"one voter at a time: {self._under_way}; try again when it is")
+        self._under_way = what
+        try:
+            index = await (self._add(request) if request.add else self._remove(request))
+        finally:
+            self._under_way = ""
+        ids = ",".join(str(voter.node_id) for voter in self._member.voters)
+        log.info("voters changed", what=what, voters=ids, index=index)
+        return ChangeVotersReply(index)
+
+    async def _remove(self, request: ChangeVotersRequest) -> int:
+        self._refuse_unless_leading()
+        node_id, voters = request.node_id, self._member.voters
+        rest = tuple(voter for voter in voters if voter.node_id != node_id)
+        if len(rest) == len(voters):
+            raise VoterNotFound(f"node {node_id} does not vote; the voters are {_ids(voters)}")
+        (known,) = set(voters) - set(rest)
+        if request.directory_id not in (None, known.directory_id):
+            raise VoterNotFound(
+                f"node {node_id} votes from directory {known.directory_id}, "
+                f"not {request.directory_id}"
+            )
+        if not rest:
+            raise InvalidRequest(f"node {node_id} is the last voter: add another one first")
+        self._refuse_without_majority(rest)
+        return await self._node.metadata.change_voters(rest)
+
+    async def _add(self, request: ChangeVotersRequest) -> int:
+        self._refuse_unless_leading()
+        node_id = request.node_id
+        known = next((v for v in self._member.voters if v.node_id == node_id), None)
+        if node_id == self._node.node_id:
+            raise InvalidRequest(f"node {node_id} votes already: it is the active controller")
+        follows = self._follower(node_id)
+        wanted = request.directory_id
+        if wanted is not None and wanted != follows.directory_id:
+            raise InvalidRequest(
+                f"node {node_id} follows from directory {follows.directory_id}, not {wanted}"
+            )
+        if known is not None and known.directory_id == follows.directory_id:
+            raise DuplicateVoter(f"node {node_id} votes already, from this very disk")
+        host, port = self._address(request, known)
+        voter = Voter(node_id, follows.directory_id, host, port)
+        await self._caught_up(voter)
+        others = tuple(v for v in self._member.voters if v.node_id != node_id)
+        self._refuse_without_majority((*others, voter))
+        if known is not None:
+            await self._remove(ChangeVotersRequest(False, node_id))
+        together = sorted((*others, voter), key=lambda one: one.node_id)
+        return await self._node.metadata.change_voters(tuple(together))
+
+    def _refuse_unless_leading(self) -> None:
+        metadata = self._node.metadata
+        if not metadata.leads:
+            leader_id = metadata.leader_id
+            raise NotController(
+                f"node {self._node.node_id} is not the active controller",
+                -1 if leader_id is None else leader_id,
+            )
+
+    def _follower(self, node_id: int) -> Progress:
+        found = self._member.core.progress.get(node_id)
+        if found is None or not self._is_heard(node_id, found):
+            raise InvalidRequest(
+                f"node {node_id} does not follow the metadata log: start it with "
+                "process.roles=broker,controller and a controller.quorum.voters that names a "
+                "voter, and add it when kept cluster status shows it as an observer"
+            )
+        return found
+
+    def _is_heard(self, node_id: int, follower: Progress) -> bool:
+        core = self._member.core
+        silent = core.ticks - follower.heard_at
+        return node_id not in core.down and silent <= core.settings.election_ticks
+
+    def _address(self, request: ChangeVotersRequest, known: Voter | None) -> tuple[str, int]:
+        """Where other nodes reach it: as asked, as it registered, as it was before."""
+        if request.host:
+            return request.host, request.port
+        address = self._node.peer_address(request.node_id)
+        if address is None and known is not None and known.host:
+            address = known.host, known.port
+        if address is None:
+            raise InvalidRequest(
+                f"the address of node {request.node_id} is not known, because it is no broker: "
+                "give the host and port of its listener for nodes with --address"
+            )
+        return address
+
+    async def _caught_up(self, voter: Voter) -> None:
+        goal = self._member.commit_index
+        deadline = self._node.loop.time() + CATCH_UP_S
+        while (follower := self._follower(voter.node_id)).match_index < goal:
+            if self._node.loop.time() > deadline:
+                raise InvalidRequest(
+                    f"node {voter.node_id} lacks {goal - follower.match_index} entries of the "
+                    "metadata log: add it when it has caught up"
+                )
+            await asyncio.sleep(LOOK_S)
+            self._refuse_unless_leading()
+
+    def _refuse_without_majority(self, voters: tuple[Voter, ...]) -> None:
+        member = self._member
+        alive = [
+            voter
+            for voter in voters
+            if (voter.node_id, voter.directory_id) == (member.node_id, member.directory_id)
+            or (
+                (follower := member.core.progress.get(voter.node_id)) is not None
+                and follower.directory_id == voter.directory_id
+                and self._is_heard(voter.node_id, follower)
+            )
+        ]
+        if 2 * len(alive) <= len(voters):
+            raise InvalidRequest(
+                f"of the voters {_ids(voters)} only {_ids(tuple(alive))} would be alive, and no "
+                "majority: start the others first"
+            )
+
+
+def _ids(voters: tuple[Voter, ...]) -> list[int]:
+    return sorted(voter.node_id for voter in voters)

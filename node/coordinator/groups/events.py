@@ -1,0 +1,417 @@
+"""What happens to a partition's groups, and what the core wants done about it.
+
+Events go into :meth:`.core.GroupCore.step`, effects come out, in the order in which the shell must
+carry them out. ``request`` is the shell's number for whoever waits for the answer.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from kept.node.coordinator.groups.group import Protocols
+from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord
+
+NO_ERROR: Final = ErrorCode.none
+UNKNOWN_MEMBER_ID: Final = ""
+"""The member id of somebody who has none yet."""
+UNKNOWN_GENERATION: Final = -1
+
+NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
+"""How long a JoinGroup of a member without id may wait: it cannot send heartbeats meanwhile, and
+its client may be gone. Kafka's ``CLASSIC_GROUP_NEW_MEMBER_JOIN_TIMEOUT_MS``."""
+MAX_PENDING_MEMBERS: Final = 10_000
+"""Ids given out to clients that have not come back with them, per group: a limit of ours, since
+each costs memory for as long as the session that its client asked for."""
+MEMBER_NAME_LENGTH: Final = 1000
+"""So many characters of the client's name go into a member id, which a STRING must hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The node's settings for groups; names, units and defaults are Kafka's, but for ours of
+    memory: ``kept.group.max.bytes`` and ``kept.groups.max.bytes``.
+    """
+
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = 2**31 - 1
+    group_max_bytes: int = 16 << 20
+    groups_max_bytes: int = 512 << 20
+    offset_metadata_max_bytes: int = 4_096
+    offsets_retention_minutes: int = 10_080
+    offsets_retention_check_interval_ms: int = 600_000
+
+    @property
+    def offsets_retention_ms(self) -> int:
+        """How long the offsets of an empty group are kept."""
+        return self.offsets_retention_minutes * 60_000
+
+
+# Events of clients.
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A JoinGroup. ``uuid`` is fresh random text, for the id of a member that has none.
+
+    ``requires_known_member_id`` from v4 on (KIP-394), ``supports_skipping_assignment`` from v9 on.
+    """
+
+    now_ms: int
+    request: int
+    group: str
+    member: str
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: Protocols
+    uuid: str
+    group_instance_id: str | None = None
+    requires_known_member_id: bool = True
+    supports_skipping_assignment: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAbandoned:
+    """The connection of a JoinGroup that waits is gone: nobody will get its answer."""
+
+    now_ms: int
+    group: str
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """A SyncGroup; the leader's brings the assignment of every member."""
+
+    now_ms: int
+    request: int
+    group: str
+    member: str
+    generation: int
+    assignments: tuple[tuple[str, bytes], ...] = ()
+    group_instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A Heartbeat."""
+
+    now_ms: int
+    request: int
+    group: str
+    member: str
+    generation: int
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A LeaveGroup of (member id, instance id): either may be missing."""
+
+    now_ms: int
+    request: int
+    group: str
+    members: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPartition:
+    """One partition's offset to commit."""
+
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTopic:
+    """One topic's offsets to commit; the topic exists."""
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: tuple[CommitPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """An OffsetCommit. ``generation`` -1 is a simple commit, by nobody's leave.
+
+    ``knows_missing_groups``: from v9 on a missing group is GROUP_ID_NOT_FOUND.
+    """
+
+    now_ms: int
+    request: int
+    group: str
+    topics: tuple[CommitTopic, ...]
+    member: str = UNKNOWN_MEMBER_ID
+    generation: int = UNKNOWN_GENERATION
+    group_instance_id: str | None = None
+    retention_ms: int = -1
+    knows_missing_groups: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTopic:
+    """One topic whose offsets are asked for; zero id: whatever topic has the name."""
+
+    name: str
+    partitions: tuple[int, ...]
+    topic_id: uuid.UUID = NO_TOPIC_ID
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsets:
+    """An OffsetFetch of one group; ``topics`` None asks for all."""
+
+    now_ms: int
+    request: int
+    group: str
+    topics: tuple[FetchTopic, ...] | None
+    require_stable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsets:
+    """An OffsetDelete of (topic, partitions)."""
+
+    now_ms: int
+    request: int
+    group: str
+    topics: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroups:
+    """A DeleteGroups."""
+
+    now_ms: int
+    request: int
+    groups: tuple[str, ...]
+
+
+# Events of the node.
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsDeleted:
+    """Topics (name, id) are gone, and with them their offsets."""
+
+    now_ms: int
+    topics: tuple[tuple[str, uuid.UUID], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCommitted:
+    """The records of an :class:`Append` are safe."""
+
+    now_ms: int
+    append: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRejected:
+    """The records of an :class:`Append` were not written: what they would have done is undone.
+
+    Comes before any other event after the Append.
+    """
+
+    now_ms: int
+    append: int
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTimedOut:
+    """The records were written, but not committed in time: they may still be. Who waits is told."""
+
+    now_ms: int
+    append: int
+    error: ErrorCode
+
+
+Event = (
+    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | FetchOffsets | DeleteOffsets
+    | DeleteGroups | TopicsDeleted | AppendCommitted | AppendRejected | AppendTimedOut
+)  # fmt: skip
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append these records, then step one of the three Append events with this number.
+
+    ``atomic``: in one batch. The others may be spread over several.
+    """
+
+    append: int
+    records: tuple[GroupRecord, ...]
+    atomic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a request with one of the results below."""
+
+    request: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the node's log: a group, what happened, why."""
+
+    group: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A request of a group was refused because of ``setting``."""
+
+    group: str
+    setting: str
+
+
+Effect = Append | Answer | Note | OutOfMemory
+
+
+# Results.
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedMember:
+    """A member as the leader sees it."""
+
+    member: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult:
+    """Answer to :class:`Join`; ``members`` is for the leader only."""
+
+    error: ErrorCode = NO_ERROR
+    member: str = UNKNOWN_MEMBER_ID
+    generation: int = UNKNOWN_GENERATION
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """Answer to :class:`Sync`."""
+
+    error: ErrorCode = NO_ERROR
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResult:
+    """Answer to :class:`Heartbeat`."""
+
+    error: ErrorCode = NO_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveResult:
+    """Answer to :class:`Leave`: (member id, instance id, error) as asked."""
+
+    error: ErrorCode = NO_ERROR
+    members: tuple[tuple[str, str | None, ErrorCode], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """Answer to :class:`CommitOffsets`: (topic, id, (partition, error)...).
+
+    ``error`` concerns all partitions and leaves ``topics`` empty.
+    """
+
+    error: ErrorCode = NO_ERROR
+    topics: tuple[tuple[str, uuid.UUID, tuple[tuple[int, ErrorCode], ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedOffset:
+    """One partition's committed offset; -1 where there is none."""
+
+    partition: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = NO_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Answer to :class:`FetchOffsets`: (topic, id as asked, offsets)."""
+
+    error: ErrorCode = NO_ERROR
+    topics: tuple[tuple[str, uuid.UUID, tuple[FetchedOffset, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsetsResult:
+    """Answer to :class:`DeleteOffsets`: (topic, (partition, error)...)."""
+
+    error: ErrorCode = NO_ERROR
+    topics: tuple[tuple[str, tuple[tuple[int, ErrorCode], ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroupsResult:
+    """Answer to :class:`DeleteGroups`: (group, error)."""
+
+    groups: tuple[tuple[str, ErrorCode], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group in a list."""
+
+    group: str
+    protocol_type: str
+    state: str
+    group_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    """A member in a description; ``metadata`` is empty unless the group is stable."""
+
+    member: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGroup:
+    """A group in full; state Dead if there is none of that name."""
+
+    group: str
+    state: str
+    protocol_type: str = ""
+    protocol: str = ""
+    members: tuple[DescribedMember, ...] = ()

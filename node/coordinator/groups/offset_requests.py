@@ -1,0 +1,266 @@
+"""What clients and the node do with offsets: commit, fetch, delete, expire.
+
+A part of :class:`.core.GroupCore`. Source: Kafka's ``OffsetMetadataManager``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kio.schema.errors import ErrorCode
+
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.events import NO_ERROR
+from kept.node.coordinator.groups.group import (
+    COMPLETING_REBALANCE,
+    EMPTY,
+    PREPARING_REBALANCE,
+    STABLE,
+    Group,
+    GroupError,
+)
+from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory
+from kept.node.coordinator.groups.offsets import (
+    LIVE_RECORD_OFFSET,
+    StoredOffset,
+    is_expired,
+    offset_bytes,
+)
+from kept.node.coordinator.groups.records import (
+    NO_TOPIC_ID,
+    GroupRecord,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    utf16_length,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kept.node.coordinator.groups.core import GroupCore
+
+
+class _Room:
+    """What one commit adds to the memory of groups. An offset is in two stores."""
+
+    def __init__(self, memory: GroupMemory) -> None:
+        self._memory = memory
+        self.spent_bytes = 0
+        self.refused = False
+
+    def admits(self, stored: StoredOffset, before: StoredOffset | None) -> bool:
+        """Whether there is room for ``stored`` in the place of ``before``."""
+        more = 2 * (offset_bytes(stored) - offset_bytes(before))
+        if more > 0 and not self._memory.admits(self.spent_bytes + more):
+            self.refused = True
+            return False
+        self.spent_bytes += more
+        return True
+
+
+class OffsetRequests:
+    """Requests that concern offsets."""
+
+    def __init__(self, core: GroupCore) -> None:
+        self._core = core
+
+    # Commit.
+
+    def commit(self, event: ev.CommitOffsets) -> None:
+        """Append the offsets, if whoever commits may."""
+        core = self._core
+        group = core.groups.get(event.group)
+        try:
+            self._validate_commit(group, event)
+        except GroupError as refusal:
+            core.answer(event.request, ev.CommitResult(refusal.code))
+            return
+        if group is not None and group.state in (STABLE, PREPARING_REBALANCE):
+            core.membership.heard_of(group, group.members[event.member], event.now_ms)
+        records: list[GroupRecord] = []
+        room = _Room(core.memory)
+        if group is None:
+            room.spent_bytes = GROUP_BYTES + len(event.group)
+        topics = tuple(
+            (topic.name, topic.topic_id, self._commit_topic(event, topic, records, room))
+            for topic in event.topics
+        )
+        if room.refused:
+            core.refused_for_memory(event.group, "kept.groups.max.bytes")
+        result = ev.CommitResult(topics=topics)
+        if not records:
+            core.answer(event.request, result)
+            return
+        undo: list[Callable[[], None]] = []
+        if group is None:
+            core.groups[event.group] = Group(event.group)
+            undo.append(lambda: self._forget(event.group))
+        core.append_and_answer(records, event.request, result, ev.CommitResult, undo)
+
+    def _forget(self, group: str) -> None:
+        self._core.groups.pop(group, None)
+
+    def _validate_commit(self, group: Group | None, event: ev.CommitOffsets) -> None:
+        if group is None:
+            if event.generation < 0:
+                return
+            missing = ErrorCode.group_id_not_found
+            raise GroupError(
+                missing if event.knows_missing_groups else ErrorCode.illegal_generation
+            )
+        if event.generation < 0 and group.state is EMPTY:
+            return
+        anonymous = not event.member and event.group_instance_id is None
+        if event.generation < 0 and anonymous:
+            raise GroupError(ErrorCode.unknown_member_id)
+        group.validate_member(event.member, event.group_instance_id)
+        if event.generation != group.generation:
+            raise GroupError(ErrorCode.illegal_generation)
+        if group.state is COMPLETING_REBALANCE:
+            raise GroupError(ErrorCode.rebalance_in_progress)
+
+    def _commit_topic(
+        self,
+        event: ev.CommitOffsets,
+        topic: ev.CommitTopic,
+        records: list[GroupRecord],
+        room: _Room,
+    ) -> tuple[tuple[int, ErrorCode], ...]:
+        limit = self._core.settings.offset_metadata_max_bytes
+        wall_ms = self._core.wall_ms(event.now_ms)
+        expires = -1 if event.retention_ms == -1 else wall_ms + event.retention_ms
+        results = []
+        for p in topic.partitions:
+            metadata = p.metadata or ""
+            if utf16_length(metadata) > limit:
+                results.append((p.partition, ErrorCode.offset_metadata_too_large))
+                continue
+            value = OffsetCommitValue(
+                p.offset, metadata, wall_ms, max(p.leader_epoch, -1), expires, topic.topic_id
+            )
+            key = OffsetCommitKey(event.group, topic.name, p.partition)
+            if not room.admits(
+                StoredOffset(value, LIVE_RECORD_OFFSET), self._core.appended.get(key)
+            ):
+                results.append((p.partition, ErrorCode.invalid_commit_offset_size))
+                continue
+            records.append(GroupRecord(key, value))
+            results.append((p.partition, NO_ERROR))
+        return tuple(results)
+
+    # Fetch.
+
+    def fetch(self, event: ev.FetchOffsets) -> ev.FetchResult:
+        """Committed offsets; a group that does not exist has none, and that is no error."""
+        offsets = self._core.committed_of(event.group)
+        topics = event.topics
+        if topics is None:
+            topics = tuple(ev.FetchTopic(name, tuple(found)) for name, found in offsets.items())
+        return ev.FetchResult(
+            topics=tuple(
+                (t.name, t.topic_id, self._fetch_topic(event, t, offsets.get(t.name, {})))
+                for t in topics
+            )
+        )
+
+    def _fetch_topic(
+        self, event: ev.FetchOffsets, topic: ev.FetchTopic, stored: Mapping[int, StoredOffset]
+    ) -> tuple[ev.FetchedOffset, ...]:
+        fetched = []
+        for partition in topic.partitions:
+            key = OffsetCommitKey(event.group, topic.name, partition)
+            found = stored.get(partition)
+            if event.require_stable and self._core.transactions.holds(key):
+                unstable = ErrorCode.unstable_offset_commit
+                fetched.append(ev.FetchedOffset(partition, error=unstable))
+            elif found is None or _other_topic(found.value.topic_id, topic.topic_id):
+                fetched.append(ev.FetchedOffset(partition))
+            else:
+                v = found.value
+                fetched.append(ev.FetchedOffset(partition, v.offset, v.leader_epoch, v.metadata))
+        return tuple(fetched)
+
+    # Delete.
+
+    def delete(self, event: ev.DeleteOffsets) -> None:
+        """Delete offsets of topics that no member reads."""
+        core = self._core
+        group = core.groups.get(event.group)
+        if group is None:
+            missing = ev.DeleteOffsetsResult(ErrorCode.group_id_not_found)
+            core.answer_when_committed(event.request, lambda: missing, ev.DeleteOffsetsResult)
+            return
+        if group.state is not EMPTY and not group.is_consumer_protocol:
+            core.answer(event.request, ev.DeleteOffsetsResult(ErrorCode.non_empty_group))
+            return
+        records: list[GroupRecord] = []
+        topics = []
+        for name, partitions in event.topics:
+            subscribed = group.is_subscribed_to(name)
+            error = ErrorCode.group_subscribed_to_topic if subscribed else NO_ERROR
+            topics.append((name, tuple((partition, error) for partition in partitions)))
+            for partition in () if subscribed else partitions:
+                key = OffsetCommitKey(event.group, name, partition)
+                if core.appended.get(key) is not None or core.transactions.holds(key):
+                    records.append(GroupRecord(key, None))
+        result = ev.DeleteOffsetsResult(topics=tuple(topics))
+        if records:
+            core.append_and_answer(records, event.request, result, ev.DeleteOffsetsResult)
+        else:
+            # An offset that is not there any more may have a tombstone that is not committed.
+            core.answer_when_committed(event.request, lambda: result, ev.DeleteOffsetsResult)
+
+    def tombstones(self, group: str) -> list[GroupRecord]:
+        """Deletes all offsets of a group."""
+        keys = dict.fromkeys(self._core.appended.keys_of(group))
+        keys.update(dict.fromkeys(self._core.transactions.keys_of(group)))
+        return [GroupRecord(key, None) for key in keys]
+
+    def topics_deleted(self, event: ev.TopicsDeleted) -> None:
+        """Delete the offsets of topics that are gone; those of a namesake with another id stay."""
+        core = self._core
+        gone = dict(event.topics)
+        keys: dict[OffsetCommitKey, None] = {}
+        for key, stored in core.appended:
+            if key.topic in gone and not _other_topic(stored.value.topic_id, gone[key.topic]):
+                keys[key] = None
+        for topic, topic_id in event.topics:
+            for key, stored in core.transactions.keys_of_topic(topic):
+                if not _other_topic(stored.value.topic_id, topic_id):
+                    keys[key] = None
+        if keys:
+            core.append_silently([GroupRecord(key, None) for key in keys])
+
+    # Expiry.
+
+    def expire(self, now_ms: int) -> None:
+        """Delete offsets whose time is over, and empty groups that have none left."""
+        core = self._core
+        records: list[GroupRecord] = []
+        undo: list[Callable[[], None]] = []
+        for group in list(core.groups.values()):
+            if self._expire_group(group, now_ms, records) and group.state is EMPTY:
+                records.append(core.remove_group(group, undo))
+        if records:
+            core.append_silently(records, undo)
+
+    def _expire_group(self, group: Group, now_ms: int, records: list[GroupRecord]) -> bool:
+        """Add the tombstones; whether no offset is left."""
+        core = self._core
+        retention_ms = core.settings.offsets_retention_ms
+        all_expired = not core.transactions.keys_of(group.group_id)
+        for topic, partitions in core.appended.of_group(group.group_id).items():
+            subscribed = group.is_subscribed_to(topic)
+            for partition, stored in partitions.items():
+                key = OffsetCommitKey(group.group_id, topic, partition)
+                expired = is_expired(group, stored, core.wall_ms(now_ms), retention_ms)
+                if expired and not subscribed and not core.transactions.holds(key):
+                    records.append(GroupRecord(key, None))
+                else:
+                    all_expired = False
+        return all_expired
+
+
+def _other_topic(stored: object, asked: object) -> bool:
+    """Both ids are known, and differ."""
+    return NO_TOPIC_ID not in (stored, asked) and stored != asked

@@ -1,0 +1,186 @@
+"""``broker.Broker``: topics and records for whoever speaks gRPC (``node/proto/broker.proto``).
+
+Deadlines are the caller's; a little before one ends, a call that can't be done is answered with the
+reason. A stream of records is written as fast as its reader takes them and no faster. What a
+cancelled call had sent to a leader may still be appended.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.failures import failure
+from kept.client.partitioner import partition_for
+from kept.client.records import EARLIEST
+from kept.node.admin.partition_records import NewRecord, Reader, append
+from kept.node.grpc.status_codes import answering
+from kept.node.proto import broker_pb2
+from kept.storage.errors import InvalidRequest
+from kept.storage.types import MAX_INT32, TopicPartition
+
+# isort: split
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kept.node.admin.cluster_client import Gateway
+    from kept.node.node import Node
+    from kept.storage.records import Record
+
+NAME: Final = "broker.Broker"
+CREATE_TOPICS: Final = 19
+CREATE_TOPICS_VERSION: Final = 7
+DEFAULT: Final = -1
+MAX_INT16: Final = 2**15 - 1
+"""Kafka's replication factor is an int16."""
+PATIENCE_S: Final = 30.0
+"""Of a caller that sets no deadline, as ``request.timeout.ms`` of Kafka's clients."""
+PATIENCE_SHARE: Final = 0.9
+"""Of a caller's deadline: the rest is for telling what was wrong."""
+MAX_PATIENCE_S: Final = 3600.0
+MAX_TIMESTAMP: Final = 1 << 60
+
+
+class Broker:
+    """The service of one node."""
+
+    def __init__(self, node: Node, gateway: Gateway) -> None:
+        self._node = node
+        self._gateway = gateway
+        self._sticky = itertools.count()
+
+    def handlers(self) -> Any:
+        """For a gRPC server."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        pb = broker_pb2
+        return grpc.method_handlers_generic_handler(
+            NAME,
+            {
+                "CreateTopic": unary(
+                    answering(self._create_topic, pb.CreateTopicRequest),
+                    None,
+                    pb.CreateTopicResponse.SerializeToString,
+                ),
+                "Produce": unary(
+                    answering(self._produce, pb.ProduceRequest),
+                    None,
+                    pb.ProduceResponse.SerializeToString,
+                ),
+                "Consume": stream(
+                    answering(self._consume, pb.ConsumeRequest),
+                    None,
+                    pb.ConsumeResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def _create_topic(self, request: Any, context: Any) -> Any:
+        name = _named(request.topic)
+        patience_s = patience(context)
+        for what, most in (("partitions", MAX_INT32), ("replication_factor", MAX_INT16)):
+            if not 0 <= getattr(request, what) <= most:
+                raise InvalidRequest(
+                    f"{what} is {getattr(request, what)}: 1 to {most}, or 0 for the node's default"
+                )
+        topic = {
+            "name": name,
+            "num_partitions": request.partitions or DEFAULT,
+            "replication_factor": request.replication_factor or DEFAULT,
+            "assignments": (),
+            "configs": [{"name": k, "value": v} for k, v in request.config.items()],
+        }
+        values = {"topics": [topic], "timeout": int(patience_s * 1000), "validate_only": False}
+        response = await self._gateway.call(
+            self._node.node_id, CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
+        )
+        (made,) = response.topics
+        error = failure(int(made.error_code), f"CreateTopic {name!r}", made.error_message)
+        if error is not None:
+            raise error
+        return broker_pb2.CreateTopicResponse(
+            topic=name,
+            partitions=int(made.num_partitions),
+            replication_factor=int(made.replication_factor),
+        )
+
+    async def _produce(self, request: Any, context: Any) -> Any:
+        name = _named(request.topic)
+        key = request.key if request.HasField("key") else None
+        value = request.payload if request.HasField("payload") else None
+        if value is None and key is None:
+            raise InvalidRequest(
+                "payload is missing: without a payload and with a key it would be a tombstone, and "
+                "there is no key either"
+            )
+        timestamp = request.timestamp if request.HasField("timestamp") else self._node.now_ms()
+        if not 0 <= timestamp < MAX_TIMESTAMP:
+            raise InvalidRequest(f"timestamp {timestamp} is not in milliseconds since 1970")
+        await self._gateway.await_topic(name)
+        partition = self._partition(request, name, key)
+        record = NewRecord(timestamp, key, value, _headers(request.headers))
+        tp = TopicPartition(name, partition)
+        done = await append(self._gateway, tp, record, patience(context))
+        return broker_pb2.ProduceResponse(
+            offset=done.offset, partition=partition, timestamp=done.timestamp
+        )
+
+    def _partition(self, request: Any, name: str, key: bytes | None) -> int:
+        if request.HasField("partition"):
+            return int(request.partition)
+        return partition_for(key, self._gateway.partitions(name), next(self._sticky))
+
+    async def _consume(self, request: Any, context: Any) -> None:
+        tp = TopicPartition(_named(request.topic), request.partition)
+        reader = Reader(self._node, self._gateway, tp)
+        try:
+            await self._read(reader, request, context)
+        finally:
+            await reader.close()
+
+    async def _read(self, reader: Reader, request: Any, context: Any) -> None:
+        await self._gateway.await_topic(request.topic)
+        await reader.seek(request.offset if request.HasField("offset") else EARLIEST)
+        end = None if request.follow else await reader.end()
+        first = True
+        while end is None or reader.position < end or first:
+            batches = await reader.fetch(wait=end is None)
+            first = False
+            if end is not None and not batches:
+                return  # nothing left below the end: the cleaner took it
+            for batch in batches:
+                async for record in reader.taken(batch):
+                    if end is not None and record.offset >= end:
+                        return
+                    await context.write(_message(record))
+
+
+def patience(context: Any) -> float:
+    """How long a call may take, in seconds."""
+    remaining = context.time_remaining()
+    if remaining is None:
+        return PATIENCE_S
+    return float(min(max(remaining * PATIENCE_SHARE, 0.001), MAX_PATIENCE_S))
+
+
+def _named(topic: str) -> str:
+    if not topic:
+        raise InvalidRequest("topic is missing")
+    return topic
+
+
+def _headers(given: Sequence[Any]) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((one.key, one.value if one.HasField("value") else None) for one in given)
+
+
+def _message(record: Record) -> Any:
+    message = broker_pb2.ConsumeResponse(
+        offset=record.offset,
+        timestamp=record.timestamp,
+        key=record.key,
+        payload=record.value,
+    )
+    for key, value in record.headers:
+        message.headers.add(key=key, value=value)
+    return message

@@ -1,0 +1,103 @@
+"""``grpc.health.v1.Health``: serving when ``/readyz`` says ready.
+
+Whoever watches is told when that moves: the node says when it may have (``Readiness.on_move``), one
+look serves all, and while nothing happens nobody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from grpc_health.v1 import health_pb2
+
+from kept.node.admin.service import Admin
+
+# isort: split
+import grpc
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+
+NAME: Final = "grpc.health.v1.Health"
+PAUSE_S: Final = 0.05
+"""Between two looks: thousands of partitions may move at once."""
+
+_STATES: Final = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """The service of one node; ``services`` are the names that can be asked about, and ``""``."""
+
+    def __init__(self, node: Node, services: tuple[str, ...]) -> None:
+        self._admin = Admin(node)
+        self._services = ("", *services)
+        self._watching = 0
+        self._known: Any = None
+        self._moved = asyncio.Event()
+        self._looking: asyncio.TimerHandle | None = None
+        self._again = False
+        node.readiness.on_move = self._may_have_moved
+
+    def handlers(self) -> Any:
+        """For a gRPC server."""
+        request, reply = health_pb2.HealthCheckRequest.FromString, _STATES.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            NAME,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(self._check, request, reply),
+                "Watch": grpc.unary_stream_rpc_method_handler(self._watch, request, reply),
+            },
+        )
+
+    def _state(self, service: str) -> Any:
+        if service not in self._services:
+            return _STATES.SERVICE_UNKNOWN
+        return _STATES.SERVING if self._admin.unready() is None else _STATES.NOT_SERVING
+
+    async def _check(self, request: Any, context: Any) -> Any:
+        state = self._state(request.service)
+        if state == _STATES.SERVICE_UNKNOWN:
+            known = ", ".join(self._services[1:])
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"there is no service {request.service!r} here; there are {known}",
+            )
+        return _STATES(status=state)
+
+    async def _watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
+        said = None
+        self._watching += 1
+        try:
+            self._refresh()
+            while True:
+                moved, state = self._moved, self._known
+                if request.service not in self._services:
+                    state = _STATES.SERVICE_UNKNOWN
+                if state != said:
+                    said = state
+                    yield _STATES(status=state)
+                await moved.wait()
+        finally:
+            self._watching -= 1
+
+    def _may_have_moved(self) -> None:
+        """Look now, or when the pause after the last look is over."""
+        self._again = bool(self._watching)
+        if self._again and self._looking is None:
+            self._look()
+
+    def _look(self) -> None:
+        self._looking = None
+        if self._again:
+            self._again = False
+            self._refresh()
+            self._looking = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+
+    def _refresh(self) -> None:
+        state = self._state("")
+        if state != self._known:
+            self._known = state
+            self._moved.set()
+            self._moved = asyncio.Event()

@@ -1,0 +1,106 @@
+"""The door for gRPC clients: starts the server when the first one comes, and joins them with it.
+
+gRPC itself costs 22 MB and a third of a second to load, in a thread; a node that nobody speaks gRPC
+with pays neither. Meanwhile the first clients wait, unread. gRPC owns its sockets, so bytes go
+through a unix socket (``kept.node.internode.splice``), in a directory that only this user may
+enter.
+
+Limit: ``kept.grpc.max.connections``; one more is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.internode.splice import splice
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError
+
+if TYPE_CHECKING:
+    from kept.node.grpc.server import Server
+    from kept.node.node import Node
+
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about refused connections in this time."""
+
+
+class Front:
+    """gRPC clients of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._server: Server | None = None
+        self._starting: asyncio.Task[Server] | None = None
+        self._joining: set[asyncio.Task[None]] = set()
+        self._transports: set[Any] = set()
+        self._quiet_until = 0.0
+        self._stopped = False
+
+    def take_over(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
+        """A connection that speaks HTTP/2; ``closed`` is called when it is closed."""
+        transport.pause_reading()
+        self._transports = {one for one in self._transports if not one.is_closing()}
+        if self._stopped or len(self._transports) >= self._node.config.grpc_max_connections:
+            self._refuse(transport)
+            return
+        self._transports.add(transport)
+        task = self._node.loop.create_task(self._join(transport, first_bytes, closed))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    def _refuse(self, transport: Any) -> None:
+        transport.abort()
+        now = self._node.loop.time()
+        if not self._stopped and now >= self._quiet_until:
+            self._quiet_until = now + NOISE_INTERVAL_S
+            limit = self._node.config.grpc_max_connections
+            log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
+
+    async def _join(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
+        try:
+            server = await self._started()
+        except KeptError as error:
+            log.error("gRPC can't be served", error=str(error))
+            transport.abort()
+            return
+        except BaseException:
+            transport.abort()
+            raise
+        if not transport.is_closing():
+            await splice(transport, first_bytes, server.path, closed)
+
+    async def _started(self) -> Server:
+        if self._server is None:
+            if self._starting is None:
+                self._starting = self._node.loop.create_task(self._start())
+            try:
+                return await asyncio.shield(self._starting)
+            except KeptError:
+                self._starting = None  # the next client has it tried again
+                raise
+        return self._server
+
+    async def _start(self) -> Server:
+        def load() -> type[Server]:
+            from kept.node.grpc.server import Server
+
+            return Server
+
+        made: type[Server] = await self._node.in_pool(load)
+        server = made(self._node)
+        await server.start()
+        self._server = server
+        return server
+
+    async def stop(self) -> None:
+        """End every call; answer no more."""
+        self._stopped = True
+        for task in self._joining:
+            task.cancel()
+        await asyncio.gather(*self._joining, return_exceptions=True)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop()

@@ -1,0 +1,89 @@
+"""The gRPC server of the clients' port, on a unix socket that :mod:`kept.node.grpc.lazy_server`
+joins.
+
+Importing this imports gRPC. Limits: ``kept.grpc.max.requests`` calls at a time, streams included
+(one more is answered RESOURCE_EXHAUSTED), ``kept.grpc.request.max.bytes`` for a message, five
+seconds for a connection to speak HTTP/2, ``connections.max.idle.ms`` without a call; a peer that
+answers no ping is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.admin.cluster_client import Gateway
+from kept.node.grpc import admin, broker, health
+from kept.node.grpc.reflection import Symbols
+from kept.node.internode import grpc_options
+from kept.node.internode.socket_directory import PrivateServer
+
+# isort: split
+import grpc
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+
+if TYPE_CHECKING:
+    from kept.node.config.node_config import NodeConfig
+    from kept.node.node import Node
+
+SOCKET: Final = "clients"
+KEEPALIVE_MS: Final = 60_000
+"""A connection on which nothing comes for so long is asked for a sign of life."""
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+MIN_PING_MS: Final = 5_000
+"""A client that pings more often is sent away (GOAWAY, too many pings)."""
+UNLIMITED: Final = -1
+
+
+class Server:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._gateway = Gateway(node)
+        self._private = PrivateServer(SOCKET)
+
+    @property
+    def path(self) -> str:
+        """Of the unix socket."""
+        return self._private.path
+
+    async def start(self) -> None:
+        """Answer. Raises MachineError."""
+        node = self._node
+        limit = node.config.grpc_max_requests
+        server = grpc.aio.server(options=options(node.config), maximum_concurrent_rpcs=limit)
+        names = (broker.NAME, admin.NAME)
+        services = (
+            broker.Broker(node, self._gateway),
+            admin.Admin(node),
+            health.Health(node, names),
+        )
+        server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
+        listed = (*names, health.NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, server, Symbols())
+        await self._private.start(server)
+
+    async def stop(self) -> None:
+        """Answer no more; calls under way are cancelled."""
+        await self._private.stop()
+        self._gateway.close()
+
+
+def options(config: NodeConfig) -> tuple[tuple[str, Any], ...]:
+    """gRPC's, from the node's settings."""
+    idle_ms = config.connections_max_idle_ms
+    return (
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_MS),
+        ("grpc.server_handshake_timeout_ms", grpc_options.HANDSHAKE_MS),
+        ("grpc.max_concurrent_streams", config.grpc_max_requests),
+        ("grpc.max_receive_message_length", config.grpc_request_max_bytes),
+        ("grpc.max_send_message_length", UNLIMITED),
+        ("grpc.so_reuseport", 0),
+        *((("grpc.max_connection_idle_ms", min(idle_ms, 2**31 - 1)),) if idle_ms >= 0 else ()),
+    )

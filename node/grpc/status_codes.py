@@ -1,0 +1,78 @@
+"""kept's errors as gRPC statuses: the one place where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+from google.protobuf.message import DecodeError
+
+from kept.client import failures
+from kept.node.internode import grpc_options  # noqa: F401 - before grpc
+from kept.node.runtime.logging import log
+from kept.storage import errors
+from kept.storage.errors import InvalidRequest
+
+# isort: split
+import grpc
+
+Status = grpc.StatusCode
+
+_STATUSES: Final[tuple[tuple[type[errors.KeptError], Any], ...]] = (
+    (errors.UnknownTopicOrPartition, Status.NOT_FOUND),
+    (errors.UnknownTopicId, Status.NOT_FOUND),
+    (errors.TopicAlreadyExists, Status.ALREADY_EXISTS),
+    (errors.OffsetOutOfRange, Status.OUT_OF_RANGE),
+    (errors.PolicyViolation, Status.FAILED_PRECONDITION),
+    (errors.RequestTimedOut, Status.DEADLINE_EXCEEDED),
+    (failures.NoAnswer, Status.DEADLINE_EXCEEDED),
+    (errors.PeerError, Status.INVALID_ARGUMENT),
+    (errors.DamagedData, Status.DATA_LOSS),
+    (errors.RetriableError, Status.UNAVAILABLE),
+    (errors.MachineError, Status.UNAVAILABLE),
+)
+"""The first that fits counts."""
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+def status_of(error: errors.KeptError) -> Any:
+    """The status of an error of kept."""
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status
+    return Status.INTERNAL
+
+
+async def end_with(context: Any, error: Exception) -> NoReturn:
+    """End a call with an error; what is a bug of ours is logged, and not told."""
+    status, message = Status.INTERNAL, "internal error; the node's log has the details"
+    if isinstance(error, errors.KeptError) and not isinstance(error, errors.InvariantViolation):
+        status, message = status_of(error), str(error)
+    if status is Status.INTERNAL:
+        log.exception("call failed", error)
+    await context.abort(status, message)
+    raise errors.InvariantViolation("abort came back")
+
+
+def parsed(kind: Any, data: bytes) -> Any:
+    """A request from its bytes. Raises InvalidRequest."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"this is no {kind.DESCRIPTOR.full_name}: {error}") from error
+
+
+def answering(handler: Handler, kind: Any) -> Handler:
+    """A handler of requests of a kind, as gRPC calls it with bytes: errors become statuses."""
+
+    async def handle(data: bytes, context: Any) -> Any:
+        try:
+            return await handler(parsed(kind, data), context)
+        except grpc.aio.AbortError:
+            raise
+        # The one place that reports our own bugs.
+        except Exception as error:  # noqa: BLE001
+            await end_with(context, error)
+
+    return handle

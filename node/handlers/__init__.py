@@ -1,1 +1,0 @@
-"""One function for each Kafka API, found by ``kept.node.api`` and imported at its first request."""

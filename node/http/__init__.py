@@ -1,0 +1,1 @@
+"""HTTP on the clients' port: health, metrics, the JSON API and the console."""

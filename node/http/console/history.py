@@ -1,0 +1,140 @@
+"""Dirty ratios over time: what the console draws, sampled by the node itself.
+
+Every :data:`INTERVAL_S` each compacted partition that is led here and has more than one segment
+gets a sample; where nothing was appended or cleaned since the last one, that one is repeated
+unseen, so an idle node pays next to nothing. :data:`SAMPLES` samples are kept (an hour), of
+:data:`PARTITIONS` partitions at most: one kilobyte each. They are gone with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.runtime.yielding import Pace
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.storage.types import TopicPartition
+
+INTERVAL_S: Final = 15.0
+SAMPLES: Final = 240
+PARTITIONS: Final = 1000
+UNKNOWN: Final = -1.0
+"""The sample of a time when the partition was not led here, or had one segment."""
+
+
+class _Line:
+    """The samples of one partition, the oldest first; ``first`` is the number of the first."""
+
+    __slots__ = ("first", "ratios", "seen")
+
+    def __init__(self, number: int) -> None:
+        self.first = number
+        self.ratios = array("f")
+        self.seen: Any = None
+        """What the partition was at the last sample."""
+
+    def add(self, number: int, ratio: float) -> None:
+        missed = number - self.first - len(self.ratios)
+        self.ratios.extend([UNKNOWN] * min(missed, SAMPLES))
+        if missed > SAMPLES:
+            self.first = number - SAMPLES
+            self.ratios = array("f", [UNKNOWN] * SAMPLES)
+        self.ratios.append(ratio)
+        excess = len(self.ratios) - SAMPLES
+        if excess > 0:
+            del self.ratios[:excess]
+            self.first += excess
+
+
+class History:
+    """The samples of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lines: dict[TopicPartition, _Line] = {}
+        self._times: dict[int, int] = {}
+        """When each sample was taken, in milliseconds, by its number."""
+        self._number = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take samples until :meth:`stop`."""
+        self._task = self._node.loop.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Take no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self.sample()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def sample(self) -> None:
+        """Look at every partition once."""
+        node, number, pace = self._node, self._number, Pace()
+        self._number += 1
+        self._times[number] = node.now_ms()
+        self._times.pop(number - SAMPLES, None)
+        for tp, hosted in list(node.hosting.hosted.items()):
+            await pace.breathe()
+            partition = hosted.partition
+            if (
+                not partition.is_leader
+                or not partition.config.compact
+                or len(partition.log.segments) < 2
+                or node.hosting.hosted.get(tp) is not hosted
+            ):
+                continue
+            line = self._lines.get(tp)
+            if line is None:
+                if len(self._lines) >= PARTITIONS and not self._forget_old():
+                    continue
+                line = self._lines[tp] = _Line(number)
+            line.add(number, self._ratio(hosted, line))
+
+    def _ratio(self, hosted: HostedPartition, line: _Line) -> float:
+        seen = _identity(hosted)
+        lag_ms = hosted.partition.log.config.min_compaction_lag_ms
+        if line.seen == seen and line.ratios and line.ratios[-1] != UNKNOWN and not lag_ms:
+            return line.ratios[-1]
+        line.seen = seen
+        from kept.node.admin import compaction_status  # not before the node is ready
+
+        return compaction_status.status(self._node, hosted).dirty_ratio
+
+    def _forget_old(self) -> bool:
+        """Drop partitions without a sample for as long as samples are kept; whether any was."""
+        oldest = self._number - SAMPLES
+        gone = [tp for tp, line in self._lines.items() if line.first + len(line.ratios) < oldest]
+        for tp in gone:
+            del self._lines[tp]
+        return bool(gone)
+
+    def of(self, tp: TopicPartition) -> list[tuple[int, float | None]]:
+        """(milliseconds, dirty ratio) of a partition, oldest first; None where it is not known."""
+        line = self._lines.get(tp)
+        if line is None:
+            return []
+        return [
+            (self._times[number], None if ratio == UNKNOWN else round(ratio, 4))
+            for number, ratio in enumerate(line.ratios, line.first)
+            if number in self._times
+        ]
+
+
+def _identity(hosted: HostedPartition) -> Any:
+    log, known = hosted.partition.log, hosted.compaction
+    return (
+        log.log_start_offset,
+        len(log.segments),
+        log.active_segment.base_offset,
+        hosted.partition.last_stable_offset,
+        None if known is None else (known.applied, known.clean_to),
+    )

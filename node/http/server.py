@@ -1,0 +1,523 @@
+"""HTTP on the client port: health, metrics and the operations beyond Kafka as JSON.
+
+:func:`take_over` receives a connection whose first four bytes are an HTTP method, with the bytes
+read so far. h11 holds the protocol's state; routes are in ``kept.node.http.routes``. Every answer
+with a value in it is JSON or plain text with ``nosniff``, so nothing is escaped for HTML; the page
+for browsers (``kept.node.http.console``) is three files that never change. Errors are ``{"error":
+{"status": 404, "message": "…"}}``.
+
+What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. So is a Host that is
+not this node's (:func:`host_is_known`), against DNS rebinding, for every path but the two of
+probes, which tell nothing: load balancers name hosts as they like. A POST changes something, so it
+must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
+first. Nothing is authenticated yet.
+
+Limits: ``kept.http.request.max.bytes`` for headers and for the body (which draw on
+``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
+its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
+waited longest for a request. One request at a time per connection; while it is served, nothing is
+read. Of answers that may be large so many are held at a time as
+:mod:`kept.node.http.response_limiter` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakKeyDictionary, WeakSet
+
+import h11
+
+import kept
+from kept.node.http.response_limiter import Turns
+from kept.node.runtime.logging import log
+from kept.storage.errors import (
+    ClusterAuthorizationFailed,
+    InvalidRequest,
+    KeptError,
+    MachineError,
+    PeerError,
+    RetriableError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from kept.node.kafka.listener import HandedOver
+    from kept.node.node import Node
+
+MAX_QUERY_FIELDS: Final = 32
+"""Parameters of one request; each operation has a handful."""
+
+UNDRAWN_BYTES: Final = 16 * 1024
+"""What a request may have without drawing on the node's budget, as a Kafka connection's base buffer
+does: probes and metrics are answered whatever clients hold."""
+BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
+CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
+JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+
+_ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
+_HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
+_HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
+_CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyDictionary()
+_TURNS: Final[WeakKeyDictionary[Node, Turns]] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """What a route sees. ``query`` holds each parameter's last value, ``body`` the decoded JSON.
+
+    With ``here`` this node is meant, whoever could answer better; ``may_change_voters`` says
+    whether it came from where who votes may be changed (``kept.node.kafka.listener``).
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    accept: str = ""
+    here: bool = False
+    may_change_voters: bool = False
+
+
+@dataclass(slots=True)
+class HttpResponse:
+    """What a route answers: a JSON value, or text, whole or in chunks that come with pauses."""
+
+    value: Any = None
+    status: int = 200
+    text: str | None = None
+    chunks: AsyncIterator[bytes] | None = None
+    content_type: str = ""
+    """JSON or plain text, unless it is said."""
+    allow: str = ""
+    policy: str = ""
+    """Content-Security-Policy of a page."""
+    endless: bool = False
+    """A stream that ends when the reader leaves."""
+
+
+def failure(status: int, message: str, allow: str = "") -> HttpResponse:
+    """An error as every client gets it."""
+    return HttpResponse({"error": {"status": status, "message": message}}, status, allow=allow)
+
+
+def status_of(error: KeptError) -> int:
+    """The HTTP status of an error of kept."""
+    if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
+        return 404
+    if isinstance(error, ClusterAuthorizationFailed):
+        return 403
+    if isinstance(error, PeerError):
+        return 400
+    if isinstance(error, RetriableError | MachineError):
+        return 503
+    return 500
+
+
+def take_over(handed_over: HandedOver, first_bytes: bytes) -> None:
+    """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
+    node, transport = handed_over.node, handed_over.transport
+    connections = _CONNECTIONS.setdefault(node, WeakSet())
+    connection = HttpConnection(handed_over)
+    transport.set_protocol(connection)
+    crowded = len(connections) >= node.config.http_max_connections and not _make_room(connections)
+    connections.add(connection)
+    connection.begin(first_bytes, crowded)
+    transport.resume_reading()
+
+
+def _make_room(connections: WeakSet[HttpConnection]) -> bool:
+    """End the connection that has waited longest for a request to come; False: none waits.
+
+    So whoever opens connections and says nothing, or little at a time, keeps nobody else out:
+    probes and scrapes least of all.
+    """
+    waiting = [one for one in connections if one.waits_since is not None]
+    if not waiting:
+        return False
+    oldest = min(waiting, key=lambda one: one.waits_since or 0.0)
+    connections.discard(oldest)
+    oldest.give_way()
+    return True
+
+
+def host_is_known(node: Node, host: str) -> bool:
+    """Whether a Host header names this node: localhost, an address, this machine, or one of its
+    listeners'.
+
+    Addresses are safe from DNS rebinding, which needs a name that the attacker owns.
+    """
+    try:
+        address = urlsplit(f"//{host}")
+    except ValueError:  # a bracket without its other half
+        return False
+    if address.netloc != host or "@" in host:
+        return False
+    name = (address.hostname or "").lower().removesuffix(".")
+    try:
+        ip_address(name)
+    except ValueError:
+        config = node.config
+        known = {"localhost", socket.gethostname(), *config.http_hosts}
+        known.update(listener.host for listener in config.listeners)
+        known.update(listener.host for listener in config.advertised_listeners)
+        for between in (config.node_listener, config.advertised_node_listener):
+            known.update(() if between is None else (between.host,))
+        return bool(name) and name in {one.lower() for one in known}
+    return True
+
+
+def plain_path(path: str) -> str:
+    """A path as the routes name it: a slash at its end says nothing."""
+    return path.rstrip("/") or "/"
+
+
+def _is_held(request: h11.Request) -> bool:
+    """Whether it has to wait for its turn: its answer may be large, and is soon made."""
+    try:
+        target = urlsplit(request.target.decode("latin-1"))
+        path = plain_path(unquote(target.path, errors="strict"))
+    except ValueError:
+        return False
+    return path in _HELD or path.startswith(_HELD_BELOW)
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection: read a request, answer it, read the next."""
+
+    def __init__(self, handed_over: HandedOver) -> None:
+        self._handed_over = handed_over
+        self._node = node = handed_over.node
+        self._transport = handed_over.transport
+        self._limit = node.config.http_request_max_bytes
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
+        self._idle_s = node.config.http_idle_ms / 1000
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._account = node.budget.account(handed_over.host)
+        self._read_bytes = 0
+        """What was read of the request."""
+        self._held_bytes = 0
+        """What of it is drawn on the node's budget until it is answered."""
+        self._task: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._endless = False
+        self._turns = _TURNS.setdefault(node, Turns())
+        self.waits_since: float | None = None
+        """When it began to wait for a request, by the loop's clock; None while it serves one."""
+
+    def begin(self, first_bytes: bytes, crowded: bool) -> None:
+        """Handle what was read before; ``crowded``: there are too many connections already."""
+        if crowded:
+            self._refuse(503, CROWDED)
+            return
+        self._await_request()
+        self.data_received(first_bytes)
+
+    def give_way(self) -> None:
+        """It waits for a request, and its place is needed."""
+        self._refuse(503, CROWDED) if self._request_begun else self._transport.close()
+
+    def _await_request(self) -> None:
+        self.waits_since = self._node.loop.time()
+        self._watch()
+
+    # Callbacks of the transport.
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        if self._endless:  # it can never be answered
+            self._transport.abort()
+            return
+        self._read_bytes += len(data)
+        more = self._read_bytes - UNDRAWN_BYTES - self._held_bytes
+        if more > 0:
+            if not self._account.take(more):
+                self._refuse(503, BUSY)
+                return
+            self._held_bytes += more
+        try:
+            self._h11.receive_data(data)
+            self._advance()
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
+
+    def eof_received(self) -> bool:
+        """The peer will send no more; what it asked is still answered, unless that has no end."""
+        if self._endless:
+            return False
+        self.data_received(b"")
+        return self._task is not None
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The connection is gone. What a POST began is finished, though nobody waits for it."""
+        self._handed_over.closed()
+        self._unwatch()
+        self._give_back()
+        self.waits_since = None
+        self._writable.set()
+        if self._task is not None and self._request is not None and self._request.method != b"POST":
+            self._task.cancel()
+
+    def _give_back(self) -> None:
+        held, self._held_bytes, self._read_bytes = self._held_bytes, 0, 0
+        if held:
+            self._account.give(held)
+
+    def pause_writing(self) -> None:
+        """The peer does not take the answer."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._writable.set()
+
+    # A request.
+
+    def _advance(self) -> None:
+        while self._task is None and not self._transport.is_closing():
+            event = self._h11.next_event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    self._send(h11.InformationalResponse(status_code=100, headers=[]))
+                return
+            if event is h11.PAUSED:
+                return
+            if isinstance(event, h11.ConnectionClosed):
+                self._transport.close()
+                return
+            if isinstance(event, h11.Request):
+                size = len(event.target) + sum(len(n) + len(v) for n, v in event.headers)
+                if size > self._limit:
+                    self._refuse(431, f"the headers are larger than {self._limit} bytes")
+                    return
+                if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                    # Where this request ends, a proxy in front may see otherwise (RFC 9112, 6.1).
+                    self._refuse(400, "Content-Length and Transfer-Encoding are both given")
+                    return
+                self._request = event
+                self._body.clear()
+            elif isinstance(event, h11.Data):
+                if len(self._body) + len(event.data) > self._limit:
+                    self._refuse(413, f"the body is larger than {self._limit} bytes")
+                    return
+                self._body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                self._unwatch()
+                self.waits_since = None
+                self._transport.pause_reading()
+                self._task = self._node.loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        request = self._request
+        assert request is not None
+        try:
+            if _is_held(request):
+                async with self._turns:
+                    await self._respond(request, await self._answer(request))
+            else:
+                await self._respond(request, await self._answer(request))
+        except h11.LocalProtocolError as error:
+            log.exception("http answer failed", error)
+            self._transport.abort()
+            return
+        self._task = None
+        if self._transport.is_closing():
+            return
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            self._transport.close()
+            return
+        self._h11.start_next_cycle()
+        self._request = None
+        self._body = bytearray()
+        self._give_back()
+        self._await_request()
+        self._transport.resume_reading()
+        try:
+            self._advance()
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
+
+    async def _answer(self, request: h11.Request) -> HttpResponse:
+        """The response to a whole request; never raises."""
+        from kept.node.http.routes import route
+
+        try:
+            return await route(self._node, self._parse(request))
+        except KeptError as error:
+            return failure(status_of(error), str(error))
+        except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
+            log.exception("http request failed", error, path=request.target.decode("latin-1"))
+            return failure(500, "internal error; the node's log has the details")
+
+    def _parse(self, request: h11.Request) -> HttpRequest:
+        """Raises InvalidRequest."""
+        method = request.method.decode("ascii")
+        try:
+            target = urlsplit(request.target.decode("latin-1"))
+            query = dict(
+                parse_qsl(
+                    target.query,
+                    keep_blank_values=True,
+                    errors="strict",
+                    max_num_fields=MAX_QUERY_FIELDS,
+                )
+            )
+            path = plain_path(unquote(target.path, errors="strict"))
+        except ValueError as error:
+            raise InvalidRequest(f"the address is not right: {error}") from error
+        parsed = HttpRequest(method, path, query)
+        parsed.may_change_voters = self._handed_over.may_change_voters
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
+        parsed.accept = headers.get("accept", "")
+        if path not in _ANY_HOST:
+            self._check_host(headers)
+        if path.startswith("/api/"):
+            self._check_site(headers)
+        if method == "POST":
+            if "x-kept" not in headers:
+                raise InvalidRequest("a POST needs the header X-Kept, as in: curl -H 'X-Kept: 1' …")
+            self._check_browser(headers)
+            parsed.body = self._json()
+        return parsed
+
+    def _check_site(self, headers: Mapping[str, str]) -> None:
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            raise InvalidRequest("requests of other sites' pages are refused")
+
+    def _check_host(self, headers: Mapping[str, str]) -> None:
+        host = headers.get("host", "")
+        if not host_is_known(self._node, host):
+            raise InvalidRequest(
+                f"the Host {host} is not this node's; kept.http.hosts lists further ones"
+            )
+
+    def _check_browser(self, headers: Mapping[str, str]) -> None:
+        """A page may change something only if it is this node's own, and the setting allows it."""
+        origin = headers.get("origin")
+        if origin is None and "sec-fetch-site" not in headers:
+            return
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            raise InvalidRequest(f"requests of {origin}'s pages are refused")
+        if not self._node.config.console_actions:
+            raise InvalidRequest(
+                "the console only reads: kept.console.actions=true lets it compact and elect"
+            )
+
+    def _json(self) -> Mapping[str, Any]:
+        if not self._body:
+            return {}
+        try:
+            value = json.loads(self._body)
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the body is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise InvalidRequest("the body is not a JSON object")
+        return value
+
+    # A response.
+
+    async def _respond(self, request: h11.Request, response: HttpResponse) -> None:
+        head_only = request.method == b"HEAD"
+        if response.chunks is None:
+            if response.text is None:
+                body = json.dumps(response.value, separators=(",", ":")).encode() + b"\n"
+            else:
+                body = response.text.encode()
+            self._send(self._head(response, len(body)))
+            if not head_only:
+                self._send(h11.Data(data=body))
+        else:
+            self._send(self._head(response, None))
+            if response.endless and not head_only:
+                self._endless = True
+                self._transport.resume_reading()
+            async for chunk in response.chunks:
+                if head_only or self._transport.is_closing():
+                    break
+                self._send(h11.Data(data=chunk))
+                await self._drained()
+        self._send(h11.EndOfMessage())
+        await self._drained()
+
+    def _head(self, response: HttpResponse, length: int | None, last: bool = False) -> h11.Response:
+        headers = [
+            ("Server", f"kept/{kept.__version__}"),
+            ("Content-Type", response.content_type or (JSON if response.text is None else TEXT)),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cache-Control", "no-store"),
+        ]
+        if response.policy:
+            headers.append(("Content-Security-Policy", response.policy))
+            headers.append(("Referrer-Policy", "no-referrer"))
+        if response.allow:
+            headers.append(("Allow", response.allow))
+        if last:
+            headers.append(("Connection", "close"))
+        if length is not None:
+            headers.append(("Content-Length", str(length)))
+        reason = HTTPStatus(response.status).phrase
+        return h11.Response(status_code=response.status, headers=headers, reason=reason)
+
+    def _send(self, event: h11.Event) -> None:
+        data = self._h11.send(event)
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def _drained(self) -> None:
+        """Wait until the peer has taken most of the answer; give up when it does not."""
+        if not self._writable.is_set():
+            self._watch()
+            self._turns.stalled(self._transport.abort)
+            try:
+                await self._writable.wait()
+            finally:
+                self._turns.moved(self._transport.abort)
+            self._unwatch()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is not a request, and close."""
+        self._unwatch()
+        if self._task is None and self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = failure(status, message)
+            body = json.dumps(response.value).encode() + b"\n"
+            self._send(self._head(response, len(body), last=True))
+            if self._request is None or self._request.method != b"HEAD":
+                self._send(h11.Data(data=body))
+            self._send(h11.EndOfMessage())
+        self._transport.close()
+
+    # Time.
+
+    def _watch(self) -> None:
+        self._unwatch()
+        self._timer = self._node.loop.call_later(self._idle_s, self._timed_out)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _timed_out(self) -> None:
+        if self._task is not None:
+            self._transport.abort()
+        elif self._request_begun:
+            self._refuse(408, "the request did not come in time")
+        else:
+            self._transport.close()
+
+    @property
+    def _request_begun(self) -> bool:
+        return bool(self._h11.trailing_data[0]) or self._h11.their_state is h11.SEND_BODY

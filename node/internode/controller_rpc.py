@@ -1,0 +1,228 @@
+"""The calls between brokers and controller: requests and replies, field for field as in
+``node/proto/controller.proto``.
+
+:data:`CALLS` is the table: a method's name to its request and reply. A new method is two classes
+here, two messages and a line in the .proto, and a line in the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from kept.cluster.heartbeats import ReplicaLog
+from kept.cluster.records import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of kept by its class, as one of several results
+    (``kept.node.internode.rpc_errors``); ``leader_id`` is what NotController names.
+    """
+
+    error: str
+    message: str
+    leader_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterRequest:
+    """A broker's process presents itself. ``incarnation`` is random, one per process;
+    ``clean_epoch`` the broker epoch in the mark of its last clean stop, -1 without one (rule 33).
+    """
+
+    broker_id: int
+    incarnation: UUID
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None = None
+    clean_epoch: int = -1
+    log_dirs: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterReply:
+    """Registered; it takes part once it is unfenced by a heartbeat."""
+
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    """A broker lives and acts on the metadata up to ``applied_index``. ``logs`` are those that the
+    controller asked for: how far they go (rule 33).
+    """
+
+    broker_id: int
+    broker_epoch: int
+    applied_index: int
+    wants_fence: bool = False
+    wants_shutdown: bool = False
+    logs: tuple[ReplicaLog, ...] = ()
+    offline_log_dirs: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """How the controller sees the broker; ``index`` of its image when it answered."""
+
+    fenced: bool
+    should_shut_down: bool = False
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IsrMember:
+    """A member of the ISR asked for, by its registration."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChange:
+    """The ISR that a leader asks for; compare-and-set on ``partition_epoch`` (rule 35)."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[IsrMember, ...]
+    leader_recovery_state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitionsRequest:
+    """ISR changes of one leader's partitions."""
+
+    broker_id: int
+    broker_epoch: int
+    changes: tuple[IsrChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IsrResult:
+    """What became of a change; the partition as it is now. ``failure`` None: done."""
+
+    topic_id: UUID
+    partition: int
+    failure: Failure | None = None
+    leader_id: int = -1
+    leader_epoch: int = -1
+    partition_epoch: int = -1
+    isr: tuple[int, ...] = ()
+    leader_recovery_state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitionsReply:
+    """One result for each change, in their order."""
+
+    results: tuple[IsrResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIdsRequest:
+    """A broker wants producer ids."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIdsReply:
+    """``first`` and the ``count - 1`` ids above it, given to nobody else ever."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRequest:
+    """A client's admin request for the controller to answer: ``body`` without the header.
+
+    ``tries`` are random ids of the attempts so far, this one's last: a controller that is asked
+    again recognizes what was done for an earlier one.
+    """
+
+    api_key: int
+    version: int
+    body: bytes
+    listener: str
+    client_id: str | None = None
+    client_host: str = ""
+    tries: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReply:
+    """The response's body, without its header; ``index`` of the controller's image by then."""
+
+    body: bytes
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeVotersRequest:
+    """Add or remove one voter. ``directory_id`` None: the one that the node presents."""
+
+    add: bool
+    node_id: int
+    directory_id: UUID | None = None
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeVotersReply:
+    """Index of the entry that holds the change."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmRequest:
+    """A broker asks whether its metadata is current: one that was replaced does not answer."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmReply:
+    """What was committed before the question is in the image of this ``index``."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskRequest:
+    """What somebody asked of a node's ``/api/v1/``, for another node to answer. ``query`` and
+    ``body`` are JSON objects.
+    """
+
+    method: str
+    path: str
+    query: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskReply:
+    """The answer: an HTTP status, and the JSON that goes with it."""
+
+    status: int
+    body: bytes
+
+
+CALLS: Final[dict[str, tuple[type, type]]] = {
+    "Register": (RegisterRequest, RegisterReply),
+    "Heartbeat": (HeartbeatRequest, HeartbeatReply),
+    "AlterPartitions": (AlterPartitionsRequest, AlterPartitionsReply),
+    "AllocateProducerIds": (AllocateProducerIdsRequest, AllocateProducerIdsReply),
+    "Forward": (ForwardRequest, ForwardReply),
+    "ChangeVoters": (ChangeVotersRequest, ChangeVotersReply),
+    "Confirm": (ConfirmRequest, ConfirmReply),
+    "Ask": (AskRequest, AskReply),
+}
+"""Methods of the service ``kept.node.v1.Controller``."""

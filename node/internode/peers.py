@@ -1,0 +1,370 @@
+"""A node's peers: messages out and in, calls, probes, and who is gone.
+
+:class:`Peers` belongs to one node and lives on its loop. It starts nothing by itself: a channel to
+a peer is made by the first message or call to it. A peer is *down* when a stream to or from it
+broke and a probe of its node port was refused: nobody listens, so the process is gone. The address
+of a container goes with its process, so that it counts as much when every stream broke and there is
+no such address any more. Silence is never taken for that. Own voters' messages stay in this process
+(nothing is sent to oneself).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import UUID
+
+from kept.node.internode import hello as greeting
+from kept.node.internode import protobuf_conversion
+from kept.node.internode.control_stream import Control
+from kept.node.internode.controller_rpc import HeartbeatReply, HeartbeatRequest
+from kept.node.internode.identity import Hello, refusal, taken, unnamed_cluster
+from kept.node.internode.peer_channel import Channel
+from kept.node.internode.server import Server
+from kept.node.internode.splice import splice
+from kept.node.runtime.logging import log
+from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from kept.cluster.raft.messages import Message
+    from kept.node.config.listeners import Voter
+
+Address = tuple[str, int]
+Handler = Callable[[Any], Awaitable[Any]]
+
+PROBE_S: Final = 1.0
+"""A probe that has no answer within this is a timeout: the peer may be slow, or cut off."""
+CALL_S: Final = 2.0
+MAX_NODES: Final = 4096
+"""Nodes that are remembered: of those that came, and went without being known, some are forgotten
+beyond that."""
+TIMEOUT: Final = "timeout"
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+def _anybody(_: Any) -> bool:
+    return True
+
+
+class Peers:
+    """All other nodes, as seen from this one.
+
+    ``addresses`` says where a node's listener for nodes is, or None; it is asked at each connect.
+    A node that came says so itself, and that counts: one that nobody has registered yet, or that
+    moved, is reached by no other way. ``own_address`` is what this node says of itself.
+    ``cluster_id``, ``voters`` and ``has_log`` are what Hello tells; whoever learns them sets them.
+
+    ``on_message`` gets what peers send; ``on_peer_down`` the id of a node whose process is gone;
+    ``on_control_lost`` the id of a broker whose Control stream broke. All are called on the loop.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        cluster_id: str,
+        incarnation: UUID,
+        loop: asyncio.AbstractEventLoop,
+        addresses: Callable[[int], tuple[Address, ...]],
+        *,
+        voters: tuple[Voter, ...] = (),
+        has_log: bool = False,
+        directory_id: UUID | None = None,
+        own_address: Address = ("", 0),
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.incarnation = incarnation
+        self.loop = loop
+        self.own_address = own_address
+        self._addresses = addresses
+        self._told: dict[int, Address] = {}
+        """Where nodes said that they are, when they came."""
+        self._heard_of: dict[int, Address] = {}
+        """Where nodes with a metadata log said that its voters are: a list of settings need not
+        name the voter that leads."""
+        self.voters = voters
+        self.has_log = has_log
+        self.directory_id = directory_id
+        self.believes: Callable[[Message], bool] = _anybody
+        """Whether a message's sender may lead, as the metadata log here has it."""
+        self.on_message: Callable[[Message], None] = _nothing
+        self.on_peer_down: Callable[[int], None] = _nothing
+        self.on_control_lost: Callable[[int], None] = _nothing
+        self.refusals: dict[int, str] = {}
+        """Peers that refuse this node, or that it refuses, and why; until they do no more."""
+        self._handlers: dict[str, Handler] = {}
+        self._channels: dict[int, Channel] = {}
+        self._control = Control(self)
+        self._server = Server(self)
+        self._streams: dict[int, dict[UUID, int]] = {}
+        """Open streams to and from each node, by the incarnation at the other end."""
+        self._seen: set[int] = set()
+        """Nodes that were connected, and were not found dead since."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running = False
+
+    # Life.
+
+    async def start(self) -> None:
+        """Answer peers from now on. Raises MachineError."""
+        await self._server.start()
+        self._running = True
+
+    async def stop(self) -> None:
+        """Close every stream; messages and calls in flight are lost."""
+        self._running = False
+        await self._control.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
+        await self._server.stop()
+
+    def take_over(
+        self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
+    ) -> None:
+        """A connection to the node listener that speaks HTTP/2; ``closed`` is called at its end."""
+        if self._running:
+            self._spawn(splice(transport, first_bytes, self._server.path, closed))
+        else:
+            transport.abort()
+
+    def greet(
+        self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
+    ) -> None:
+        """A connection to the node listener that says ``KEPT``: a peer asks who this is."""
+        greeter = greeting.Greeter(transport, self._answer_greeting, closed)
+        transport.set_protocol(greeter)
+        transport.resume_reading()
+        greeter.data_received(first_bytes[len(greeting.PREFACE) :])
+
+    def _answer_greeting(self, other: Hello) -> Hello:
+        why = refusal(self.hello(), other)
+        if why:
+            self.was_refused(other.node_id, why)
+        return self.hello(why=why)
+
+    def _spawn(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hello(self, *, wanted: int | None = None, why: str = "", cluster_id: str = "") -> Hello:
+        """How this node presents itself; ``why`` it refuses the other; ``cluster_id`` as the other
+        told it, for a node that knows none itself.
+        """
+        return Hello(
+            self.cluster_id or cluster_id,
+            self.node_id,
+            self.incarnation,
+            self.voters,
+            self.has_log,
+            self.directory_id,
+            wanted,
+            why,
+            host=self.own_address[0],
+            port=self.own_address[1],
+        )
+
+    def addresses(self, node_id: int) -> tuple[Address, ...]:
+        """Where a node may be, the likeliest first: as it said itself when it came last, then as
+        this node knows, then as others say. Each once.
+        """
+        known = self._addresses(node_id)
+        places = (self._told.get(node_id), *known, self._heard_of.get(node_id))
+        return tuple(dict.fromkeys(place for place in places if place is not None))
+
+    # What the node does with its peers.
+
+    def send(self, message: Message) -> None:
+        """Send a message to ``message.to``. It may be lost, never repeated or reordered."""
+        if self._running:
+            self.channel(message.to).send(message)
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Answer a method of a service: a coroutine function of the request that returns the reply
+        or raises a KeptError.
+        """
+        if protobuf_conversion.service_of(method) is None:
+            raise InvariantViolation(f"there is no method {method}")
+        self._handlers[method] = handler
+
+    async def call(self, node_id: int, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
+        """Ask a node, or this one. Raises what its handler raises, RequestTimedOut,
+        NetworkException (nothing is known of what became of it), PolicyViolation (one of the two
+        refuses the other, and why), UnsupportedVersion.
+        """
+        if node_id == self.node_id:
+            return await self.answer(method, request)
+        if not self._running:
+            raise NetworkException(f"node {node_id}: this node stops")
+        return await self.channel(node_id).call(method, request, timeout_s)
+
+    def hold_control(self, node_id: int | None) -> None:
+        """Keep a Control stream to the active controller; None: none is known."""
+        self._control.hold(node_id)
+
+    async def heartbeat(
+        self, request: HeartbeatRequest, timeout_s: float = CALL_S
+    ) -> HeartbeatReply:
+        """A heartbeat over the Control stream. Raises as :meth:`call`."""
+        return await self._control.heartbeat(request, timeout_s)
+
+    async def probe(
+        self, node_id: int, timeout_s: float = PROBE_S
+    ) -> UUID | Literal["timeout"] | None:
+        """The incarnation of the process that answers at a node's address.
+
+        None: the process that was there is gone (:meth:`shows_death`). ``"timeout"``:
+        nobody knows (no answer in time, no way there, no address, or another node is there).
+        Where it is not at the likeliest address, it may be at another one: whoever said last that
+        it is this node need not have been.
+        """
+        found: list[UUID | Literal["timeout"] | None] = []
+        for address in self.addresses(node_id):
+            try:
+                hello, _ = await greeting.ask(*address, self.hello(), timeout_s)
+            except NetworkException as error:
+                found.append(None if self.shows_death(node_id, error) else TIMEOUT)
+            else:
+                if hello.node_id == node_id:
+                    return hello.incarnation
+                found.append(TIMEOUT)
+        return found[0] if found else TIMEOUT
+
+    def shows_death(self, node_id: int, error: Exception) -> bool:
+        """Whether a failed attempt to reach a node shows that its process is gone: refused, or no
+        such address any more after its last stream broke.
+        """
+        if isinstance(error, greeting.AddressGone):
+            return self._streams.get(node_id) == {}
+        return isinstance(error, greeting.ConnectionRefused)
+
+    async def ask(self, host: str, port: int, timeout_s: float = PROBE_S) -> Hello:
+        """The Hello of whoever serves an address: its cluster, voters, and whether it has a log.
+
+        Raises ConnectionRefused, NetworkException.
+        """
+        hello, _ = await greeting.ask(host, port, self.hello(), timeout_s)
+        return hello
+
+    def is_connected(self, node_id: int) -> bool:
+        """Whether a stream to that node is open."""
+        channel = self._channels.get(node_id)
+        return channel is not None and channel.connected
+
+    # What channels and the server tell.
+
+    def channel(self, node_id: int) -> Channel:
+        """The way to a peer."""
+        found = self._channels.get(node_id)
+        if found is None:
+            found = self._channels[node_id] = Channel(self, node_id)
+        return found
+
+    def keeps(self, node_id: int) -> bool:
+        """Whether a broken connection is made again before anybody needs it."""
+        return self._control.node_id == node_id
+
+    def received(self, message: Message) -> None:
+        """A message came. Were its sender found dead before (it was on its way), then whoever is
+        told of it believes that it lives: the next refused connection says that it does not.
+        """
+        self._seen.add(message.sender)
+        try:
+            self.on_message(message)
+        # The stream of a peer must not break over a bug of ours.
+        except Exception as error:  # noqa: BLE001
+            log.exception("message failed", error, kind=type(message).__name__)
+
+    async def answer(self, method: str, request: Any) -> Any:
+        """What this node answers. Raises what the handler raises, UnsupportedVersion."""
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise UnsupportedVersion(f"node {self.node_id} does not answer {method}")
+        return await handler(request)
+
+    async def admit(self, other: Hello) -> str:
+        """Why a stream from a node is refused; empty when it is welcome."""
+        own = self.hello()
+        why = refusal(own, other) or unnamed_cluster(own, other) or self._crowded(other)
+        why = why or await self._imposter(other)
+        if why:
+            self.was_refused(other.node_id, why)
+        return why
+
+    def _crowded(self, other: Hello) -> str:
+        """Whether so many nodes came already that another one is not remembered."""
+        if other.node_id in self._streams or len(self._streams) < MAX_NODES:
+            return ""
+        for node_id in [n for n, streams in self._streams.items() if not streams]:
+            if node_id not in self._channels and not self._addresses(node_id):
+                for known in (self._streams, self._told, self._heard_of, self.refusals):
+                    known.pop(node_id, None)
+        return "" if len(self._streams) < MAX_NODES else f"{MAX_NODES} nodes are connected already"
+
+    async def _imposter(self, other: Hello) -> str:
+        """Whether another live process has this node id."""
+        open_streams = self._streams.get(other.node_id, {})
+        rivals = [one for one in open_streams if one != other.incarnation]
+        if not rivals:
+            return ""
+        if await self.probe(other.node_id) not in rivals:
+            return ""
+        return taken(other.node_id)
+
+    def was_refused(self, node_id: int, why: str) -> None:
+        """A peer and this node refuse each other; said once."""
+        if self.refusals.get(node_id) != why:
+            if len(self.refusals) >= MAX_NODES:
+                self.refusals.clear()
+            self.refusals[node_id] = why
+            log.warning("peer refused", peer=node_id, reason=why)
+
+    def stream_opened(self, hello: Hello) -> None:
+        """A stream to or from a node is open."""
+        counts = self._streams.setdefault(hello.node_id, {})
+        counts[hello.incarnation] = counts.get(hello.incarnation, 0) + 1
+        self._seen.add(hello.node_id)
+        if hello.host:
+            self._told[hello.node_id] = hello.host, hello.port
+        if hello.has_log:
+            self._heard_of.update({v.node_id: (v.host, v.port) for v in hello.voters if v.host})
+        self.refusals.pop(hello.node_id, None)
+        channel = self._channels.get(hello.node_id)
+        if channel is not None and not channel.connected:
+            channel.hurry()  # it may have been tried before it was there
+
+    def stream_broken(self, hello: Hello) -> None:
+        """It is open no more: the process may be gone."""
+        counts = self._streams[hello.node_id]
+        counts[hello.incarnation] -= 1
+        if not counts[hello.incarnation]:
+            del counts[hello.incarnation]
+        if self._running and hello.node_id in self._seen:
+            self._spawn(self._examine(hello.node_id, hello.incarnation))
+
+    async def _examine(self, node_id: int, incarnation: UUID) -> None:
+        found = await self.probe(node_id)
+        if found not in (TIMEOUT, incarnation):
+            self.found_dead(node_id)
+
+    def found_dead(self, node_id: int) -> None:
+        """Nobody listens at a node's address any more."""
+        self.refusals.pop(node_id, None)
+        if self._running and node_id in self._seen:
+            self._seen.discard(node_id)
+            try:
+                self.on_peer_down(node_id)
+            # The channel that noticed must not end over a bug of ours.
+            except Exception as error:  # noqa: BLE001
+                log.exception("peer down failed", error, peer=node_id)
+
+    def control_lost(self, broker_id: int) -> None:
+        """A broker's Control stream broke."""
+        if self._running:
+            self.on_control_lost(broker_id)

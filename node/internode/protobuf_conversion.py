@@ -1,0 +1,231 @@
+"""Dataclasses to protobuf messages and back.
+
+:class:`Codec` joins a dataclass to the message whose fields have the same names, once, when it is
+made; what does not match is a bug found at import, not at three in the morning. A UUID is 16 bytes
+(none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cache
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from kept.cluster.raft import messages
+from kept.node.internode import grpc_options
+from kept.node.internode.controller_rpc import CALLS, Failure
+from kept.node.internode.manifest_rpc import MANIFEST_CALLS
+from kept.node.proto import controller_pb2, manifests_pb2, raft_pb2
+from kept.storage.errors import CorruptMessage, InvariantViolation
+
+_PLAIN: Final = (int, bool, str, bytes)
+_Convert = Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _uuid_bytes(value: UUID | None) -> bytes:
+    return b"" if value is None else value.bytes
+
+
+def _uuid(data: bytes) -> UUID:
+    if len(data) != 16:
+        raise CorruptMessage(f"an id of {len(data)} bytes; 16 are wanted")
+    return UUID(bytes=data)
+
+
+def _uuid_or_none(data: bytes) -> UUID | None:
+    return _uuid(data) if data else None
+
+
+def _names(cls: Any) -> list[str]:
+    """Fields of a dataclass or NamedTuple; none of anything else."""
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    return list(getattr(cls, "_fields", ()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field travels. ``present``: the message says whether it is there."""
+
+    name: str
+    encode: _Convert
+    decode: _Convert
+    repeated: bool = False
+    present: bool = False
+
+
+class Codec:
+    """One dataclass and its message."""
+
+    def __init__(self, cls: type, message: Any) -> None:
+        self.cls = cls
+        self.message = message
+        hints = get_type_hints(cls)
+        names = _names(cls)
+        theirs = list(message.DESCRIPTOR.fields_by_name)
+        if sorted(names) != sorted(theirs):
+            raise InvariantViolation(f"{cls.__name__} has {names}, its message {theirs}")
+        self._fields = [self._field(name, hints[name]) for name in names]
+        self._plain = [f.name for f in self._fields if f.encode is _same and not f.present]
+        self._plain = [name for name in self._plain if not self._of(name).repeated]
+        self._other = [f for f in self._fields if f.name not in self._plain]
+
+    def _of(self, name: str) -> _Field:
+        return next(field for field in self._fields if field.name == name)
+
+    def _field(self, name: str, hint: Any) -> _Field:
+        descriptor = self.message.DESCRIPTOR.fields_by_name[name]
+        origin, args = get_origin(hint), get_args(hint)
+        if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+            encode, decode = self._kind(args[0], descriptor)
+            return _Field(name, encode, decode, repeated=True)
+        if origin in (Union, types.UnionType) and types.NoneType in args:
+            (inner,) = [arg for arg in args if arg is not types.NoneType]
+            if inner is UUID:
+                return _Field(name, _uuid_bytes, _uuid_or_none)
+            encode, decode = self._kind(inner, descriptor)
+            if not descriptor.has_presence:
+                raise InvariantViolation(f"{self.cls.__name__}.{name} must be optional")
+            return _Field(name, encode, decode, present=True)
+        return _Field(name, *self._kind(hint, descriptor))
+
+    def _kind(self, hint: Any, descriptor: Any) -> tuple[_Convert, _Convert]:
+        plain = getattr(hint, "__supertype__", hint)  # NewType
+        if plain in _PLAIN:
+            return _same, _same
+        if plain is UUID:
+            return _uuid_bytes, _uuid
+        if isinstance(plain, type) and issubclass(plain, IntEnum):
+            return int, plain
+        if isinstance(plain, type) and _names(plain):
+            inner = Codec(plain, descriptor.message_type._concrete_class)
+            return inner.encode, inner.decode
+        raise InvariantViolation(f"{self.cls.__name__}: no way to send {hint}")
+
+    def encode(self, value: Any) -> Any:
+        """The message of a dataclass."""
+        given = {name: getattr(value, name) for name in self._plain}
+        for field in self._other:
+            found = getattr(value, field.name)
+            if field.repeated:
+                if found:
+                    given[field.name] = [field.encode(item) for item in found]
+            elif not (field.present and found is None):
+                given[field.name] = field.encode(found)
+        return self.message(**given)
+
+    def decode(self, message: Any) -> Any:
+        """The dataclass of a message. Raises CorruptMessage."""
+        given = {name: getattr(message, name) for name in self._plain}
+        for field in self._other:
+            name = field.name
+            if field.repeated:
+                decode = field.decode
+                given[name] = tuple([decode(item) for item in getattr(message, name)])
+            elif field.present and not message.HasField(name):
+                given[name] = None
+            else:
+                given[name] = field.decode(getattr(message, name))
+        return self.cls(**given)
+
+    def to_bytes(self, value: Any) -> bytes:
+        """Encoded and serialized."""
+        data: bytes = self.encode(value).SerializeToString()
+        return data
+
+    def from_bytes(self, data: bytes) -> Any:
+        """Parsed and decoded. Raises CorruptMessage."""
+        from google.protobuf.message import DecodeError
+
+        try:
+            message = self.message.FromString(data)
+        except DecodeError as error:
+            raise CorruptMessage(f"not a {self.message.DESCRIPTOR.name}: {error}") from error
+        return self.decode(message)
+
+
+FAILURE: Final = Codec(Failure, controller_pb2.Failure)
+
+
+SERVICES: Final[dict[str, tuple[dict[str, tuple[type, type]], Any]]] = {
+    grpc_options.CONTROLLER: (CALLS, controller_pb2),
+    grpc_options.MANIFESTS: (MANIFEST_CALLS, manifests_pb2),
+}
+"""Services of unary calls: their methods, and the module of their messages."""
+
+
+@cache
+def service_of(method: str) -> str | None:
+    """The service that has a method."""
+    return next((name for name, (methods, _) in SERVICES.items() if method in methods), None)
+
+
+@cache
+def of_call(method: str) -> tuple[Codec, Codec]:
+    """The codecs of a method's request and reply."""
+    service = service_of(method)
+    if service is None:
+        raise InvariantViolation(f"there is no method {method}")
+    methods, module = SERVICES[service]
+    request, reply = methods[method]
+    return (
+        Codec(request, getattr(module, request.__name__)),
+        Codec(reply, getattr(module, reply.__name__)),
+    )
+
+
+RAFT_MESSAGES: Final[dict[type, str]] = {
+    messages.Append: "append",
+    messages.AppendReply: "append_reply",
+    messages.PreVote: "pre_vote",
+    messages.PreVoteReply: "pre_vote_reply",
+    messages.Vote: "vote",
+    messages.VoteReply: "vote_reply",
+    messages.InstallSnapshot: "install_snapshot",
+    messages.SnapshotReply: "snapshot_reply",
+    messages.TimeoutNow: "timeout_now",
+    messages.Observe: "observe",
+    messages.LeaderHint: "leader_hint",
+}
+"""The Raft core's messages, and where they are in ``RaftMessage``."""
+
+_RAFT: Final = {cls: Codec(cls, getattr(raft_pb2, cls.__name__)) for cls in RAFT_MESSAGES}
+_DECODE: Final = {name: _RAFT[cls].decode for cls, name in RAFT_MESSAGES.items()}
+
+
+def encode_raft(message: messages.Message) -> Any:
+    """A message of the Raft core as ``RaftMessage``."""
+    cls = type(message)
+    return raft_pb2.RaftMessage(**{RAFT_MESSAGES[cls]: _RAFT[cls].encode(message)})
+
+
+def decode_raft(message: Any) -> messages.Message:
+    """A ``RaftMessage`` as the Raft core's. Raises CorruptMessage."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise CorruptMessage("a Raft message of no kind that is known here")
+    found: messages.Message = _DECODE[kind](getattr(message, kind))
+    return found
+
+
+def encode_install_head(message: messages.InstallSnapshot) -> Any:
+    """An InstallSnapshot without its image, for the head of a Snapshot stream."""
+    return _RAFT[messages.InstallSnapshot].encode(dataclasses.replace(message, image_bytes=b""))
+
+
+def decode_install(head: Any, image: bytes) -> messages.InstallSnapshot:
+    """The head of a Snapshot stream, with an image. Raises CorruptMessage."""
+    return with_image(_RAFT[messages.InstallSnapshot].decode(head), image)
+
+
+def with_image(message: messages.InstallSnapshot, image: bytes) -> messages.InstallSnapshot:
+    """The same message with another image."""
+    return dataclasses.replace(message, image_bytes=image)

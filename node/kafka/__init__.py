@@ -1,0 +1,1 @@
+"""Kafka's protocol on the clients' port: connections, API versions, codecs, handlers."""

@@ -1,0 +1,307 @@
+"""Fetch requests (v4-18) parsed by hand, and their responses laid out around file slices.
+
+A response is a list of segments, bytes and :class:`FileSlice`: the records themselves are not read
+here. Layout: FetchRequest.json and FetchResponse.json of Apache Kafka 4.3; sessions from v7
+(KIP-227), flexible from v12, topic ids from v13, replica state as a tag from v15.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kept.client.steps import Steps, finished
+from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
+from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
+from kept.storage.disk import FileSlice
+from kept.storage.errors import CorruptMessage
+
+SESSIONS: Final = 7
+FLEXIBLE: Final = 12
+TOPIC_IDS: Final = 13
+MIN_VERSION: Final = 4
+MAX_VERSION: Final = 18
+
+Segment = bytes | FileSlice
+
+_H: Final = struct.Struct(">h").unpack_from
+_I: Final = struct.Struct(">i").unpack_from
+_HEAD: Final = struct.Struct(">iiib").unpack_from
+_REPLICA_STATE: Final = struct.Struct(">iq").unpack_from
+_SESSION: Final = struct.Struct(">ii").unpack_from
+_PARTITION: Final = struct.Struct(">ihqqq").pack
+"""partition_index, error_code, high_watermark, last_stable_offset, log_start_offset"""
+
+
+class FetchPartition(NamedTuple):
+    """What is asked of one partition."""
+
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+    log_start_offset: int = -1
+
+
+class FetchRequest(NamedTuple):
+    """A parsed request. Topics are named by UTF-8 (v13 on: by the id's 16 bytes)."""
+
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: list[tuple[bytes, list[FetchPartition]]]
+    forgotten: list[tuple[bytes, list[int]]]
+    rack_id: bytes
+    broker_epoch: int = -1
+    """Of the process that asks as a replica (v15 on), -1: not said."""
+
+
+class PartitionData(NamedTuple):
+    """One partition of a response; ``records`` is whole batches in a file, in memory, or none."""
+
+    partition: int
+    error_code: int
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    aborted: Sequence[tuple[int, int]] | None = None
+    records: Segment | None = None
+    diverging: tuple[int, int] | None = None
+    current_leader: tuple[int, int] | None = None
+    preferred_replica: int = -1
+    """Where to fetch this from instead (KIP-392)."""
+
+
+class _Reader:
+    """A cursor over a request; the two encodings differ in how counts and strings are written."""
+
+    __slots__ = ("data", "end", "flexible", "position")
+
+    def __init__(self, data: memoryview, position: int, flexible: bool) -> None:
+        self.data = data
+        self.position = position
+        self.end = len(data)
+        self.flexible = flexible
+
+    def int16(self) -> int:
+        (value,) = _H(self.data, self.position)
+        self.position += 2
+        return int(value)
+
+    def int32(self) -> int:
+        (value,) = _I(self.data, self.position)
+        self.position += 4
+        return int(value)
+
+    def int64(self) -> int:
+        return int.from_bytes(self.take(8), "big", signed=True)
+
+    def take(self, size: int) -> bytes:
+        position = self.position
+        if size < 0 or position + size > self.end:
+            raise CorruptMessage(f"a field of {size} bytes where {self.end - position} are left")
+        self.position = position + size
+        return bytes(self.data[position : position + size])
+
+    def count(self) -> int:
+        if self.flexible:
+            value, self.position = read_uvarint(self.data, self.position)
+            value -= 1
+        else:
+            value = self.int32()
+        if value > self.end - self.position:
+            raise CorruptMessage(f"an array of {value} where {self.end - self.position} are left")
+        return max(value, 0)
+
+    def string(self) -> bytes:
+        if self.flexible:
+            size, self.position = read_uvarint(self.data, self.position)
+            return self.take(max(size - 1, 0))
+        return self.take(max(self.int16(), 0))
+
+    def skip_tags(self) -> None:
+        if self.flexible:
+            self.position = skip_tags(self.data, self.position)
+
+
+def parse(buffer: memoryview, position: int, version: int) -> FetchRequest:
+    """The request whose body starts at ``position`` and ends with the buffer.
+
+    Raises CorruptMessage for anything that is not exactly one request.
+    """
+    try:
+        return _parse(_Reader(buffer, position, version >= FLEXIBLE), version)
+    except (struct.error, IndexError) as error:
+        raise CorruptMessage(f"Fetch v{version} ends early") from error
+
+
+def _parse(reader: _Reader, version: int) -> FetchRequest:
+    replica_id = reader.int32() if version < 15 else -1
+    max_wait_ms, min_bytes, max_bytes, isolation = _HEAD(reader.data, reader.position)
+    reader.position += 13
+    session_id, session_epoch = 0, -1
+    if version >= SESSIONS:
+        session_id, session_epoch = _SESSION(reader.data, reader.position)
+        reader.position += 8
+    topics = []
+    for _ in range(reader.count()):
+        name = reader.take(16) if version >= TOPIC_IDS else reader.string()
+        partitions = [_partition(reader, version) for _ in range(reader.count())]
+        reader.skip_tags()
+        topics.append((name, partitions))
+    forgotten = []
+    if version >= SESSIONS:
+        for _ in range(reader.count()):
+            name = reader.take(16) if version >= TOPIC_IDS else reader.string()
+            forgotten.append((name, [reader.int32() for _ in range(reader.count())]))
+            reader.skip_tags()
+    rack_id = reader.string() if version >= 11 else b""
+    broker_epoch = -1
+    if reader.flexible:
+        found, reader.position = tags(reader.data, reader.position)
+        for tag, start, _ in found:
+            if tag == 1 and version >= 15:
+                replica_id, broker_epoch = _REPLICA_STATE(reader.data, start)
+    if reader.position != reader.end:
+        raise CorruptMessage(f"{reader.end - reader.position} bytes after a Fetch request")
+    return FetchRequest(
+        replica_id,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation,
+        session_id,
+        session_epoch,
+        topics,
+        forgotten,
+        rack_id,
+        broker_epoch,
+    )
+
+
+def _partition(reader: _Reader, version: int) -> FetchPartition:
+    partition = reader.int32()
+    current_leader_epoch = reader.int32() if version >= 9 else -1
+    fetch_offset = reader.int64()
+    last_fetched_epoch = reader.int32() if version >= 12 else -1
+    log_start_offset = reader.int64() if version >= 5 else -1
+    max_bytes = reader.int32()
+    reader.skip_tags()
+    return FetchPartition(
+        partition,
+        fetch_offset,
+        max_bytes,
+        current_leader_epoch,
+        last_fetched_epoch,
+        log_start_offset,
+    )
+
+
+def encode(  # noqa: PLR0917
+    version: int,
+    correlation_id: int,
+    error_code: int,
+    session_id: int,
+    topics: Sequence[tuple[bytes, Sequence[PartitionData]]],
+    endpoints: Sequence[Endpoint] = (),
+) -> list[Segment]:
+    """A whole response frame, as segments to send in order."""
+    return finished(
+        encode_steps(version, correlation_id, error_code, session_id, topics, endpoints)
+    )
+
+
+def encode_steps(  # noqa: PLR0917
+    version: int,
+    correlation_id: int,
+    error_code: int,
+    session_id: int,
+    topics: Sequence[tuple[bytes, Sequence[PartitionData]]],
+    endpoints: Sequence[Endpoint] = (),
+) -> Steps[list[Segment]]:
+    """:func:`encode` for whoever has other things to do: yields after each 16 partitions, and after
+    each topic.
+    """
+    flexible = version >= FLEXIBLE
+    head = bytearray(8)
+    if flexible:
+        head += b"\0"
+    head += b"\0\0\0\0"
+    if version >= SESSIONS:
+        head += struct.pack(">hi", error_code, session_id)
+    head += _count(len(topics), flexible)
+    segments: list[Segment] = []
+    total = 0
+    for name, partitions in topics:
+        if version >= TOPIC_IDS:
+            head += name
+        elif flexible:
+            head += uvarint(len(name) + 1) + name
+        else:
+            head += struct.pack(">h", len(name)) + name
+        head += _count(len(partitions), flexible)
+        for place, data in enumerate(partitions):
+            if place & 15 == 15:
+                yield
+            head += _PARTITION(*data[:5]) if version >= 5 else _PARTITION(*data[:5])[:22]
+            head += _aborted(data.aborted, flexible)
+            if version >= 11:
+                head += struct.pack(">i", data.preferred_replica)
+            size = 0
+            records = data.records
+            if records is not None:
+                size = records.size_bytes if type(records) is FileSlice else len(records)
+            head += uvarint(size + 1) if flexible else struct.pack(">i", size)
+            if size and records is not None:
+                segments.append(bytes(head))
+                total += len(head) + size
+                segments.append(records)
+                head.clear()
+            if flexible:
+                head += _partition_tags(data)
+        if flexible:
+            head += b"\0"
+        yield
+    if flexible:
+        head += endpoint_tags(endpoints)
+    if head:
+        segments.append(bytes(head))
+        total += len(head)
+    first = segments[0]
+    assert isinstance(first, bytes)
+    segments[0] = struct.pack(">ii", total - 4, correlation_id) + first[8:]
+    return segments
+
+
+def _count(value: int, flexible: bool) -> bytes:
+    return uvarint(value + 1) if flexible else struct.pack(">i", value)
+
+
+def _aborted(aborted: Sequence[tuple[int, int]] | None, flexible: bool) -> bytes:
+    if aborted is None:
+        return b"\0" if flexible else b"\xff\xff\xff\xff"
+    out = bytearray(_count(len(aborted), flexible))
+    for producer_id, first_offset in aborted:
+        out += struct.pack(">qq", producer_id, first_offset)
+        if flexible:
+            out += b"\0"
+    return bytes(out)
+
+
+def _partition_tags(data: PartitionData) -> bytes:
+    """diverging_epoch (0) and current_leader (1), each where it says something."""
+    out = b""
+    count = 0
+    if data.diverging is not None:
+        count += 1
+        out += b"\x00\x0d" + struct.pack(">iq", *data.diverging) + b"\0"
+    if data.current_leader is not None:
+        count += 1
+        out += b"\x01\x09" + struct.pack(">ii", *data.current_leader) + b"\0"
+    return bytes((count,)) + out

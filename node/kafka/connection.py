@@ -1,0 +1,698 @@
+"""One client's connection: frames in, responses out, in request order.
+
+Bytes are parsed where they arrive: a request's batches are appended straight from the connection's
+buffer, one ``writev`` per partition and one write of all responses per readiness event. Responses
+leave in request order whatever finishes first (semantics.md, rule 41): each request that answers
+takes its place in ``_replies`` when it is read. Records of a Fetch go out with ``sendfile`` (rule
+44).
+
+Limits: a frame may be ``socket.request.max.bytes``; beyond
+``kept.connection.inflight.max.requests`` unanswered requests, or
+``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
+request is served, those that were read already included. What its buffer holds beyond
+:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`Budget`, by the account of
+the peer's address. Anything that is not a request closes the connection with one line.
+
+Long because reading, back-pressure and answering share one buffer and one state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.wire import skip_tags
+from kept.node.kafka import api
+from kept.node.kafka.codec.produce import frame_end, parse_run
+from kept.node.kafka.handlers.delayed_produce import write
+from kept.node.kafka.handlers.produce import handle_run
+from kept.node.kafka.response_slot import Reply, Segment
+from kept.node.kafka.response_writer import Sender
+from kept.node.runtime import error_codes
+from kept.node.runtime.logging import log
+from kept.node.runtime.yielding import Sliced
+from kept.storage.disk import FileSlice
+from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from kept.node.kafka.handlers.delayed_produce import Produced, ProducedRun
+    from kept.node.kafka.handlers.fetch import PendingFetch
+    from kept.node.kafka.handlers.group_requests import Waiting
+    from kept.node.kafka.listener import HandedOver, Listener
+    from kept.replication.partition import Partition
+
+FIRST_BUFFER_BYTES: Final = 256
+"""What a connection holds that has not spoken yet: there may be thousands."""
+BASE_BUFFER_BYTES: Final = 16 * 1024
+"""What an idle connection holds."""
+READ_BUFFER_BYTES: Final = 256 * 1024
+"""What a busy one reads into at once: enough for one call of ``recv`` to drain the socket."""
+KEPT_BUFFER_BYTES: Final = 2 * 1024 * 1024
+"""What it keeps between requests, so that one of a batch of 1 MiB finds room; and the first room
+for a larger frame."""
+GROWTH_BYTES: Final = 6 * 1024 * 1024
+"""Room for a frame beyond twice what has come of it, at most."""
+EXACT_FRAME_BYTES: Final = 64 * 1024
+"""From this size on a read stops at the end of the frame, so that the next one is not moved."""
+SPARE_BYTES: Final = 1024
+"""With less room than this the rest of a frame goes elsewhere: to the front, or to more room."""
+MIN_FRAME_BYTES: Final = 8
+"""API key, version, correlation id: nothing shorter is a request."""
+TURN_S: Final = 0.005
+"""How long one connection is served before others get their turn."""
+RUN_BYTES: Final = 64 * 1024
+"""Produced bytes between two looks at the clock: some 50 us, compressed some 500."""
+RUN_FRAMES: Final = 16
+"""Produced frames between two looks at the clock."""
+
+_SIZE: Final = struct.Struct(">i").unpack_from
+_HEADER: Final = struct.Struct(">hhih").unpack_from
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol of one accepted socket."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.node = listener.node
+        self.transport: Any = None
+        self.peer = "?"
+        self.software = ""
+        self.last_active = 0.0
+        self.dirty: dict[Partition, None] = {}
+        """Partitions with batches of this readiness event, staged and not yet written."""
+        self.unwritten: list[Produced | ProducedRun] = []
+        self.run: ProducedRun | None = None
+        """The last place in the order of responses, if it takes further plain requests."""
+        self.event_started = 0.0
+        """When this readiness event began, by ``perf_counter``."""
+        self.parked: set[PendingFetch | Waiting] = set()
+        """Requests that wait for something to happen, and are given up with the connection."""
+        self.turned_away: dict[Partition, tuple[type[KeptError], float]] = {}
+        """Partitions that refused a batch of this connection to have it sent again, and until when
+        those sent behind it come (``kept.node.kafka.handlers.delayed_produce``)."""
+        self.positions: dict[tuple[bytes, int], int] = {}
+        """Where this consumer was when it last fetched here, by topic and partition."""
+        self._buffer = bytearray(FIRST_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self.account = self.node.budget
+        """What this peer's address may hold of the node's budget."""
+        self._reserved_bytes = 0
+        """What the request buffer has drawn on it: its size beyond the base buffer."""
+        self._lent = False
+        """A thread reads the request buffer."""
+        self._fresh = True
+        self._blocked = False
+        self._reading = True
+        self._in_event = False
+        self._replies: deque[Reply] = deque()
+        self._owed = 0
+        """Requests in ``_replies``, but for those that the open run took after its first."""
+        self._sliced: set[Sliced[Any]] = set()
+        """Requests and responses of many entries that are worked off in slices."""
+        self._sender: Sender | None = None
+        self._made_bytes = 0
+        """Responses of this readiness event, not yet given to the sender to send."""
+        self._stalled = False
+        """Requests in the buffer wait until answers have left, or for this connection's turn."""
+        self._turn_scheduled = False
+        self._partial_since = 0.0
+        """When the first bytes of a request came whose rest is still missing; 0: of none."""
+        self._handed_over: HandedOver | None = None
+        """Another protocol has the connection; this object may still learn that it is closed."""
+
+    # Life.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accepted: settle limits and the socket's options."""
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "?"
+        sock = transport.get_extra_info("socket")
+        if not self.listener.admit(self, sock.fileno()):
+            self.transport = None
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.last_active = self.node.loop.time()
+        self.account = self.node.budget.account(self.host)
+        self._sender = Sender(self.node, sock.fileno(), self._sent, self.abort, self.account)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The peer is gone, or we closed: give everything back."""
+        if self.transport is None:
+            if self._handed_over is not None:
+                self._handed_over.closed()
+            return
+        self.transport = None
+        self._replies.clear()
+        self._owed = 0
+        self.run = None
+        for work in tuple(self._sliced):
+            work.cancel()
+        for pending in tuple(self.parked):
+            pending.cancel()
+        self.parked.clear()
+        if self._sender is not None:
+            self._sender.close()
+        if not self._lent:
+            self._drop_buffer()
+        self.listener.leave(self)
+
+    def eof_received(self) -> bool:
+        """The peer sends no more: close, as Kafka does."""
+        return False
+
+    @property
+    def host(self) -> str:
+        """The peer's address without its port."""
+        return self.peer.rpartition(":")[0]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing asked, nothing owed."""
+        return not self._replies and not self._blocked and not (self._sender and self._sender.busy)
+
+    @property
+    def blocked(self) -> bool:
+        """No further frame is served for now, or ever: it was aborted."""
+        return self._blocked
+
+    @property
+    def deaf(self) -> bool:
+        """Answers wait for the peer to take them."""
+        return self._sender is not None and self._sender.busy
+
+    def is_late(self, oldest: float) -> bool:
+        """Whether the rest of a request is missing since before ``oldest``, though we read."""
+        return self._reading and 0 < self._partial_since < oldest
+
+    def abort(self, why: str = "", **fields: Any) -> None:
+        """Close at once, with one line when there is a reason to tell."""
+        if why:
+            log.warning(why, peer=self.peer, listener=self.listener.name, **fields)
+        if self.transport is not None:
+            self._blocked = True
+            self.transport.abort()
+
+    # Reading.
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go (asyncio.BufferedProtocol)."""
+        have = self._end - self._start
+        capacity = len(self._buffer)
+        if have >= 4:
+            need = _SIZE(self._buffer, self._start)[0] + 4
+            if need > capacity - self._start and need <= capacity:
+                self._compact()
+            if EXACT_FRAME_BYTES < need <= capacity - self._start and need > have:
+                return self._view[self._end : self._start + need]
+        if capacity - self._end < SPARE_BYTES:
+            self._compact()
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` arrived: serve every whole frame."""
+        full = self._end + nbytes == len(self._buffer) < READ_BUFFER_BYTES
+        self._end += nbytes
+        if self._fresh:
+            if self._end < 4:
+                return
+            self._fresh = full = False
+            self.listener.silent.discard(self)
+            take_over = self.listener.takeovers.get(bytes(self._view[:4]))
+            if take_over is not None:
+                self._hand_over(take_over)
+                return
+            self._resize(BASE_BUFFER_BYTES)
+        self.process()
+        if full and len(self._buffer) < READ_BUFFER_BYTES and not self._blocked:
+            self._widen()
+
+    def _hand_over(self, take_over: Any) -> None:
+        """Another protocol speaks here: it takes the transport and the bytes read so far."""
+        transport, self.transport = self.transport, None
+        if self._sender is not None:
+            self._sender.close()
+        self._handed_over = self.listener.hand_over(self, transport)
+        take_over(self._handed_over, bytes(self._view[: self._end]))
+
+    def process(self) -> None:
+        """Serve the whole frames in the buffer, then write what they appended and answered."""
+        if self._in_event:
+            return
+        self._in_event = True
+        self._stalled = False
+        self.last_active = self.node.loop.time()
+        self.event_started = started = perf_counter()
+        if started >= self.node.serve_until:
+            self.node.look_up()
+        turn_end = started + TURN_S
+        turned = False
+        now_ms = 0
+        max_frame_bytes = self.listener.max_frame_bytes
+        room = self._room()
+        try:
+            while not self._blocked:
+                if room <= 0:
+                    self._stalled = True
+                    break
+                start = self._start
+                have = self._end - start
+                if have < 4:
+                    break
+                (size,) = _SIZE(self._buffer, start)
+                if not MIN_FRAME_BYTES <= size <= max_frame_bytes:
+                    self.abort("not a Kafka request: frame size out of range", size=size)
+                    break
+                if have < size + 4:
+                    if not self._partial_since:
+                        self._partial_since = self.last_active
+                    if size + 4 > len(self._buffer) < have + SPARE_BYTES:
+                        self._grow(size + 4)
+                    break
+                if turned and perf_counter() >= turn_end:
+                    self._stalled = True
+                    break
+                turned = True
+                self._partial_since = 0.0
+                most = room if room < RUN_FRAMES else RUN_FRAMES
+                ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
+                if ones:
+                    now_ms = now_ms or self.node.now_ms()
+                    served = handle_run(self, ones, self._view, now_ms)
+                    if served:
+                        self._start = frame_end(ones[served - 1])
+                        room -= served
+                        continue
+                self._start = start + 4 + size
+                self._serve(start + 4, self._start)
+                room = self._room()
+            if self.unwritten or self.dirty:
+                write(self)
+        finally:
+            self._in_event = False
+        self._finish_event()
+
+    def _finish_event(self) -> None:
+        self._send_ready()
+        self._made_bytes = 0
+        if self._start == self._end and not self._blocked:
+            self._start = self._end = 0
+            reserved = self._reserved_bytes
+            if reserved and (reserved > KEPT_BUFFER_BYTES or self.account.pressed):
+                self._give_buffer_back()
+        self._regulate()
+
+    def _serve(self, start: int, stop: int) -> None:
+        """One frame: ``buffer[start:stop]`` without its length."""
+        buffer = self._buffer
+        try:
+            key, version, correlation_id, client = _HEADER(buffer, start)
+            position = start + 10
+            client_start = position
+            if client > 0:
+                position += client
+                if position > stop:
+                    raise CorruptMessage("the client id ends outside the request")
+            served = self.listener.apis.get(key)
+            if served is None:
+                raise UnsupportedVersion(f"API {key} is not served")
+            if not served.min_version <= version <= served.max_version:
+                if key != api.API_VERSIONS:
+                    raise UnsupportedVersion(f"{served.name} v{version} is not served")
+            elif version < served.refused_below:
+                raise UnsupportedVersion(f"{served.name} v{version} has no reader any more")
+            frame = self._view[:stop]
+            if version >= served.flexible_from:
+                position = skip_tags(frame, position) if buffer[position] else position + 1
+            if key == api.PRODUCE:
+                self.listener.produce(self, version, correlation_id, frame, position)
+                return
+            if self.dirty:
+                # A connection sees what it produced before, answered or not.
+                write(self)
+                if self._blocked:
+                    return
+            if key == api.FETCH:
+                self.listener.fetch(self, version, correlation_id, frame, position)
+            elif key == api.API_VERSIONS:
+                body = api.answer_api_versions(version, frame[position:])
+                self.reply([struct.pack(">ii", len(body) + 4, correlation_id) + body])
+            else:
+                name = bytes(buffer[client_start:position]) if client >= 0 else None
+                text = None if name is None else name[:client].decode("utf-8", "replace")
+                self._dispatch(served, version, correlation_id, text, frame, position)
+        except (CorruptMessage, UnsupportedVersion, InvalidRequest) as error:
+            self.abort("not a request that is served here", error=str(error))
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            self.abort("not a Kafka request", error=repr(error))
+
+    def _dispatch(  # noqa: PLR0917
+        self,
+        served: api.Api,
+        version: int,
+        correlation_id: int,
+        client_id: str | None,
+        frame: memoryview,
+        position: int,
+    ) -> None:
+        """An API of kio's codec: decode, call its handler, answer now or later."""
+        from kept.client import protocol
+
+        try:
+            request = protocol.decode_request(
+                served.key, version, frame, position, self.listener.max_entries
+            )
+        except InvalidRequest as error:
+            code, why = error_codes.INVALID_REQUEST, f"{error} (kept.request.max.entries)"
+            refused = protocol.refused(served.key, version, code, why)
+            if refused is None:
+                raise InvalidRequest(why) from None
+            log.warning("request refused", api=served.name, peer=self.peer, error=why)
+            self._answer(served, version, correlation_id, refused, None, self.last_active)
+            return
+        context = api.RequestContext(
+            self.node,
+            self,
+            served.key,
+            version,
+            correlation_id,
+            client_id,
+            self.listener.name,
+            self.host,
+        )
+        try:
+            membership = self.node.membership
+            answer: Any
+            if served.key in api.FORWARDED and membership is not None:
+                body = bytes(frame[position:])
+                answer = membership.answered(context, served.key, version, body, request)
+            else:
+                answer = api.handler(served.key)(context, request)
+        # The one place that reports our own bugs.
+        except Exception as error:  # noqa: BLE001
+            self._fail(served, version, error)
+            return
+        if answer is not None:
+            self._answer(served, version, correlation_id, answer, None, self.last_active)
+
+    def _answer(  # noqa: PLR0917
+        self,
+        served: api.Api,
+        version: int,
+        correlation_id: int,
+        answer: Any,
+        reply: Reply | None,
+        started: float,
+    ) -> None:
+        """Send a handler's answer: values, or a body that is encoded already, or a future or
+        coroutine of either. ``reply`` is its place, once it has one.
+
+        While a request of many entries is worked off in slices, those behind it wait (rule 41): it
+        has the effect that it would have had at once.
+        """
+        from kept.client import protocol
+
+        if isinstance(answer, dict | bytes):
+            steps = protocol.response_steps(served.key, version, correlation_id, answer)
+            try:
+                frame = self.node.slices.run(steps)
+            except Exception as error:  # noqa: BLE001
+                self._fail(served, version, error)
+                return
+            if isinstance(frame, Sliced):
+                place = reply or self.expect()
+                self._when_done(
+                    served, version, frame, lambda made: self._respond(served, made, place, started)
+                )
+            else:
+                self._respond(served, frame, reply, started)
+            return
+        place = reply or self.expect()
+        future: Any = asyncio.ensure_future(answer, loop=self.node.loop)
+        blocks = reply is None and isinstance(future, Sliced)
+        if blocks:
+            self._block()
+
+        def answered(values: Any) -> None:
+            if values is None:
+                self._replies.remove(place)
+                self._owed -= place.requests
+                self._send_ready()
+            else:
+                self._answer(served, version, correlation_id, values, place, started)
+            if blocks:
+                self.unblock()
+
+        self._when_done(served, version, future, answered)
+
+    def _when_done(
+        self, served: api.Api, version: int, future: Any, then: Callable[[Any], None]
+    ) -> None:
+        """Go on with a future's result, unless the client has gone by then."""
+
+        def done(finished: Any) -> None:
+            self._sliced.discard(finished)
+            if self.transport is None:
+                if not finished.cancelled():
+                    finished.exception()
+                return
+            error = finished.exception()
+            if error is not None:
+                self._fail(served, version, error)
+            else:
+                then(finished.result())
+
+        if isinstance(future, Sliced):
+            self._sliced.add(future)
+        future.add_done_callback(done)
+
+    def _respond(self, served: api.Api, frame: bytes, reply: Reply | None, started: float) -> None:
+        self.node.metrics.request(served.key, self.node.loop.time() - started)
+        if reply is None:
+            self.reply([frame])
+        else:
+            self.complete(reply, [frame])
+
+    def _fail(self, served: api.Api, version: int, error: BaseException) -> None:
+        """A handler let an error out: a bug of ours, unless it is one of our own kinds."""
+        if error_codes.code_for(error) == error_codes.UNKNOWN_SERVER_ERROR:
+            log.exception("handler failed", error, api=served.name, version=version, peer=self.peer)
+            self.abort()
+        else:
+            self.abort("request refused", api=served.name, version=version, error=str(error))
+
+    # The buffer.
+
+    def _compact(self) -> None:
+        have = self._end - self._start
+        if self._start and have:
+            self._view[:have] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, have
+
+    def _resize(self, size: int) -> None:
+        have = self._end - self._start
+        buffer = bytearray(size)
+        buffer[:have] = self._view[self._start : self._end]
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+        self._start, self._end = 0, have
+
+    def _grow(self, need: int) -> None:
+        """Room for more of a frame of ``need`` bytes, in proportion to what has come of it: who
+        says that much follows and sends nothing has reserved nothing.
+        """
+        have = self._end - self._start
+        room = max(KEPT_BUFFER_BYTES, min(4 * have, 2 * have + GROWTH_BYTES))
+        size = max(READ_BUFFER_BYTES, min(need, room))
+        if self._reserve(size):
+            self._resize(size)
+        else:
+            self._block()
+            self.account.wait(self.unblock)
+
+    def _widen(self) -> None:
+        """It is busy: one reading may bring more, if there is room."""
+        if self._reserve(READ_BUFFER_BYTES):
+            self._resize(READ_BUFFER_BYTES)
+
+    def _reserve(self, size: int) -> bool:
+        """Draw on the budget for a buffer of ``size`` bytes."""
+        more = size - BASE_BUFFER_BYTES - self._reserved_bytes
+        if more > 0:
+            if not self.account.take(more, self if self._reserved_bytes else None):
+                return False
+            self._reserved_bytes += more
+        return True
+
+    def _release_reserved(self) -> None:
+        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        if reserved:
+            self.account.give(reserved, self)
+
+    def _drop_buffer(self) -> None:
+        """The connection is gone, and its buffer with it: the object itself may stay until garbage
+        is collected, which is long after others have drawn what this one gives back.
+        """
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._release_reserved()
+
+    def _give_buffer_back(self) -> None:
+        self._resize(BASE_BUFFER_BYTES)
+        self._release_reserved()
+
+    def shrink(self) -> None:
+        """Give a large buffer back; the idle timer calls this."""
+        if len(self._buffer) > BASE_BUFFER_BYTES and self._start == self._end and self.idle:
+            self._give_buffer_back()
+
+    # Back-pressure.
+
+    def _block(self) -> None:
+        """Serve no further frame until :meth:`unblock`."""
+        self._blocked = True
+        self._regulate()
+
+    def block(self, *, lent: bool = True) -> None:
+        """Its later requests wait (rule 41): a batch of this connection is in a thread, which reads
+        the buffer, or (not ``lent``) what a request asks for takes slices.
+        """
+        self._lent = lent
+        self._block()
+
+    def unblock(self) -> None:
+        """Go on after :meth:`block`."""
+        self._lent = False
+        if self.transport is None or self.transport.is_closing():
+            if self.transport is None:
+                self._drop_buffer()
+            return
+        self._blocked = False
+        self._partial_since = 0.0
+        self.process()
+
+    def _room(self) -> int:
+        """How many more requests may be served; none while too much is owed."""
+        sender = self._sender
+        listener = self.listener
+        if sender.busy:  # type: ignore[union-attr]
+            unsent = sender.unsent_bytes  # type: ignore[union-attr]
+            if (
+                sender.queued >= listener.max_queued  # type: ignore[union-attr]
+                or unsent + self._made_bytes >= listener.max_unsent_bytes
+                or (unsent > 0 and self.account.exhausted)
+            ):
+                return 0
+        owed = self._owed
+        if self.run is not None:
+            owed += len(self.run.entries) - 1
+        return listener.max_replies - owed
+
+    def _regulate(self) -> None:
+        """Read or do not read, by what is owed; go on with requests that waited for answers."""
+        if self.transport is None or self._sender is None:
+            return
+        wanted = not self._blocked and self._room() > 0
+        if wanted and self._stalled:
+            wanted = False
+            if not self._turn_scheduled:
+                self._turn_scheduled = True
+                self.node.loop.call_soon(self._go_on)
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                self._partial_since = 0.0
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._turn_scheduled = False
+        if self._stalled and self.transport is not None and not self._blocked:
+            self.process()
+
+    # Answering.
+
+    def reply(self, segments: list[Segment]) -> None:
+        """Answer the request being served, now."""
+        if self._replies or not self._in_event:
+            self.complete(self.expect(), segments)
+        else:
+            self._sender.stage(segments)  # type: ignore[union-attr]
+            for segment in segments:
+                if type(segment) is not FileSlice:
+                    self._made_bytes += len(segment)
+
+    def expect_as(self, reply: Reply) -> None:
+        """Like :meth:`expect`, with a place that the caller made."""
+        if self.run is not None:
+            self.close_run()
+        self._replies.append(reply)
+        self._owed += 1
+
+    def expect(self) -> Reply:
+        """Keep the place of a response that is made later."""
+        reply = Reply()
+        self.expect_as(reply)
+        return reply
+
+    def open_run(self, run: ProducedRun) -> ProducedRun:
+        """Keep a place that takes further plain requests until another place follows."""
+        self.expect_as(run)
+        self.unwritten.append(run)
+        self.run = run
+        return run
+
+    def close_run(self) -> None:
+        """The open run takes no further requests: another place follows, or it is written."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.requests = len(run.entries)
+            self._owed += run.requests - 1
+
+    def answered(self, api_key: int, requests: int, started: float) -> None:
+        """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
+        self.node.metrics.request(api_key, perf_counter() - started, requests)
+
+    def complete(self, reply: Reply, segments: list[Segment]) -> None:
+        """A response is made; it leaves once all before it have left."""
+        reply.segments = segments
+        if not self._in_event and self.transport is not None:
+            self._send_ready()
+            self._regulate()
+
+    def _send_ready(self) -> None:
+        replies = self._replies
+        sender = self._sender
+        if sender is None or self.transport is None:
+            return
+        while replies and (segments := replies[0].segments) is not None:
+            self._owed -= replies.popleft().requests
+            sender.stage(segments)
+        sender.push()
+
+    def _sent(self) -> None:
+        """The peer took bytes that had to wait."""
+        self.last_active = self.node.loop.time()
+        self._regulate()
+
+
+def raise_file_limit() -> int:
+    """Raise RLIMIT_NOFILE to its hard limit; returns it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else os.sysconf("SC_OPEN_MAX")

@@ -1,0 +1,330 @@
+"""Incremental fetch sessions (KIP-227), and what is new in them.
+
+A session remembers which partitions a consumer or follower reads, so that a request carries only
+changes and a response only partitions with news. The work of a request follows the partitions that
+moved, too: a partition that was read to its end, with nothing left to tell, *rests*. It watches its
+replica, and is *due* again when the end, the high watermark, the start, the leader or the ISR moves
+there, or when a request names it. A thousand idle partitions cost nothing.
+
+The cache has a fixed number of slots, and of partitions in all of them
+(``kept.fetch.sessions.max.partitions``). What has been idle longer than :data:`EVICTION_MS` gives
+way first. For partitions the largest session of a consumer gives way to a smaller one, which keeps
+the most readers at their ease: Kafka, which counts slots only, lets the larger one stay. Followers
+give way to nobody. Where there is no room a fetch is answered with id 0 (sessionless), which costs
+its client longer requests and nothing else.
+
+Errors: 70 for an unknown session, and for another reader's (a consumer has no part in a
+follower's), 71 for a wrong epoch, 106 where a session made with names goes on with topic ids or the
+other way round.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kept.node.kafka.codec import fetch as codec
+from kept.node.runtime import error_codes
+
+if TYPE_CHECKING:
+    from kept.replication.partition import Partition
+
+SLOTS: Final = 1000
+"""Kafka's max.incremental.fetch.session.cache.slots: one of 1,000 resting partitions
+is 0.6 MB, a follower's 0.9."""
+MAX_PARTITIONS: Final = 250_000
+"""kept.fetch.sessions.max.partitions: 0.4 KB each, if its topic is unknown, to 0.9."""
+EVICTION_MS: Final = 120_000
+MAX_EPOCH: Final = 2**31 - 1
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+SESSIONLESS: Final = 0
+
+Key = tuple[bytes, int]
+"""(topic name or id as on the wire, partition)"""
+
+
+class CachedPartition:
+    """A partition of a session: what is asked of it, and what was last answered."""
+
+    __slots__ = ("answered", "at_end", "key", "partition", "request", "session")
+
+    def __init__(self, session: Session, key: Key, request: codec.FetchPartition) -> None:
+        self.session = session
+        self.key = key
+        self.request = request
+        self.answered: tuple[int, int, int, int] | None = None
+        """(error_code, high_watermark, last_stable_offset, log_start_offset) of the last response
+        """
+        self.partition: Partition | None = None
+        """The replica here that was read last, and is watched while this rests."""
+        self.at_end = False
+        """The last reading found all there is: once that is answered, it may rest."""
+
+    def has_news(self, data: codec.PartitionData) -> bool:
+        """Whether a response must carry ``data``; remembers it as answered."""
+        state = data[1:5]
+        news = (
+            data.records is not None
+            or data.error_code != 0
+            or data.diverging is not None
+            or data.preferred_replica >= 0
+            or state != self.answered
+        )
+        # After an error the next answer is always sent, so that the client sees it heal.
+        self.answered = state if data.error_code == 0 else None
+        return news
+
+    def read_from(self, partition: Partition) -> None:
+        """It is this replica that is read: a topic's name may come to mean another one."""
+        if partition is not self.partition:
+            self.ignore()
+            self.partition = partition
+
+    def watch(self) -> None:
+        """Hear of the replica's next move. A follower waits for the end, and for commits only where
+        consumers read from it; elsewhere the next answer, whatever it is for, tells of them.
+        """
+        partition, session = self.partition, self.session
+        if partition is None or session.closed:
+            return
+        if session.replica_id < 0:
+            partition.add_waiter(self.moved)
+        else:
+            partition.add_waiter(self.moved, replica=True)
+            partition.add_waiter(self.moved if session.awaits_commits else self.committed)
+
+    def ignore(self) -> None:
+        """Hear of nothing any more."""
+        if self.partition is not None:
+            self.partition.remove_waiter(self.moved)
+            self.partition.remove_waiter(self.committed)
+
+    def moved(self) -> None:
+        """There is something new to read, or to be told: who waits for this session looks."""
+        session, partition = self.session, self.partition
+        self.ignore()
+        self.at_end = False  # of a reading that is not answered yet
+        session.due[self.key] = self
+        if session.replica_id >= 0 and partition is not None:
+            # The end has not moved since this is watched: what that follower had then, it had with
+            # every request since, though they did not name the partition.
+            partition.follower_asked(session.replica_id, session.last_used_ms)
+        if session.on_news is not None:
+            session.on_news()
+
+    def committed(self) -> None:
+        """There is something to be told with the next answer; the end is watched on."""
+        if self.partition is not None:
+            self.partition.remove_waiter(self.committed)
+        self.at_end = False
+        self.session.due[self.key] = self
+
+
+class Session:
+    """What one reader reads. ``epoch`` is what its next request must carry."""
+
+    __slots__ = (
+        "awaits_commits",
+        "closed",
+        "due",
+        "epoch",
+        "id",
+        "last_used_ms",
+        "on_news",
+        "partitions",
+        "replica_id",
+        "uses_ids",
+    )
+
+    def __init__(
+        self, session_id: int, request: codec.FetchRequest, uses_ids: bool, now_ms: int
+    ) -> None:
+        self.id = session_id
+        self.uses_ids = uses_ids
+        self.replica_id = request.replica_id
+        self.awaits_commits = False
+        """A follower that consumers read from hears of a commit at once."""
+        self.epoch = 1
+        self.last_used_ms = now_ms
+        self.closed = False
+        self.partitions: dict[Key, CachedPartition] = {}
+        self.due: dict[Key, CachedPartition] = {}
+        """What does not rest, in the order of reading: who got records goes to the end."""
+        self.on_news: Callable[[], None] | None = None
+        """Of the request that is parked."""
+        self.update(request)
+
+    def update(self, request: codec.FetchRequest) -> None:
+        """Take over what a request adds, changes and forgets."""
+        partitions, due = self.partitions, self.due
+        for topic, wanted in request.topics:
+            for partition in wanted:
+                key = (topic, partition.partition)
+                cached = partitions.get(key)
+                if cached is None:
+                    cached = partitions[key] = CachedPartition(self, key, partition)
+                else:
+                    if cached.request.current_leader_epoch != partition.current_leader_epoch:
+                        cached.answered = None  # it is told that the logs agree in this epoch, too
+                    cached.request = partition
+                due[key] = cached
+        for topic, forgotten in request.forgotten:
+            for index in forgotten:
+                gone = partitions.pop((topic, index), None)
+                due.pop((topic, index), None)
+                if gone is not None:
+                    gone.ignore()
+                    if self.replica_id >= 0 and gone.partition is not None:
+                        gone.partition.follower_left(self.replica_id)
+
+    def watch(self) -> None:
+        """A request is parked: hear of what is due, too. What rests is watched anyway."""
+        for cached in self.due.values():
+            cached.watch()
+
+    def answered(self, cached: CachedPartition, data: codec.PartitionData) -> None:
+        """``data`` was answered (or is as answered before): may the partition rest?"""
+        key = cached.key
+        if self.partitions.get(key) is not cached:
+            return
+        if data.records is not None:
+            self.due.pop(key, None)
+            self.due[key] = cached
+        elif cached.at_end:
+            self.due.pop(key, None)
+            cached.watch()
+
+    def close(self) -> None:
+        """It is used no more."""
+        self.closed = True
+        self.on_news = None
+        for cached in self.partitions.values():
+            cached.ignore()
+
+
+class FetchSessions:
+    """The cache of a node. ``draw`` gives a random positive 31-bit id.
+
+    ``held_partitions`` counts those of all sessions, and of sessionless fetches that are parked.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[], int],
+        slots: int = SLOTS,
+        max_partitions: int = MAX_PARTITIONS,
+    ) -> None:
+        self._draw = draw
+        self._slots = slots
+        self._max_partitions = max_partitions
+        self.held_partitions = 0
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        """By id, least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def of_followers(self) -> list[Session]:
+        """The sessions of other brokers, least recently used first."""
+        return [session for session in self._sessions.values() if session.replica_id >= 0]
+
+    def open(
+        self, request: codec.FetchRequest, uses_ids: bool, now_ms: int
+    ) -> tuple[int, Session | None]:
+        """(error code, session) for a request; (0, None) is a sessionless fetch."""
+        if request.session_epoch == FINAL_EPOCH:
+            self._close_own(request)
+            return error_codes.NONE, None
+        if request.session_epoch == INITIAL_EPOCH:
+            self._close_own(request)
+            return error_codes.NONE, self._create(request, uses_ids, now_ms)
+        session = self._sessions.get(request.session_id)
+        if session is None or session.replica_id != request.replica_id:
+            return error_codes.FETCH_SESSION_ID_NOT_FOUND, None
+        if session.uses_ids != uses_ids:
+            return error_codes.FETCH_SESSION_TOPIC_ID_ERROR, None
+        if session.epoch != request.session_epoch:
+            return error_codes.INVALID_FETCH_SESSION_EPOCH, None
+        session.epoch = 1 if session.epoch == MAX_EPOCH else session.epoch + 1
+        session.last_used_ms = now_ms
+        self._sessions.move_to_end(session.id)
+        before = len(session.partitions)
+        session.update(request)
+        self.held_partitions += len(session.partitions) - before
+        if self.held_partitions > self._max_partitions and not self._make_room(
+            0, len(session.partitions), session, session.replica_id >= 0, now_ms
+        ):
+            self._close(session.id)
+            return error_codes.FETCH_SESSION_ID_NOT_FOUND, None
+        return error_codes.NONE, session
+
+    def park(self, session: Session) -> bool:
+        """Whether a fetch may wait: without a session it is remembered only for as long."""
+        if session.id != SESSIONLESS:
+            return True
+        if self.held_partitions + len(session.partitions) > self._max_partitions:
+            return False
+        self.held_partitions += len(session.partitions)
+        return True
+
+    def unpark(self, session: Session) -> None:
+        """A fetch that was parked waits no more."""
+        if session.id == SESSIONLESS:
+            self.held_partitions -= len(session.partitions)
+
+    def _create(self, request: codec.FetchRequest, uses_ids: bool, now_ms: int) -> Session | None:
+        size = sum(len(partitions) for _, partitions in request.topics)
+        follower = request.replica_id >= 0
+        if not self._free_slot(follower, now_ms):
+            return None
+        if not self._make_room(size, size, None, follower, now_ms):
+            return None
+        session_id = self._draw()
+        while session_id in self._sessions or session_id <= 0:
+            session_id = self._draw()
+        session = Session(session_id, request, uses_ids, now_ms)
+        self._sessions[session_id] = session
+        self.held_partitions += len(session.partitions)
+        return session
+
+    def _free_slot(self, follower: bool, now_ms: int) -> bool:
+        if len(self._sessions) < self._slots:
+            return True
+        oldest = next(iter(self._sessions.values()), None)
+        if oldest is not None and now_ms - oldest.last_used_ms <= EVICTION_MS:
+            consumers = (s for s in self._sessions.values() if s.replica_id < 0)
+            oldest = next(consumers, None) if follower else None
+        if oldest is None:
+            return False
+        self._close(oldest.id)
+        return True
+
+    def _make_room(
+        self, more: int, size: int, keep: Session | None, follower: bool, now_ms: int
+    ) -> bool:
+        """Close other sessions until ``more`` partitions fit, for one that then has ``size``."""
+        while self.held_partitions + more > self._max_partitions:
+            others = [session for session in self._sessions.values() if session is not keep]
+            if others and now_ms - others[0].last_used_ms > EVICTION_MS:
+                self._close(others[0].id)
+                continue
+            consumers = [session for session in others if session.replica_id < 0]
+            largest = max(consumers, key=lambda s: len(s.partitions), default=None)
+            if largest is None or not (follower or len(largest.partitions) > size):
+                return False
+            self._close(largest.id)
+        return True
+
+    def _close_own(self, request: codec.FetchRequest) -> None:
+        """A consumer does not reach a follower's session, whatever id it names."""
+        session = self._sessions.get(request.session_id)
+        if session is not None and session.replica_id == request.replica_id:
+            self._close(session.id)
+
+    def _close(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.held_partitions -= len(session.partitions)
+            session.close()

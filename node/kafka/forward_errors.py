@@ -1,0 +1,83 @@
+"""The answer to an admin request that no active controller has answered.
+
+Clients are told so with REQUEST_TIMED_OUT, as Apache Kafka's brokers do, and ask again if they
+like; a connection that breaks would tell them nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kept.client.protocol import Values
+from kept.node.runtime.error_codes import code_for, message_for
+from kept.storage.errors import NetworkException, NotController, RequestTimedOut
+
+UNANSWERED: Final = (NotController, NetworkException, RequestTimedOut)
+"""What a request that was sent on ends with when nobody has answered it."""
+
+
+def refusal(api_key: int, request: Any, error: BaseException) -> Values:
+    """The response of one of ``api.FORWARDED``: everything in it failed."""
+    late = RequestTimedOut(f"no controller has answered: {error}")
+    failed: dict[str, Any] = {"error_code": code_for(late), "error_message": message_for(late)}
+    parts = _PARTS.get(api_key)
+    return {**failed, **(_NOTHING if parts is None else parts(request, failed))}
+
+
+_NOTHING: Final[Values] = {
+    "topics": (),
+    "responses": (),
+    "nodes": (),
+    "replica_election_results": (),
+}
+
+
+def _created(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
+    none = {"topic_id": None, "num_partitions": -1, "replication_factor": -1, "configs": ()}
+    return {"topics": [{"name": topic.name, **none, **failed} for topic in request.topics]}
+
+
+def _deleted(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
+    names = getattr(request, "topic_names", None)
+    several = [(name, None) for name in names or ()]
+    if names is None:
+        several = [(topic.name, topic.topic_id) for topic in request.topics]
+    return {"responses": [{"name": n, "topic_id": one, **failed} for n, one in several]}
+
+
+def _altered(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "responses": [
+            {"resource_type": one.resource_type, "resource_name": one.resource_name, **failed}
+            for one in request.resources
+        ]
+    }
+
+
+def _grown(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
+    return {"results": [{"name": topic.name, **failed} for topic in request.topics]}
+
+
+def _elected(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "replica_election_results": [
+            {
+                "topic": topic.topic,
+                "partition_result": [{"partition_id": n, **failed} for n in topic.partitions],
+            }
+            for topic in request.topic_partitions or ()
+        ]
+    }
+
+
+_PARTS: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Values]]] = {
+    19: _created,
+    20: _deleted,
+    33: _altered,
+    37: _grown,
+    43: _elected,
+    44: _altered,
+}
+"""CreateTopics, DeleteTopics, AlterConfigs, CreatePartitions, ElectLeaders and
+IncrementalAlterConfigs: each part has an error of its own."""

@@ -1,0 +1,161 @@
+"""Checks of batches in threads: of what is large, or inflates to much.
+
+How large a batch is, its header does not say: 8 KiB may inflate to 250 MB. So the loop inflates up
+to :data:`LOOP_BYTES` of a batch and :data:`LOOP_TOTAL_BYTES` of a request; what is told to be
+larger, or is found to be, goes on in the pool, and so does the rest of its request.
+
+A thread inflates into what is drawn for it beforehand on ``node.inflating``, in steps: a batch that
+says no size and does not fit is tried again with more, up to ``kept.inflated.max.bytes``. A batch
+that waits for its turn holds none of it, so that none waits for another for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.storage.errors import InflatesBeyondLimit, KeptError
+from kept.storage.records import check
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedPartition
+
+LOOP_BYTES: Final = 1024 * 1024
+"""Records of one batch that the loop walks, inflated: up to 3 ms. Kafka's largest batch, by its
+defaults, and what librdkafka makes of one are below."""
+LOOP_COMPRESSED_BYTES: Final = 256 * 1024
+"""The same where the topic has a ``compression.type``: gzip takes 8 ms for it."""
+LOOP_TOTAL_BYTES: Final = 4 * LOOP_BYTES
+"""And of one request."""
+FIRST_DRAW_BYTES: Final = 8 * 1024 * 1024
+"""What a batch that says no size is first inflated into in a thread."""
+DRAW_FACTOR: Final = 8
+"""So much more it gets when that was too little."""
+COPIES: Final = 2
+"""Inflated records are held twice for a moment: in the pieces of their codec, and joined."""
+
+Job = tuple[memoryview, "HostedPartition"]
+Done = Callable[[list[Any], "BaseException | None"], None]
+
+
+class BatchChecks:
+    """The batches of one request, checked in their order in a thread.
+
+    ``jobs`` are batches and where they go, or why there is nothing to check. ``outcomes`` are
+    checked batches, or why they are refused: those of the first jobs may be there already. The
+    next batch needs ``needed_bytes``, as far as it is known.
+    """
+
+    __slots__ = ("_bound", "_done", "_jobs", "_node", "_now_ms", "outcomes")
+
+    def __init__(
+        self,
+        node: Node,
+        jobs: list[Job | KeptError],
+        now_ms: int,
+        outcomes: list[Any],
+        needed_bytes: int = 0,
+    ) -> None:
+        self._node = node
+        self._jobs = jobs
+        self._now_ms = now_ms
+        self._bound = max(FIRST_DRAW_BYTES, needed_bytes)
+        self._done: Done | None = None
+        self.outcomes = outcomes
+
+    def start(self, done: Done) -> None:
+        """Check the rest, then call back on the loop: with all outcomes, or with an error that is a
+        bug of ours, or no memory.
+        """
+        self._done = done
+        self._draw()
+
+    def _draw(self) -> None:
+        """Wait for room to inflate the next ones into."""
+        limit: int = self._node.config.inflated_max_bytes
+        self._bound = min(self._bound, limit)
+        size = COPIES * self._bound
+        self._node.inflating.draw(size, partial(self._submit, size))
+
+    def _submit(self, drawn_bytes: int) -> None:
+        future = self._node.in_pool(self._check_some, len(self.outcomes), self._bound)
+        future.add_done_callback(partial(self._checked, drawn_bytes))
+
+    def _check_some(self, start: int, bound: int) -> tuple[list[Any], int]:
+        """In a thread: outcomes from ``start`` on, and the bytes that the next one needs; 0: none
+        is left.
+        """
+        outcomes: list[Any] = []
+        for job in self._jobs[start:]:
+            if isinstance(job, KeptError):
+                outcomes.append(job)
+                continue
+            batch, hosted = job
+            try:
+                outcomes.append(check(batch, hosted.rules.within(bound), self._now_ms))
+            except InflatesBeyondLimit as error:
+                if bound < hosted.rules.max_inflated_bytes:
+                    return outcomes, max(error.told_bytes or 0, DRAW_FACTOR * bound)
+                outcomes.append(error)
+            except KeptError as error:
+                outcomes.append(error)
+        return outcomes, 0
+
+    def _checked(self, drawn_bytes: int, finished: Any) -> None:
+        self._node.inflating.give(drawn_bytes)
+        done = self._done
+        assert done is not None
+        error = finished.exception()
+        if error is not None:
+            done(self.outcomes, error)
+            return
+        outcomes, needed = finished.result()
+        self.outcomes += outcomes
+        if needed:
+            self._bound = needed
+            self._draw()
+        else:
+            done(self.outcomes, None)
+
+
+async def inflated(node: Node, read: Callable[..., list[Any]], *, limit: int) -> list[Any]:
+    """What ``read(inflate_limit=...)`` gives in a thread, within what is drawn for it.
+
+    Raises what ``read`` does: InflatesBeyondLimit above ``limit`` bytes.
+    """
+    bound = min(FIRST_DRAW_BYTES, limit)
+    while True:
+        size = COPIES * bound
+        granted = node.loop.create_future()
+        node.inflating.draw(size, partial(_grant, node, granted, size))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():
+                node.inflating.give(size)
+            raise
+        work = node.in_pool(partial(read, inflate_limit=bound))
+        # Who waits may be cancelled; the thread goes on, and has it until it is done.
+        work.add_done_callback(partial(_give, node, size))
+        try:
+            return list(await asyncio.shield(work))
+        except InflatesBeyondLimit as error:
+            if bound >= limit:
+                raise
+            bound = min(limit, max(error.told_bytes or 0, DRAW_FACTOR * bound))
+
+
+def _grant(node: Node, granted: asyncio.Future[None], size: int) -> None:
+    if granted.done():  # nobody waits any more
+        node.inflating.give(size)
+    else:
+        granted.set_result(None)
+
+
+def _give(node: Node, size: int, finished: asyncio.Future[Any]) -> None:
+    node.inflating.give(size)
+    if not finished.cancelled():
+        finished.exception()  # whoever waited has it, or is gone

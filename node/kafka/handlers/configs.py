@@ -1,0 +1,223 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, for topics and brokers.
+
+A change is in force when it is answered: the metadata log's subscribers have applied it. Broker
+settings are asked of the broker by its id; "" stands for all brokers. Other resource types (client
+metrics, groups, loggers) have no settings here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.protocol import Values
+from kept.cluster import controller
+from kept.cluster.controller import AlterConfig, AlterOp, check_topic_name
+from kept.cluster.image import Image
+from kept.cluster.records import MetadataRecord, ResourceType
+from kept.cluster.settings import TOPIC_SETTINGS, Entry
+from kept.node.config.definitions import BROKER_SETTINGS
+from kept.node.kafka.handlers.config_schema import (
+    broker_entries,
+    default_broker_entries,
+    schema,
+    topic_entries,
+)
+from kept.node.kafka.handlers.propose import Decided, decide
+from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.yielding import Pace, Steps
+from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
+from kept.storage.types import decimal_number
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+    from kept.node.node import Node
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
+_OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
+
+Decision = Callable[[Image, Any], Sequence[MetadataRecord]]
+
+
+async def describe_configs(ctx: RequestContext, request: Any) -> Values:
+    """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
+    results = []
+    pace = Pace()
+    # What is named twice is answered once: else a small request has an answer without bound.
+    for resource in _once(request.resources):
+        results.append(_describe(ctx.node, resource, request, ctx.api_version))
+        await pace.breathe()
+    return {"results": results}
+
+
+def _describe(node: Node, resource: Any, request: Any, version: int) -> Values:
+    code, message, entries = 0, "", []
+    try:
+        entries = _entries(node, resource.resource_type, resource.resource_name)
+    except KeptError as error:
+        code, message = code_for(error), message_for(error)
+        if isinstance(error, UnknownTopicOrPartition):
+            message = ""
+    # v1-3 say null for all settings, v4's default is the empty list, and Java sends null.
+    keys = set(resource.configuration_keys or ())
+    with_docs = version >= 3 and request.include_documentation
+    return {
+        "error_code": code,
+        "error_message": message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+        "configs": [
+            _config(entry, request.include_synonyms, with_docs)
+            for entry in entries
+            if not keys or entry.setting.name in keys
+        ],
+    }
+
+
+def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:
+    return {
+        "name": entry.setting.name,
+        "value": entry.value,
+        "read_only": entry.read_only,
+        "config_source": int(entry.source),
+        "is_sensitive": entry.setting.sensitive,
+        "synonyms": [
+            {"name": synonym.name, "value": synonym.value, "source": int(synonym.source)}
+            for synonym in (entry.synonyms if with_synonyms else ())
+        ],
+        "config_type": int(entry.setting.kind),
+        "documentation": entry.documentation if with_docs else None,
+    }
+
+
+def _entries(node: Node, resource_type: int, name: str) -> list[Entry]:
+    if resource_type == ResourceType.TOPIC:
+        check_topic_name(name)
+        if name not in node.image.topics:
+            raise UnknownTopicOrPartition(f"Topic '{name}' does not exist.")
+        return topic_entries(node, node.image.config(ResourceType.TOPIC, name))
+    if resource_type == ResourceType.BROKER:
+        if not name:
+            return default_broker_entries(node.image)
+        _check_broker_id(node, name, "Broker id", " or empty string")
+        return broker_entries(node.config)
+    raise _no_such_type(resource_type)
+
+
+def _check_broker_id(node: Node, name: str, what: str, otherwise: str = "") -> None:
+    if not _INTEGER.fullmatch(name):
+        raise InvalidRequest(f"{what} must be an integer, but it is: {name}")
+    if int(name) != node.node_id:
+        raise InvalidRequest(
+            f"Unexpected broker id, expected {node.node_id}{otherwise}, but received {name}"
+        )
+
+
+def _no_such_type(resource_type: int) -> InvalidRequest:
+    known = _OTHER_TYPES.get(resource_type)
+    if known is None:
+        return InvalidRequest(f"Unknown resource type {resource_type}")
+    return InvalidRequest(f"Resource type {known} has no settings here; topics and brokers have.")
+
+
+async def alter_configs(ctx: RequestContext, request: Any) -> Values:
+    """AlterConfigs v0-2: replace all settings of a resource."""
+    node = ctx.node
+
+    def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
+        _check_settings(node, image, resource)
+        values = {entry.name: entry.value for entry in resource.configs}
+        name = resource.resource_name
+        return controller.alter_configs(
+            image, resource.resource_type, name, values, schema(node, image)
+        )
+
+    return {"responses": await _alter(node, request, decision)}
+
+
+async def incremental_alter_configs(ctx: RequestContext, request: Any) -> Values:
+    """IncrementalAlterConfigs v0-1: set, delete, append to or subtract from single settings."""
+    node = ctx.node
+
+    def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
+        _check_settings(node, image, resource, AlterOp.DELETE)
+        changes = [
+            AlterConfig(entry.name, _operation(entry.config_operation), entry.value)
+            for entry in resource.configs
+        ]
+        name = resource.resource_name
+        return controller.incremental_alter_configs(
+            image, resource.resource_type, name, changes, schema(node, image)
+        )
+
+    return {"responses": await _alter(node, request, decision)}
+
+
+def _operation(number: int) -> AlterOp:
+    try:
+        return AlterOp(number)
+    except ValueError:
+        raise InvalidRequest(f"Unknown config operation {number}") from None
+
+
+def _check_settings(
+    node: Node, image: Image, resource: Any, nullable: AlterOp | None = None
+) -> None:
+    """What comes before any decision: the resource exists, no setting twice, no null value."""
+    resource_type, name = resource.resource_type, resource.resource_name
+    if resource_type == ResourceType.TOPIC:
+        if not name:
+            raise InvalidRequest("Default topic resources are not allowed.")
+        if name not in image.topics:
+            raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
+    elif resource_type == ResourceType.BROKER:
+        if name and decimal_number(name) not in image.brokers:
+            _check_broker_id(node, name, "Node id")
+    else:
+        raise _no_such_type(resource_type)
+    if len(resource.configs) > len(TOPIC_SETTINGS) + len(BROKER_SETTINGS):
+        raise InvalidRequest(
+            f"{len(resource.configs)} config keys are more than there are settings"
+        )
+    if len({entry.name for entry in resource.configs}) != len(resource.configs):
+        raise InvalidRequest("Error due to duplicate config keys")
+    null = [
+        entry.name
+        for entry in resource.configs
+        if entry.value is None and (nullable is None or entry.config_operation != nullable)
+    ]
+    if null:
+        raise InvalidRequest(f"Null value not supported for : {','.join(sorted(null))}")
+
+
+async def _alter(node: Node, request: Any, decision: Decision) -> list[Values]:
+    """Decide for each resource; all changes that are legal become one entry."""
+    counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
+
+    def decisions(image: Image) -> Steps[Decided[list[Values]]]:
+        answers: list[Values] = []
+        records: list[MetadataRecord] = []
+        for resource in _once(request.resources):
+            yield
+            key = (resource.resource_type, resource.resource_name)
+            answer = {"resource_type": key[0], "resource_name": key[1]}
+            try:
+                if counts[key] > 1:
+                    raise InvalidRequest("Each resource must appear at most once.")
+                more = decision(image, resource)
+                image, _ = image.apply(more)
+                records.extend(more)
+            except KeptError as error:
+                answer |= {"error_code": code_for(error), "error_message": message_for(error)}
+            else:
+                answer |= {"error_code": 0, "error_message": None}
+            answers.append(answer)
+        return answers, [] if request.validate_only else records
+
+    return await decide(node, decisions)
+
+
+def _once(resources: Iterable[Any]) -> list[Any]:
+    return list({(r.resource_type, r.resource_name): r for r in resources}.values())

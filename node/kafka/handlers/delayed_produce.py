@@ -1,0 +1,405 @@
+"""Produce requests between their append and their answer.
+
+A batch that was staged is answered when it counts: acks=1 after the write, acks=-1 when the high
+watermark passes, either after the fsync where ``flush.messages`` asks for it. Two shapes:
+:class:`Produced` is one request of any kind; a :class:`ProducedRun` is the requests of one plain
+batch that came one after another in one readiness event, which is nearly all there ever is. A run
+waits, and is answered, as one: one place in the connection's order, one waiter per partition, one
+timer, one buffer of responses.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kept.node.kafka import api
+from kept.node.kafka.codec import produce as codec
+from kept.node.kafka.handlers.leader_hints import (
+    NOT_LEADER_OR_FOLLOWER,
+    PRODUCE_HINTS,
+    current_leader,
+    endpoints,
+)
+from kept.node.kafka.handlers.produce_errors import failure, in_line, needs_proof, refusal
+from kept.node.kafka.response_slot import Reply
+from kept.node.runtime import error_codes
+from kept.node.runtime.yielding import Sliced, Steps, finished
+from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
+
+if TYPE_CHECKING:
+    from kept.node.kafka.connection import Connection
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.replication.partition import Partition
+    from kept.storage.log import AppendInfo
+
+Entry = tuple[codec.One, "HostedPartition", "AppendInfo"]
+"""A request of a run, where its batch went, and at which offsets."""
+
+
+class Doubt(NamedTuple):
+    """A batch whose refusal is final, if this node leads in ``leader_epoch`` as it thinks."""
+
+    hosted: HostedPartition
+    leader_epoch: int
+    error: KeptError
+    topic: int
+    place: int
+
+
+def _late(connection: Connection) -> int:
+    """What a producer hears whose records were not committed in time.
+
+    A leader that has not heard of a controller for a session may not lead any more. Producers ask
+    for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
+    """
+    members = connection.node.membership
+    brokering = None if members is None else members.brokering
+    lost = brokering is not None and brokering.out_of_touch
+    return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
+
+
+class Produced:
+    """One request, from its append to its answer."""
+
+    __slots__ = (
+        "_appended",
+        "_connection",
+        "_correlation_id",
+        "_doubts",
+        "_reply",
+        "_started",
+        "_timer",
+        "_topics",
+        "_waits",
+        "acks",
+        "timeout_ms",
+        "version",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        acks: int,
+        timeout_ms: int,
+    ) -> None:
+        self._connection = connection
+        self.version = version
+        self._correlation_id = correlation_id
+        self.acks = acks
+        self.timeout_ms = timeout_ms
+        self._topics: list[tuple[bytes, list[codec.PartitionResult]]] = []
+        self._appended: list[tuple[HostedPartition, int, int, int]] = []
+        """(partition, its end offset after the append, topic's place, result's place)"""
+        self._doubts: list[Doubt] = []
+        self._waits = 0
+        self._timer: Any = None
+        self._started = connection.event_started
+        self._reply = connection.expect() if acks != 0 else None
+
+    def topic(self, name: bytes) -> list[codec.PartitionResult]:
+        """Begin the results of a topic."""
+        results: list[codec.PartitionResult] = []
+        self._topics.append((name, results))
+        return results
+
+    def appended(self, hosted: HostedPartition, index: int, info: AppendInfo) -> None:
+        """A batch was staged."""
+        results = self._topics[-1][1]
+        self._appended.append((hosted, info.last_offset + 1, len(self._topics) - 1, len(results)))
+        results.append(
+            codec.PartitionResult(
+                index, 0, info.base_offset, info.log_append_time, info.log_start_offset
+            )
+        )
+
+    def refused(self, index: int, error: KeptError, hosted: HostedPartition | None) -> None:
+        """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
+        results = self._topics[-1][1]
+        if hosted is not None and self.acks != 0:
+            error = in_line(self._connection, error, hosted)
+            if needs_proof(self._connection, error, hosted):
+                epoch = hosted.partition.leader_epoch
+                doubt = Doubt(hosted, epoch, error, len(self._topics) - 1, len(results))
+                self._doubts.append(doubt)
+                results.append(codec.PartitionResult(index, NOT_LEADER_OR_FOLLOWER))
+                return
+        results.append(refusal(self._connection, index, error, hosted))
+
+    def written(self, failed: dict[Partition, KeptError]) -> None:
+        """The event's writes are done, except for ``failed`` ones: wait for what is still due."""
+        # One for this loop: a waiter that is called at once must not answer for those to come.
+        self._waits = 1
+        for hosted, end_offset, topic, place in self._appended:
+            partition = hosted.partition
+            if failed and partition in failed:
+                self._set_error(topic, place, failed[partition])
+                continue
+            if self.acks == -1 and partition.high_watermark < end_offset:
+                self._waits += 1
+                partition.when_committed(end_offset, self._waiter(topic, place))
+            if hosted.sync and self.acks != 0:
+                self._waits += 1
+                hosted.flush(end_offset, self._waiter(topic, place))
+        if self._doubts:
+            membership = self._connection.node.membership
+            assert membership is not None
+            self._waits += 1
+            membership.confirming.ask(self._confirmed)
+        self._waits -= 1
+        if self._waits == 0:
+            self._answer()
+        elif self._reply is not None:
+            loop = self._connection.node.loop
+            self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
+
+    def _waiter(self, topic: int, place: int) -> Any:
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._set_error(topic, place, error)
+            self._waits -= 1
+            if self._waits == 0:
+                self._answer()
+
+        return done
+
+    def _confirmed(self, confirmed: bool) -> None:
+        """This node knew who leads when it refused, or that can't be said."""
+        doubts, self._doubts = self._doubts, []
+        for hosted, leader_epoch, final, topic, place in doubts:
+            partition = hosted.partition
+            error = final
+            if not (confirmed and partition.is_leader and partition.leader_epoch == leader_epoch):
+                error = NotLeaderOrFollower(f"{partition}: another one may lead; {final}")
+            results = self._topics[topic][1]
+            results[place] = refusal(self._connection, results[place].partition, error, hosted)
+        if doubts:
+            self._waits -= 1
+            if self._waits == 0:
+                self._answer()
+
+    def _set_error(self, topic: int, place: int, error: BaseException) -> None:
+        results = self._topics[topic][1]
+        results[place] = failure(results[place].partition, error)
+
+    def _expire(self) -> None:
+        """Not committed in the request's own time: say so for every partition that waited."""
+        self._timer = None
+        if self._waits > 0:
+            self._waits = -1
+            self._confirmed(False)
+            late = _late(self._connection)
+            for _, _, topic, place in self._appended:
+                results = self._topics[topic][1]
+                if results[place].error_code == 0:
+                    results[place] = codec.PartitionResult(results[place].partition, late)
+            self._answer()
+
+    def _answer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        connection = self._connection
+        connection.answered(api.PRODUCE, 1, self._started)
+        if self._reply is not None:
+            self._encode(self._reply)
+            return
+        for name, results in self._topics:
+            for result in results:
+                if result.error_code:
+                    connection.abort(
+                        "produce with acks=0 failed",
+                        topic=name.decode("utf-8", "replace"),
+                        partition=result.partition,
+                        error_code=result.error_code,
+                        error=result.error_message or "",
+                    )
+                    return
+
+    def _encode(self, reply: Reply) -> None:
+        connection = self._connection
+        steps = encoded_steps(connection, self.version, self._correlation_id, self._topics)
+        frame = connection.node.slices.run(steps)
+        if isinstance(frame, Sliced):
+            frame.add_done_callback(lambda made: connection.complete(reply, [made.result()]))
+        else:
+            connection.complete(reply, [frame])
+
+
+class ProducedRun(Reply):
+    """Requests of one plain batch each, in their order, with the same acks (1 or -1) and timeout.
+
+    ``entries`` grow while the run is its connection's open one. The answer leaves when the last of
+    them may, or at the timeout.
+    """
+
+    __slots__ = (
+        "_commits",
+        "_connection",
+        "_errors",
+        "_flushes",
+        "_started",
+        "_timer",
+        "acks",
+        "entries",
+        "sync",
+        "timeout_ms",
+    )
+
+    def __init__(self, connection: Connection, acks: int, timeout_ms: int) -> None:
+        super().__init__()
+        self._connection = connection
+        self._started = connection.event_started
+        self.acks = acks
+        self.timeout_ms = timeout_ms
+        self.entries: list[Entry] = []
+        self.sync = False
+        """A partition among them wants its fsync first."""
+        self._errors: dict[int, codec.PartitionResult] = {}
+        """By place in ``entries``."""
+        self._commits: dict[HostedPartition, Any] = {}
+        """Who waits for the high watermark, and how it is called back."""
+        self._flushes: set[HostedPartition] = set()
+        self._timer: Any = None
+
+    def written(self, failed: dict[Partition, KeptError]) -> None:
+        """As :meth:`Produced.written`."""
+        if failed:
+            for hosted in {entry[1] for entry in self.entries if entry[1].partition in failed}:
+                self._fail(hosted, failed[hosted.partition])
+        if self.acks == -1 or self.sync:
+            self._wait(failed)
+        else:
+            self._answer()
+
+    def _wait(self, failed: dict[Partition, KeptError]) -> None:
+        ends: dict[HostedPartition, int] = {}
+        for _, hosted, info in self.entries:
+            ends[hosted] = max(info.last_offset + 1, ends.get(hosted, 0))
+        # All that is waited for is noted first: a waiter may be called at once.
+        for hosted, end_offset in ends.items():
+            if hosted.partition in failed:
+                continue
+            if self.acks == -1 and hosted.partition.high_watermark < end_offset:
+                self._commits[hosted] = partial(self._committed, hosted)
+            if hosted.sync:
+                self._flushes.add(hosted)
+        for hosted, committed in tuple(self._commits.items()):
+            hosted.partition.when_committed(ends[hosted], committed)
+        for hosted in tuple(self._flushes):
+            hosted.flush(ends[hosted], partial(self._flushed, hosted))
+        if self._commits or self._flushes:
+            delay = max(self.timeout_ms, 0) / 1000
+            self._timer = self._connection.node.loop.call_later(delay, self._expire)
+        elif self.segments is None:
+            self._answer()
+
+    def _committed(self, hosted: HostedPartition, error: BaseException | None) -> None:
+        if self.segments is not None:
+            return
+        if error is not None:
+            # Those below the high watermark are committed, whatever ended the wait for the last.
+            too_few = isinstance(error, NotEnoughReplicasAfterAppend)
+            self._fail(hosted, error, 0 if too_few else hosted.partition.high_watermark)
+        del self._commits[hosted]
+        self._maybe_answer()
+
+    def _flushed(self, hosted: HostedPartition, error: BaseException | None) -> None:
+        if self.segments is not None:
+            return
+        if error is not None:
+            self._fail(hosted, error)
+        self._flushes.discard(hosted)
+        self._maybe_answer()
+
+    def _maybe_answer(self) -> None:
+        if not self._commits and not self._flushes:
+            self._answer()
+
+    def _fail(self, hosted: HostedPartition, error: BaseException, committed: int = 0) -> None:
+        """Note an error for a partition's batches that end above ``committed``."""
+        for place, (one, where, info) in enumerate(self.entries):
+            if where is hosted and info.last_offset >= committed and place not in self._errors:
+                self._errors[place] = failure(one[5], error)
+
+    def _expire(self) -> None:
+        """Not committed in the requests' own time: say so for those that still wait."""
+        self._timer = None
+        late = _late(self._connection)
+        for place, (one, hosted, info) in enumerate(self.entries):
+            is_late = hosted in self._flushes or (
+                hosted in self._commits and info.last_offset >= hosted.partition.high_watermark
+            )
+            if is_late and place not in self._errors:
+                self._errors[place] = codec.PartitionResult(one[5], late)
+        for hosted, committed in self._commits.items():
+            hosted.partition.forget_commit(committed)
+        self._answer()
+
+    def _answer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        connection = self._connection
+        entries = self.entries
+        connection.answered(api.PRODUCE, len(entries), self._started)
+        frames = self._frames() if self._errors else codec.encode_run(entries)
+        connection.complete(self, [frames])
+
+    def _frames(self) -> bytes:
+        """The responses, some of which are errors."""
+        frames = []
+        for place, (one, _, info) in enumerate(self.entries):
+            result = self._errors.get(place) or codec.PartitionResult(
+                one[5], 0, info.base_offset, info.log_append_time, info.log_start_offset
+            )
+            steps = encoded_steps(self._connection, one[0], one[1], [(one[4], [result])])
+            frames.append(finished(steps))
+        return b"".join(frames)
+
+
+def encoded_steps(
+    connection: Connection,
+    version: int,
+    correlation_id: int,
+    topics: list[tuple[bytes, list[codec.PartitionResult]]],
+) -> Steps[bytes]:
+    """A response's frame, with where the leaders are that were looked for here (KIP-951)."""
+    leaders: list[tuple[int, int]] = []
+    if version >= PRODUCE_HINTS:
+        for name, results in topics:
+            for place, result in enumerate(results):
+                if place & 63 == 63:
+                    yield
+                if result.error_code == NOT_LEADER_OR_FOLLOWER:
+                    by_id = version >= codec.TOPIC_IDS
+                    leader = current_leader(connection, name, result.partition, by_id)
+                    if leader is not None:
+                        results[place] = result._replace(current_leader=leader)
+                        leaders.append(leader)
+    found = endpoints(connection, leaders)
+    return (yield from codec.encode_steps(version, correlation_id, topics, found))
+
+
+def write_staged(connection: Connection, failed: dict[Partition, KeptError]) -> None:
+    """Write what was staged; adds the partitions where that failed."""
+    dirty, connection.dirty = connection.dirty, {}
+    for partition in dirty:
+        try:
+            partition.write()
+        except KeptError as error:
+            failed[partition] = error
+
+
+def write(connection: Connection, failed: dict[Partition, KeptError] | None = None) -> None:
+    """End of a readiness event: write what was staged, then let answers go on their way. ``failed``
+    are the partitions where writing failed before.
+    """
+    failed = {} if failed is None else failed
+    write_staged(connection, failed)
+    connection.close_run()
+    unwritten, connection.unwritten = connection.unwritten, []
+    for produced in unwritten:
+        produced.written(failed)

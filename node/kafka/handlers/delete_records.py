@@ -1,0 +1,127 @@
+"""DeleteRecords: the start of a log moves up, on its leader at once, elsewhere with the next fetch.
+
+The answer waits until every live replica has followed, or says REQUEST_TIMED_OUT when the request's
+own time is over (``DelayedDeleteRecords``); what was begun goes on either way. The low watermark is
+the least log start among the live replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.protocol import Values
+from kept.cluster.controller import INTERNAL_TOPICS
+from kept.node.kafka.api import sliced
+from kept.node.runtime.error_codes import REQUEST_TIMED_OUT, code_for
+from kept.storage.errors import InvalidTopicException, KeptError
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.node import Node
+    from kept.node.runtime.yielding import Steps
+    from kept.replication.partition import Partition
+
+LOOK_S: Final = 0.5
+"""How often it is looked whether a replica that is waited for has died."""
+
+
+@dataclass(slots=True)
+class _Deletion:
+    """One partition of a request. ``wanted``: where its log is to start on every live replica."""
+
+    tp: TopicPartition
+    partition: Partition | None = None
+    wanted: int = -1
+    low_watermark: int = -1
+    code: int = 0
+
+    def begin(self, node: Node, offset: int) -> None:
+        """Move the leader's log start."""
+        try:
+            if self.tp.topic in INTERNAL_TOPICS:
+                raise InvalidTopicException(
+                    f"Cannot delete records of internal topic {self.tp.topic}"
+                )
+            self.partition = node.partition(self.tp)
+            self.wanted = self.partition.delete_records(offset, node.now_ms())
+        except KeptError as error:
+            self._fail(error)
+
+    def is_done(self, live: set[int]) -> bool:
+        """Whether there is nothing to wait for (any more); ``live``: the brokers that live."""
+        if self.code == 0 and self.partition is not None:
+            try:
+                self.low_watermark = self.partition.low_watermark(live)
+            except KeptError as error:
+                self._fail(error)
+        return self.code != 0 or self.low_watermark >= self.wanted
+
+    def _fail(self, error: KeptError) -> None:
+        self.code, self.low_watermark = code_for(error), -1
+
+
+@sliced
+def delete_records(ctx: RequestContext, request: Any) -> Steps[Answer]:
+    """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
+    node = ctx.node
+    deletions = []
+    for topic in request.topics:
+        for entry in topic.partitions:
+            yield
+            deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
+            deletion.begin(node, entry.offset)
+            deletions.append(deletion)
+    if not (yield from _unfinished(node, deletions)):
+        return _answer(deletions)
+    return _wait(node, deletions, request.timeout.total_seconds())
+
+
+def _unfinished(node: Node, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
+    """Those that are waited for."""
+    live = {broker_id for broker_id, one in node.image.brokers.items() if not one.fenced}
+    waiting = []
+    for deletion in deletions:
+        yield
+        if not deletion.is_done(live):
+            waiting.append(deletion)
+    return waiting
+
+
+async def _wait(node: Node, deletions: list[_Deletion], seconds: float) -> Values:
+    moved = asyncio.Event()
+    end = node.loop.time() + seconds
+    partitions = [one.partition for one in deletions if one.partition is not None]
+    for partition in partitions:
+        partition.add_waiter(moved.set)
+    try:
+        while waiting := await node.slices.finish(_unfinished(node, deletions)):
+            left = end - node.loop.time()
+            if left <= 0:
+                for one in waiting:
+                    one.code = REQUEST_TIMED_OUT
+                break
+            moved.clear()
+            try:
+                await asyncio.wait_for(moved.wait(), min(left, LOOK_S))
+            except TimeoutError:
+                continue
+    finally:
+        for partition in partitions:
+            partition.remove_waiter(moved.set)
+    return _answer(deletions)
+
+
+def _answer(deletions: list[_Deletion]) -> Values:
+    topics: dict[str, list[Values]] = {}
+    for one in deletions:
+        topics.setdefault(one.tp.topic, []).append(
+            {
+                "partition_index": one.tp.partition,
+                "low_watermark": one.low_watermark,
+                "error_code": one.code,
+            }
+        )
+    return {"topics": [{"name": name, "partitions": several} for name, several in topics.items()]}

@@ -1,0 +1,219 @@
+"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker, DescribeAcls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.protocol import Values
+from kept.cluster import controller
+from kept.cluster.controller import INTERNAL_TOPICS
+from kept.cluster.image import Image, TopicImage
+from kept.cluster.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.node.kafka.api import sliced
+from kept.node.kafka.handlers.metadata import (
+    CLUSTER_OPERATIONS,
+    TOPIC_OPERATIONS,
+    missing_code,
+    offline_replicas,
+)
+from kept.node.kafka.handlers.propose import decide
+from kept.node.runtime.error_codes import code_for, message_for
+from kept.storage.errors import (
+    InvalidRequest,
+    NotController,
+    PeerError,
+    RetriableError,
+    SecurityDisabled,
+)
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+    from kept.node.node import Node
+    from kept.node.runtime.yielding import Steps
+
+NO_OPERATIONS: Final = -(2**31)
+"""Authorized operations that were not asked for."""
+
+BROKER_ENDPOINT: Final = 1
+CONTROLLER_ENDPOINT: Final = 2
+MISMATCHED_ENDPOINT_TYPE: Final = 114
+UNSUPPORTED_ENDPOINT_TYPE: Final = 115
+LEADER_NOT_AVAILABLE: Final = 5
+
+
+def describe_cluster(ctx: RequestContext, request: Any) -> Values:
+    """DescribeCluster v0-2: brokers as seen on the listener that the request came in on."""
+    endpoint_type = getattr(request, "endpoint_type", BROKER_ENDPOINT)
+    if endpoint_type != BROKER_ENDPOINT:
+        return _wrong_endpoint(endpoint_type)
+    node = ctx.node
+    fenced_too = getattr(request, "include_fenced_brokers", False)
+    asked = request.include_cluster_authorized_operations
+    return {
+        "error_code": 0,
+        "error_message": None,
+        "endpoint_type": BROKER_ENDPOINT,
+        "cluster_id": node.cluster_id,
+        "controller_id": node.node_id,
+        "brokers": _brokers(node, ctx.listener_name, fenced_too),
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
+    }
+
+
+def _wrong_endpoint(endpoint_type: int) -> Values:
+    if endpoint_type == CONTROLLER_ENDPOINT:
+        code = MISMATCHED_ENDPOINT_TYPE
+        message = (
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of "
+            "type CONTROLLER"
+        )
+    else:
+        code, message = UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {endpoint_type}"
+    return {
+        "error_code": code,
+        "error_message": message,
+        "endpoint_type": BROKER_ENDPOINT,
+        "cluster_id": "",
+        "controller_id": -1,
+        "brokers": (),
+        "cluster_authorized_operations": NO_OPERATIONS,
+    }
+
+
+def _brokers(node: Node, listener_name: str, fenced_too: bool) -> list[Values]:
+    found: list[Values] = []
+    for broker_id, broker in sorted(node.image.brokers.items()):
+        if broker.fenced and not fenced_too:
+            continue
+        endpoint = node.broker_endpoint(broker_id, listener_name)
+        if endpoint is None:
+            continue
+        host, port = endpoint
+        found.append(
+            {
+                "broker_id": broker_id,
+                "host": host,
+                "port": port,
+                "rack": broker.rack,
+                "is_fenced": broker.fenced,
+            }
+        )
+    return found
+
+
+@sliced
+def describe_topic_partitions(ctx: RequestContext, request: Any) -> Steps[Values]:
+    """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
+    node, cursor = ctx.node, request.cursor
+    image = node.image
+    names = sorted({topic.name for topic in request.topics} or image.topics)
+    if cursor is not None:
+        if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
+            return (yield from _cursor_refused(request))
+        names = [name for name in names if name >= cursor.topic_name]
+    limit = request.response_partition_limit
+    most = node.config.max_request_partition_size_limit
+    left = max(1, min(limit, most))
+    topics: list[Values] = []
+    for name in names:
+        yield
+        if not left:
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        topic = image.topics.get(name)
+        if topic is None:
+            if cursor is None or request.topics:
+                topics.append(_unknown_topic(name))
+            continue
+        begins = cursor is not None and name == cursor.topic_name
+        first = cursor.partition_index if begins and cursor is not None else 0
+        page = topic.partitions[first : first + left]
+        topics.append((yield from _topic(node, topic, page)))
+        left -= len(page)
+        if first + len(page) < len(topic.partitions):
+            following = {"topic_name": name, "partition_index": first + len(page)}
+            return {"topics": topics, "next_cursor": following}
+    return {"topics": topics, "next_cursor": None}
+
+
+def _cursor_refused(request: Any) -> Steps[Values]:
+    code = code_for(InvalidRequest("cursor"))
+    topics = []
+    for topic in request.topics:
+        refused = {"error_code": code, "topic_authorized_operations": NO_OPERATIONS}
+        topics.append({**_unknown_topic(topic.name), **refused})
+        yield
+    return {"topics": topics, "next_cursor": None}
+
+
+def _unknown_topic(name: str) -> dict[str, Any]:
+    return {
+        "error_code": missing_code(name),
+        "name": name,
+        "topic_id": None,
+        "is_internal": name in INTERNAL_TOPICS,
+        "partitions": (),
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
+    partitions = []
+    for record in page:
+        partitions.append(_partition(node, topic.name, record))
+        yield
+    return {
+        "error_code": 0,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.name in INTERNAL_TOPICS,
+        "partitions": partitions,
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _partition(node: Node, topic: str, record: PartitionRecord) -> Values:
+    offline = offline_replicas(node, node.image, topic, record)
+    leader = record.leader if record.leader not in offline else NO_LEADER
+    return {
+        "error_code": 0 if leader != NO_LEADER else LEADER_NOT_AVAILABLE,
+        "partition_index": record.partition,
+        "leader_id": leader,
+        "leader_epoch": record.leader_epoch,
+        "replica_nodes": record.replicas,
+        "isr_nodes": record.isr,
+        "eligible_leader_replicas": (),
+        "last_known_elr": (),
+        "offline_replicas": offline,
+    }
+
+
+async def unregister_broker(ctx: RequestContext, request: Any) -> Values:
+    """UnregisterBroker v0: forget a broker that is gone for good; its replicas stay assigned.
+
+    Ours: one that lives is refused, since it would register again.
+    """
+    broker_id = request.broker_id
+
+    def decision(image: Image) -> tuple[None, Sequence[MetadataRecord]]:
+        records = controller.unregister_broker(image, broker_id)
+        if not image.brokers[broker_id].fenced:
+            raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
+        return None, records
+
+    try:
+        await decide(ctx.node, decision)
+    except NotController:
+        raise
+    except (PeerError, RetriableError) as error:
+        return {"error_code": code_for(error), "error_message": message_for(error)}
+    return {"error_code": 0, "error_message": None}
+
+
+def describe_acls(_ctx: RequestContext, _request: Any) -> Values:
+    """DescribeAcls v1-3: there is no authorizer."""
+    return {
+        "error_code": code_for(SecurityDisabled("acls")),
+        "error_message": "No Authorizer is configured on the broker",
+        "resources": (),
+    }

@@ -1,0 +1,117 @@
+"""DescribeQuorum: who leads the metadata log, and how far everybody's copy of it is (KIP-595).
+
+Only the active controller knows, so it answers, whoever was asked (``api.FORWARDED``). Kafka's
+first offset is 0, our first index 1: as a log end offset, which is exclusive, the index of the last
+entry is what Kafka would say. Ours: a follower's ``last_caught_up_timestamp`` is when it was last
+heard of if it has all that is committed, else -1 (unknown).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.protocol import Values
+from kept.cluster.controller import CLUSTER_METADATA_TOPIC
+from kept.cluster.wal import NO_DIRECTORY
+from kept.node.kafka.api import sliced
+from kept.node.metadata.metadata_log import TICK_S
+from kept.node.runtime.error_codes import code_for, message_for
+from kept.storage.errors import NotController, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from kept.node.kafka.api import RequestContext
+    from kept.node.node import Node
+    from kept.node.runtime.yielding import Steps
+
+UNKNOWN: Final = -1
+
+
+@sliced
+def describe_quorum(ctx: RequestContext, request: Any) -> Steps[Values]:
+    """DescribeQuorum v0-2: leader, term, commit index; log ends of voters and observers.
+
+    Raises NotController where this node does not lead: the request is sent on then.
+    """
+    node = ctx.node
+    if not node.metadata.leads:
+        leader_id = node.metadata.leader_id
+        raise NotController(
+            f"node {node.node_id} is not the active controller",
+            UNKNOWN if leader_id is None else leader_id,
+        )
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for entry in topic.partitions:
+            partitions.append(_partition(node, topic.topic_name, entry.partition_index))
+            yield
+        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
+        yield
+    return {"error_code": 0, "error_message": None, "topics": topics, "nodes": _nodes(node)}
+
+
+def _partition(node: Node, topic: str, number: int) -> Values:
+    member = node.metadata.member
+    found: dict[str, Any] = {
+        "partition_index": number,
+        "error_code": 0,
+        "error_message": None,
+        "leader_id": UNKNOWN,
+        "leader_epoch": UNKNOWN,
+        "high_watermark": UNKNOWN,
+        "current_voters": (),
+        "observers": (),
+    }
+    if (topic, number) != (CLUSTER_METADATA_TOPIC, 0):
+        error = UnknownTopicOrPartition(
+            f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
+        )
+        return {**found, "error_code": code_for(error), "error_message": message_for(error)}
+    voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
+    observers = sorted(
+        (node_id, member.core.progress[node_id].directory_id) for node_id in member.observers
+    )
+    return {
+        **found,
+        "leader_id": node.node_id,
+        "leader_epoch": member.term,
+        "high_watermark": member.commit_index,
+        "current_voters": [_replica(node, *one) for one in voters],
+        "observers": [_replica(node, *one) for one in observers],
+    }
+
+
+def _replica(node: Node, node_id: int, directory_id: UUID) -> Values:
+    member = node.metadata.member
+    now_ms = node.now_ms()
+    end, heard_ms = UNKNOWN, UNKNOWN
+    if node_id == node.node_id:
+        end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
+    elif (known := member.core.progress.get(node_id)) and known.directory_id == directory_id:
+        match_index, heard_at = member.followers[node_id]
+        if match_index:  # 0: it has not answered in this term
+            end = match_index
+            heard_ms = now_ms - round((member.ticks - heard_at) * TICK_S * 1000)
+    return {
+        "replica_id": node_id,
+        "replica_directory_id": None if directory_id == NO_DIRECTORY else directory_id,
+        "log_end_offset": end,
+        "last_fetch_timestamp": heard_ms,
+        "last_caught_up_timestamp": heard_ms if end >= member.commit_index else UNKNOWN,
+    }
+
+
+def _nodes(node: Node) -> list[Values]:
+    """Where voters are reached by other nodes; a lone voter is by none."""
+    listener = node.config.node_listener
+    if listener is None:
+        return []
+    found: list[Values] = []
+    for voter in sorted(node.metadata.member.voters, key=lambda voter: voter.node_id):
+        address = (voter.host, voter.port) if voter.host else node.peer_address(voter.node_id)
+        if address is not None:
+            endpoint = {"name": listener.name, "host": address[0], "port": address[1]}
+            found.append({"node_id": voter.node_id, "listeners": [endpoint]})
+    return found

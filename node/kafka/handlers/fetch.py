@@ -1,0 +1,567 @@
+"""Fetch: records from the partitions' leaders, now, or as soon as enough are there.
+
+A request reads at once; with less than ``min_bytes`` and no error it is parked until enough became
+readable or ``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files
+until the sender takes them (rule 44). Reads follow rules 25, 26, 32 and 38, which
+``Partition.fetch`` decides. In a session (``kept.node.kafka.fetch_sessions``) only partitions that
+are due are read, and only those with news are answered.
+
+Only the listener between nodes takes requests of replicas: what a replica says that it has moves
+the high watermark. On any other listener each partition is answered TOPIC_AUTHORIZATION_FAILED, as
+in Kafka for a follower without ClusterAction. Negative replica ids are consumers, -2 included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.kafka import api
+from kept.node.kafka.codec import fetch as codec
+from kept.node.kafka.codec.python_fetch import encode_steps
+from kept.node.kafka.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
+from kept.node.kafka.handlers.leader_hints import (
+    FENCED_LEADER_EPOCH,
+    FETCH_HINTS,
+    NOT_LEADER_OR_FOLLOWER,
+    RACK_AWARE,
+    current_leader,
+    endpoints,
+    preferred_replica,
+)
+from kept.node.kafka.handlers.list_offsets import isolation_level
+from kept.node.kafka.handlers.produce import check_entries, find
+from kept.node.runtime import error_codes
+from kept.node.runtime.clock import monotonic_ms
+from kept.node.runtime.logging import log
+from kept.node.runtime.yielding import IN_PLACE_STEPS, ITEMS_PER_SLICE, Sliced, Steps
+from kept.replication.partition import PLENTY
+from kept.storage.disk import FileSlice
+from kept.storage.errors import (
+    DamagedData,
+    KeptError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from kept.node.kafka.connection import Connection
+    from kept.node.kafka.response_slot import Reply
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.replication.partition import Partition
+
+FROM_FOLLOWERS: Final = 11
+"""From this version on consumers may read from followers (KIP-392)."""
+
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about refused replicas in this time, per listener."""
+
+POSITIONS: Final = 10_000
+"""Of so many partitions a connection remembers where its consumer was: for a metric only."""
+
+_NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
+"""Errors that Kafka answers with no aborted transactions, where others leave the field null."""
+
+Found = list[tuple[CachedPartition, codec.PartitionData]]
+Read = tuple[Found, int, bool]
+"""(data of each partition, bytes of records, whether to answer at once)"""
+Results = list[tuple[bytes, list[codec.PartitionData]]]
+
+
+class PendingFetch:
+    """One request, from its first reading to its answer."""
+
+    __slots__ = (
+        "_blocks",
+        "_connection",
+        "_correlation_id",
+        "_deadline",
+        "_is_parked",
+        "_isolation",
+        "_late",
+        "_max_bytes",
+        "_min_bytes",
+        "_moved",
+        "_rack",
+        "_reply",
+        "_request",
+        "_results",
+        "_session",
+        "_started",
+        "_timer",
+        "_version",
+        "_woken",
+        "_work",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        request: codec.FetchRequest,
+        session: Session,
+    ) -> None:
+        self._connection = connection
+        self._version = version
+        self._correlation_id = correlation_id
+        self._request = request
+        self._session = session
+        self._isolation = isolation_level(request.isolation_level)
+        self._max_bytes = min(request.max_bytes, connection.node.config.fetch_max_bytes)
+        self._min_bytes = min(request.min_bytes, self._max_bytes)
+        """Nobody waits for more than one response may carry."""
+        self._rack = ""
+        """Of the consumer, if it may be sent to a replica there."""
+        if connection.node.config.replica_selector_class == RACK_AWARE:
+            self._rack = request.rack_id.decode("utf-8", "replace")
+            session.awaits_commits = request.replica_id >= 0 and session.id != SESSIONLESS
+        self._reply: Reply | None = None
+        self._is_parked = False
+        self._started = connection.node.loop.time()
+        self._timer: Any = None
+        self._woken = False
+        self._work: Sliced[Any] | None = None
+        """A reading that goes on in slices, or the making of the answer."""
+        self._blocks = False
+        """Later requests of this connection wait, until it has been read once and, if that is
+        enough, answered."""
+        self._results: Found = []
+        """What it has read so far."""
+        self._moved = False
+        """Something that was read moved while others were read."""
+        self._late = False
+        """The time is up while it reads."""
+
+    def start(self) -> None:
+        """Answer now, or park."""
+        work = self._connection.node.slices.run(self._read())
+        if isinstance(work, Sliced):
+            self._reply = self._connection.expect()
+            self._connection.parked.add(self)
+            self._connection.block(lent=False)
+            self._blocks = True
+            self._go_on(work, self._begun)
+        else:
+            self._begun(*work)
+
+    def _go_on(self, work: Sliced[Read], then: Callable[..., None]) -> None:
+        """Go on with what a reading in slices finds. What was read is watched from then on: it may
+        move while others are read.
+        """
+        self._work = work
+        self._session.on_news = self._wake
+        for cached, _ in self._results:
+            cached.watch()
+
+        def done(finished: Any) -> None:
+            self._work = None
+            if finished.cancelled() or self._reply is None:
+                return
+            error = finished.exception()
+            if error is not None:
+                log.exception("fetch failed", error, peer=self._connection.peer)
+                self._connection.abort()
+                return
+            results, size, urgent = finished.result()
+            moved, self._moved = self._moved, False
+            then(results, size, urgent or self._late)
+            if moved:
+                self._wake()
+            self._unblock()
+
+        work.add_done_callback(done)
+
+    def _unblock(self) -> None:
+        """Let later requests go on, unless the answer is being made."""
+        if self._blocks and self._work is None:
+            self._blocks = False
+            self._connection.unblock()
+
+    def _begun(self, results: Found, size: int, urgent: bool) -> None:
+        request = self._request
+        enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0
+        enough = enough or not self._session.partitions
+        # A reading ends with its segment: with more behind it there is nothing to wait for.
+        enough = enough or bool(size and self._enough()) or self._commits(results)
+        if enough or not self._connection.node.fetch_sessions.park(self._session):
+            if self._reply is None:
+                self._respond(results, None)
+            else:
+                self._answer(results)
+            return
+        self._is_parked = True
+        if request.topics or request.forgotten:
+            # The session has its partitions: a request that names many would hold them once more.
+            self._request = request._replace(topics=[], forgotten=[])
+        if self._reply is None:
+            self._reply = self._connection.expect()
+        self._session.on_news = self._wake
+        self._session.watch()
+        loop = self._connection.node.loop
+        self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
+        self._connection.parked.add(self)
+
+    def _wake(self) -> None:
+        """A partition moved: look once at all that move in this turn of the loop."""
+        if not self._woken and self._reply is not None:
+            self._woken = True
+            self._connection.node.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Enough now? Then what was read to find out is the answer."""
+        self._woken = False
+        if self._work is not None:
+            self._moved = True
+            return
+        if self._reply is None:
+            return
+        work = self._connection.node.slices.run(self._read())
+        if isinstance(work, Sliced):
+            self._go_on(work, self._looked)
+        else:
+            self._looked(*work)
+
+    def _looked(self, results: Found, size: int, urgent: bool) -> None:
+        enough = urgent or size >= self._min_bytes or (size and self._enough())
+        if enough or self._commits(results):
+            self._answer(results)
+        else:
+            self._session.watch()
+
+    def _commits(self, results: Found) -> bool:
+        """Whether a follower that is to hear of it has not been told a high watermark."""
+        return self._session.awaits_commits and any(
+            (told := cached.answered) is not None and told[1] < data.high_watermark
+            for cached, data in results
+        )
+
+    def _enough(self) -> bool:
+        """Whether to answer now: ``min_bytes`` are readable, or an error is to be told."""
+        readable = 0
+        for (name, index), cached in self._session.due.items():
+            wanted = cached.request
+            try:
+                hosted = find(self._connection, name, index, self._version)
+                if self._request.replica_id >= 0 and self._must_wait(hosted):
+                    continue
+                here = hosted.partition.readable_bytes(
+                    wanted.fetch_offset,
+                    self._isolation,
+                    replica=self._request.replica_id >= 0,
+                )
+            except KeptError:
+                return True
+            readable += min(here, max(wanted.max_bytes, 1))
+            if here >= PLENTY or readable >= self._min_bytes:
+                return True
+        return False
+
+    def _finish(self) -> None:
+        """The time is up: answer with what is there."""
+        if self._reply is None:
+            return
+        if self._work is not None:
+            self._late = True
+            return
+        work = self._connection.node.slices.run(self._read())
+        if isinstance(work, Sliced):
+            self._go_on(work, lambda results, *_: self._answer(results))
+        else:
+            self._answer(work[0])
+
+    def _answer(self, results: Found) -> None:
+        """Watch nothing any more, and answer."""
+        reply = self._reply
+        self.cancel()
+        self._connection.parked.discard(self)
+        if self._connection.transport is not None:
+            self._respond(results, reply)
+
+    def _respond(self, results: Found, reply: Reply | None) -> None:
+        """Make the answer and send it, at its place if it has one."""
+        connection = self._connection
+        work = connection.node.slices.run(self._encode(results))
+        if not isinstance(work, Sliced):
+            if reply is None:
+                connection.reply(work)
+            else:
+                connection.complete(reply, work)
+            return
+        place = connection.expect() if reply is None else reply
+        self._work = work
+        connection.parked.add(self)
+
+        def done(finished: Any) -> None:
+            self._work = None
+            connection.parked.discard(self)
+            if finished.cancelled() or connection.transport is None:
+                return
+            error = finished.exception()
+            if error is not None:
+                log.exception("fetch failed", error, peer=connection.peer)
+                connection.abort()
+                return
+            connection.complete(place, finished.result())
+            self._unblock()
+
+        work.add_done_callback(done)
+
+    def cancel(self) -> None:
+        """The connection is gone, or the answer is made: watch nothing."""
+        if self._is_parked:
+            self._is_parked = False
+            self._connection.node.fetch_sessions.unpark(self._session)
+        self._reply = None
+        if self._work is not None:
+            self._work.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        session = self._session
+        if session.id == SESSIONLESS:
+            session.close()
+        elif session.on_news == self._wake:
+            session.on_news = None
+
+    def _read(self) -> Steps[Read]:
+        """Read what is due, one partition a step."""
+        node = self._connection.node
+        if perf_counter() >= node.serve_until:
+            node.look_up()
+        left = self._max_bytes
+        size = 0
+        urgent = False
+        results: Found = []
+        self._results = results
+        # What a disk's failure adds meanwhile is read next time.
+        for cached in tuple(self._session.due.values()):
+            cached.at_end = False
+            try:
+                data = self._read_one(cached, left, size == 0)
+            except KeptError as error:
+                data = self._failure(cached.key, error)
+            if data.records is not None:
+                got = data.records.size_bytes  # type: ignore[union-attr]
+                size += got
+                left -= got
+            urgent = urgent or data.error_code != 0 or data.diverging is not None
+            urgent = urgent or data.preferred_replica >= 0
+            results.append((cached, data))
+            if self._work is not None:
+                cached.watch()
+            yield
+            if len(results) > IN_PLACE_STEPS and perf_counter() >= node.serve_until:
+                node.look_up()
+        self._results = []
+        return results, size, urgent
+
+    def _read_one(self, cached: CachedPartition, left: int, first: bool) -> codec.PartitionData:
+        wanted = cached.request
+        hosted = find(self._connection, *cached.key, self._version)
+        partition = hosted.partition
+        cached.read_from(partition)
+        elsewhere = self._elsewhere(partition, wanted) if self._rack else -1
+        if elsewhere >= 0 or (self._request.replica_id >= 0 and self._must_wait(hosted)):
+            left, first = 0, False
+        found = partition.fetch(
+            wanted.fetch_offset,
+            max(min(wanted.max_bytes, left), 0),
+            isolation=self._isolation,
+            current_leader_epoch=wanted.current_leader_epoch,
+            last_fetched_epoch=wanted.last_fetched_epoch,
+            replica_id=self._request.replica_id,
+            broker_epoch=self._request.broker_epoch,
+            log_start_offset=wanted.log_start_offset,
+            from_follower=self._version >= FROM_FOLLOWERS,
+            at_least_one=first,
+            now_ms=monotonic_ms() if self._request.replica_id >= 0 else 0,
+        )
+        # Not so where a limit may have hidden something, and where each fetch is to be counted.
+        cached.at_end = (
+            first
+            and found.slice is None
+            and found.diverging is None
+            and elsewhere < 0
+            and (self._request.replica_id < 0 or self._request.replica_id in partition.isr)
+        )
+        return codec.PartitionData(
+            wanted.partition,
+            0,
+            found.high_watermark,
+            found.last_stable_offset,
+            found.log_start_offset,
+            found.aborted,
+            found.slice,
+            found.diverging,
+            None,
+            elsewhere,
+        )
+
+    def _elsewhere(self, partition: Partition, wanted: codec.FetchPartition) -> int:
+        """The replica in the consumer's rack, where it reads from the leader (KIP-392); -1: none.
+
+        A leader in that rack, too, serves it itself.
+        """
+        if not partition.is_leader:
+            return -1
+        node = self._connection.node
+        return preferred_replica(node, partition, wanted.fetch_offset, self._rack)
+
+    def _must_wait(self, hosted: HostedPartition) -> bool:
+        """A replica that is throttled, not in sync, and had its share gets nothing (KIP-73)."""
+        return (
+            hosted.throttled_as_leader
+            and self._request.replica_id not in hosted.partition.isr
+            and self._connection.node.hosting.leader_quota.exceeded(monotonic_ms())
+        )
+
+    def _count_throttled(self, cached: CachedPartition, size_bytes: int) -> None:
+        """What throttled replicas are given counts, in sync or not, as in Kafka."""
+        try:
+            hosted = find(self._connection, *cached.key, self._version)
+        except KeptError:
+            return  # it has gone since it was read
+        if hosted.throttled_as_leader:
+            quota = self._connection.node.hosting.leader_quota
+            quota.record(size_bytes, monotonic_ms())
+
+    def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
+        code = error_codes.code_for(error)
+        if code == error_codes.UNKNOWN_SERVER_ERROR:
+            log.exception("fetch failed", error, partition=key[1])
+        elif isinstance(error, DamagedData):
+            # As Kafka: consumers stop with it. A storage error they would try again for ever.
+            code = error_codes.CORRUPT_MESSAGE
+            self._connection.node.hosting.damaged(error)
+        elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
+            # A topic of this session was deleted: the consumer makes a new one.
+            code = error_codes.UNKNOWN_TOPIC_ID
+        nothing = () if isinstance(error, _NOWHERE) else None
+        return codec.PartitionData(key[1], code, aborted=nothing)
+
+    def _encode(self, results: Found) -> Steps[list[codec.Segment]]:
+        """The response; what is in it counts as answered. Yields after each few partitions."""
+        session, from_replica = self._session, self._request.replica_id >= 0
+        grouped: Results = []
+        size, elsewhere = 0, False
+        for number, (cached, data) in enumerate(results):
+            if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+                yield
+            if session.id != SESSIONLESS:
+                news = cached.has_news(data)
+                session.answered(cached, data)
+                if not news and self._request.session_epoch != 0:
+                    continue
+            name = cached.key[0]
+            if grouped and grouped[-1][0] == name:
+                grouped[-1][1].append(data)
+            else:
+                grouped.append((name, [data]))
+            elsewhere = elsewhere or _says_where(data)
+            if isinstance(data.records, FileSlice):
+                size += data.records.size_bytes
+                if from_replica:
+                    self._count_throttled(cached, data.records.size_bytes)
+        metrics = self._connection.node.metrics
+        metrics.fetched(size, to_replica=from_replica)
+        metrics.request(1, self._connection.node.loop.time() - self._started)
+        if elsewhere:
+            return (yield from self._encode_hints(session.id, grouped))
+        return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)
+
+    def _encode_hints(self, session_id: int, grouped: Results) -> Steps[list[codec.Segment]]:
+        """A response that sends the client elsewhere: to leaders, or to replicas nearby."""
+        leaders = []
+        if self._version >= FETCH_HINTS:
+            for name, several in grouped:
+                yield
+                for place, data in enumerate(several):
+                    if place % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
+                        yield
+                    if data.error_code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH):
+                        leader = current_leader(self._connection, name, data.partition, True)
+                        if leader is not None:
+                            several[place] = data._replace(current_leader=leader)
+                            leaders.append(leader)
+        found = endpoints(self._connection, leaders)
+        version, number = self._version, self._correlation_id
+        return (yield from encode_steps(version, number, 0, session_id, grouped, found))
+
+
+def _says_where(data: codec.PartitionData) -> bool:
+    return data.preferred_replica >= 0 or data.error_code in (
+        NOT_LEADER_OR_FOLLOWER,
+        FENCED_LEADER_EPOCH,
+    )
+
+
+def _count_taken(connection: Connection, request: codec.FetchRequest, version: int) -> None:
+    """Count the records that a consumer took: how far it went on since it last asked here.
+
+    What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of partitions
+    that are not here nothing is remembered: a client may invent any number of them.
+    """
+    hosting = connection.node.hosting
+    topics = hosting.by_id if version >= codec.TOPIC_IDS else hosting.by_name
+    positions, taken = connection.positions, 0
+    for name, partitions in request.topics:
+        topic = topics.get(name)
+        if topic is None:
+            continue
+        for wanted in partitions:
+            if wanted.partition not in topic.partitions:
+                continue
+            key, offset = (name, wanted.partition), wanted.fetch_offset
+            taken += max(0, offset - positions.get(key, offset))
+            positions[key] = offset
+    if len(positions) > POSITIONS:
+        positions.clear()
+    connection.node.metrics.records_out += taken
+
+
+def _refuse_replica(
+    connection: Connection, version: int, correlation_id: int, request: codec.FetchRequest
+) -> None:
+    """A client calls itself a replica: nothing is read, no session is opened or closed."""
+    listener = connection.listener
+    now = connection.node.loop.time()
+    if now >= listener.replica_warning_at:
+        listener.replica_warning_at = now + NOISE_INTERVAL_S
+        log.warning(
+            "fetch as a replica refused: only the listener between nodes takes it",
+            peer=connection.peer,
+            listener=listener.name,
+            replica=request.replica_id,
+        )
+    code = error_codes.TOPIC_AUTHORIZATION_FAILED
+    refused = [
+        (name, [codec.PartitionData(wanted.partition, code) for wanted in partitions])
+        for name, partitions in request.topics
+    ]
+    connection.reply(codec.encode(version, correlation_id, 0, SESSIONLESS, refused))
+
+
+def handle(
+    connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
+) -> None:
+    """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
+    check_entries(connection, api.FETCH, version, frame, position)
+    request = codec.parse(frame, position, version)
+    node = connection.node
+    if request.replica_id >= 0 and not connection.listener.between_nodes:
+        _refuse_replica(connection, version, correlation_id, request)
+        return
+    if request.replica_id < 0:
+        _count_taken(connection, request, version)
+    session = None
+    if version >= codec.SESSIONS:
+        uses_ids = version >= codec.TOPIC_IDS
+        error, session = node.fetch_sessions.open(request, uses_ids, monotonic_ms())
+        if error:
+            connection.reply(codec.encode(version, correlation_id, error, 0, []))
+            return
+    if session is None:
+        session = Session(SESSIONLESS, request, version >= codec.TOPIC_IDS, monotonic_ms())
+    PendingFetch(connection, version, correlation_id, request, session).start()

@@ -1,0 +1,97 @@
+"""What the handlers of group APIs share: from a request to its group's core, and back.
+
+A handler gives its event and says how a result and how a refusal look in its API; the answer is
+made at once where the core has answered at once, else when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from kept.node.coordinator.groups.shard import group_error
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError
+
+if TYPE_CHECKING:
+    from kept.node.coordinator.groups.coordinator import Coordinator, MakeEvent
+    from kept.node.kafka.api import RequestContext
+
+Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]
+GiveUp = Callable[[asyncio.Future[Any]], None]
+
+
+class Waiting:
+    """A request whose answer its connection waits for."""
+
+    __slots__ = ("_given_up", "_result")
+
+    def __init__(self, result: asyncio.Future[Any], given_up: GiveUp) -> None:
+        self._result = result
+        self._given_up = given_up
+
+    def cancel(self) -> None:
+        """The connection is gone."""
+        if not self._result.done():
+            self._given_up(self._result)
+
+
+def coordinator(ctx: RequestContext) -> Coordinator:
+    """The node's group coordinator."""
+    found: Coordinator = ctx.node.groups
+    return found
+
+
+def ask(
+    ctx: RequestContext,
+    group: str,
+    make_event: MakeEvent,
+    answer: Callable[[Any], dict[str, Any]],
+    refuse: Callable[[ErrorCode], dict[str, Any]],
+    *,
+    needs_name: bool = True,
+    given_up: GiveUp | None = None,
+) -> Answer:
+    """Give an event to a group's core and answer with its result.
+
+    ``needs_name``: the empty group id is refused. It is legal where Kafka knows it from old times:
+    commits, fetches, descriptions. ``given_up`` is called with the result that was waited for when
+    the connection goes before it is there.
+    """
+    if needs_name and not group:
+        return refuse(ErrorCode.invalid_group_id)
+    try:
+        result = coordinator(ctx).submit(group, make_event)
+    except KeptError as error:
+        code = group_error(error)
+        if code is ErrorCode.unknown_server_error:
+            log.exception("group request failed", error, group=group)
+        return refuse(code)
+    if given_up is not None and ctx.connection is not None and not result.done():
+        parked, waiting = ctx.connection.parked, Waiting(result, given_up)
+        parked.add(waiting)
+        result.add_done_callback(lambda _: parked.discard(waiting))
+    return then(ctx, result, answer)
+
+
+def then(
+    ctx: RequestContext, result: asyncio.Future[Any], convert: Callable[[Any], dict[str, Any]]
+) -> Answer:
+    """What ``convert`` makes of a future's result: now, or when it is there."""
+    if result.done():
+        return convert(result.result())
+    answer: asyncio.Future[dict[str, Any]] = ctx.node.loop.create_future()
+
+    def done(finished: asyncio.Future[Any]) -> None:
+        if answer.done():
+            return
+        if finished.cancelled():
+            answer.cancel()
+        else:
+            answer.set_result(convert(finished.result()))
+
+    result.add_done_callback(done)
+    return answer

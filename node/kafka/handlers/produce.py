@@ -1,0 +1,365 @@
+"""Produce: check each batch, append it to its partition's leader, answer when it counts.
+
+Rule 37: the kernel checks a batch in one pass; what is large, or inflates to much, is checked in a
+thread (``kept.node.kafka.handlers.batch_checks``), and the connection's later requests wait.
+Appends are staged; the connection writes them at the end of its readiness event with one ``writev``
+per partition, and only then do answers go their way (``kept.node.kafka.handlers.delayed_produce``).
+acks=0 answers nothing, and an error then closes the connection (rule 41). Rule 40: no transactions
+yet.
+
+:func:`handle_run` is the short way, for requests of one plain batch; :func:`handle` serves all.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from kept.node.kafka import api
+from kept.node.kafka.codec import produce as codec
+from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_TOTAL_BYTES, BatchChecks, Job
+from kept.node.kafka.handlers.delayed_produce import Produced, ProducedRun, write, write_staged
+from kept.node.runtime import error_codes
+from kept.node.runtime.logging import log
+from kept.node.runtime.yielding import IN_PLACE_STEPS, Sliced, Steps
+from kept.storage.errors import (
+    InflatesBeyondLimit,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTxnState,
+    KeptError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    UnsupportedCompressionType,
+)
+from kept.storage.records import check
+
+if TYPE_CHECKING:
+    from kept.node.kafka.connection import Connection
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.replication.partition import Partition
+    from kept.storage.records import CheckedBatch
+
+    Outcome = CheckedBatch | KeptError
+    """What the check of a batch gave."""
+
+ENTRY_BYTES: Final = 2
+"""No entry of a request takes less."""
+ACKS: Final = (-1, 0, 1)
+_CODEC_BYTE: Final = 22
+"""Where in a batch the low byte of its attributes is."""
+
+
+def check_entries(
+    connection: Connection, key: int, version: int, frame: memoryview, position: int
+) -> None:
+    """Raises InvalidRequest for a request with more entries than ``kept.request.max.entries``, of
+    which a short frame cannot have so many.
+    """
+    most = connection.listener.max_entries
+    if len(frame) - position > ENTRY_BYTES * most:
+        from kept.client import protocol
+
+        try:
+            protocol.check_request(key, version, frame, position, most)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{error} (kept.request.max.entries)") from None
+
+
+def handle(
+    connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
+) -> None:
+    """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
+    check_entries(connection, api.PRODUCE, version, frame, position)
+    request = codec.parse(frame, position, version)
+    produced = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
+    if request.acks not in ACKS or request.transactional_id is not None:
+        _refuse(produced, request)
+        connection.unwritten.append(produced)
+        return
+    for _, partitions in request.topics:
+        for data in partitions:
+            if (
+                data.end - data.start > codec.IN_THREAD_BYTES
+                and frame[data.start + _CODEC_BYTE] & 7
+            ):
+                _check_in_thread(connection, produced, request, frame, [])
+                return
+    outcomes: list[Outcome] = []
+    failed: dict[Partition, KeptError] = {}
+
+    def done(finished: Sliced[int]) -> None:
+        error = finished.exception()
+        if error is not None:
+            _give_up(connection, error)
+        elif finished.result() < 0:
+            _finish(connection, produced, failed)
+        else:
+            _check_in_thread(connection, produced, request, frame, outcomes, finished.result())
+
+    work = connection.node.slices.run(
+        _check_and_append(connection, produced, request, frame, outcomes, failed)
+    )
+    if isinstance(work, Sliced):
+        # Later requests of this connection wait; it may be gone by the end: what was read counts.
+        connection.block()
+        work.add_done_callback(done)
+    elif work < 0:
+        connection.unwritten.append(produced)
+    else:
+        _check_in_thread(connection, produced, request, frame, outcomes, work)
+
+
+def _check_and_append(  # noqa: PLR0917
+    connection: Connection,
+    produced: Produced,
+    request: codec.ProduceRequest,
+    frame: memoryview,
+    outcomes: list[Outcome],
+    failed: dict[Partition, KeptError],
+) -> Steps[int]:
+    """Check the batches here as far as that may be done on the loop, into ``outcomes``, and append
+    them if these are all. Gives -1 then; else the bytes that the next one needs, as far as it says.
+    """
+    walked = 0
+    now_ms = connection.node.now_ms()
+    for name, partitions in request.topics:
+        for data in partitions:
+            if walked > LOOP_TOTAL_BYTES:
+                return 0
+            try:
+                hosted = find(connection, name, data.partition, produced.version)
+                batch = _batch(frame, data, produced.version)
+                checked = check(batch, hosted.loop_rules, now_ms)
+            except InflatesBeyondLimit as error:
+                return error.told_bytes or 0
+            except KeptError as error:
+                outcomes.append(error.with_traceback(None))  # which would hold this frame
+            else:
+                walked += checked.area_bytes
+                outcomes.append(checked)
+            yield
+    yield from _append_all(connection, produced, request, outcomes, failed)
+    return -1
+
+
+def _append_all(
+    connection: Connection,
+    produced: Produced,
+    request: codec.ProduceRequest,
+    outcomes: list[Outcome],
+    failed: dict[Partition, KeptError],
+) -> Steps[None]:
+    """Append the batches of a request, one a step. Where it goes on in a later turn of the loop,
+    what was staged is written first, as at the end of every readiness event.
+    """
+    node = connection.node
+    now_ms = node.now_ms()
+    place = iter(outcomes)
+    done = 0
+    for name, partitions in request.topics:
+        produced.topic(name)
+        for data in partitions:
+            outcome, hosted = next(place), None
+            try:
+                hosted = find(connection, name, data.partition, produced.version)
+            except KeptError as error:  # it may have gone since it was checked
+                outcome = error
+            _append(connection, produced, hosted, data.partition, outcome, now_ms)
+            done += 1
+            if done >= IN_PLACE_STEPS:
+                write_staged(connection, failed)
+            yield
+            if done >= IN_PLACE_STEPS and perf_counter() >= node.serve_until:
+                node.look_up()
+
+
+def handle_run(
+    connection: Connection, ones: list[codec.One], buffer: memoryview, now_ms: int
+) -> int:
+    """Append the one plain batch of each request, in order; how many were served.
+
+    The first of another kind, or all after one that closed the connection, are not.
+    """
+    hosting = connection.node.hosting
+    dirty, run = connection.dirty, connection.run
+    served = appended = records = size = walked = 0
+    for one in ones:
+        version, _, acks, timeout_ms, name, index, start, end = one
+        try:
+            topic = hosting.by_id[name] if version >= codec.TOPIC_IDS else hosting.by_name[name]
+            hosted = topic.partitions[index]
+        except KeyError:
+            break
+        partition = hosted.partition
+        served += 1
+        try:
+            checked = check(buffer[start:end], hosted.loop_rules, now_ms)
+            info = partition.append(checked, now_ms, acks)
+        except InflatesBeyondLimit:
+            served -= 1  # perhaps: the long way finds out, in a thread
+            break
+        except KeptError as error:
+            _refuse_one(connection, one, hosted, error)
+            run = None
+            if connection.blocked:
+                break
+            continue
+        dirty[partition] = None
+        appended += 1
+        records += checked.record_count
+        size += checked.size_bytes
+        if run is None or run.acks != acks or run.timeout_ms != timeout_ms:
+            run = connection.open_run(ProducedRun(connection, acks, timeout_ms))
+        run.entries.append((one, hosted, info))
+        if hosted.sync:
+            run.sync = True
+        walked += checked.area_bytes
+        if walked > LOOP_BYTES:
+            break
+    connection.node.metrics.produced(appended, records, size)
+    return served
+
+
+def _refuse_one(
+    connection: Connection, one: codec.One, hosted: HostedPartition, error: KeptError
+) -> None:
+    failed = Produced(connection, one[0], one[1], one[2], one[3])
+    failed.topic(one[4])
+    failed.refused(one[5], error, hosted)
+    connection.node.metrics.refused()
+    connection.unwritten.append(failed)
+
+
+def find(connection: Connection, name: bytes, index: int, version: int) -> HostedPartition:
+    """The partition that a request names; raises UnknownTopicOrPartition, UnknownTopicId..."""
+    hosting = connection.node.hosting
+    if version >= codec.TOPIC_IDS:
+        topic = hosting.by_id.get(name)
+        if topic is None:
+            raise UnknownTopicId("no topic has this id")
+    else:
+        topic = hosting.by_name.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"no topic {name.decode('utf-8', 'replace')!r}")
+    hosted = topic.partitions.get(index)
+    if hosted is None:
+        raise topic.absent(index)
+    return hosted
+
+
+def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memoryview:
+    if data.start < 0 or data.start == data.end:
+        raise InvalidRecord("a Produce request needs records")
+    batch = frame[data.start : data.end]
+    if version < codec.ZSTD_SINCE and codec.is_zstd(batch):
+        raise UnsupportedCompressionType(
+            f"Produce v{version} knows no zstd: v{codec.ZSTD_SINCE} is the first that does"
+        )
+    return batch
+
+
+def _append(  # noqa: PLR0917
+    connection: Connection,
+    produced: Produced,
+    hosted: HostedPartition | None,
+    index: int,
+    checked: CheckedBatch | KeptError,
+    now_ms: int,
+) -> None:
+    """Stage a batch that passed its check, or note why it is refused."""
+    try:
+        if isinstance(checked, KeptError):
+            raise checked
+        if checked.is_transactional:
+            raise InvalidTxnState("this node has no transaction coordinator")
+        assert hosted is not None
+        partition = hosted.partition
+        info = partition.append(checked, now_ms, produced.acks)
+    except KeptError as error:
+        produced.refused(index, error, hosted)
+        return
+    connection.dirty[partition] = None
+    connection.node.metrics.produced(1, checked.record_count, checked.size_bytes)
+    produced.appended(hosted, index, info)
+
+
+def _refuse(produced: Produced, request: codec.ProduceRequest) -> None:
+    """Answer every partition with what is wrong with the whole request."""
+    if request.acks not in ACKS:
+        code = error_codes.INVALID_REQUIRED_ACKS
+        message = f"acks is -1, 0 or 1, not {request.acks}"
+    else:
+        code = error_codes.code_for(InvalidTxnState())
+        message = "this node has no transaction coordinator"
+    for name, partitions in request.topics:
+        results = produced.topic(name)
+        for data in partitions:
+            results.append(codec.PartitionResult(data.partition, code, error_message=message))
+
+
+def _jobs(
+    connection: Connection, request: codec.ProduceRequest, frame: memoryview, version: int
+) -> list[Job | KeptError]:
+    """Every batch of a request and where it goes, or why it goes nowhere."""
+    jobs: list[Job | KeptError] = []
+    for name, partitions in request.topics:
+        for data in partitions:
+            try:
+                hosted = find(connection, name, data.partition, version)
+                jobs.append((_batch(frame, data, version), hosted))
+            except KeptError as error:
+                jobs.append(error)
+    return jobs
+
+
+def _check_in_thread(  # noqa: PLR0917
+    connection: Connection,
+    produced: Produced,
+    request: codec.ProduceRequest,
+    frame: memoryview,
+    outcomes: list[Outcome],
+    needed_bytes: int = 0,
+) -> None:
+    """Check the batches behind ``outcomes`` in the pool, append all when back; the connection
+    waits.
+    """
+    connection.block()
+    node = connection.node
+    failed: dict[Partition, KeptError] = {}
+
+    def checked(outcomes: list[Outcome], error: BaseException | None) -> None:
+        if error is not None:
+            _give_up(connection, error)
+            return
+        if perf_counter() >= node.serve_until:
+            node.look_up()
+        work = node.slices.run(_append_all(connection, produced, request, outcomes, failed))
+        if isinstance(work, Sliced):
+            work.add_done_callback(appended)
+        else:
+            _finish(connection, produced, failed)
+
+    def appended(finished: Sliced[None]) -> None:
+        error = finished.exception()
+        if error is None:
+            _finish(connection, produced, failed)
+        else:
+            _give_up(connection, error)
+
+    jobs = _jobs(connection, request, frame, produced.version)
+    BatchChecks(node, jobs, node.now_ms(), outcomes, needed_bytes).start(checked)
+
+
+def _finish(connection: Connection, produced: Produced, failed: dict[Partition, KeptError]) -> None:
+    """All that could be appended is staged: write, answer, and serve what waited."""
+    connection.unwritten.append(produced)
+    write(connection, failed)
+    connection.unblock()
+
+
+def _give_up(connection: Connection, error: BaseException) -> None:
+    """A bug of ours, or no memory: whoever waits for this answer must not wait for ever."""
+    log.exception("produce failed", error, peer=connection.peer)
+    connection.abort()
+    connection.unblock()

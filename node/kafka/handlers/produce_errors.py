@@ -1,0 +1,96 @@
+"""What a producer hears of a batch that is not taken.
+
+**Sequences.** That a sequence is out of order is final to a producer, and librdkafka then begins a
+new epoch and writes again what is in the log. It is true only of the log of whoever leads, so it is
+said of a replicated partition once it is proven that this node did
+(:mod:`kept.node.metadata.leadership_barrier`); else the producer is sent to look for the leader,
+which may hold the batches that are missing here. And where a batch was turned away, those that were
+sent behind it before the producer knew are turned away alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kept.node.kafka.codec import produce as codec
+from kept.node.runtime import error_codes
+from kept.node.runtime.logging import log
+from kept.storage.errors import (
+    CorruptMessage,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    InvalidTxnState,
+    KafkaStorageError,
+    KeptError,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
+    UnknownProducerId,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from kept.node.kafka.connection import Connection
+    from kept.node.replicas.replica_manager import HostedPartition
+
+_NOT_JUDGED: Final = (
+    UnknownTopicOrPartition,
+    UnknownTopicId,
+    NotLeaderOrFollower,
+    MessageTooLarge,
+    CorruptMessage,
+    KafkaStorageError,
+    InvalidTxnState,
+)
+"""Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""
+
+
+_OF_SEQUENCES: Final = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
+"""Final to a producer; true only of the log of whoever leads now."""
+_COMES_AGAIN: Final = (NotLeaderOrFollower, NotEnoughReplicas)
+"""Refusals after which a producer sends the batch again."""
+BEHIND_S: Final = 30.0
+"""What was sent behind a refused batch has come after so long."""
+
+
+def refusal(
+    connection: Connection, index: int, error: KeptError, hosted: HostedPartition | None
+) -> codec.PartitionResult:
+    """The result of a batch that ``hosted`` did not take; it says where the log starts."""
+    if hosted is not None:
+        error = in_line(connection, error, hosted)
+    result = failure(index, error)
+    if hosted is None or isinstance(error, _NOT_JUDGED):
+        return result
+    return result._replace(log_start_offset=hosted.partition.log_start_offset)
+
+
+def needs_proof(connection: Connection, error: KeptError, hosted: HostedPartition) -> bool:
+    """Whether ``error`` may be said only by a leader that was not replaced unawares."""
+    of_others = hosted.partition.replicated and connection.node.membership is not None
+    return of_others and isinstance(error, _OF_SEQUENCES)
+
+
+def in_line(connection: Connection, error: KeptError, hosted: HostedPartition) -> KeptError:
+    """``error``, or that of a batch before it which comes again."""
+    partition, now_s = hosted.partition, connection.node.loop.time()
+    if isinstance(error, _COMES_AGAIN):
+        connection.turned_away[partition] = type(error), now_s + BEHIND_S
+    elif isinstance(error, OutOfOrderSequenceNumber):
+        kind, until_s = connection.turned_away.get(partition, (None, 0.0))
+        if kind is not None and now_s < until_s:
+            return kind(f"{partition}: a batch before this one was refused; {error}")
+    return error
+
+
+def failure(index: int, error: BaseException) -> codec.PartitionResult:
+    """The result of a batch that is not acknowledged."""
+    code = error_codes.code_for(error)
+    if code == error_codes.UNKNOWN_SERVER_ERROR:
+        log.exception("produce failed", error)
+    records = error.record_errors if isinstance(error, InvalidRecord) else ()
+    return codec.PartitionResult(
+        index, code, record_errors=records, error_message=error_codes.message_for(error)
+    )

@@ -1,0 +1,46 @@
+"""Decide on the newest image and make it true: for handlers that change metadata.
+
+Two decisions on the same image could contradict each other, so a decision is a function that the
+node calls when its turn has come (``Node.propose``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kept.cluster.image import Image
+from kept.cluster.records import MetadataRecord
+from kept.node.runtime.yielding import Steps
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+
+T = TypeVar("T")
+Decided = tuple[T, Sequence[MetadataRecord]]
+"""(answer, records)"""
+
+
+async def decide(node: Node, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
+    """Run ``decision`` on the newest image, make its records durable and applied, give its answer.
+
+    ``decision`` returns (answer, records), as a generator where it decides on many things; without
+    records nothing is written. Its errors pass through, as do those of the disk.
+    """
+    answers: list[T] = []
+
+    def change(image: Image) -> Sequence[MetadataRecord] | Steps[Sequence[MetadataRecord]]:
+        outcome = decision(image)
+        if isinstance(outcome, Generator):
+            return in_steps(outcome)
+        answer, records = outcome
+        answers.append(answer)
+        return records
+
+    def in_steps(steps: Steps[Decided[T]]) -> Steps[Sequence[MetadataRecord]]:
+        answer, records = yield from steps
+        answers.append(answer)
+        return records
+
+    await node.propose(change)
+    return answers[-1]

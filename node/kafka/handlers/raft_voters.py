@@ -1,0 +1,113 @@
+"""AddRaftVoter, RemoveRaftVoter: who votes on the metadata (KIP-853).
+
+The active controller answers, whoever was asked (``api.FORWARDED``). As in Kafka a voter is a node
+on a disk, so both are named; one that votes already, from whatever disk, is removed first. Ours:
+the answer is given when the change is committed, also where ``ack_when_committed`` is false; an
+observer that does not follow, or lags, is refused with a message instead of a time-out. On clients'
+listeners both are for the node's own machine alone
+(``kept.node.kafka.listener.may_change_voters``): others get CLUSTER_AUTHORIZATION_FAILED, as Kafka
+answers who may not alter the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from kept.client.protocol import Values
+from kept.node.controller.quorum_reconfiguration import Voting, refuse_alone, refuse_strangers
+from kept.node.internode.controller_rpc import ChangeVotersRequest
+from kept.node.kafka.listener import may_change_voters
+from kept.node.runtime.error_codes import code_for, message_for
+from kept.storage.errors import (
+    DuplicateVoter,
+    InconsistentClusterId,
+    InvalidRequest,
+    NotController,
+    PeerError,
+    RequestTimedOut,
+    RetriableError,
+)
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+    from kept.node.node import Node
+
+NO_DIRECTORY = UUID(int=0)
+
+
+async def add_raft_voter(ctx: RequestContext, request: Any) -> Values:
+    """AddRaftVoter v0-1: an observer votes from now on."""
+    return await _answer(_add(ctx, request))
+
+
+async def remove_raft_voter(ctx: RequestContext, request: Any) -> Values:
+    """RemoveRaftVoter v0: a voter does not vote any more; it goes on as an observer."""
+    return await _answer(_remove(ctx, request))
+
+
+async def _answer(change: Awaitable[None]) -> Values:
+    try:
+        await change
+    except NotController:
+        raise
+    except (PeerError, RetriableError) as error:
+        return {"error_code": code_for(error), "error_message": message_for(error)}
+    return {"error_code": 0, "error_message": None}
+
+
+async def _add(ctx: RequestContext, request: Any) -> None:
+    node, voting = ctx.node, _voting(ctx, request)
+    node_id, name = request.voter_id, _listener_name(node)
+    voters = {voter.node_id: voter for voter in node.metadata.member.voters}
+    if node_id in voters:
+        raise DuplicateVoter(
+            f"node {node_id} votes already, from directory {voters[node_id].directory_id}: to let "
+            "it vote from another one remove that voter first"
+        )
+    reached = [listener for listener in request.listeners if listener.name == name]
+    if not reached:
+        given = ", ".join(listener.name for listener in request.listeners) or "none"
+        raise InvalidRequest(f"nodes reach each other by listener {name}; given were: {given}")
+    change = ChangeVotersRequest(
+        True, node_id, _directory(request), reached[0].host, int(reached[0].port)
+    )
+    try:
+        async with asyncio.timeout(request.timeout.total_seconds()):
+            await voting.change(change)
+    except TimeoutError:
+        raise RequestTimedOut(
+            f"it is not known yet whether node {node_id} votes: describe the quorum"
+        ) from None
+
+
+async def _remove(ctx: RequestContext, request: Any) -> None:
+    voting = _voting(ctx, request)
+    await voting.change(ChangeVotersRequest(False, request.voter_id, _directory(request)))
+
+
+def _voting(ctx: RequestContext, request: Any) -> Voting:
+    node = ctx.node
+    if request.cluster_id not in (None, node.cluster_id):
+        raise InconsistentClusterId(
+            f"this is cluster {node.cluster_id}, the request is meant for {request.cluster_id}"
+        )
+    refuse_alone(node)
+    if not may_change_voters(ctx.listener_name == _listener_name(node), ctx.client_host):
+        refuse_strangers(node)
+    assert node.membership is not None
+    return node.membership.controlling.voting
+
+
+def _listener_name(node: Node) -> str:
+    listener = node.config.node_listener
+    assert listener is not None, "a node among others has one"
+    return listener.name
+
+
+def _directory(request: Any) -> UUID:
+    """Kafka's uuid of zeros is null to the decoder, and no disk's."""
+    found: UUID | None = request.voter_directory_id
+    return NO_DIRECTORY if found is None else found

@@ -1,0 +1,326 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
+
+Decisions are ``kept.cluster.controller``'s; this module takes requests apart, puts all topics of
+one request into one entry of the metadata log, and answers when that is durable and applied here.
+Messages and order of checks are Kafka's (``ReplicationControlManager``, ``ControllerApis``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID, uuid4
+
+from kept.client.protocol import Values
+from kept.cluster import controller
+from kept.cluster.controller import (
+    MAX_PARTITIONS_PER_REQUEST,
+    CreateTopic,
+    TopicDefaults,
+)
+from kept.cluster.image import Image, TopicImage
+from kept.cluster.records import ConfigRecord, MetadataRecord, ResourceType
+from kept.node.kafka.handlers.config_schema import check_topic, topic_entries
+from kept.node.kafka.handlers.propose import Decided, decide
+from kept.node.metadata import internal_topics
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.fd_quota import FileRoom
+from kept.node.runtime.yielding import Steps
+from kept.storage.errors import (
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    KeptError,
+    PolicyViolation,
+    TopicDeletionDisabled,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from kept.storage.layout import encode_uuid
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+    from kept.node.node import Node
+
+_DUPLICATE: Final = "Duplicate topic name."
+
+Wanted = TypeVar("Wanted")
+Decision = Callable[[Image, Wanted], tuple[Values, Sequence[MetadataRecord]]]
+
+
+def _failed(error: KeptError) -> dict[str, Any]:
+    return {"error_code": code_for(error), "error_message": message_for(error)}
+
+
+def _each(
+    image: Image,
+    wanted: Iterable[Wanted],
+    decision: Decision[Wanted],
+    name_of: Callable[[Wanted], Values],
+    validate_only: bool,
+    *,
+    room: FileRoom | None = None,
+) -> Steps[tuple[list[Values], list[MetadataRecord]]]:
+    """Decide one after the other, each on the image that those before it leave, and within the
+    room there is. (A decision's records fit the image that it was taken on.)
+    """
+    answers: list[Values] = []
+    records: list[MetadataRecord] = []
+    decided: Sequence[MetadataRecord] = ()
+    for one in wanted:
+        yield
+        if decided:
+            image, _ = image.apply(decided)
+            decided = ()
+            yield
+        try:
+            answer, more = decision(image, one)
+            if room is not None:
+                room.take(more)
+        except KeptError as error:
+            answers.append({**name_of(one), **_failed(error)})
+            continue
+        answers.append(answer)
+        records.extend(more)
+        decided = more
+    return answers, [] if validate_only else records
+
+
+def _without_twins(topics: Iterable[Any]) -> tuple[list[Any], list[Values]]:
+    """Topics that are named once, and the errors for those that are not."""
+    topics = list(topics)
+    counts = Counter(topic.name for topic in topics)
+    error = InvalidRequest(_DUPLICATE)
+    twins: list[Values] = [
+        {"name": name, **_failed(error)} for name, count in counts.items() if count > 1
+    ]
+    return [topic for topic in topics if counts[topic.name] == 1], twins
+
+
+async def create_topics(ctx: RequestContext, request: Any) -> Values:
+    """CreateTopics v2-7: defaults for -1, manual assignment, validate_only.
+
+    The id of a topic comes from that of the try: a request that was forwarded may be tried again
+    after it was done and the answer lost, and finds the topic that it made itself. Each try has an
+    id of its own, since the topic may have been deleted meanwhile, and no id is used twice.
+    """
+    node = ctx.node
+    topics, answers = _without_twins(request.topics)
+    tries = ctx.tries or (uuid4(),)
+
+    def decision(
+        image: Image,
+    ) -> Decided[list[Values]] | Steps[Decided[list[Values]]]:
+        if sum(_partitions_wanted(topic) for topic in topics) > MAX_PARTITIONS_PER_REQUEST:
+            error = PolicyViolation("Excessively large number of partitions per request.")
+            return [_uncreated(topic) | _failed(error) for topic in topics], []
+        return _each(
+            image,
+            topics,
+            lambda image, topic: _create(node, image, topic, tries),
+            _uncreated,
+            request.validate_only,
+            room=FileRoom(node, image),
+        )
+
+    answers = [{**_NOT_CREATED, **answer} for answer in answers]
+    return {"topics": answers + await decide(node, decision)}
+
+
+_NOT_CREATED: Final[Values] = {
+    "topic_id": None,
+    "num_partitions": -1,
+    "replication_factor": -1,
+    "configs": (),
+}
+
+
+def _uncreated(topic: Any) -> dict[str, Any]:
+    return {"name": topic.name, **_NOT_CREATED}
+
+
+def _topic_id(seed: UUID, name: str) -> UUID:
+    """Random as ``seed`` is, another one for each name; as Kafka's it does not begin with a dash
+    as text.
+    """
+    drawn = blake2b(name.encode(), key=seed.bytes, digest_size=16).digest()
+    while encode_uuid(found := UUID(bytes=drawn, version=4)).startswith("-"):
+        drawn = blake2b(drawn, digest_size=16).digest()
+    return found
+
+
+def _partitions_wanted(topic: Any) -> int:
+    return len(topic.assignments) or max(topic.num_partitions, 1)
+
+
+def _create(
+    node: Node, image: Image, topic: Any, tries: Sequence[UUID]
+) -> tuple[Values, Sequence[MetadataRecord]]:
+    ids = [_topic_id(one, topic.name) for one in tries]
+    made = image.topics.get(topic.name)
+    if made is not None and made.topic_id in ids:
+        given = image.config(ResourceType.TOPIC, topic.name)
+        counts = len(made.partitions), len(made.partitions[0].replicas)
+        return _created(node, made.name, made.topic_id, counts, given), []
+    topic_id = ids[-1]
+    assignments: dict[int, Sequence[int]] = {}
+    for entry in topic.assignments:
+        if entry.partition_index in assignments:
+            raise InvalidReplicaAssignment(
+                f"Found multiple manual partition assignments for partition {entry.partition_index}"
+            )
+        assignments[entry.partition_index] = entry.broker_ids
+    config = node.config
+    settings = {entry.name: entry.value for entry in topic.configs}
+    defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
+    if topic.name == CONSUMER_OFFSETS:
+        settings = internal_topics.settings(config, settings)
+        defaults = internal_topics.defaults(image, config)
+    records = controller.create_topic(
+        image,
+        CreateTopic(
+            topic.name,
+            topic_id,
+            topic.num_partitions,
+            topic.replication_factor,
+            assignments,
+            settings,
+        ),
+        defaults,
+        lambda values: check_topic(node, values),
+    )
+    given = {
+        record.name: record.value
+        for record in records
+        if isinstance(record, ConfigRecord) and record.value is not None
+    }
+    counts = controller.topic_counts(records)
+    return _created(node, topic.name, topic_id, counts, given), records
+
+
+def _created(
+    node: Node, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
+) -> Values:
+    return {
+        "name": name,
+        "topic_id": topic_id,
+        "error_code": 0,
+        "error_message": None,
+        "num_partitions": counts[0],
+        "replication_factor": counts[1],
+        "configs": [
+            {
+                "name": entry.setting.name,
+                "value": entry.value,
+                "read_only": entry.read_only,
+                "config_source": int(entry.source),
+                "is_sensitive": entry.setting.sensitive,
+            }
+            for entry in topic_entries(node, given)
+        ],
+    }
+
+
+async def delete_topics(ctx: RequestContext, request: Any) -> Values:
+    """DeleteTopics v1-6: by name, or by name or id."""
+    node = ctx.node
+    if ctx.api_version >= 6:
+        wanted = [(topic.name, topic.topic_id) for topic in request.topics]
+    else:
+        wanted = [(name, None) for name in request.topic_names]
+
+    def decision(image: Image) -> Steps[Decided[list[Values]]]:
+        resolved, answers = yield from _resolve(image, wanted)
+        if not node.config.delete_topic_enable:
+            why = "Topic deletion is disabled: delete.topic.enable is false."
+            error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
+            refused: list[Values] = [
+                {"name": name, "topic_id": topic_id, **_failed(error)} for name, topic_id in wanted
+            ]
+            return refused, []
+        more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
+        return answers + more, records
+
+    return {"responses": await decide(node, decision)}
+
+
+def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]]:
+    answer = {**one, "error_code": 0, "error_message": None}
+    return answer, controller.delete_topic(image, one["topic_id"])
+
+
+def _resolve(
+    image: Image, wanted: Sequence[tuple[str | None, UUID | None]]
+) -> Steps[tuple[list[Values], list[Values]]]:
+    """(topics as name and id, errors) of what is to be deleted."""
+    counts = Counter(key for pair in wanted for key in pair if key is not None)
+    found: list[TopicImage] = []
+    errors: dict[tuple[str | None, UUID | None], KeptError] = {}
+    for name, topic_id in wanted:
+        yield
+        try:
+            found.append(_find(image, name, topic_id, counts))
+        except KeptError as error:
+            errors[name, topic_id] = error
+    times = Counter(topic.name for topic in found)
+    for name in [name for name, count in times.items() if count > 1]:
+        errors[name, None] = InvalidRequest("The same topic was specified by name and by id.")
+    return [
+        {"name": topic.name, "topic_id": topic.topic_id}
+        for topic in found
+        if times[topic.name] == 1
+    ], [
+        {"name": name, "topic_id": topic_id, **_failed(error)}
+        for (name, topic_id), error in errors.items()
+    ]
+
+
+def _find(
+    image: Image, name: str | None, topic_id: UUID | None, counts: Counter[str | UUID]
+) -> TopicImage:
+    """The topic of that name or id, which must be named once."""
+    if name is not None and topic_id is not None:
+        raise InvalidRequest("You may not specify both topic name and topic id.")
+    if name is not None:
+        if counts[name] > 1:
+            raise InvalidRequest(_DUPLICATE)
+        topic = image.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition("This server does not host this topic-partition.")
+        return topic
+    if topic_id is None:
+        raise InvalidRequest("Neither topic name nor id were specified.")
+    if counts[topic_id] > 1:
+        raise InvalidRequest("Duplicate topic id.")
+    topic = image.topics_by_id.get(topic_id)
+    if topic is None:
+        raise UnknownTopicId("This server does not host this topic ID.")
+    return topic
+
+
+async def create_partitions(ctx: RequestContext, request: Any) -> Values:
+    """CreatePartitions v0-3: more partitions for existing topics."""
+    topics, answers = _without_twins(request.topics)
+
+    def decision(image: Image) -> Steps[Decided[list[Values]]]:
+        return _each(
+            image,
+            topics,
+            _add_partitions,
+            lambda topic: {"name": topic.name},
+            request.validate_only,
+            room=FileRoom(ctx.node, image),
+        )
+
+    return {"results": answers + await decide(ctx.node, decision)}
+
+
+def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[MetadataRecord]]:
+    if topic.name not in image.topics:
+        raise UnknownTopicOrPartition("This server does not host this topic-partition.")
+    assignments = topic.assignments
+    manual = None if assignments is None else [entry.broker_ids for entry in assignments]
+    records = controller.create_partitions(image, topic.name, topic.count, manual)
+    return {"name": topic.name, "error_code": 0, "error_message": None}, records

@@ -1,0 +1,291 @@
+"""Where clients connect: accepts sockets, counts them, closes idle ones, knows who speaks what.
+
+The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are
+handed over with the transport (HTTP, gRPC); anything else is Kafka's length prefix. The listener
+for nodes has their own gRPC, and greetings besides (``kept.node.internode``). Addresses come from
+``listeners``; each listener answers with its own advertised address (semantics.md, rule 42).
+
+A connection counts until it is closed, also under another protocol: on clients' listeners against
+``max.connections`` and ``max.connections.per.ip``, on the listener between nodes against
+``kept.node.max.connections`` alone (:mod:`kept.node.kafka.connection_quota`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.kafka import api
+from kept.node.kafka.connection import Connection
+from kept.node.kafka.handlers import fetch, produce
+from kept.node.kafka.handshake_timeout import SilentConnections
+from kept.node.runtime.logging import log
+from kept.storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kept.node.config.node_config import Listener as Address
+    from kept.node.node import Node
+
+TakeOver = Callable[["HandedOver", bytes], None]
+
+HTTP_METHODS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC")
+"""First four bytes of HTTP; each is far above the largest frame size as a length."""
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about refused connections in this time."""
+
+PIECES_PER_REPLY: Final = 4
+"""A response of one partition has two or three: bytes, a slice of a file, bytes."""
+
+
+class HandedOver:
+    """A connection that another protocol serves from now on, and the listener that counts it.
+
+    Whoever serves it calls :meth:`closed` when its transport is.
+    """
+
+    __slots__ = ("_open", "host", "listener", "node", "transport")
+
+    def __init__(self, listener: Listener, transport: Any, host: str) -> None:
+        self.listener = listener
+        self.node = listener.node
+        self.transport = transport
+        self.host = host
+        self._open = True
+
+    @property
+    def may_change_voters(self) -> bool:
+        """Whether whoever speaks here may change who votes."""
+        return may_change_voters(self.listener.between_nodes, self.host)
+
+    def closed(self) -> None:
+        """The transport is closed: it counts no more."""
+        if self._open:
+            self._open = False
+            self.listener.handed_over.discard(self)
+            self.listener.quota.leave(self.host)
+
+
+class Listener:
+    """One of ``listeners``: its sockets, and the connections accepted there.
+
+    ``between_nodes``: it is the node listener, and hands gRPC and greetings to ``node.peers``.
+    """
+
+    def __init__(self, node: Node, address: Address, *, between_nodes: bool = False) -> None:
+        self.node = node
+        self.name = address.name
+        self.address = address
+        self.port = address.port
+        self.between_nodes = between_nodes
+        self.connections: set[Connection] = set()
+        self.handed_over: set[HandedOver] = set()
+        """Connections that another protocol took over: they still count."""
+        self.quota = node.node_connections if between_nodes else node.client_connections
+        self.replica_warning_at = 0.0
+        """From this time on, by the loop's clock, another refused replica is told of."""
+        config = node.config
+        self.silent = SilentConnections(
+            node.loop, config.silent_ms / 1000, config.silent_max_connections
+        )
+        self.takeovers: dict[bytes, TakeOver] = dict.fromkeys(HTTP_METHODS, take_over_http)
+        self.takeovers[b"PRI "] = take_over_grpc
+        if between_nodes:
+            self.takeovers |= {b"PRI ": take_over_peer, b"KEPT": take_over_greeting}
+        self.apis = api.served()
+        self.produce = produce.handle
+        self.fetch = fetch.handle
+        self.max_frame_bytes = config.socket_request_max_bytes
+        self.max_entries = config.request_max_entries
+        self.max_replies = config.connection_inflight_max_requests
+        self.max_unsent_bytes = config.connection_inflight_max_bytes
+        self.max_queued = PIECES_PER_REPLY * self.max_replies
+        """Pieces of responses, bytes or slices: many small ones cost more than their bytes."""
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._quiet_until = 0.0
+
+    def bind(self) -> None:
+        """Take the addresses; nobody is accepted yet. Raises ConfigurationError."""
+        for host in self.address.bind_hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                continue  # no IPv6 here
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                sock.bind((host, self.port))
+            except OSError as error:
+                sock.close()
+                if family == socket.AF_INET6 and self._sockets and error.errno != errno.EADDRINUSE:
+                    continue
+                self.close_sockets()
+                raise self._refused(host, error) from error
+            self.port = sock.getsockname()[1]
+            self._sockets.append(sock)
+        if not self._sockets:
+            raise ConfigurationError(f"listeners: no address of {self.address} can be bound")
+
+    def _refused(self, host: str, error: OSError) -> ConfigurationError:
+        if error.errno == errno.EADDRINUSE:
+            return ConfigurationError(
+                f"port {self.port} on {host} is in use: is another node running? "
+                "Stop it, or choose another with --port or listeners"
+            )
+        return ConfigurationError(f"listeners: cannot bind {self.address}: {error.strerror}")
+
+    async def start(self) -> None:
+        """Accept."""
+        backlog = self.node.config.socket_listen_backlog_size
+        for sock in self._sockets:
+            server = await self.node.loop.create_server(
+                lambda: Connection(self), sock=sock, backlog=backlog
+            )
+            self._servers.append(server)
+        self._sockets.clear()
+
+    def close_sockets(self) -> None:
+        """Give the addresses up before anybody was accepted."""
+        for sock in self._sockets:
+            sock.close()
+        self._sockets.clear()
+
+    def stop_accepting(self) -> None:
+        """No new connections."""
+        self.close_sockets()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def close_connections(self) -> None:
+        """Close what is still open."""
+        self.silent.stop()
+        for connection in list(self.connections):
+            connection.abort()
+        for handed_over in list(self.handed_over):
+            handed_over.transport.abort()
+
+    # Called by connections.
+
+    def admit(self, connection: Connection, fd: int) -> bool:
+        """Count a new connection, whose descriptor is ``fd``; False when it is one too many."""
+        setting, limit = self._exceeded(connection.host, fd)
+        if setting:
+            self._refuse(connection, setting, limit)
+            return False
+        self.connections.add(connection)
+        self.silent.add(connection)
+        self.quota.enter(connection.host)
+        return True
+
+    def _exceeded(self, host: str, fd: int) -> tuple[str, int]:
+        """What allows no further connection from ``host``, a setting or RLIMIT_NOFILE, and how many
+        it allows.
+        """
+        config, quota, open_files = self.node.config, self.quota, self.node.open_files
+        if self.between_nodes:
+            limit = config.node_max_connections
+            if quota.count >= limit or open_files.nearly_out(fd):
+                self._make_room()
+            return ("kept.node.max.connections", limit) if quota.count >= limit else ("", 0)
+        if quota.count >= config.max_connections:
+            return "max.connections", config.max_connections
+        limit = open_files.connection_limit()
+        if quota.count >= limit or open_files.nearly_out(fd):
+            return "RLIMIT_NOFILE", limit
+        if quota.of(host) >= config.max_connections_per_ip:
+            return "max.connections.per.ip", config.max_connections_per_ip
+        return "", 0
+
+    def _make_room(self) -> None:
+        """Close the node connection in Kafka's protocol that was idle longest, if there is one.
+
+        Nodes that replicate are never idle for long, so whoever opens connections here and leaves
+        them keeps no node out.
+        """
+        idle = [connection for connection in self.connections if connection.idle]
+        if not idle:
+            return
+        oldest = min(idle, key=lambda connection: connection.last_active)
+        oldest.abort("closed to make room for another node", setting="kept.node.max.connections")
+        self.leave(oldest)
+
+    def _refuse(self, connection: Connection, setting: str, limit: int) -> None:
+        now = self.node.loop.time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + NOISE_INTERVAL_S
+            log.warning("connection refused", peer=connection.peer, setting=setting, limit=limit)
+
+    def leave(self, connection: Connection) -> None:
+        """A connection is closed."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self.silent.discard(connection)
+            self.quota.leave(connection.host)
+
+    def hand_over(self, connection: Connection, transport: Any) -> HandedOver:
+        """Another protocol has the transport now; it counts until it is closed."""
+        self.connections.remove(connection)
+        handed_over = HandedOver(self, transport, connection.host)
+        self.handed_over.add(handed_over)
+        return handed_over
+
+    def close_idle(self) -> None:
+        """Close connections idle longer than ``connections.max.idle.ms``, and those whose request
+        takes longer than ``kept.request.receive.ms`` to come in; a timer calls.
+        """
+        now = self.node.loop.time()
+        config = self.node.config
+        idle_ms = config.connections_max_idle_ms
+        oldest = now - idle_ms / 1000 if idle_ms >= 0 else -1.0
+        oldest_request = now - config.request_receive_ms / 1000
+        for connection in list(self.connections):
+            if connection.is_late(oldest_request):
+                connection.abort("a request did not come in whole within kept.request.receive.ms")
+            elif connection.last_active < oldest and (connection.idle or connection.deaf):
+                connection.abort()
+            elif connection.last_active < now - 10:
+                connection.shrink()
+
+
+def may_change_voters(between_nodes: bool, host: str) -> bool:
+    """Whether a request may change who votes on the metadata: through the listener between nodes,
+    or from this machine.
+
+    Nobody is authenticated yet, and whoever takes votes away can end the cluster for good; so it is
+    not for everybody who reaches a client's listener. ``host`` is the peer's address.
+    """
+    if between_nodes:
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def take_over_http(connection: HandedOver, first_bytes: bytes) -> None:
+    """Hand a connection to the HTTP server, imported at its first request."""
+    from kept.node.http.server import take_over
+
+    take_over(connection, first_bytes)
+
+
+def take_over_grpc(connection: HandedOver, first_bytes: bytes) -> None:
+    """Hand a connection to the gRPC server, started at its first client."""
+    connection.node.grpc_front.take_over(connection.transport, first_bytes, connection.closed)
+
+
+def take_over_peer(connection: HandedOver, first_bytes: bytes) -> None:
+    """Hand a connection of another node to the gRPC server for nodes."""
+    connection.node.peers.take_over(connection.transport, first_bytes, connection.closed)
+
+
+def take_over_greeting(connection: HandedOver, first_bytes: bytes) -> None:
+    """Answer a node that wants to know who this is."""
+    connection.node.peers.greet(connection.transport, first_bytes, connection.closed)

@@ -1,0 +1,238 @@
+"""``kept serve --adopt``: what happens before the node starts, once.
+
+Order: everything is read and checked first, under Kafka's own locks, and a refusal leaves nothing
+changed. Then the metadata directory is written, with a note in it that it is not whole; then each
+log directory gets its mark; then the note goes. A start without all marks is refused as Kafka's
+(:func:`~kept.storage.directory.refuse_kafka`), so that a crash anywhere here means: the same
+command once more. Where all are marked nothing is left to do, and the node just starts.
+
+One way: from the first start on kept's logs go their own way, and Kafka's metadata stay behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+from kept.cluster.snapshot import write_snapshot
+from kept.cluster.voters import Voter
+from kept.cluster.wal import (
+    Identity,
+    WriteAheadLog,
+    make_directory,
+    write_hard_state,
+    write_identity,
+)
+from kept.node.kafka_import import directories, kafka_records, metadata_log
+from kept.node.kafka_import.directories import Found, Owner
+from kept.node.kafka_import.metadata_log import Begun
+from kept.node.metadata import directory_ids
+from kept.node.runtime.logging import log
+from kept.storage import layout
+from kept.storage.disk import Disk, Lock
+from kept.storage.errors import ConfigurationError, DirectoryInUse, DirectoryRefused
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.config.node_config import NodeConfig
+
+NOTE: Final = "adopting"
+"""In the metadata directory while it is not whole."""
+ENTRIES_A_WRITE: Final = 1000
+NOT_SERVED: Final = {
+    "__transaction_state": "transactional ids",
+    "__share_group_state": "share groups",
+    "__remote_log_metadata": "what is in remote storage",
+}
+"""Topics in which Kafka keeps what kept does not serve: they stay as topics, and it is said."""
+
+
+def adopt(
+    config: NodeConfig,
+    disk: Disk,
+    *,
+    kafka_metadata: str | None = None,
+    ignore_security: bool = False,
+    dry: bool = False,
+) -> None:
+    """Take over ``log.dirs`` from Apache Kafka, unless that was done; see the module.
+
+    ``kafka_metadata`` is Kafka's ``metadata.log.dir`` where that is none of ``log.dirs``. ``dry``:
+    everything is checked, nothing written. Raises DirectoryRefused, DirectoryInUse,
+    ConfigurationError with what would be right; DamagedData; MachineError.
+    """
+    if set(config.process_roles) != {"broker", "controller"}:
+        raise ConfigurationError(
+            f"--adopt: process.roles is {','.join(config.process_roles)}. {directories.ONE_ROLE}"
+        )
+    owners = {path: directories.owner(disk, path) for path in config.log_dirs}
+    nobodys = [path for path, whose in owners.items() if whose is Owner.NOBODY]
+    if nobodys:
+        raise DirectoryRefused(
+            f"--adopt: {', '.join(nobodys)}: no {layout.META_PROPERTIES} there: set log.dirs to "
+            "what it was in Apache Kafka"
+        )
+    metadata = config.metadata_log_dir
+    if Owner.KAFKA not in owners.values():
+        if not dry and disk.exists(f"{metadata}/{NOTE}"):
+            disk.unlink(f"{metadata}/{NOTE}")
+        log.info("nothing to adopt", dirs=",".join(config.log_dirs), why="kept's already")
+        return
+    _refuse_used(disk, metadata)
+    locks = _lock(disk, config.log_dirs)
+    try:
+        found = [directories.read(disk, path, config.node_id) for path in config.log_dirs]
+        begun = _read(config, disk, found, kafka_metadata)
+        _check(config, disk, found, begun, ignore_security)
+        if not dry:
+            _write(config, disk, found, begun)
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _refuse_used(disk: Disk, metadata: str) -> None:
+    if disk.exists(metadata) and not disk.exists(f"{metadata}/{NOTE}") and disk.listdir(metadata):
+        raise DirectoryRefused(
+            f"--adopt: metadata.log.dir={metadata} is not empty: name a directory that is to hold "
+            "kept's metadata of this node, and nothing else"
+        )
+
+
+def _lock(disk: Disk, paths: Sequence[str]) -> list[Lock]:
+    locks: list[Lock] = []
+    try:
+        for path in paths:
+            locks.append(disk.lock(f"{path}/{layout.LOCK}"))
+    except DirectoryInUse as error:
+        for lock in locks:
+            lock.release()
+        raise DirectoryInUse(f"{error}: is Apache Kafka still running? Stop it first") from error
+    return locks
+
+
+def directory_id(cluster_id: str, node_id: int) -> UUID:
+    """The disk that an adopted node votes from. All of them must know it of all, before any has
+    spoken with another; a node whose metadata disk was lost later gets a random one, as always."""
+    return uuid5(NAMESPACE_OID, f"kept, adopted: cluster {cluster_id}, node {node_id}")
+
+
+def voters(config: NodeConfig, cluster_id: str) -> tuple[Voter, ...]:
+    """Who votes from the first entry on."""
+    listed = config.controller_quorum_voters
+    if not listed:
+        return (Voter(config.node_id, directory_id(cluster_id, config.node_id)),)
+    return tuple(
+        Voter(one.node_id, directory_id(cluster_id, one.node_id), one.host, one.port)
+        for one in sorted(listed, key=lambda one: one.node_id)
+    )
+
+
+def _read(
+    config: NodeConfig, disk: Disk, found: Sequence[Found], kafka_metadata: str | None
+) -> Begun:
+    clusters = {one.cluster_id for one in found}
+    if len(clusters) > 1:
+        raise DirectoryRefused(f"log.dirs belong to several clusters: {sorted(clusters)}")
+    cluster_id = found[0].cluster_id
+    places = [kafka_metadata] if kafka_metadata else list(config.log_dirs)
+    paths = [f"{place}/{layout.METADATA_LOG}" for place in places]
+    there = [path for path in paths if disk.exists(path)]
+    if len(there) != 1:
+        raise DirectoryRefused(
+            f"{layout.METADATA_LOG} is in {len(there)} of {', '.join(places)}, and must be in one: "
+            "name Apache Kafka's metadata.log.dir with --kafka-metadata"
+        )
+    return metadata_log.read(
+        disk, there[0], cluster_id=cluster_id, node_id=config.node_id,
+        voters=voters(config, cluster_id),
+    )  # fmt: skip
+
+
+def _check(
+    config: NodeConfig, disk: Disk, found: Sequence[Found], begun: Begun, ignore_security: bool
+) -> None:
+    translation = begun.translation
+    reasons = list(translation.problems())
+    left = translation.left
+    if not ignore_security:
+        for kind in (kafka_records.ACL, kafka_records.SCRAM, kafka_records.TOKEN):
+            if count := left.count(kind):
+                reasons.append(
+                    f"{count} {kind}s: kept has no security yet, and would serve everybody; "
+                    "--ignore-security goes on without them"
+                )
+    me = translation.brokers.get(config.node_id)
+    registered = set() if me is None else set(me.log_dirs)
+    lacking = registered - {one.directory_id for one in found}
+    for one in sorted(lacking):
+        reasons.append(
+            f"the log directory {layout.encode_uuid(one)}, with which node {config.node_id} was "
+            "registered, is not in log.dirs: name all that it had"
+        )
+    reasons += _missing(config, found, begun)
+    reasons += directories.problems(disk, found)
+    directories.refuse(reasons)
+    held = sorted(NOT_SERVED.keys() & set(translation.topics.values()))
+    states = (f"{NOT_SERVED[topic]}; {topic} stays as a topic" for topic in held)
+    for what in (*left.described(), *states):
+        log.warning("not taken over from Apache Kafka", what=what)
+
+
+def _missing(config: NodeConfig, found: Sequence[Found], begun: Begun) -> list[str]:
+    """Logs that this node must have, and others that a lone one would need."""
+    here: dict[TopicPartition, UUID | None] = {}
+    for directory in found:
+        here |= directory.logs
+    translation, me = begun.translation, config.node_id
+    alone = len(voters(config, "")) == 1
+    reasons = []
+    for (topic_id, number), known in sorted(translation.partitions.items()):
+        tp = TopicPartition(translation.topics[topic_id], number)
+        in_sync = known.isr or known.elr
+        if me in in_sync and here.get(tp) != topic_id:
+            reasons.append(
+                f"{layout.directory_name(tp)} (topic id {layout.encode_uuid(topic_id)}) is not in "
+                "log.dirs, and this node was in sync with it"
+            )
+        elif alone and set(known.replicas) != {me}:
+            reasons.append(
+                f"{layout.directory_name(tp)} has replicas on the nodes {list(known.replicas)}, "
+                "and this one is alone: move them to it in Apache Kafka first"
+            )
+    return reasons
+
+
+def _write(config: NodeConfig, disk: Disk, found: Sequence[Found], begun: Begun) -> None:
+    metadata = config.metadata_log_dir
+    cluster_id = found[0].cluster_id
+    make_directory(disk, metadata)
+    disk.write_atomic(f"{metadata}/{NOTE}", b"")
+    for name in disk.listdir(metadata):
+        if name != NOTE:
+            disk.unlink(f"{metadata}/{name}")
+    write_snapshot(disk, metadata, begun.image, begun.term)
+    wal = WriteAheadLog.open(metadata, disk)
+    wal.restart_at(begun.image.index, begun.term)
+    for at in range(0, len(begun.entries), ENTRIES_A_WRITE):
+        wal.append(begun.entries[at : at + ENTRIES_A_WRITE])
+    own = directory_id(cluster_id, config.node_id)
+    write_hard_state(disk, metadata, replace(begun.hard_state, vote_directory=own))
+    write_identity(disk, metadata, Identity(own))
+    directory_ids.remember_cluster(disk, metadata, config.node_id, cluster_id)
+    for one in found:
+        directories.mark(disk, one.path, cluster_id)
+    disk.unlink(f"{metadata}/{NOTE}")
+    disk.fsync_dir(metadata)
+    translation = begun.translation
+    log.warning(
+        "adopted from Apache Kafka; there is no way back",
+        cluster=cluster_id,
+        topics=len(translation.topics),
+        partitions=len(translation.partitions),
+        logs=sum(len(one.logs) for one in found),
+        entries=begun.entries[-1].index if begun.entries else begun.image.index,
+        metadata=metadata,
+    )

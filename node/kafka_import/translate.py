@@ -1,0 +1,311 @@
+"""Kafka's metadata records become kept's: a pure machine that is fed the one and gives the other.
+
+It holds what Kafka's log says so far. :meth:`Translation.add` takes the records of one batch;
+:meth:`Translation.step` gives the records of kept that the batch comes to. Every node that is
+adopted translates its own copy of the log, and what they make must be equal entry by entry, so the
+outcome depends on the records and their order alone: no settings of this node, no clock, no chance.
+
+What differs:
+
+- a change of a partition is written as its whole new state;
+- a partition whose ISR is empty has its eligible leaders (KIP-966) for an ISR: they hold all that
+  was committed, and kept has no such list beside the ISR;
+- of brokers the address is left out: each registers anew, at another one;
+- a topic's settings that kept does not know, settings of anything but topics and brokers, feature
+  levels, quotas, rules and credentials are left out; :class:`Left` counts them, to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+from uuid import UUID
+
+from kept.cluster import records as ours
+from kept.cluster.records import MetadataRecord, ResourceType
+from kept.cluster.settings import TOPIC_SETTINGS
+from kept.node.config.node_config import BROKER_SETTINGS
+from kept.node.kafka_import import kafka_records
+from kept.node.kafka_import.kafka_records import KafkaRecord
+from kept.storage.errors import CorruptMessage, InvalidConfig
+
+_RESOURCES: Final = {
+    2: "topic",
+    4: "broker",
+    8: "broker logger",
+    16: "client metrics",
+    32: "group",
+}
+_KNOWN_SETTINGS: Final = {
+    int(ResourceType.TOPIC): TOPIC_SETTINGS,
+    int(ResourceType.BROKER): BROKER_SETTINGS,
+}
+METADATA_VERSION: Final = "metadata.version"
+NEWEST_METADATA_VERSION: Final = 30
+"""4.3-IV0."""
+
+
+@dataclass(slots=True)
+class Left:
+    """What Kafka's metadata hold that kept does not serve."""
+
+    access: dict[str, set[tuple[object, ...]]] = field(default_factory=dict)
+    """Kind -> rules, credentials, tokens, quotas that are in force."""
+    settings: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    """(resource type, name, setting) -> value."""
+    features: dict[str, int] = field(default_factory=dict)
+
+    def count(self, kind: str) -> int:
+        """How many of a kind."""
+        return len(self.access.get(kind, ()))
+
+    def described(self) -> Iterator[str]:
+        """A line for each sort of thing that is not taken over."""
+        for kind, several in sorted(self.access.items()):
+            if several:
+                yield f"{len(several)} {kind}{'s' if len(several) > 1 else ''}"
+        for (of, name, setting), value in sorted(self.settings.items()):
+            yield f"{_RESOURCES.get(of, 'resource')} {name or '(all)'}: {setting}={value}"
+
+
+@dataclass(slots=True)
+class _Touched:
+    """What changed since the last step."""
+
+    topics_gone: list[UUID] = field(default_factory=list)
+    partitions: set[tuple[UUID, int]] = field(default_factory=set)
+    brokers: set[int] = field(default_factory=set)
+    settings: dict[tuple[int, str, str], None] = field(default_factory=dict)
+
+
+class Translation:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.left = Left()
+        self.topics: dict[UUID, str] = {}
+        self.partitions: dict[tuple[UUID, int], kafka_records.Partition] = {}
+        self.brokers: dict[int, kafka_records.RegisterBroker] = {}
+        self.settings: dict[tuple[int, str, str], str] = {}
+        self.next_producer_id = 0
+        self.metadata_version = 0
+        self._touched = _Touched()
+        self._told_topics: dict[UUID, int] = {}  # how many partitions of it were given out
+        self._told_brokers: dict[int, int] = {}  # its epoch
+        self._told_producer_id = 0
+        self._transaction: list[KafkaRecord] | None = None
+
+    # Kafka's side.
+
+    def add(self, records: Iterable[KafkaRecord]) -> None:
+        """Take the records of a batch; those of an open transaction wait for its end.
+
+        Raises CorruptMessage where they contradict what came before.
+        """
+        for record in records:
+            if isinstance(record, kafka_records.Transaction):
+                held = self._transaction or ()
+                self._transaction = [] if record.what == "begin" else None
+                if record.what == "end":
+                    for one in held:
+                        self._add(one)
+            elif self._transaction is not None:
+                self._transaction.append(record)
+            else:
+                self._add(record)
+
+    def _add(self, record: KafkaRecord) -> None:
+        match record:
+            case kafka_records.Topic(name, topic_id):
+                self.topics[topic_id] = name
+            case kafka_records.RemoveTopic(topic_id):
+                self._remove_topic(topic_id)
+            case kafka_records.Partition():
+                self._partition(record)
+            case kafka_records.ChangePartition():
+                self._partition(self._changed(record))
+            case kafka_records.ClearElr(topic):
+                self._clear_elr(topic)
+            case kafka_records.RegisterBroker():
+                self.brokers[record.broker_id] = record
+                self._touched.brokers.add(record.broker_id)
+            case kafka_records.ChangeBroker():
+                self._change_broker(record)
+            case kafka_records.UnregisterBroker(broker_id):
+                self.brokers.pop(broker_id, None)
+                self._touched.brokers.add(broker_id)
+            case kafka_records.Config():
+                self._config(record)
+            case kafka_records.ProducerIds(next_producer_id):
+                self.next_producer_id = max(self.next_producer_id, next_producer_id)
+            case kafka_records.Feature(name, level):
+                self.left.features[name] = level
+            case kafka_records.Access(kind, identity, removed):
+                several = self.left.access.setdefault(kind, set())
+                (several.discard if removed else several.add)(identity)
+
+    def _remove_topic(self, topic_id: UUID) -> None:
+        name = self.topics.pop(topic_id, None)
+        if name is None:
+            raise CorruptMessage(f"topic {topic_id} is removed and does not exist")
+        gone = [key for key in self.partitions if key[0] == topic_id]
+        for key in gone:
+            del self.partitions[key]
+        self._touched.partitions.difference_update(gone)
+        for known in (self.settings, self.left.settings):
+            for setting in [s for s in known if s[:2] == (int(ResourceType.TOPIC), name)]:
+                del known[setting]
+                self._touched.settings.pop(setting, None)
+        if topic_id in self._told_topics:
+            self._touched.topics_gone.append(topic_id)
+
+    def _partition(self, record: kafka_records.Partition) -> None:
+        key = record.topic_id, record.partition
+        if record.topic_id not in self.topics:
+            raise CorruptMessage(f"partition {record.partition} of no topic ({record.topic_id})")
+        self.partitions[key] = record
+        self._touched.partitions.add(key)
+
+    def _changed(self, change: kafka_records.ChangePartition) -> kafka_records.Partition:
+        before = self.partitions.get((change.topic_id, change.partition))
+        if before is None:
+            raise CorruptMessage(
+                f"partition {change.partition} of {change.topic_id} changes and does not exist"
+            )
+        return replace(
+            before,
+            isr=before.isr if change.isr is None else change.isr,
+            leader=before.leader if change.leader is None else change.leader,
+            replicas=before.replicas if change.replicas is None else change.replicas,
+            removing=before.removing if change.removing is None else change.removing,
+            adding=before.adding if change.adding is None else change.adding,
+            recovering=before.recovering if change.recovering is None else change.recovering,
+            elr=before.elr if change.elr is None else change.elr,
+            leader_epoch=before.leader_epoch + (change.leader is not None),
+            partition_epoch=before.partition_epoch + 1,
+        )
+
+    def _clear_elr(self, topic: str) -> None:
+        for key, known in self.partitions.items():
+            if known.elr and (not topic or self.topics[key[0]] == topic):
+                self.partitions[key] = replace(known, elr=())
+
+    def _change_broker(self, change: kafka_records.ChangeBroker) -> None:
+        known = self.brokers.get(change.broker_id)
+        if known is None or known.broker_epoch != change.broker_epoch:
+            raise CorruptMessage(f"broker {change.broker_id} changes and is not registered so")
+        fenced = known.fenced if change.fenced is None else change.fenced
+        shutting_down = change.in_controlled_shutdown or known.in_controlled_shutdown
+        self.brokers[change.broker_id] = replace(
+            known,
+            fenced=fenced,
+            in_controlled_shutdown=shutting_down,
+            log_dirs=change.log_dirs or known.log_dirs,
+        )
+        self._touched.brokers.add(change.broker_id)
+
+    def _config(self, record: kafka_records.Config) -> None:
+        key = record.resource_type, record.resource_name, record.name
+        known = record.name in _KNOWN_SETTINGS.get(record.resource_type, ())
+        target = self.settings if known else self.left.settings
+        if record.value is None:
+            target.pop(key, None)
+        else:
+            target[key] = record.value
+        if known:
+            self._touched.settings[key] = None
+
+    # kept's side.
+
+    def step(self) -> list[MetadataRecord]:
+        """What became true since the last step, as records that apply in this order."""
+        touched, self._touched = self._touched, _Touched()
+        found: list[MetadataRecord] = []
+        for topic_id in touched.topics_gone:
+            del self._told_topics[topic_id]
+            found.append(ours.RemoveTopicRecord(topic_id))
+        for broker_id in sorted(touched.brokers):
+            found += self._broker(broker_id)
+        found += self._topics_and_partitions(touched)
+        for kind, name, setting in touched.settings:
+            value = self.settings.get((kind, name, setting))
+            found.append(ours.ConfigRecord(kind, name, setting, value))
+        if self.next_producer_id > self._told_producer_id:
+            self._told_producer_id = self.next_producer_id
+            found.append(ours.ProducerIdsRecord(-1, -1, self.next_producer_id))
+        return found
+
+    def _broker(self, broker_id: int) -> Iterator[MetadataRecord]:
+        known, told = self.brokers.get(broker_id), self._told_brokers.get(broker_id)
+        if known is None:
+            if told is not None:
+                del self._told_brokers[broker_id]
+                yield ours.UnregisterBrokerRecord(broker_id, told)
+            return
+        epoch = known.broker_epoch
+        if told != epoch:
+            self._told_brokers[broker_id] = epoch
+            yield ours.BrokerRecord(
+                broker_id, epoch, known.incarnation, (), known.rack, known.fenced, known.log_dirs
+            )
+        if told == epoch or known.in_controlled_shutdown:
+            yield ours.BrokerChangeRecord(
+                broker_id, epoch, known.fenced, known.in_controlled_shutdown
+            )
+
+    def _topics_and_partitions(self, touched: _Touched) -> Iterator[MetadataRecord]:
+        """New topics in Kafka's order, each with its partitions in theirs: one that would leave a
+        gap waits for the ones before it."""
+        for topic_id, name in self.topics.items():
+            if topic_id not in self._told_topics:
+                self._told_topics[topic_id] = 0
+                yield ours.TopicRecord(name, topic_id)
+        order = {topic_id: n for n, topic_id in enumerate(self.topics)}
+        for key in sorted(touched.partitions, key=lambda one: (order[one[0]], one[1])):
+            topic_id, number = key
+            told = self._told_topics[topic_id]
+            if number > told:
+                self._touched.partitions.add(key)
+                continue
+            self._told_topics[topic_id] = max(told, number + 1)
+            yield self._translated(self.partitions[key])
+
+    def _translated(self, known: kafka_records.Partition) -> ours.PartitionRecord:
+        return ours.PartitionRecord(
+            known.topic_id,
+            known.partition,
+            known.replicas,
+            known.isr or tuple(one for one in known.replicas if one in known.elr),
+            known.leader,
+            known.leader_epoch,
+            known.partition_epoch,
+            unclean=known.recovering,
+            adding=known.adding,
+            removing=known.removing,
+        )
+
+    # The end.
+
+    def problems(self) -> Iterator[str]:
+        """What kept could not keep true, if it went on from here."""
+        version = self.left.features.get(METADATA_VERSION, 0)
+        if version > NEWEST_METADATA_VERSION:
+            yield (
+                f"{METADATA_VERSION} is {version}, newer than that of Apache Kafka 4.3 "
+                f"({NEWEST_METADATA_VERSION}): use a newer kept"
+            )
+        for (topic_id, number), known in sorted(self.partitions.items()):
+            if not known.isr and not known.elr:
+                yield (
+                    f"{self.topics[topic_id]}-{number} has no replica that is in sync: elect its "
+                    "leader in Apache Kafka first"
+                )
+        for (kind, name, setting), value in sorted(self.settings.items()):
+            if setting == "remote.storage.enable" and value == "true":
+                yield f"topic {name} is in remote storage (remote.storage.enable), which kept lacks"
+                continue
+            try:
+                _KNOWN_SETTINGS[kind][setting].parse(value)
+            except InvalidConfig as error:
+                yield f"{name or 'all brokers'}: {error}; change it in Apache Kafka first"

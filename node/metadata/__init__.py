@@ -1,0 +1,1 @@
+"""This node in the cluster: its metadata log, its link to other nodes, its registration."""

@@ -1,0 +1,237 @@
+"""This node's membership as a broker: registration, heartbeats, and whether it may serve.
+
+The shell of :class:`kept.cluster.lifecycle.BrokerLifecycle`: time, calls to the active controller
+(which may be this node), and the effects on what is hosted here. A lone node needs none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.cluster import lifecycle
+from kept.cluster.brokers import Registration
+from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog, unfenced_for_ms
+from kept.cluster.lifecycle import SUSPENDED, BrokerLifecycle, State
+from kept.node.config.core_settings import lifecycle_settings
+from kept.node.internode.controller_rpc import HeartbeatRequest, RegisterRequest
+from kept.node.replicas import log_dirs
+from kept.node.runtime.clock import by_perf_counter, elapsed_ms
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError, NetworkException
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Image
+    from kept.node.node import Node
+
+NEVER: Final = float("inf")
+"""Partitions refuse by themselves while serving is suspended."""
+TICKS_PER_STALL: Final = 8
+CALL_S: Final = 2.0
+
+
+class Brokering:
+    """See the module."""
+
+    def __init__(self, node: Node, registration: Registration) -> None:
+        self._node = node
+        self.core = BrokerLifecycle(registration, lifecycle_settings(node.config))
+        self.registered = asyncio.Event()
+        """The controller has let this process in."""
+        self.running = asyncio.Event()
+        """It is registered and not fenced."""
+        self.stopped = asyncio.Event()
+        """It may end: in order, or because it must (``failure``)."""
+        self.failure: str | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._controller: int | None = None
+        self._marked_epoch = -1
+        """The broker epoch that the log directories are marked with."""
+        self._answered_at = node.loop.time()
+        """When the newest heartbeat was sent that was answered, and acted on as far as the answer
+        knew: this broker was not fenced within a session of it, and knows what it leads."""
+        self._heard = (0, self._answered_at)
+        """(index of the controller's image, when it was asked) of the newest answer."""
+
+    @property
+    def out_of_touch(self) -> bool:
+        """No controller answered for as long as one waits before it fences: others may lead."""
+        return self._silent_ms > self._node.config.broker_session_timeout_ms
+
+    @property
+    def may_be_fenced(self) -> bool:
+        """No controller answered for so long that one may have fenced this broker already."""
+        config = self._node.config
+        session_ms, interval_ms = (
+            config.broker_session_timeout_ms,
+            config.broker_heartbeat_interval_ms,
+        )
+        return self._silent_ms >= unfenced_for_ms(session_ms, interval_ms)
+
+    @property
+    def _silent_ms(self) -> float:
+        return (self._node.loop.time() - self._answered_at) * 1000
+
+    @property
+    def broker_epoch(self) -> int:
+        """Epoch of the registration; -1 before it."""
+        return self.core.broker_epoch
+
+    # Life.
+
+    def start(self) -> None:
+        """Register, and go on from there."""
+        self._step(lifecycle.Start(elapsed_ms()))
+        self._tick()
+
+    def _tick(self) -> None:
+        self._step(lifecycle.Tick(elapsed_ms()))
+        seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
+        self._ticker = self._node.loop.call_later(seconds, self._tick)
+
+    def look_up(self) -> None:
+        """Before leadership is acted on, later than the last tick allows: was this a stall?"""
+        self._step(lifecycle.Tick(elapsed_ms()))
+
+    def logs_opened(self) -> None:
+        """The logs here are open: this broker may lead."""
+        self._step(lifecycle.LogsOpened(elapsed_ms()))
+
+    def image_acted_on(self, image: Image) -> None:
+        """The node is what ``image`` says."""
+        self._step(lifecycle.ImageApplied(image, elapsed_ms()))
+        self._in_touch()
+
+    def _in_touch(self) -> None:
+        index, asked_at = self._heard
+        if self.core.image.index >= index:
+            self._answered_at = asked_at
+
+    def controller_is(self, node_id: int | None) -> None:
+        """The active controller, as far as it is known."""
+        if node_id == self._controller:
+            return
+        self._controller = node_id
+        self._node.peers.hold_control(node_id)
+        if node_id is not None:
+            self._step(lifecycle.ControllerChanged(elapsed_ms()))
+
+    async def shut_down(self) -> None:
+        """Hand over what is led; returns when the process may end."""
+        self._step(lifecycle.ShutDown(elapsed_ms()))
+        await self.stopped.wait()
+
+    def no_controller(self, reason: str) -> None:
+        """There is none to hand over to."""
+        self._step(lifecycle.NoController(reason, elapsed_ms()))
+
+    async def close(self) -> None:
+        """End without asking anybody."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Effects.
+
+    def _step(self, event: lifecycle.Event) -> None:
+        for effect in self.core.step(event):
+            match effect:
+                case lifecycle.Register():
+                    self._spawn(self._register(effect.registration))
+                case lifecycle.Heartbeat():
+                    self._spawn(self._heartbeat(effect))
+                case lifecycle.StopServing():
+                    log.warning("serving suspended", reason=effect.reason)
+                    self._node.hosting.roles.suspend()
+                case lifecycle.ResumeServing():
+                    self._node.hosting.roles.resume(self.core.image)
+                case lifecycle.Exit():
+                    self._exit(effect)
+        valid_until_ms = self.core.valid_until_ms
+        self._node.serve_until = (
+            NEVER if valid_until_ms == SUSPENDED else by_perf_counter(valid_until_ms)
+        )
+        if self.core.broker_epoch >= 0:
+            self.registered.set()
+            if self.core.broker_epoch != self._marked_epoch:
+                self._marked_epoch = self.core.broker_epoch
+                self._spawn(log_dirs.mark_running(self._node, self._marked_epoch))
+        if self.core.state is State.RUNNING:
+            self.running.set()
+
+    def _exit(self, effect: lifecycle.Exit) -> None:
+        if effect.failed:
+            self.failure = effect.reason
+            self._node.fatal(effect.reason)
+        self.stopped.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = self._node.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _register(self, registration: Registration) -> None:
+        request = RegisterRequest(
+            registration.broker_id,
+            registration.incarnation,
+            registration.endpoints,
+            registration.rack,
+            registration.clean_epoch,
+            registration.directories,
+        )
+        try:
+            reply = await self._ask("Register", request)
+        except KeptError as error:
+            self._step(lifecycle.RegistrationFailed(error, elapsed_ms()))
+        else:
+            self._step(lifecycle.Registered(reply.broker_epoch, elapsed_ms()))
+
+    async def _heartbeat(self, effect: lifecycle.Heartbeat) -> None:
+        request = HeartbeatRequest(
+            effect.broker_id,
+            effect.broker_epoch,
+            self._node.hosting.changes.led_up_to(effect.applied_index),
+            wants_fence=effect.wants_fence,
+            wants_shutdown=effect.wants_shutdown,
+            logs=tuple(self._logs(effect.report)),
+        )
+        asked_at = self._node.loop.time()
+        try:
+            reply = await self._node.peers.heartbeat(request, CALL_S)
+        except KeptError as error:
+            self._step(lifecycle.HeartbeatFailed(effect.number, error, elapsed_ms()))
+            return
+        self._heard = (reply.index, asked_at)
+        self._in_touch()
+        answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
+        self._step(lifecycle.HeartbeatAnswered(effect.number, answer, elapsed_ms()))
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        controller = self._node.metadata.leader_id
+        if controller is None:
+            raise NetworkException(f"{method}: no controller is known")
+        return await self._node.peers.call(controller, method, request, CALL_S)
+
+    def _logs(self, report: tuple[PartitionKey, ...]) -> list[ReplicaLog]:
+        """How long the logs are that the controller asks for."""
+        found = []
+        for topic_id, number in report:
+            topic = self._node.hosting.by_id.get(topic_id.bytes)
+            hosted = None if topic is None else topic.partitions.get(number)
+            record = self._node.image.partition(topic_id, number)
+            if hosted is None or record is None:
+                continue
+            partition = hosted.partition
+            found.append(
+                ReplicaLog(
+                    topic_id,
+                    number,
+                    record.leader_epoch,
+                    partition.latest_epoch,
+                    partition.log_end_offset,
+                )
+            )
+        return found

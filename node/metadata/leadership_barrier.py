@@ -1,0 +1,75 @@
+"""Proof that this node knew who leads at a moment: asked after it, of a majority's controller.
+
+A leader may have been replaced without hearing of it. Nothing that it acknowledges for its ISR can
+be wrong because of that, but what it says of its log can: that a producer's sequence does not
+continue there. The controller confirms with a read barrier that it leads, and says how far its
+metadata went; once this node has acted on as much, it leads what it led then, or knows better.
+One question is under way at a time, for all who came before it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kept.node.internode.controller_rpc import ConfirmRequest
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+
+ANSWER_S: Final = 2.0
+"""Without an answer for so long nothing is proven; an election takes less."""
+
+Then = Callable[[bool], None]
+
+
+class Confirming:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._asked: list[Then] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, then: Then) -> None:
+        """Call ``then`` once this node has acted on all that was decided before this call (True),
+        or nobody could say (False). Later, never at once.
+        """
+        self._asked.append(then)
+        if self._task is None:
+            self._task = self._node.loop.create_task(self._run())
+
+    async def close(self) -> None:
+        """Ask nobody any more; who waits hears nothing."""
+        self._asked.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while self._asked:
+                asked, self._asked = self._asked, []
+                confirmed = await self._confirm()
+                for then in asked:
+                    then(confirmed)
+        finally:
+            self._task = None
+
+    async def _confirm(self) -> bool:
+        node = self._node
+        controller, membership = node.metadata.leader_id, node.membership
+        if controller is None or membership is None:
+            return False
+        request = ConfirmRequest(node.node_id, membership.broker_epoch)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reply = await node.peers.call(controller, "Confirm", request, ANSWER_S)
+                await node.metadata.acted(reply.index)
+        except (KeptError, TimeoutError) as error:
+            log.warning("leadership not confirmed", controller=controller, error=str(error))
+            return False
+        return True

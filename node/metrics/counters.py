@@ -1,0 +1,108 @@
+"""Numbers about one node: plain counters on the hot path, read when somebody asks.
+
+:class:`Metrics` is what the node's parts call (``node.metrics.request(…)``): additions to ints, no
+locks, no labels built, since one thread counts. ``kept.node.metrics.exposition`` turns it and the
+node's own state into Prometheus' text. Names begin with ``kept_`` (docs/operations.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kept.node.metrics.cluster_counters import ClusterMetrics
+from kept.node.metrics.histogram import Histogram
+
+if TYPE_CHECKING:
+    from kept.compaction.pass_ import Result
+    from kept.node.node import Node
+    from kept.storage.types import TopicPartition
+
+REQUEST_BUCKETS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    10.0,
+)  # fmt: skip
+"""Upper bounds in seconds; a produce takes 0.1 ms, a waiting fetch half a second."""
+
+FSYNC_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5)
+
+PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
+"""Seconds of a compaction pass."""
+
+
+class Metrics:
+    """The counters of a node. All methods are called on its loop."""
+
+    __slots__ = (
+        "_node",
+        "bytes_in",
+        "bytes_out",
+        "checked_keys",
+        "checks_failed",
+        "cleaned_bytes",
+        "cleaner_seconds",
+        "cluster",
+        "compactions",
+        "fsync_seconds",
+        "produced_batches",
+        "records_in",
+        "records_out",
+        "records_removed",
+        "refused_batches",
+        "replication_bytes_out",
+        "request_seconds",
+    )
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.replication_bytes_out = 0
+        self.records_in = 0
+        self.records_out = 0
+        self.produced_batches = 0
+        self.refused_batches = 0
+        self.cluster = ClusterMetrics()
+        self.compactions = 0
+        self.cleaned_bytes = 0
+        self.records_removed = 0
+        self.checked_keys = 0
+        self.checks_failed = 0
+        self.cleaner_seconds = Histogram(PASS_BUCKETS)
+        self.fsync_seconds = Histogram(FSYNC_BUCKETS)
+        self.request_seconds: dict[int, Histogram] = {}
+
+    def request(self, api_key: int, seconds: float, requests: int = 1) -> None:
+        """A request was answered so long after it was read, or several at once."""
+        histogram = self.request_seconds.get(api_key)
+        if histogram is None:
+            histogram = self.request_seconds[api_key] = Histogram(REQUEST_BUCKETS)
+        histogram.observe(seconds, requests)
+
+    def produced(self, batches: int, records: int, size_bytes: int) -> None:
+        """Batches were appended for producers."""
+        self.produced_batches += batches
+        self.records_in += records
+        self.bytes_in += size_bytes
+
+    def refused(self, batches: int = 1) -> None:
+        """Batches of producers were refused."""
+        self.refused_batches += batches
+
+    def fetched(self, size_bytes: int, *, to_replica: bool = False) -> None:
+        """Bytes of records went out to a consumer, or to another replica."""
+        if to_replica:
+            self.replication_bytes_out += size_bytes
+        else:
+            self.bytes_out += size_bytes
+
+    def fsync(self, seconds: float) -> None:
+        """One fsync took so long."""
+        self.fsync_seconds.observe(seconds)
+
+    def compacted(self, _tp: TopicPartition, result: Result, seconds: float) -> None:
+        """A compaction pass was applied."""
+        self.compactions += 1
+        self.cleaned_bytes += max(0, result.bytes_before - result.bytes_after)
+        self.records_removed += result.records_removed
+        self.checked_keys += result.keys_checked
+        self.cleaner_seconds.observe(seconds)

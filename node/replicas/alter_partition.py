@@ -1,0 +1,167 @@
+"""Leaders here ask the controller for other ISRs: one AlterPartitions call for many partitions.
+
+What is asked in one turn of the loop goes in one call, one call is under way at a time, and what
+nobody answered is asked again. The ISR itself comes from the image alone (rule 35).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kept.node.internode import controller_rpc
+from kept.node.internode.rpc_errors import error_of
+from kept.node.runtime.logging import log
+from kept.replication.isr import AlterIsrItem
+from kept.storage.errors import KeptError, NetworkException
+
+if TYPE_CHECKING:
+    from kept.cluster.records import PartitionRecord
+    from kept.node.node import Node
+    from kept.replication.partition import Partition
+    from kept.storage.types import TopicPartition
+
+RETRY_S: Final = 0.05
+CALL_S: Final = 5.0
+MAX_CHANGES: Final = 1000
+"""Of one call: some 100 KB."""
+
+
+class _Resignation:
+    """A partition that cannot be held here: its log directory failed.
+
+    It is asked about like a partition, once: this node leaves the ISR, and if it leads it shall be
+    another member that does.
+    """
+
+    def __init__(self, tp: TopicPartition, record: PartitionRecord, node_id: int) -> None:
+        self.topic_partition = tp
+        self.isr = record.isr
+        others = tuple((member, -1) for member in record.isr if member != node_id)
+        self._item: AlterIsrItem | None = AlterIsrItem(
+            record.topic_id,
+            tp.partition,
+            record.leader_epoch,
+            record.partition_epoch,
+            others,
+            not record.unclean,
+        )
+
+    def alter_isr_request(self) -> AlterIsrItem | None:
+        """What to ask the controller; None once it has answered."""
+        return self._item
+
+    def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:  # noqa: ARG002
+        """If it is in the ISR still, then in another epoch, and that is asked anew."""
+        self._item = None
+
+
+class IsrChanges:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._wanted: dict[Partition | _Resignation, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._resigned_at: dict[TopicPartition, float] = {}
+        self._later: dict[TopicPartition, asyncio.TimerHandle] = {}
+        self.changes = {"expand": 0, "shrink": 0}
+        """ISR changes that the controller made for leaders here."""
+
+    def ask(self, partition: Partition | _Resignation) -> None:
+        """A partition wants another ISR; it says which when the call is made."""
+        self._wanted[partition] = None
+        if self._task is None:
+            self._task = self._node.loop.create_task(self._run())
+
+    def resign(self, tp: TopicPartition, record: PartitionRecord) -> None:
+        """This node lost its replica: it leaves the ISR, and another member is to lead.
+
+        A leader that does not know yet that nobody follows here may take it back; then it is asked
+        again when the next fetch must have told it.
+        """
+        loop = self._node.loop
+        due = self._resigned_at.get(tp, -1.0) + self._node.config.replica_fetch_wait_max_ms / 1000
+        if loop.time() >= due:
+            self._resigned_at[tp] = loop.time()
+            self.ask(_Resignation(tp, record, self._node.node_id))
+        elif tp not in self._later:
+            self._later[tp] = loop.call_at(due, self._resign_again, tp)
+
+    def _resign_again(self, tp: TopicPartition) -> None:
+        del self._later[tp]
+        self._node.hosting.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
+
+    async def close(self) -> None:
+        """Ask for nothing more."""
+        for handle in self._later.values():
+            handle.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)
+        while self._wanted:
+            asking: dict[Partition | _Resignation, AlterIsrItem] = {}
+            for partition in list(self._wanted)[:MAX_CHANGES]:
+                del self._wanted[partition]
+                item = partition.alter_isr_request()
+                if item is not None:
+                    asking[partition] = item
+            if asking and not await self._try(asking):
+                self._wanted.update(dict.fromkeys(asking))
+                await asyncio.sleep(RETRY_S)
+        self._task = None
+
+    async def _try(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
+        """As :meth:`_ask`; a bug of ours must not end it, or no ISR would change any more."""
+        try:
+            return await self._ask(asking)
+        except Exception as error:  # noqa: BLE001
+            log.exception("ISR change failed", error)
+            return False
+
+    async def _ask(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
+        """Whether all is decided; what is not is asked again after a while."""
+        node = self._node
+        request = controller_rpc.AlterPartitionsRequest(
+            node.node_id,
+            node.broker_epoch,
+            tuple(
+                controller_rpc.IsrChange(
+                    item.topic_id,
+                    item.partition,
+                    item.leader_epoch,
+                    item.partition_epoch,
+                    tuple(controller_rpc.IsrMember(member, epoch) for member, epoch in item.isr),
+                    int(not item.base_published),
+                )
+                for item in asking.values()
+            ),
+        )
+        try:
+            controller = node.metadata.leader_id
+            if controller is None:
+                raise NetworkException("no controller is known")
+            reply = await node.peers.call(controller, "AlterPartitions", request, CALL_S)
+        except KeptError as error:
+            log.debug("ISR change unanswered", error=str(error))
+            return False
+        decided = True
+        for (partition, item), result in zip(asking.items(), reply.results, strict=True):
+            refusal = None if result.failure is None else error_of(result.failure)
+            if refusal is None:
+                kind = "expand" if len(item.isr) > len(partition.isr) else "shrink"
+                self.changes[kind] += 1
+                log.info(
+                    "ISR changed",
+                    topic=partition.topic_partition.topic,
+                    partition=partition.topic_partition.partition,
+                    isr=",".join(str(member) for member, _ in item.isr),
+                )
+            partition.isr_answered(item, refusal)
+            if (wanted := partition.alter_isr_request()) is not None:
+                self._wanted[partition] = None
+                decided = decided and wanted != item
+        return decided

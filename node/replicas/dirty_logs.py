@@ -1,0 +1,109 @@
+"""Which logs the jobs on a clock look at, so that idle ones cost nothing however many there are.
+
+A log is :attr:`stirred` by its first change since it was last taken from there
+(:meth:`kept.storage.log.Log.stir`): something was written, rolled, cut, replaced or configured
+anew. From then on each job has it among its own until that job finds nothing that could become due
+without another change; what time alone makes due (rolling) waits in a queue by that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from kept.storage.types import MAX_INT64
+
+if TYPE_CHECKING:
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.storage.log import Log
+
+LOOK_AT: Final = 32
+"""Logs that are looked at between two looks at the clock, where a look costs next to nothing."""
+
+
+class Attention:
+    """The logs of one node that jobs have to look at."""
+
+    def __init__(self) -> None:
+        self.stirred: set[HostedPartition] = set()
+        self.unflushed: dict[HostedPartition, None] = {}
+        """Something is to be made durable, or will be by ``flush.ms``."""
+        self.unsettled: dict[HostedPartition, None] = {}
+        """The high watermark may have moved since it was checkpointed, or moves by itself."""
+        self.written: set[HostedPartition] = set()
+        """Something may have been written since its file was last looked for."""
+        self.left = False
+        """A log left this node since then: it is to leave the checkpoint."""
+        self.leaving: dict[HostedPartition, None] = {}
+        """Files wait for ``file.delete.delay.ms``."""
+        self._roll_ms: dict[HostedPartition, int] = {}
+        self._queue: list[tuple[int, int, HostedPartition]] = []
+        """By the moment of their roll; entries that are not in ``_roll_ms`` count no more."""
+        self._queued = 0
+
+    def begin(self, hosted: HostedPartition) -> None:
+        """A log is here from now on."""
+        hosted.partition.log.on_stir = partial(self.stirred.add, hosted)
+        self.stirred.add(hosted)
+
+    def end(self, hosted: HostedPartition) -> None:
+        """It is not here any more."""
+        hosted.partition.log.at_rest = False
+        self.stirred.discard(hosted)
+        self.written.discard(hosted)
+        for several in (self.unflushed, self.unsettled, self.leaving, self._roll_ms):
+            several.pop(hosted, None)
+        self.left = True
+
+    def gather(self, now_ms: int) -> Iterator[None]:
+        """Take in what stirred, in steps; from now on the next change of each is told again.
+
+        ``now_ms``: of the clock that never jumps, for ``flush.ms``.
+        """
+        taken = 0
+        while self.stirred:
+            hosted = self.stirred.pop()
+            log = hosted.partition.log
+            log.at_rest = True
+            if hosted not in self.unflushed:
+                self.unflushed[hosted] = None
+                log.last_flush_ms = now_ms
+            self.written.add(hosted)
+            self.unsettled[hosted] = self.leaving[hosted] = None
+            due_ms = log.roll_due_ms
+            if due_ms is not None and due_ms < self._roll_ms.get(hosted, MAX_INT64):
+                self._roll_ms[hosted] = due_ms
+                self._queued += 1
+                heappush(self._queue, (due_ms, self._queued, hosted))
+            taken += 1
+            if taken % LOOK_AT == 0:
+                yield
+        if len(self._queue) > 2 * len(self._roll_ms) + LOOK_AT:
+            self._queue = [one for one in self._queue if self._roll_ms.get(one[2]) == one[0]]
+            heapify(self._queue)
+
+    def settle(self) -> None:
+        """High watermarks are about to be checkpointed: one that is at the end of its log moves no
+        more before that end does.
+        """
+        self.left = False
+        for hosted in list(self.unsettled):
+            partition = hosted.partition
+            if partition.high_watermark >= partition.log.log_end_offset:
+                del self.unsettled[hosted]
+
+    def aged(self, now_ms: int) -> Iterator[HostedPartition]:
+        """The logs whose active segment may be due to be rolled, for its age alone."""
+        while self._queue and self._queue[0][0] < now_ms:
+            due_ms, _, hosted = heappop(self._queue)
+            if self._roll_ms.get(hosted) == due_ms:
+                del self._roll_ms[hosted]
+                self.stirred.add(hosted)  # whatever comes of it, there is a next moment
+                yield hosted
+
+
+def flushes_later(log: Log) -> bool:
+    """Whether a log that needs no flush now may need one without another change."""
+    return log.config.flush_ms < MAX_INT64 and log.written_end_offset > log.recovery_point

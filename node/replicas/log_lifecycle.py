@@ -1,0 +1,185 @@
+"""Logs that come to this node's disks and leave them while it serves, in a queue of their own.
+
+Roles of logs that are open change at once, with the entry of the metadata log that says so; what
+must wait for the disk (creating, opening and renaming logs) waits here, so that a failover never
+waits for the creation of thousands of partitions.
+
+The queue holds partitions, not instructions. When the turn of a partition comes, what is on the
+disk is made what the image *of then* says: first the log that is not wanted any more is renamed,
+then the one that is wanted is created. So changes of one partition keep their order whatever came
+between: a topic that is deleted while it waits is never made, one that is created anew under its
+name gets a new log, and a log takes the role that the newest image gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from kept.node.runtime.logging import log
+from kept.storage.errors import MachineError
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedDirectory, HostedPartition
+    from kept.storage.log import Log
+
+PARTITIONS_A_TURN: Final = 256
+"""Partitions whose logs are changed before those that came meanwhile are looked at."""
+
+
+class _Leaving:
+    """A log that is not wanted any more. ``hosted``: the replica that it was, if it was one."""
+
+    __slots__ = ("directory", "hosted", "log")
+
+    def __init__(
+        self, directory: HostedDirectory, log_: Log, hosted: HostedPartition | None
+    ) -> None:
+        self.directory = directory
+        self.log = log_
+        self.hosted = hosted
+
+
+class LogChanges:
+    """See the module. All calls are made on the node's loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._due: dict[TopicPartition, set[int]] = {}
+        """Partitions in the order of their turns, with the entries that wait for each."""
+        self._begun: frozenset[TopicPartition] = frozenset()
+        """Those whose turn it is."""
+        self._leaving: dict[TopicPartition, _Leaving] = {}
+        self._entries: Counter[int] = Counter()
+        """How many partitions each entry waits for, those whose turn it is included."""
+        self._led_from: dict[TopicPartition, int] = {}
+        """The entry that made this node the leader of a log that is not open."""
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """How many partitions wait for their turn."""
+        return len(self._due)
+
+    # What is to change.
+
+    def create(self, tp: TopicPartition, index: int, *, leads: bool = False) -> None:
+        """Entry ``index`` wants a log that is not here. ``leads``: it made this node the leader of
+        a partition that another one led.
+        """
+        if leads:
+            self._led_from.setdefault(tp, index)
+        self._want(tp, index)
+
+    def remove(self, tp: TopicPartition, hosted: HostedPartition, index: int) -> None:
+        """Entry ``index`` wants a log no more; nobody serves it since this call."""
+        self._leaving[tp] = _Leaving(hosted.directory, hosted.partition.log, hosted)
+        self._want(tp, index)
+
+    def forget(self, tp: TopicPartition, index: int) -> None:
+        """Entry ``index`` wants no log where none is open: one that is being made goes again."""
+        if tp in self._due or tp in self._begun:
+            self._want(tp, index)
+
+    def remove_unwanted(self, tp: TopicPartition, directory: HostedDirectory, log_: Log) -> None:
+        """A log was not wanted any more when it was made."""
+        self._leaving[tp] = _Leaving(directory, log_, None)
+        self._want(tp, None)
+
+    def _want(self, tp: TopicPartition, index: int | None) -> None:
+        if self._closed:
+            return
+        entries = self._due.setdefault(tp, set())
+        if index is not None and index not in entries:
+            entries.add(index)
+            self._entries[index] += 1
+        if self._task is None:
+            self._task = self._node.loop.create_task(self._run())
+
+    # Waiting for it.
+
+    async def done(self, index: int) -> None:
+        """Wait until the disks are as entry ``index`` wanted them, or a later one."""
+        while index in self._entries and not self._closed:
+            await self._moved.wait()
+
+    async def done_up_to(self, index: int) -> None:
+        """The same for all entries up to ``index``."""
+        while any(entry <= index for entry in self._entries) and not self._closed:
+            await self._moved.wait()
+
+    def led_up_to(self, index: int) -> int:
+        """Up to which entry, ``index`` at most, this node leads what it was made the leader of:
+        a broker that stops hands over before it goes, to logs that are open.
+        """
+        return min([index, *(entry - 1 for entry in self._led_from.values())])
+
+    async def stop(self) -> None:
+        """Change nothing more; what has begun is over when this returns."""
+        self._closed = True
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._notify()
+
+    # Changing it.
+
+    async def _run(self) -> None:
+        try:
+            while self._due and not self._closed:
+                turn = list(islice(self._due, PARTITIONS_A_TURN))
+                waiting = {tp: self._due.pop(tp) for tp in turn}
+                self._begun = frozenset(turn)
+                try:
+                    await self._change(turn)
+                # A bug of ours: the next partitions are still changed.
+                except Exception as error:  # noqa: BLE001
+                    log.exception("logs not changed", error, first=str(turn[0]), count=len(turn))
+                self._begun = frozenset()
+                for tp, entries in waiting.items():
+                    if tp not in self._due:
+                        self._led_from.pop(tp, None)
+                    self._entries.subtract(entries)
+                self._entries = +self._entries
+                self._notify()
+        finally:
+            self._task = None
+
+    def _notify(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def _change(self, turn: list[TopicPartition]) -> None:
+        leaving = [self._leaving.pop(tp) for tp in turn if tp in self._leaving]
+        if leaving:
+            await self._mark_deleted(leaving)
+        await self._node.hosting.open_wanted(turn)
+
+    async def _mark_deleted(self, leaving: list[_Leaving]) -> None:
+        for one in leaving:
+            if one.hosted is not None:
+                await one.hosted.manifests.close()
+            await one.directory.pool.quiet(one.log)
+        for directory in self._node.hosting.directories:
+            logs = [(one.log, uuid.uuid4()) for one in leaving if one.directory is directory]
+            if not logs:
+                continue
+            try:
+                await directory.pool.run_apart(
+                    directory.directory.mark_all_deleted, logs, self._node.now_ms()
+                )
+            except MachineError as error:
+                self._node.hosting.fail(directory, error.as_failure())
+            else:
+                removals = [
+                    (one.log.topic_id, one.log.topic_partition.partition)
+                    for one in leaving
+                    if one.directory is directory
+                ]
+                self._node.metadata.member.history.carried_out(removals)

@@ -1,0 +1,428 @@
+"""What a node does on a clock: checkpoints, retention, rolling of idle logs, flushes, expiry.
+
+Each job runs on the loop, in slices of :data:`SLICE_S` with the loop free in between, and hands
+what blocks to the threads of its directory. What comes round every few seconds looks only at logs
+that something happened to (:mod:`kept.node.replicas.dirty_logs`). A job that raises is logged and
+runs again at its next turn: one log's trouble never stops the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.replicas.dirty_logs import LOOK_AT, flushes_later
+from kept.node.runtime.clock import monotonic_ms
+from kept.node.runtime.logging import log
+from kept.storage import layout, retention
+from kept.storage.directory import Checkpoint
+from kept.storage.errors import KeptError, MachineError, ResourceExhausted, vanished
+from kept.storage.types import MAX_INT64, TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedDirectory, HostedPartition
+    from kept.replication.partition import Partition
+    from kept.storage.log import Log
+    from kept.storage.segment import Segment
+
+FLUSH_TICK_MS: Final = 500
+"""How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""
+ROLL_TICK_MS: Final = 5_000
+DELETE_TICK_MS: Final = 5_000
+IDLE_TICK_MS: Final = 10_000
+EXPIRY_TICK_MS: Final = 60_000
+DISK_TICK_MS: Final = 1_000
+"""How long what was removed under a running node goes on unnoticed, while it is used."""
+FILES_A_JOB: Final = 1_000
+"""Open files that a thread looks for, by name, before the loop hears of it."""
+IDLE_FILES_A_TURN: Final = 50
+"""Logs that nobody writes to are looked for, too, so many in a turn."""
+SLICE_S: Final = 0.0005
+"""How long a job holds the loop before requests have their turn."""
+PAUSE_S: Final = 0.002
+"""How long they have it at least, whatever jobs are due."""
+
+Job = Callable[[], Iterator[None]]
+"""Starts a job; it may be paused wherever it yields."""
+
+
+class Timers:
+    """The periodic jobs of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+        self._stopped = False
+        self._writing: set[tuple[str, Checkpoint]] = set()
+        self._looking: set[str] = set()
+        """Directories that a thread looks for; it may hang where a disk does."""
+        self._idle: list[HostedPartition] = []
+        """Replicas whose turn to be looked for comes though nobody writes to them."""
+        self._free_at = 0.0
+        """When the next slice of any job may begin: slices of several would add up to a stall."""
+
+    def start(self) -> None:
+        """Begin all jobs."""
+        config = self._node.config
+        hw_ms = config.replica_high_watermark_checkpoint_interval_ms
+        self._every(hw_ms, "high watermarks", self.checkpoint_high_watermarks)
+        recovery_ms = config.log_flush_offset_checkpoint_interval_ms
+        self._every(recovery_ms, "recovery points", self.checkpoint_recovery_points)
+        start_ms = config.log_flush_start_offset_checkpoint_interval_ms
+        self._every(start_ms, "log starts", self.checkpoint_log_starts)
+        lag_ms = config.replica_lag_time_max_ms // 2
+        self._every(lag_ms, "lagging replicas", self.expel_lagging)
+        self._every(config.log_retention_check_interval_ms, "retention", self.retention)
+        self._every(ROLL_TICK_MS, "roll", self.roll_idle)
+        self._every(FLUSH_TICK_MS, "flush", self.flush_due)
+        self._every(DELETE_TICK_MS, "delete", self.delete_expired)
+        self._every(DISK_TICK_MS, "disks", self.look_for_files)
+        self._every(EXPIRY_TICK_MS, "producers", self.expire_producers)
+        self.watch_connections()
+
+    def watch_connections(self) -> None:
+        """Close idle connections: of the listener between nodes before this node serves."""
+        if "idle connections" not in self._handles:
+            idle_ms = self._node.config.connections_max_idle_ms
+            tick_ms = min(max(idle_ms // 4, 100), IDLE_TICK_MS)
+            self._every(tick_ms, "idle connections", self.close_idle)
+
+    def stop(self) -> None:
+        """End all jobs."""
+        self._stopped = True
+        for handle in self._handles.values():
+            handle.cancel()
+        self._handles.clear()
+
+    def _every(self, interval_ms: int, name: str, job: Job) -> None:
+        seconds = min(interval_ms, 86_400_000) / 1000
+        loop = self._node.loop
+
+        def start() -> None:
+            work(job())
+
+        def work(steps: Iterator[None]) -> None:
+            if self._stopped:
+                return
+            wait = self._free_at - perf_counter()
+            if wait > 0:
+                self._handles[name] = loop.call_later(wait, work, steps)
+                return
+            done = True
+            try:
+                done = advance(steps)
+            except MachineError as error:
+                self._node.machine_failed(error)
+            except Exception as error:  # noqa: BLE001 - reported, and the job goes on
+                log.exception("timer failed", error, job=name)
+            self._free_at = perf_counter() + PAUSE_S
+            if done:
+                self._handles[name] = loop.call_later(seconds, start)
+            else:
+                self._handles[name] = loop.call_later(PAUSE_S, work, steps)
+
+        self._handles[name] = loop.call_later(seconds, start)
+
+    def _each(
+        self,
+        job: Callable[[HostedPartition], Any],
+        chosen: Iterable[HostedPartition] | None = None,
+    ) -> Iterator[None]:
+        """Run a job for every partition, or those chosen; a disk error takes its directory offline
+        only.
+        """
+        hosting = self._node.hosting
+        for hosted in list(hosting.hosted.values()) if chosen is None else chosen:
+            tp = hosted.partition.topic_partition
+            if hosting.hosted.get(tp) is not hosted:
+                continue
+            try:
+                job(hosted)
+            except MachineError as error:
+                hosting.fail(hosted.directory, error)
+            except KeptError as error:
+                log.error("job failed", topic=tp.topic, partition=tp.partition, error=str(error))
+            yield
+
+    # Checkpoints.
+
+    def checkpoint_high_watermarks(self) -> Iterator[None]:
+        """replication-offset-checkpoint, where one can have moved."""
+        attention = self._node.hosting.attention
+        yield from attention.gather(self._node.now_ms())
+        if not attention.unsettled and not attention.left:
+            return
+        if not any(kind is Checkpoint.HIGH_WATERMARKS for _, kind in self._writing):
+            attention.settle()
+        yield from self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
+
+    def checkpoint_recovery_points(self) -> Iterator[None]:
+        """recovery-point-offset-checkpoint."""
+        return self._checkpoint(Checkpoint.RECOVERY_POINTS, recovery_point)
+
+    def checkpoint_log_starts(self) -> Iterator[None]:
+        """log-start-offset-checkpoint."""
+        return self._checkpoint(Checkpoint.LOG_STARTS, log_start)
+
+    def _checkpoint(
+        self, kind: Checkpoint, value: Callable[[Partition], int | None]
+    ) -> Iterator[None]:
+        """Write what changed since the last time, in the directory's threads."""
+        for directory in self._node.hosting.directories:
+            key = (directory.name, kind)
+            if key in self._writing:
+                continue
+            changes = directory.directory.changes
+            offsets: dict[TopicPartition, int] = {}
+            yield from collecting(self._node, directory, value, offsets)
+            if directory.offline is not None:
+                continue
+            if offsets == directory.directory.checkpoints.get(kind):
+                continue
+            self._writing.add(key)
+            write = directory.directory.write_checkpoints
+            future = directory.pool.run(write, kind, offsets, changes)
+            future.add_done_callback(partial(self._checkpointed, key, directory))
+
+    def _checkpointed(
+        self,
+        key: tuple[str, Checkpoint],
+        directory: HostedDirectory,
+        done: asyncio.Future[Any],
+    ) -> None:
+        self._writing.discard(key)
+        error = done.exception()
+        if error is not None:
+            self._node.hosting.attention.left = True  # it is written at the next turn
+        if isinstance(error, MachineError):
+            self._node.hosting.fail(directory, error)
+        elif error is not None:
+            log.exception("checkpoint failed", error, path=directory.name)
+
+    # Logs.
+
+    def expel_lagging(self) -> Iterator[None]:
+        """Replicas that lag leave the ISR, half of ``replica.lag.time.max.ms`` late at most."""
+        if self._node.membership is None:
+            return iter(())  # a lone node has no other
+        if perf_counter() >= self._node.serve_until:
+            self._node.look_up()  # if this node stood still, nobody lagged
+        now_ms = monotonic_ms()
+        return self._each(lambda hosted: hosted.partition.tick(now_ms))
+
+    def retention(self) -> Iterator[None]:
+        """Delete what is too old or too much; only the leader decides (rule 43)."""
+        now_ms = self._node.now_ms()
+
+        def one(hosted: HostedPartition) -> None:
+            for base_offset, reason in hosted.partition.retention(now_ms) or ():
+                tp = hosted.partition.topic_partition
+                log.info(
+                    "segment deleted",
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    base_offset=base_offset,
+                    reason=reason,
+                )
+
+        return self._each(one)
+
+    def roll_idle(self) -> Iterator[None]:
+        """Roll active segments that are too old though nobody appends (rule 3)."""
+        now_ms = self._node.now_ms()
+        attention = self._node.hosting.attention
+        yield from attention.gather(monotonic_ms())
+        yield from self._each(
+            lambda hosted: hosted.partition.log.maybe_roll(now_ms), attention.aged(now_ms)
+        )
+
+    def flush_due(self) -> Iterator[None]:
+        """Flush by ``flush.ms`` and ``flush.messages``, and every rolled segment.
+
+        By the clock that never jumps: records wait for ``flush.ms`` whatever somebody sets.
+        """
+        now_ms = monotonic_ms()
+        attention = self._node.hosting.attention
+        yield from attention.gather(now_ms)
+        due = []
+        for number, hosted in enumerate(list(attention.unflushed)):
+            log_ = hosted.partition.log
+            if wants_flush(log_, now_ms):
+                due.append(hosted)
+            elif not flushes_later(log_):
+                attention.unflushed.pop(hosted, None)
+            if number % LOOK_AT == LOOK_AT - 1:
+                yield
+        yield from self._each(lambda hosted: hosted.directory.pool.flush(hosted.partition.log), due)
+
+    def delete_expired(self) -> Iterator[None]:
+        """Remove files and logs whose ``file.delete.delay.ms`` is over, in threads."""
+        now_ms = self._node.now_ms()
+        attention = self._node.hosting.attention
+
+        def one(hosted: HostedPartition) -> None:
+            log_ = hosted.partition.log
+            if not log_.waiting_deletes:
+                attention.leaving.pop(hosted, None)
+                return
+            if paths := retention.take_expired(log_, now_ms):
+                self._in_thread(hosted.directory, remove, log_, paths)
+
+        def remove(log_: Log, paths: list[str]) -> None:
+            try:
+                retention.remove(log_, paths)
+            except ResourceExhausted:
+                self._node.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
+                raise
+
+        yield from attention.gather(monotonic_ms())
+        yield from self._each(one, list(attention.leaving))
+        for directory in self._node.hosting.directories:
+            if directory.offline is None:
+                self._in_thread(directory, directory.directory.purge, now_ms)
+
+    # Disks.
+
+    def look_for_files(self) -> Iterator[None]:
+        """Log directories, the metadata directory and the files that were appended to since the
+        last time are where they were opened: what was removed or replaced under this node fails its
+        directory. Writes and fsyncs there succeed, and keep nothing. Of the other files some are
+        looked for each time, all of them in turn.
+        """
+        attention = self._node.hosting.attention
+        yield from attention.gather(monotonic_ms())
+        attention.written.update(self._next_idle())
+        chosen: dict[HostedDirectory, list[HostedPartition]] = {}
+        for number, hosted in enumerate(list(attention.written)):
+            chosen.setdefault(hosted.directory, []).append(hosted)
+            if number % LOOK_AT == LOOK_AT - 1:
+                yield
+        for directory in self._node.hosting.directories:
+            if directory.offline is None and directory.name not in self._looking:
+                several = chosen.get(directory, [])[:FILES_A_JOB]
+                attention.written.difference_update(several)
+                self._look_for(directory, several)
+                yield
+        self._node.look_for_metadata()
+
+    def _next_idle(self) -> list[HostedPartition]:
+        hosted = self._node.hosting.hosted
+        if not self._idle:
+            self._idle = list(hosted.values())
+        turn = self._idle[-IDLE_FILES_A_TURN:]
+        del self._idle[-IDLE_FILES_A_TURN:]
+        return [one for one in turn if hosted.get(one.partition.topic_partition) is one]
+
+    def _look_for(self, directory: HostedDirectory, several: list[HostedPartition]) -> None:
+        active = [(one, one.partition.log.active_segment) for one in several]
+
+        def look() -> list[tuple[HostedPartition, Segment]]:
+            directory.directory.verify()
+            return [(one, segment) for one, segment in active if not segment.is_in_place]
+
+        def looked(finished: asyncio.Future[Any]) -> None:
+            self._looking.discard(directory.name)
+            error = finished.exception()
+            if isinstance(error, MachineError):
+                self._node.hosting.fail(directory, error)
+                return
+            if error is not None:
+                log.exception("looking for files failed", error, path=directory.name)
+                return
+            hosting = self._node.hosting
+            for hosted, segment in finished.result():
+                log_ = hosted.partition.log
+                here = hosting.hosted.get(hosted.partition.topic_partition) is hosted
+                if here and log_.active_segment is segment:  # not rolled or deleted meanwhile
+                    hosting.fail(directory, vanished(segment.path(layout.LOG)))
+
+        self._looking.add(directory.name)
+        directory.pool.run(look).add_done_callback(looked)
+
+    def _in_thread(self, directory: HostedDirectory, function: Any, *args: Any) -> None:
+        def done(finished: asyncio.Future[Any]) -> None:
+            error = finished.exception()
+            if isinstance(error, MachineError):
+                self._node.hosting.fail(directory, error)
+            elif error is not None:
+                log.exception("deletion failed", error, path=directory.name)
+
+        directory.pool.run(function, *args).add_done_callback(done)
+
+    def expire_producers(self) -> Iterator[None]:
+        """Forget producers that were silent for ``producer.id.expiration.ms``."""
+        now_ms = self._node.now_ms()
+        return self._each(lambda hosted: hosted.partition.log.expire_producers(now_ms))
+
+    def close_idle(self) -> Iterator[None]:
+        """Close idle connections."""
+        for listener in self._node.all_listeners():
+            listener.close_idle()
+            yield
+
+
+def wants_flush(log_: Log, now_ms: int) -> bool:
+    """Whether a log has something that is to be durable by now."""
+    return (
+        log_.recovery_point < log_.active_segment.base_offset
+        or bool(log_.unsynced_snapshots)
+        or (log_.config.flush_ms < MAX_INT64 and log_.flush_due(now_ms))
+    )
+
+
+def advance(steps: Iterator[None]) -> bool:
+    """Run one slice of a job; returns whether it is done."""
+    end = perf_counter() + SLICE_S
+    return all(perf_counter() < end for _ in steps)
+
+
+def collecting(
+    node: Node,
+    directory: HostedDirectory,
+    value: Callable[[Partition], int | None],
+    found: dict[TopicPartition, int],
+) -> Iterator[None]:
+    """Put into ``found`` what a checkpoint of a directory holds, in steps."""
+    for tp, hosted in list(node.hosting.hosted.items()):
+        if hosted.directory is directory:
+            number = value(hosted.partition)
+            if number is not None:
+                found[tp] = number
+            yield
+
+
+def collect(
+    node: Node, directory: HostedDirectory, value: Callable[[Partition], int | None]
+) -> dict[TopicPartition, int]:
+    """The same at once."""
+    found: dict[TopicPartition, int] = {}
+    for _ in collecting(node, directory, value, found):
+        pass
+    return found
+
+
+async def in_slices(steps: Iterator[None]) -> None:
+    """Run a job of another task with the loop free in between."""
+    while not advance(steps):
+        await asyncio.sleep(PAUSE_S)
+
+
+def high_watermark(partition: Partition) -> int:
+    """What the high-watermark checkpoint says of a partition."""
+    return partition.high_watermark
+
+
+def recovery_point(partition: Partition) -> int:
+    """What the recovery-point checkpoint says of a partition."""
+    return partition.log.recovery_point
+
+
+def log_start(partition: Partition) -> int | None:
+    """What the log-start checkpoint says: only starts inside the first segment need words."""
+    log_ = partition.log
+    start = log_.log_start_offset
+    return start if start > log_.segments[0].base_offset else None

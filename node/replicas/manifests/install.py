@@ -1,0 +1,148 @@
+"""Putting finished outputs into place: the steps of :func:`kept.compaction.apply.apply`.
+
+The same for what a pass here made and for what was built from another replica's manifest. The loop
+does the renames of one group of segments at a time; all that blocks longer runs in the directory's
+threads (:mod:`kept.storage.replacement`). Before the first swap the closed segments are made
+durable, those that stay as they are, too, and the recovery point is checkpointed: a start takes
+gaps below it for the work of compaction, and gaps above it for that of a power cut. Then the high
+watermark, which the caller has raised to the manifest's end, is checkpointed (rule 12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kept.compaction import apply as applying
+from kept.compaction import held
+from kept.node.replicas import maintenance
+from kept.storage.directory import Checkpoint
+from kept.storage.errors import (
+    InvariantViolation,
+    KafkaStorageError,
+    MachineError,
+    ResourceExhausted,
+)
+
+if TYPE_CHECKING:
+    from kept.compaction.apply import CompactionState, Published
+    from kept.compaction.pass_ import Result
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.storage.replacement import Replacement
+    from kept.storage.types import TopicPartition
+
+
+async def place(
+    node: Node, hosted: HostedPartition, result: Result, check: Callable[[], None]
+) -> Published:
+    """Make the manifest recoverable and swap the segments.
+
+    ``check`` raises while all can be taken back and is to be; then nothing was placed.
+    """
+    pool, log_ = hosted.directory.pool, hosted.partition.log
+    await _make_durable(hosted, result.end_offset, check)
+    changes = hosted.directory.directory.changes
+    offsets: dict[TopicPartition, int] = {}
+    await maintenance.in_slices(
+        maintenance.collecting(node, hosted.directory, maintenance.high_watermark, offsets)
+    )
+    await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, changes)
+    expected = await pool.run(applying.read_mark, log_.directory, node.disk)
+    published: Published = await pool.run(
+        applying.publish, log_.directory, node.disk, result, expected
+    )
+    await _swap(node, hosted, published, check)
+    return published
+
+
+async def conclude(node: Node, hosted: HostedPartition, published: Published) -> CompactionState:
+    """Make the mark name it; a copy of the manifest that is held is not needed any more."""
+    pool, directory = hosted.directory.pool, hosted.partition.log.directory
+    state: CompactionState = await pool.run(
+        partial(
+            applying.conclude,
+            directory,
+            node.disk,
+            published,
+            history_bytes=node.config.compaction_history_bytes,
+        )
+    )
+    await pool.run(held.applied, directory, node.disk, published.manifest.identity)
+    return state
+
+
+async def checkpoint_cleaned(node: Node, hosted: HostedPartition) -> None:
+    """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
+    changes = hosted.directory.directory.changes
+    cleaned = {
+        tp: one.compaction.clean_to
+        for tp, one in node.hosting.hosted.items()
+        if one.directory is hosted.directory and one.compaction is not None
+    }
+    await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, changes)
+
+
+async def _make_durable(
+    hosted: HostedPartition, end_offset: int, check: Callable[[], None]
+) -> None:
+    """All closed segments are, and a start will know. Once more where the log was cut meanwhile."""
+    directory, log_ = hosted.directory, hosted.partition.log
+    while True:
+        check()
+        cuts = log_.truncations
+        await hosted.flushed(log_.active_segment.base_offset)
+        tp, point = log_.topic_partition, log_.recovery_point
+        await directory.pool.run(directory.directory.state_recovery_point, tp, point)
+        if log_.truncations == cuts:
+            break
+    if point < end_offset:
+        raise InvariantViolation(f"{log_}: durable to {point}, the manifest ends at {end_offset}")
+    known = hosted.partition.high_watermark
+    if known < end_offset:
+        raise InvariantViolation(
+            f"{log_}: the high watermark is {known}, the manifest ends at {end_offset}"
+        )
+
+
+async def _checkpoint(
+    hosted: HostedPartition, kind: Checkpoint, *what: dict[TopicPartition, int] | int
+) -> None:
+    directory = hosted.directory
+    await directory.pool.run(directory.directory.write_checkpoints, kind, *what)
+
+
+async def _swap(
+    node: Node, hosted: HostedPartition, published: Published, check: Callable[[], None]
+) -> None:
+    """Prepare in a thread, place group by group here. Until the first group is placed, a plan that
+    does not fit any more is withdrawn; after that all of it is placed.
+    """
+    directory, log_ = hosted.directory, hosted.partition.log
+    replacement: Replacement | None = None
+    try:
+        try:
+            check()
+            replacement = applying.begin(log_, published)
+            await directory.pool.run(replacement.prepare)
+            check()
+            more = replacement.place_next(node.now_ms())
+        except Exception as error:
+            if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
+                raise
+            if directory.offline is None:
+                await directory.pool.run(
+                    applying.withdraw, log_.directory, node.disk, published, replacement
+                )
+            raise
+        while more:
+            await asyncio.sleep(0)
+            if directory.offline is not None:
+                raise KafkaStorageError(f"{log_}: {directory.offline}")
+            more = replacement.place_next(node.now_ms())
+        await directory.pool.run(replacement.finish)
+    finally:
+        if replacement is not None:
+            replacement.end()

@@ -1,0 +1,167 @@
+"""Telling followers that there is something to pull.
+
+A partition is looked after from the moment its leader has something to offer until every replica
+holds and has applied it. A follower is told at once, and told again, later and later, while nothing
+changes: messages get lost, and replicas are away. Where all have everything nothing is sent, and
+nothing looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.internode import manifest_rpc as calls
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.replication.leader import LeaderCore
+    from kept.replication.progress import Follower
+
+CALL_S: Final = 5.0
+LOOK_S: Final = 1.0
+"""How often partitions are looked at of which somebody lacks something."""
+AGAIN_MAX_S: Final = 30.0
+MAX_NEWS: Final = 1000
+"""Partitions of one call."""
+BREATHE: Final = 200
+"""After so many partitions others have their turn."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a follower was told about, and when it is told again."""
+
+    about: Any
+    at: float
+    wait_s: float
+
+
+class News:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._open: dict[HostedPartition, dict[int, _Told]] = {}
+        self._fresh: dict[HostedPartition, None] = {}
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def announce(self, hosted: HostedPartition) -> None:
+        """A leader here has something for its followers, or they are others now."""
+        if not hosted.partition.replicated:
+            return
+        self._open.setdefault(hosted, {})
+        self._fresh[hosted] = None
+        self._woken.set()
+        if self._task is None:
+            self._task = self._node.loop.create_task(self._run())
+            self._task.add_done_callback(self._ended)
+
+    def brokers_changed(self) -> None:
+        """Some may be back, and with less than they had."""
+        for hosted in self._node.hosting.hosted.values():
+            if hosted.manifests.core.settled and hosted.manifests.core.held is not None:
+                self.announce(hosted)
+
+    async def stop(self) -> None:
+        """Tell nobody any more."""
+        tasks = [*self._sending, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug of ours must not end it for good: the next announcement begins anew."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.exception("manifest news not told", error)
+            self._task = None
+
+    async def _run(self) -> None:
+        loop = self._node.loop
+        look_at = 0.0
+        while self._open:
+            await asyncio.sleep(0)
+            self._woken.clear()
+            everything = loop.time() >= look_at
+            if everything:
+                look_at = loop.time() + LOOK_S
+            looked, self._fresh = list(self._open if everything else self._fresh), {}
+            news: dict[int, list[HostedPartition]] = {}
+            for number, hosted in enumerate(looked):
+                if number % BREATHE == BREATHE - 1:
+                    await asyncio.sleep(0)
+                if not self._look(hosted, news):
+                    self._open.pop(hosted, None)
+            for broker, several in news.items():
+                for first in range(0, len(several), MAX_NEWS):
+                    self._send(broker, several[first : first + MAX_NEWS])
+            try:
+                async with asyncio.timeout(max(look_at - loop.time(), 0)):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+        self._task = None
+
+    def _look(self, hosted: HostedPartition, news: dict[int, list[HostedPartition]]) -> bool:
+        """Note who is to be told of a partition; False when nobody lacks anything."""
+        node, core = self._node, hosted.partition.core
+        tp = hosted.partition.topic_partition
+        if not core.leading or core.offered is None or node.hosting.hosted.get(tp) is not hosted:
+            return False
+        # One that was announced while others were looked at may have been closed since.
+        told, now, lacking = self._open.setdefault(hosted, {}), node.loop.time(), False
+        for replica, follower in core.followers.items():
+            if not lacks(core, replica, follower):
+                continue
+            lacking = True
+            if follower.broker_epoch == -1 or replica not in core.eligible:
+                continue  # what it says would not count yet
+            about = (core.leader_epoch, core.offered, core.published, follower.held)
+            before = told.get(replica)
+            if before is None or before.about != about:
+                told[replica] = _Told(about, now + LOOK_S, LOOK_S)
+            elif now < before.at:
+                continue
+            else:
+                before.wait_s = min(2 * before.wait_s, AGAIN_MAX_S)
+                before.at = now + before.wait_s
+            news.setdefault(replica, []).append(hosted)
+        return lacking
+
+    def _send(self, broker: int, several: list[HostedPartition]) -> None:
+        task = self._node.loop.create_task(self._tell(broker, several))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _tell(self, broker: int, several: list[HostedPartition]) -> None:
+        items = tuple(
+            calls.ManifestNews(
+                hosted.partition.topic_id,
+                hosted.partition.topic_partition.partition,
+                hosted.partition.leader_epoch,
+            )
+            for hosted in several
+        )
+        request = calls.ManifestNewsRequest(self._node.node_id, items)
+        try:
+            await self._node.peers.call(broker, "ManifestNews", request, CALL_S)
+        except KeptError as error:
+            log.debug("manifest news not told", broker=broker, error=str(error))
+
+
+def lacks(core: LeaderCore, replica: int, follower: Follower) -> bool:
+    """Whether a follower has not acknowledged what is offered, or not applied what is published, or
+    is another process than the one that did.
+    """
+    known = core.broker_epochs.get(replica, -1)
+    return (
+        follower.held != core.offered
+        or follower.applied != core.published
+        or known != follower.broker_epoch
+    )

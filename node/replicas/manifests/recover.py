@@ -1,0 +1,94 @@
+"""What a start finds of a replica's manifests (rules 11, 12 and 14).
+
+Before the log is opened, which swap is to be completed; after, what the replica has applied and
+what it holds. Blocks: for the threads that open logs. A log without a manifest imports nothing of
+``kept.compaction``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kept.node.replicas.manifests.status import Known
+from kept.node.runtime.logging import log
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData
+
+if TYPE_CHECKING:
+    from kept.compaction.apply import CompactionState
+
+
+def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, Known]:
+    """What compaction left in a log's directory. ``alone``: there are no other replicas.
+
+    Raises DamagedData where a swap was under way and its plan cannot be read.
+    """
+    names = disk.listdir(path)
+    if not any(name.startswith((layout.MANIFEST_PREFIX, layout.HELD_MANIFEST)) for name in names):
+        return None, Known()
+    from kept.compaction import apply
+
+    try:
+        return apply.load_state(path, disk), Known()
+    except DamagedData as error:
+        if any(name.endswith(layout.SWAP) for name in names):
+            raise
+        log.error("manifest given up", path=path, error=str(error))
+        return None, _lost(path, disk, alone)
+
+
+def after(
+    path: str, disk: Disk, state: CompactionState, alone: bool, log_end_offset: int
+) -> tuple[CompactionState | None, Known]:
+    """The log was opened, and a swap completed: make the mark say so, and read what is held.
+
+    A log that ends below what is held lost its tail in a power cut, or was not fetched so far.
+    Whatever comes there next may not be what was compacted: the manifest counts no more (C15).
+    """
+    from kept.compaction import apply, held
+    from kept.node.replicas.manifests.store import ref_of
+
+    state = apply.settle(path, disk, state)
+    try:
+        if state.applied is None:
+            applied = None
+        else:
+            held.applied(path, disk, state.applied)
+            applied = ref_of(held.body(path, disk, state.applied))
+        newest = held.load(path, disk)
+    except held.GivenUp:
+        log.info(
+            "manifest awaited",
+            path=path,
+            reason="what was held was given up before; "
+            + ("it is cleaned anew" if alone else "the leader says what is to be held"),
+        )
+        return None, _lost(path, disk, alone)
+    except DamagedData as error:
+        log.error("manifest given up", path=path, error=str(error))
+        return None, _lost(path, disk, alone)
+    known = Known(None if newest is None else ref_of(newest), applied)
+    to = max((one.end_offset for one in (known.held, applied) if one is not None), default=0)
+    if to > log_end_offset:
+        log.warning(
+            "log ends below its manifest",
+            path=path,
+            end=log_end_offset,
+            manifest_end=to,
+            why="it was not fetched that far, or its tail was lost; "
+            + ("it is cleaned anew" if alone else "the leader says what is to be held"),
+        )
+        return None, _lost(path, disk, alone)
+    return (None if applied is None else state), known
+
+
+def _lost(path: str, disk: Disk, alone: bool) -> Known:
+    """No manifest is relied on. A lone replica cleans anew; one of several asks its leader."""
+    from kept.compaction import held
+
+    if alone:
+        held.forget(path, disk)
+    else:
+        held.lose(path, disk)
+    return Known(lost=not alone)

@@ -1,0 +1,591 @@
+"""One replica's manifests: the shell of its :class:`kept.replication.manifests.ManifestCore`.
+
+All that happens to it comes in on the loop, in the order in which it happened: roles, fetch
+answers, cuts, pulls, passes. What the core wants done blocks, so it runs in the directory's threads
+and in worker processes, one store and one apply at a time; until both are done no cut of the log
+goes ahead (the fetcher tries again), and the core lets elections wait.
+
+The leader of a partition applies what its own pass left; everybody else, and a leader that finishes
+what it held at a start, builds from the manifest (:mod:`kept.compaction.follow`). Nothing of
+``kept.compaction`` is imported before there is a manifest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
+from kept.node.replicas.manifests.retry import Trouble
+from kept.node.replicas.manifests.status import (
+    APPLY_MS,
+    APPLY_PASSES,
+    Known,
+    base_name,
+    is_alone,
+    leads,
+    named,
+    others_apply,
+)
+from kept.node.runtime.clock import monotonic_ms
+from kept.node.runtime.logging import log
+from kept.replication import manifests_events as ev
+from kept.replication.events import CommitKnown, ManifestOffered
+from kept.replication.follower import NO_LEADER
+from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+    ReplicaNotAvailable,
+    ResourceExhausted,
+)
+from kept.storage.types import MAX_INT64
+
+if TYPE_CHECKING:
+    from kept.cluster.records import PartitionRecord
+    from kept.compaction.apply import CompactionState
+    from kept.compaction.manifest import Manifest
+    from kept.compaction.pass_ import Result
+    from kept.node.node import Node
+    from kept.node.replicas.manifests.store import Files, Made
+    from kept.node.replicas.manifests.workers import Work
+    from kept.node.replicas.replica_manager import HostedPartition
+
+CUT_RETRY_S: Final = 0.1
+NEVER: Final = MAX_INT64
+
+
+class ReplicaManifests:
+    """See the module. ``trouble`` says what fails."""
+
+    __slots__ = (
+        "_awaited_end",
+        "_closed",
+        "_files",
+        "_hosted",
+        "_made",
+        "_node",
+        "_partition",
+        "_pass_began_ms",
+        "_pass_ms",
+        "_published_ms",
+        "_tasks",
+        "_works",
+        "core",
+        "renew",
+        "trouble",
+    )
+
+    def __init__(self, node: Node, hosted: HostedPartition, known: Known) -> None:
+        self._node = node
+        self._hosted = hosted
+        self._partition = hosted.partition
+        self.core = ManifestCore(node.node_id, known.held, known.applied, known.lost)
+        self.trouble = Trouble(node, self._partition.topic_partition, self.retry)
+        self._published_ms = self._pass_began_ms = self._pass_ms = 0
+        """When something was last published here, by the monotonic clock, and how long the pass of
+        it took."""
+        self.renew = False
+        """The manifest that this leader has applied cannot be read: a pass is to make another."""
+        self._files: Files | None = None
+        self._made: Made | None = None
+        self._works: set[Work] = set()
+        """What is being built or put into place."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._awaited_end = NEVER
+        """Ask again once the log reaches this: what is published ends there."""
+        self._partition.before_cut = self._before_cut
+
+    def __repr__(self) -> str:
+        return f"ReplicaManifests({self._partition.topic_partition}, {self.core})"
+
+    @property
+    def busy(self) -> bool:
+        """Files are being put into place: what is on disk is at no generation."""
+        return self._files is not None and self._files.placing
+
+    # What happens to it.
+
+    def tell(self, event: ev.Event) -> None:
+        """Something happened: step the core and do what it says."""
+        if not self._closed:
+            self.perform(self.core.step(event, monotonic_ms()))
+
+    def lead(self, record: PartitionRecord) -> None:
+        """This node leads; goes with the election in the same turn."""
+        core = self.core
+        new = core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch
+        if new:
+            self._begin()
+        event = leads(self._node.image, self._partition, record, core, self._node.node_id)
+        self.tell(event)
+        if core.lost and not core.settled and not core.making_base and not event.alone:
+            self._resign(record)
+        if core.held is not None:
+            self._announce()
+
+    def _resign(self, record: PartitionRecord) -> None:
+        """What it held cannot be read, and may have been published: another one should lead."""
+        tp, membership = self._partition.topic_partition, self._node.membership
+        log.error(
+            "what this replica held is damaged: another one is to lead",
+            topic=tp.topic,
+            partition=tp.partition,
+        )
+        if membership is not None:
+            membership.isr_changes.resign(tp, record)
+
+    def follow(self, record: PartitionRecord) -> None:
+        """Another node leads, or none; or the ISR changed."""
+        core = self.core
+        if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
+            self._begin()
+        self.tell(ev.Follows(record.leader_epoch, self._node.node_id in record.isr))
+
+    def _begin(self) -> None:
+        """Another epoch or role: a pass for the old one is thrown away."""
+        self._awaited_end = NEVER
+        self.renew = False
+        self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
+        if self._files is not None and self._files.computing is not None:
+            self._files.computing.work.cancel()
+        if self.core.making_base:
+            self._cancel_work()
+
+    def fetched(self, leader_epoch: int, agreed: bool) -> None:
+        """An answer to a fetch was acted on."""
+        core = self.core
+        if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
+            return
+        if agreed != core.synced:
+            self.tell(ev.Synced(leader_epoch, agreed))
+            if agreed and (core.held is not None or core.lost):
+                self.ask()
+        elif self._partition.log_end_offset >= self._awaited_end:
+            self._awaited_end = NEVER
+            self.ask()
+
+    def _before_cut(self) -> None:
+        """Raises ReplicaNotAvailable while files are worked on that a cut would change, and once
+        nothing would take note of the cut any more.
+        """
+        if self.core.storing is None and not self._works and not self._closed:
+            return
+        self._cancel_work()
+        raise ReplicaNotAvailable(
+            f"{self._partition.topic_partition}: the cut waits for a manifest's files"
+        )
+
+    def ask(self) -> None:
+        """Pull from the leader that is followed."""
+        membership = self._node.membership
+        if membership is not None and self.core.role is Role.FOLLOWER and not self._closed:
+            membership.manifests.ask(self._hosted)
+
+    def _announce(self) -> None:
+        """Tell the followers that there is news."""
+        membership = self._node.membership
+        if membership is not None and not self._closed:
+            membership.news.announce(self._hosted)
+
+    # Pulls.
+
+    def pull(self) -> ev.PullRequest | None:
+        """What to ask the leader."""
+        partition = self._partition
+        if self._closed or partition.leader_id == NO_LEADER or partition.offline is not None:
+            return None
+        return self.core.pull(partition.log_end_offset, self._node.broker_epoch)
+
+    def pulled(
+        self, asked: ev.PullRequest, answer: ev.PullAnswer, bodies: dict[ManifestRef, Manifest]
+    ) -> None:
+        """The leader answered; ``bodies`` came with it."""
+        if asked != self.core.asked:
+            return
+        if bodies:
+            self._slow.bodies.update(bodies)
+        self.tell(ev.Pulled(asked, answer))
+        core, held = self.core, answer.held
+        waits = answer.published is None and held is not None and held != core.applied
+        if waits and held is not None and asked.log_end_offset < held.end_offset:
+            self._awaited_end = held.end_offset
+            if self._partition.log_end_offset >= held.end_offset:
+                self._awaited_end = NEVER
+                self.ask()
+
+    def heard(self, request: ev.PullRequest) -> ev.PullAnswer:
+        """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
+        if self._closed or not self._partition.is_leader:
+            raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
+        self.perform(self.core.heard(request))
+        return self.core.answer(request)
+
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
+        try:
+            return await self._slow.encoded(ref)
+        except ManifestUnreadable as error:
+            self._unreadable(ref, error)
+            raise
+
+    def _unreadable(self, ref: ManifestRef, error: ManifestUnreadable) -> None:
+        """A manifest is damaged on disk: a follower has it sent once more; a leader makes another
+        one, or lets somebody lead who can read it.
+        """
+        core, tp = self.core, self._partition.topic_partition
+        if self._closed or ref not in (core.held, core.told, core.published):
+            return  # it was replaced meanwhile
+        if not self.renew:
+            log.error(
+                "manifest given up", topic=tp.topic, partition=tp.partition,
+                generation=named(ref), error=str(error),
+            )  # fmt: skip
+        record = self._node.image.partition(tp.topic, tp.partition)
+        if core.role is not Role.LEADER:
+            self.tell(ev.Damaged(ref))
+            self.ask()
+        elif self.renew or (core.may_compute and ref == core.applied):
+            self.renew = True
+            self._node.cleaner.renew(tp)
+        elif is_alone(self._partition.core, self._node.node_id):
+            self.tell(ev.Damaged(ref, alone=True))
+        elif record is not None and record.isr != (self._node.node_id,):
+            self._resign(record)
+        else:
+            self.trouble.failed("manifest not applied", named(ref), error)
+
+    # What the core wants done.
+
+    def perform(self, effects: ev.Effects) -> None:
+        """Do it, or begin to."""
+        for effect in effects:
+            match effect:
+                case ev.Tell(CommitKnown(offset)):
+                    self._partition.raise_high_watermark(offset)
+                case ev.Tell(event):
+                    self._partition.step(event)
+                    if isinstance(event, ManifestOffered) and event.identity is not None:
+                        self._announce()
+                case ev.Store():
+                    self._spawn(self._store(effect))
+                case ev.Apply(ref):
+                    self._spawn(self._apply(ref, self._begin_work()))
+                case ev.CancelApply():
+                    self._cancel_work()
+                case ev.MakeBase():
+                    self._spawn(self._make_base(effect, self._begin_work()))
+                case ev.Discard(ref):
+                    self._discarded(ref)
+                case ev.ClearApplied():
+                    self._forget_applied(self._slow.clear_applied)
+                case ev.Lose():
+                    self._forget_applied(self._slow.lose)
+                case ev.ReportMissing(ref, offset):
+                    adopted = self._hosted.directory.directory.adopted
+                    self.trouble.missing(named(ref), offset, adopted=adopted)
+                case ev.CutLog(offset):
+                    self._cut_log(offset)
+
+    def published(self, identity: Any) -> None:
+        """The leader core says that what was offered is published."""
+        self._published_ms = monotonic_ms()
+        self.tell(ev.Published(identity))
+        self._announce()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._node.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.exception("manifest work failed", error)
+
+    def _forget_applied(self, change: Callable[[], None]) -> None:
+        """Nothing is applied any more; no file is in use (:meth:`_before_cut`)."""
+        try:
+            change()
+        except MachineError as error:
+            self._node.hosting.fail(self._hosted.directory, error.as_failure())
+        self._hosted.compaction = None
+        self._partition.applied_end = 0
+
+    def _cut_log(self, offset: int) -> None:
+        if self._closed or self.core.missing != offset or self.core.in_isr:
+            return
+        try:
+            self._partition.cut_to_fetch_again(offset)
+        except ReplicaNotAvailable:
+            self._node.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
+        except KafkaStorageError as error:
+            log.error("log not cut", partition=str(self._partition), error=str(error))
+        else:
+            membership = self._node.membership
+            if membership is not None:
+                membership.fetchers.nudge(self._partition.topic_partition)
+
+    # Storing.
+
+    @property
+    def _slow(self) -> Files:
+        """The files; with the first manifest they are imported."""
+        if self._files is None:
+            from kept.node.replicas.manifests.store import Files
+
+            self._files = Files(self._node, self._hosted)
+        return self._files
+
+    async def _store(self, effect: ev.Store) -> None:
+        try:
+            await self._slow.store(effect.held, effect.told)
+        # A bug of ours must not leave the core waiting.
+        except Exception as error:  # noqa: BLE001
+            _say_if_bug("manifest not stored", error)
+            self._failed("manifest not stored", effect.held, error)
+            self.tell(ev.StoreFailed())
+            return
+        self.tell(ev.Stored(effect.held))
+        self.ask()
+
+    # Applying.
+
+    def _begin_work(self) -> Work:
+        from kept.node.replicas.manifests.workers import Work
+
+        work = Work()
+        self._works.add(work)
+        return work
+
+    def _cancel_work(self) -> None:
+        for work in self._works:
+            work.cancel()
+
+    async def _apply(self, ref: ManifestRef, work: Work) -> None:
+        missing: int | None = None
+        superseded = False
+        """Newer manifests were stored in its place while it waited for its turn."""
+        unreadable: ManifestUnreadable | None = None
+        state: CompactionState | None = None
+        try:
+            state = await self._slow.bring(work, ref, self._made)
+        except ManifestUnreadable as error:
+            superseded = ref not in (self.core.held, self.core.told, self.core.published)
+            unreadable = None if superseded else error
+        # A bug of ours must not leave the core waiting.
+        except Exception as error:  # noqa: BLE001
+            missing = _missing(error)
+            _say_if_bug("manifest not applied", error)
+            self._stopped(work, "manifest not applied", ref, error)
+        self._works.discard(work)
+        if state is None:
+            self.tell(ev.ApplyEnded(ref, missing))
+            if superseded:
+                self.tell(ev.Retried())
+            elif unreadable is not None:
+                self._unreadable(ref, unreadable)
+            return
+        self._in_place(state)
+        self.tell(ev.Applied(ref))
+        made, self._made = self._made, None
+        if made is not None and not made.outcome.done():
+            made.outcome.set_result(None)
+        self.ask()
+        self._node.hosting.compaction_moved(self._partition.topic_partition)
+        try:
+            await self._slow.checkpoint_cleaned()
+        except KeptError as error:
+            self._failed("cleaner checkpoint not written", None, error)
+
+    def _stopped(
+        self, work: Work, what: str, ref: ManifestRef | None, error: BaseException
+    ) -> None:  # fmt: skip
+        """It was withdrawn, or it failed."""
+        if work.cancelled and not isinstance(error, MachineError):
+            self._reject(error)
+        else:
+            self._failed(what, ref, error)
+
+    def _in_place(self, state: CompactionState) -> None:
+        self.renew = False
+        self._hosted.compaction = state
+        self._partition.applied_end = state.end_offset
+        self.trouble.over()
+
+    # A base generation (rule 19).
+
+    async def _make_base(self, effect: ev.MakeBase, work: Work) -> None:
+        epoch, generation = base_name(effect)
+
+        def still_wanted() -> bool:
+            core = self.core
+            return core.making_base and core.leader_epoch == epoch and not self._closed
+
+        state: CompactionState | None = None
+        try:
+            state = await self._slow.base(work, (epoch, generation), still_wanted)
+        # A bug of ours must not leave the core waiting.
+        except Exception as error:  # noqa: BLE001
+            _say_if_bug("base generation not made", error)
+            self._stopped(work, "base generation not made", None, error)
+        self._works.discard(work)
+        if state is not None:
+            self._in_place(state)
+            if still_wanted():
+                ref = ManifestRef((epoch, generation), epoch, state.end_offset)
+                self.tell(ev.BaseMade(ref))
+            self._node.hosting.compaction_moved(self._partition.topic_partition)
+
+    # Passes of this leader.
+
+    @property
+    def why_not(self) -> str | None:
+        """Why no pass may begin; None when one may."""
+        core = self.core
+        if core.may_compute:
+            return None
+        if self.trouble.reason:
+            return self.trouble.reason
+        if core.role is not Role.LEADER:
+            return "this node does not lead the partition"
+        if core.lost:
+            return "what this replica held is damaged: another one is to lead"
+        if core.making_base:
+            return "the base generation after an unclean election is being made"
+        if core.applying is not None:
+            return f"generation {named(core.applying)} is being applied"
+        newest = core.held if core.storing is None else core.storing.held
+        lacking = ", ".join(map(str, self._partition.core.lacking)) or "this node"
+        return f"generation {named(newest)} is not published yet: it waits for {lacking}"
+
+    @property
+    def soon(self) -> bool:
+        """A pass may begin soon: what keeps it is under way here or at the other replicas."""
+        core = self.core
+        return core.role is Role.LEADER and not core.may_compute and not core.lost
+
+    def gives_time(self, *, overdue: bool = False) -> bool:
+        """Replicas that are there still apply what was published last: a newer generation would
+        keep those that take longer than a pass out of the ISR. Not for ever; an ``overdue`` pass
+        waits no longer than the records of it may (``max.compaction.lag.ms``).
+        """
+        allowed_ms = max(APPLY_MS, APPLY_PASSES * self._pass_ms)
+        if overdue:
+            allowed_ms = min(allowed_ms, self._partition.config.max_compaction_lag_ms)
+        passed_ms = monotonic_ms() - self._published_ms
+        return others_apply(self._partition.core) and passed_ms < allowed_ms
+
+    def begin_pass(self, work: Work) -> None:
+        """A pass computes from now on, in worker ``work``. Raises NotLeaderOrFollower."""
+        if not self.core.may_compute or self._closed:
+            raise NotLeaderOrFollower(f"{self._partition}: {self.why_not or 'it is closed'}")
+        from kept.node.replicas.manifests.store import Computing
+
+        self._pass_began_ms = monotonic_ms()
+        self._slow.computing = Computing(work, self._node.loop.create_future())
+
+    def end_pass(self) -> None:
+        """It computes no more."""
+        computing, self._slow.computing = self._slow.computing, None
+        if computing is not None:
+            computing.over.set_result(None)
+
+    async def pass_made(
+        self, result: Result, leader_epoch: int, based_on: ManifestRef | None, truncations: int
+    ) -> None:
+        """A pass left its outputs: offer its manifest; done when it is applied here.
+
+        Raises DamagedData, MachineError, NotLeaderOrFollower, Withdrawn: it came to nothing.
+        """
+        from kept.node.replicas.manifests.store import Made, ref_of
+
+        found = await self._slow.made(result)
+        self.end_pass()
+        self._pass_ms = monotonic_ms() - self._pass_began_ms
+        if self._closed:
+            raise NotLeaderOrFollower(f"{self._partition}: it is closed")
+        ref = ref_of(found)
+        begins_at = self._partition.log.segments[0].base_offset
+        outcome: asyncio.Future[None] = self._node.loop.create_future()
+        self._made = made = Made(ref, result, truncations, begins_at, outcome)
+        self._slow.bodies[ref] = found  # beside what came from a leader, if it led no more
+        self.tell(ev.PassDone(ref, leader_epoch, based_on))
+        await made.outcome
+
+    def _discarded(self, ref: ManifestRef) -> None:
+        """Its files go with the next pass."""
+        self._slow.bodies.pop(ref, None)
+        self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
+
+    def _reject(self, error: BaseException) -> bool:
+        """A pass of this leader came to nothing; False: nobody waits for one."""
+        made, self._made = self._made, None
+        if made is None or made.outcome.done():
+            return False
+        made.outcome.set_exception(error)
+        return True
+
+    # Failure.
+
+    def _failed(self, what: str, ref: ManifestRef | None, error: BaseException) -> None:
+        """Say so, and try again later; a disk that fails takes its directory offline. What a check
+        has stopped waits for :meth:`retry`.
+        """
+        heard = self._reject(error)
+        if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
+            if not heard:
+                self._node.hosting.fail(self._hosted.directory, error)
+            return
+        if self._closed:
+            return
+        self.trouble.failed(what, named(ref), error)
+
+    def retry(self) -> bool:
+        """Try again what failed, without waiting any longer; False: nothing had."""
+        trouble = self.trouble
+        if not trouble.count or self._closed:
+            return False
+        trouble.wait_no_longer()
+        core = self.core
+        if core.making_base and not self._works:
+            effect = ev.MakeBase(core.leader_epoch, core.replaces)
+            self._spawn(self._make_base(effect, self._begin_work()))
+        elif core.role is not Role.NONE:
+            self.tell(ev.Retried())
+            self.ask()
+        return True
+
+    # The end.
+
+    def abandon(self) -> None:
+        """Nothing is begun any more; what is being put into place is finished or withdrawn."""
+        self._closed = True
+        self.trouble.over()
+        self._cancel_work()
+        self._reject(NotLeaderOrFollower(f"{self._partition}: it is closed"))
+
+    async def close(self) -> None:
+        """As :meth:`abandon`; done when no file is worked on."""
+        self.abandon()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)
+
+
+def _say_if_bug(what: str, error: Exception) -> None:
+    """Where it comes from, if it is none of the errors that are expected."""
+    if not isinstance(error, KeptError | OSError):
+        log.exception(what, error)
+
+
+def _missing(error: BaseException) -> int | None:
+    """The record that is missing, where that is why a build failed (here, or in a worker)."""
+    from kept.compaction.follow import LogsDiffer
+
+    return error.offset if isinstance(error, PassFailed | LogsDiffer) else None

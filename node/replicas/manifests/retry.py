@@ -1,0 +1,79 @@
+"""What one replica's manifests fail at: said, counted, and tried again later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.node.replicas.manifests.failures import check_stopped
+from kept.node.runtime.logging import log
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+    from kept.storage.types import TopicPartition
+
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 300.0
+"""What failed is tried again after a second, then after twice as long each time."""
+ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was adopted"
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Why the last try to store or apply failed, and how often in a row."""
+
+    node: Node = field(repr=False)
+    topic_partition: TopicPartition
+    retry: Callable[[], Any] = field(repr=False)
+    """Called when it is time to try again."""
+    reason: str = ""
+    count: int = 0
+    retry_at_ms: int | None = None
+    """When it is tried again; None: not before somebody says so."""
+    _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    def failed(self, what: str, generation: str, error: BaseException) -> None:
+        """Say so, and try again later; what a check has stopped waits for somebody to ask."""
+        self.reason = str(error) or type(error).__name__
+        self.count += 1
+        log.error(
+            what,
+            topic=self.topic_partition.topic,
+            partition=self.topic_partition.partition,
+            generation=generation,
+            error=self.reason,
+            failures=self.count,
+        )
+        self.wait_no_longer()
+        if check_stopped(error):
+            self.node.metrics.checks_failed += 1
+            return
+        wait_s = min(RETRY_S * 2 ** min(self.count - 1, 16), RETRY_MAX_S)
+        self.retry_at_ms = self.node.now_ms() + int(1000 * wait_s)
+        self._timer = self.node.loop.call_later(wait_s, self.retry)
+
+    def missing(self, generation: str, offset: int, *, adopted: bool) -> None:
+        """A record that a manifest lists is not here. ``adopted``: the directory was Kafka's."""
+        (log.warning if adopted else log.error)(
+            "a record that the leader has is missing here",
+            topic=self.topic_partition.topic,
+            partition=self.topic_partition.partition,
+            offset=offset,
+            generation=generation,
+            why=f"{ADOPTED if adopted else 'damage, or an unclean election'}; the log is cut "
+            "there and fetched again",
+        )
+
+    def wait_no_longer(self) -> None:
+        """Nothing is tried by itself any more."""
+        self.retry_at_ms = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def over(self) -> None:
+        """It succeeded, or nobody wants it any more."""
+        self.wait_no_longer()
+        self.reason, self.count = "", 0

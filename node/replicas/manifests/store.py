@@ -1,0 +1,285 @@
+"""What one replica's manifests are on disk, and the slow work on them.
+
+Everything here blocks or takes long, so it runs in the directory's threads and in worker processes.
+Files that name what is held and applied change one at a time (``lock``); outputs are built and put
+into place one at a time (``turn``), and never while a pass computes in the same directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from kept.compaction import follow, follow_worker, held, manifest
+from kept.compaction import job as jobs
+from kept.compaction.manifest import Identity, Manifest
+from kept.compaction.pass_ import Result, discard
+from kept.compaction.view import base_job
+from kept.compaction.worker import COMMAND
+from kept.node.replicas.manifests import install
+from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
+from kept.node.replicas.manifests.status import pair_of
+from kept.node.replicas.manifests.workers import Work
+from kept.replication.manifests_events import ManifestRef
+from kept.storage import layout
+from kept.storage.errors import (
+    DamagedData,
+    InvariantViolation,
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+)
+
+SMALL_BYTES: Final = 2 << 20
+"""Logs up to this are built from in a thread: to start a process for each of a thousand small ones
+would keep a replica that comes back out of the ISR for minutes.
+"""
+
+if TYPE_CHECKING:
+    from kept.compaction.apply import CompactionState
+    from kept.node.node import Node
+    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.storage.log import Log
+
+
+def ref_of(found: Manifest) -> ManifestRef:
+    """A manifest's name in the protocol."""
+    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
+
+
+def identity_of(ref: ManifestRef) -> Identity:
+    """The other way round."""
+    return Identity(*pair_of(ref))
+
+
+@dataclass(slots=True)
+class Made:
+    """A pass made it here: its outputs are in the directory, and the log began at ``begins_at`` and
+    had been cut ``truncations`` times. ``outcome`` is for who asked.
+    """
+
+    ref: ManifestRef
+    result: Result
+    truncations: int
+    begins_at: int
+    outcome: asyncio.Future[None]
+
+    def fits(self, ref: ManifestRef, log_: Log) -> bool:
+        """Its outputs are of this generation, and of the segments that there still are."""
+        begins_at = log_.segments[0].base_offset
+        return (self.ref, self.truncations, self.begins_at) == (ref, log_.truncations, begins_at)
+
+
+@dataclass(slots=True)
+class Computing:
+    """A pass that is being computed: nothing else may use its files."""
+
+    work: Work
+    over: asyncio.Future[None]
+
+
+class Files:
+    """See the module."""
+
+    def __init__(self, node: Node, hosted: HostedPartition) -> None:
+        self._node = node
+        self._hosted = hosted
+        self.computing: Computing | None = None
+        self.placing = False
+        """Segments are being swapped, until the mark says which generation they are."""
+        self.bodies: dict[ManifestRef, Manifest] = {}
+        """Manifests that came or were made, and are not stored yet."""
+        self._lock = asyncio.Lock()
+        self._turn = asyncio.Lock()
+
+    @property
+    def _directory(self) -> str:
+        return self._hosted.partition.log.directory
+
+    def body(self, ref: ManifestRef | None) -> Manifest | None:
+        """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
+        if ref is None or ref in self.bodies:
+            return None if ref is None else self.bodies[ref]
+        return held.body(self._directory, self._node.disk, identity_of(ref))
+
+    def readable(self, ref: ManifestRef) -> Manifest:
+        """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
+        try:
+            found = self.body(ref)
+        except (FileNotFoundError, DamagedData) as error:
+            raise ManifestUnreadable(str(error)) from error
+        assert found is not None
+        return found
+
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
+        async with self._lock:
+            data: bytes = await self._hosted.directory.pool.run(
+                lambda: held.encode(self.readable(ref))
+            )
+        return data
+
+    def lose(self) -> None:
+        """What is held cannot be read; blocks. No other work may be under way."""
+        held.lose(self._directory, self._node.disk)
+        self.bodies.clear()
+
+    async def store(self, newest: ManifestRef | None, told: ManifestRef | None) -> None:
+        """Make ``newest`` what this replica holds, durably. Raises KeptError, OSError."""
+        disk = self._node.disk
+
+        def work() -> None:
+            held.store(self._directory, disk, self.body(newest), self.body(told))
+
+        async with self._lock:
+            await self._hosted.directory.pool.run(work)
+        self.bodies.clear()
+
+    def clear_applied(self) -> None:
+        """The log was cut below what was applied; blocks. No other work may be under way."""
+        held.clear_applied(self._directory, self._node.disk)
+
+    async def made(self, result: Result) -> Manifest:
+        """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""
+        disk = self._node.disk
+        path = layout.manifest_file(self._directory, *result.identity) + layout.TEMPORARY
+
+        def read() -> Manifest:
+            return manifest.decode(path, disk.read(path))[0]
+
+        found: Manifest = await self._hosted.directory.pool.run(read)
+        return found
+
+    async def no_pass(self) -> None:
+        """No pass uses the directory any more; one that does is ended."""
+        while self.computing is not None:
+            self.computing.work.cancel()
+            await asyncio.wait([self.computing.over])
+
+    # Applying.
+
+    def check(self, work: Work) -> None:
+        """Raises Withdrawn, KafkaStorageError when the work is to go no further."""
+        if work.cancelled:
+            raise Withdrawn(f"{self._hosted.partition.topic_partition}: not wanted any more")
+        if self._hosted.directory.offline is not None:
+            raise KafkaStorageError(self._hosted.directory.offline)
+
+    async def bring(self, work: Work, ref: ManifestRef, made: Made | None) -> CompactionState:
+        """Bring the log to a manifest: all of it, or nothing and an error.
+
+        ``made``: a pass has left the outputs. Raises Withdrawn, PassFailed, KeptError, OSError.
+        """
+        log_ = self._hosted.partition.log
+        async with self._turn, self._node.hosting.appliers:
+            while True:
+                self.check(work)
+                result = await self._result(work, ref, made)
+                begins_at = log_.segments[0].base_offset
+                try:
+                    return await self._place(result, lambda: self.check(work))
+                except InvariantViolation:
+                    # Retention took the oldest just before; then nothing was placed.
+                    if log_.segments[0].base_offset == begins_at:
+                        raise
+
+    async def _result(self, work: Work, ref: ManifestRef, made: Made | None) -> Result:
+        """Outputs of the segments that there are: it begins anew when the oldest were deleted."""
+        log_ = self._hosted.partition.log
+        while True:
+            begins_at = log_.segments[0].base_offset
+            if made is not None and made.fits(ref, log_):
+                return made.result
+            try:
+                result = await self._build(work, ref)
+            except MachineError:
+                raise
+            except (KeptError, OSError):
+                if log_.segments[0].base_offset == begins_at:
+                    raise
+            else:
+                if log_.segments[0].base_offset == begins_at:
+                    return result
+            self.check(work)
+
+    async def _place(self, result: Result, check: Callable[[], None]) -> CompactionState:
+        check()
+        self.placing = True
+        try:
+            published = await install.place(self._node, self._hosted, result, check)
+            async with self._lock:
+                return await install.conclude(self._node, self._hosted, published)
+        finally:
+            self.placing = False
+
+    async def _build(self, work: Work, ref: ManifestRef) -> Result:
+        """Build the outputs from the manifest: a worker does, or for a small log a thread."""
+        node, log_ = self._node, self._hosted.partition.log
+        await self.no_pass()
+        await node.in_pool(discard, log_.directory, node.disk)
+        async with self._lock:
+            found = await node.in_pool(self.readable, ref)
+        self.check(work)
+        job = replace(
+            follow.job_for(log_, found, None, node.now_ms()),
+            check_keys=node.config.compaction_check_keys,
+            check_seed=os.urandom(jobs.HASH_KEY_BYTES),
+        )
+        state = self._hosted.compaction
+        previous = None if state is None else state.applied
+        if follow_worker.source_bytes(job) <= SMALL_BYTES:
+            result: Result = await node.in_pool(follow_worker.run_here, job, previous, node.disk)
+            return result
+        limit = node.config.log_cleaner_io_max_bytes_per_second
+        threads = max(node.config.log_cleaner_threads, 1)
+        question = follow_worker.encode(job, previous, limit / threads)
+        try:
+            return await work.run(follow_worker.COMMAND, question)
+        finally:
+            node.kernels.worker_lacks(work.uncompiled)
+
+    async def checkpoint_cleaned(self) -> None:
+        """Write ``cleaner-offset-checkpoint``. Raises KeptError."""
+        await install.checkpoint_cleaned(self._node, self._hosted)
+
+    # A base generation (rule 19).
+
+    async def base(
+        self, work: Work, name: tuple[int, int], still_wanted: Callable[[], bool]
+    ) -> CompactionState:
+        """Forget all manifests and begin anew with one in which everything survives.
+
+        Until it is in place a start finds that what was held is lost. Raises Withdrawn, PassFailed,
+        KeptError, OSError.
+        """
+        node, hosted = self._node, self._hosted
+        log_ = hosted.partition.log
+
+        def check() -> None:
+            self.check(work)
+            if not still_wanted():
+                raise Withdrawn(f"{hosted.partition}: another leader was elected")
+
+        async with self._turn, node.hosting.appliers:
+            await self.no_pass()
+            async with self._lock:
+                check()
+                await hosted.directory.pool.run(held.lose, log_.directory, node.disk)
+            hosted.compaction = None
+            hosted.partition.applied_end = 0
+            check()
+            limits = node.cleaner.limits(hosted)
+            identity = Identity(*name)
+            job = base_job(log_, identity, now_ms=node.now_ms(), limits=limits)
+            result = await work.run(COMMAND, jobs.encode(job))
+            check()
+            hosted.partition.raise_high_watermark(result.end_offset)
+            state = await self._place(result, check)
+            async with self._lock:
+                await hosted.directory.pool.run(
+                    held.begun, log_.directory, node.disk, state.applied
+                )
+            return state

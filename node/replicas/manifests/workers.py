@@ -1,0 +1,63 @@
+"""Worker processes of passes and of what follows from another replica's manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.compaction.worker import result_from
+from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.runtime.subprocess import Child, ChildFailed, spawn
+
+if TYPE_CHECKING:
+    from kept.compaction.pass_ import Result
+
+LINE_BYTES: Final = 1 << 20
+"""Longest line that a worker may say."""
+
+
+class Work:
+    """One worker's work, and whether it is still wanted.
+
+    ``done_bytes`` of ``total_bytes`` are read or written. ``uncompiled`` are the kernels that the
+    process lacks, as it says itself.
+    """
+
+    def __init__(self) -> None:
+        self.done_bytes = 0
+        self.total_bytes = 0
+        self.uncompiled: tuple[str, ...] = ()
+        self.cancelled = False
+        self._process: Child | None = None
+
+    def cancel(self) -> None:
+        """It is not wanted any more: end the process, if it runs."""
+        self.cancelled = True
+        if self._process is not None:
+            self._process.kill()
+
+    async def run(self, command: Sequence[str], question: str) -> Result:
+        """Have a worker do it. Raises PassFailed."""
+        child = self._process = await spawn(command, LINE_BYTES)
+        if self.cancelled:
+            child.kill()
+        last: Mapping[str, Any] = {}
+
+        def heard(message: Mapping[str, Any]) -> None:
+            nonlocal last
+            last = message
+            if "progress" in message:
+                self.done_bytes = message["progress"]
+                self.total_bytes = message["total"]
+            elif "uncompiled" in message:
+                self.uncompiled = tuple(message["uncompiled"])
+
+        try:
+            code, words = await child.converse(question, heard)
+        except ChildFailed as error:
+            raise PassFailed(f"the worker process went wrong: {error}", "Worker") from error
+        if "result" in last:
+            return result_from(last)
+        if "error" in last:
+            raise PassFailed(last["error"], last["kind"], last.get("offset"))
+        raise PassFailed(f"the worker process ended with code {code}: {words}", "Worker")

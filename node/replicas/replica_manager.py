@@ -1,0 +1,696 @@
+"""The partitions on this node's disks: opened, created, changed, deleted with the image.
+
+The image alone says what should be here. Opening and creating logs blocks, so it runs in the
+threads of their directory; the tables that requests look into change on the loop, after. A new
+partition goes to the directory with the fewest. A directory that fails goes offline with all its
+partitions (rule 12); the node ends when none is left.
+
+Long because starting, changing and failing replicas share the tables that requests look into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from kept.cluster import reassignment
+from kept.cluster.image import Image
+from kept.cluster.records import PartitionRecord, ResourceType
+from kept.cluster.settings import log_config
+from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC
+from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_COMPRESSED_BYTES
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.replicas.dirty_logs import Attention
+from kept.node.replicas.log_lifecycle import LogChanges
+from kept.node.replicas.manifests import recover as manifests_found
+from kept.node.replicas.manifests.replica import ReplicaManifests
+from kept.node.replicas.manifests.status import Known
+from kept.node.replicas.role_changes import Roles
+from kept.node.replicas.stray_logs import Strays
+from kept.node.runtime.executors import Callback, FlushPool
+from kept.node.runtime.fd_quota import file_limit, replica_limit
+from kept.node.runtime.logging import log
+from kept.node.runtime.yielding import Pace
+from kept.replication.partition import Partition
+from kept.replication.quota import ReplicationQuota
+from kept.storage import layout
+from kept.storage.directory import Birth, FoundLog
+from kept.storage.errors import (
+    DamagedData,
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+    ResourceExhausted,
+    UnknownTopicOrPartition,
+)
+from kept.storage.records import CheckRules
+from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.image import Delta, TopicImage
+    from kept.compaction.apply import CompactionState
+    from kept.node.node import Node
+    from kept.storage.directory import LogDirectory
+    from kept.storage.log import Log
+
+
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about a damaged file in this time."""
+LOGS_A_JOB: Final = 64
+"""Logs that a thread opens, creates or renames before the loop hears of them."""
+
+
+class HostedDirectory:
+    """One of ``log.dirs`` with its threads. ``offline`` is the reason once it failed."""
+
+    def __init__(self, directory: LogDirectory, pool: FlushPool, name: str) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.name = name
+        self.offline: str | None = None
+        self.count = 0
+
+
+class HostedPartition:
+    """A replica on this node, with what requests need beside it."""
+
+    __slots__ = (
+        "compaction",
+        "directory",
+        "loop_rules",
+        "manifests",
+        "partition",
+        "rules",
+        "sync",
+        "throttled_as_follower",
+        "throttled_as_leader",
+    )
+
+    def __init__(self, partition: Partition, directory: HostedDirectory) -> None:
+        self.partition = partition
+        self.directory = directory
+        self.compaction: CompactionState | None = None
+        """What compaction has come to; None before the first generation."""
+        self.manifests: ReplicaManifests
+        self.rules = CheckRules()
+        self.loop_rules = CheckRules()
+        """The same for batches that are checked on the loop."""
+        self.sync = False
+        """``flush.messages`` is set: an acknowledgement waits for the fsync."""
+        self.throttled_as_leader = False
+        """Among its topic's ``leader.replication.throttled.replicas`` (KIP-73)."""
+        self.throttled_as_follower = False
+
+    def flush(self, end_offset: int, callback: Callback) -> None:
+        """Call back when everything below ``end_offset`` is durable."""
+        log_ = self.partition.log
+        if end_offset <= log_.recovery_point:
+            callback(None)
+        else:
+            self.directory.pool.flush(log_, callback)
+
+    def flushed(self, end_offset: int) -> asyncio.Future[None]:
+        """Done when everything below ``end_offset`` is durable, or could not be made so."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.flush(end_offset, settle)
+        return done
+
+
+class HostedTopic:
+    """A topic's partitions on this node, by number."""
+
+    __slots__ = ("count", "name", "offline", "partitions", "topic_id")
+
+    def __init__(self, name: str, topic_id: uuid.UUID, count: int = 0) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.count = count
+        """Partitions of the topic, here and elsewhere."""
+        self.partitions: dict[int, HostedPartition] = {}
+        self.offline: dict[int, str] = {}
+
+    def absent(self, index: int) -> KeptError:
+        """Why a partition is not served."""
+        if index in self.offline:
+            return KafkaStorageError(f"{self.name}-{index}: {self.offline[index]}")
+        if 0 <= index < self.count:
+            return NotLeaderOrFollower(f"{self.name}-{index} has no open replica on this node")
+        return UnknownTopicOrPartition(f"{self.name} has no partition {index}")
+
+
+@dataclass(slots=True)
+class _Opening:
+    """A log to open or create. ``stray``: the name of its directory, when it was set aside."""
+
+    tp: TopicPartition
+    topic_id: uuid.UUID
+    record: PartitionRecord
+    config: LogConfig
+    directory: HostedDirectory = field(init=False)
+    exists: bool = False
+    stray: str | None = None
+
+
+_Opened: TypeAlias = "tuple[Log, CompactionState | None, Known]"
+
+
+class Hosting:
+    """What this node hosts, for requests, timers and the cleaner."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.by_name: dict[bytes, HostedTopic] = {}
+        self.by_id: dict[bytes, HostedTopic] = {}
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.hosted: dict[TopicPartition, HostedPartition] = {}
+        self.directories: list[HostedDirectory] = []
+        self._quiet_until: dict[str, float] = {}
+        self.left_closed = 0
+        """Replicas that there were too few open files for."""
+        self._defaults: dict[str, str] = {}
+        self._reconfigured = 0
+        """How often settings have changed: a log that is being made has those of before."""
+        self.leader_quota = ReplicationQuota()
+        """What followers out of sync may take from here."""
+        self.follower_quota = ReplicationQuota()
+        """What replicas here that are out of sync may fetch."""
+        self.roles = Roles(node)
+        self.strays = Strays(node)
+        self.changes = LogChanges(node)
+        self.image = Image()
+        """The newest image whose roles were taken here; logs follow it (:attr:`changes`)."""
+        self.attention = Attention()
+        self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
+        """Generations that are built and put into place at a time."""
+        self.compaction_moved: Callable[[TopicPartition], None] = lambda _: None
+        """Called when a generation was applied."""
+
+    # Settings.
+
+    def config_for(self, image: Image, topic: str) -> LogConfig:
+        """A topic's settings over the broker's defaults."""
+        return log_config(image.config(ResourceType.TOPIC, topic), self._defaults)
+
+    def _rules(self, config: LogConfig) -> CheckRules:
+        return CheckRules(
+            compacted=config.compact,
+            max_batch_bytes=config.max_message_bytes,
+            max_inflated_bytes=self._node.config.inflated_max_bytes,
+            timestamp_type=config.message_timestamp_type,
+            timestamp_before_max_ms=config.message_timestamp_before_max_ms,
+            timestamp_after_max_ms=config.message_timestamp_after_max_ms,
+            compression_type=config.compression_type,
+        )
+
+    def _throttle(self, image: Image, topic: str, several: Iterable[HostedPartition]) -> None:
+        """Note which of a topic's partitions are throttled here."""
+        as_leader = reassignment.throttled(image, topic, reassignment.LEADER_REPLICAS)
+        as_follower = reassignment.throttled(image, topic, reassignment.FOLLOWER_REPLICAS)
+        for hosted in several:
+            mine = hosted.partition.topic_partition.partition, self._node.node_id
+            hosted.throttled_as_leader = as_leader is None or mine in as_leader
+            hosted.throttled_as_follower = as_follower is None or mine in as_follower
+            self.roles.throttled(hosted)
+
+    def limit_replication(self) -> None:
+        """The node's rates are in force from now on."""
+        config = self._node.config
+        self.leader_quota.bytes_per_second = config.leader_replication_throttled_rate
+        self.follower_quota.bytes_per_second = config.follower_replication_throttled_rate
+
+    def _configure(self, hosted: HostedPartition, config: LogConfig) -> None:
+        hosted.partition.update_config(config)
+        hosted.rules = rules = self._rules(config)
+        hosted.loop_rules = rules.within(
+            LOOP_BYTES if rules.codec is None else LOOP_COMPRESSED_BYTES
+        )
+        hosted.sync = config.flush_messages < MAX_INT64
+
+    def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
+        """Settings of ``topics`` (None: of all) are in force from now on."""
+        self._reconfigured += 1
+        self._defaults = self._node.config.topic_defaults()
+        for name in [topic.name for topic in self.by_name.values()] if topics is None else topics:
+            topic = self.by_name.get(name.encode())
+            if topic is None:
+                continue
+            config = self.config_for(image, name)
+            for hosted in topic.partitions.values():
+                self._configure(hosted, config)
+            self._throttle(image, name, topic.partitions.values())
+
+    # Start.
+
+    async def start(self, image: Image) -> None:
+        """Open what the image says is here; other logs go, or are set aside (:attr:`strays`).
+
+        While a directory is offline, a log that is not found may be there: none is created.
+        """
+        self.image = image
+        self._defaults = self._node.config.topic_defaults()
+        found: dict[TopicPartition, list[tuple[HostedDirectory, uuid.UUID | None]]] = {}
+        for directory in self.directories:
+            for entry in self._scan(directory):
+                if entry.is_stray:
+                    await self.strays.add(directory, entry)
+                elif not entry.is_delete:
+                    place = (directory, entry.topic_id)
+                    found.setdefault(entry.topic_partition, []).append(place)
+        broken = next((one for one in self.directories if one.offline is not None), None)
+        openings, absent = [], 0
+        for topic in image.topics.values():
+            here = self._register(topic)
+            config = self.config_for(image, topic.name)
+            for record in topic.partitions:
+                if self._node.node_id not in record.replicas:
+                    continue
+                tp = TopicPartition(topic.name, record.partition)
+                there = found.get(tp, [])
+                mine = [entry for entry in there if entry[1] == topic.topic_id]
+                if len(mine) > 1:
+                    found[tp] = []
+                    self._several(tp, [entry[0] for entry in mine])
+                    continue
+                # A deleted topic's, which had this name, goes. A flipped bit in the id, or another
+                # topic's file, does not make it one: opening it says which file is wrong.
+                mine = mine or [
+                    entry for entry in there if not self._is_deleted(image, tp, entry[1])
+                ]
+                opening = _Opening(tp, topic.topic_id, record, config)
+                if mine:
+                    opening.exists = True
+                    opening.directory = mine[0][0]
+                    there.remove(mine[0])
+                elif self._put_back(opening):
+                    pass
+                elif broken is not None:
+                    why = (
+                        f"it is not in the log directories that work, and {broken.name} is offline"
+                    )
+                    here.offline[record.partition] = f"{why}: {broken.offline}"
+                    absent += 1
+                    continue
+                else:
+                    opening.directory = self._emptiest()
+                    self._say_missing(tp)
+                opening.directory.count += 1
+                openings.append(opening)
+        for tp, others in found.items():
+            for directory, topic_id in others:
+                await self.strays.not_wanted(directory, tp, topic_id)
+        self.strays.say()
+        if all(one.offline is None for one in self.directories):
+            history = self._node.metadata.member.history
+            history.carried_out(tuple(history.removed))
+        openings = self._within_limit(openings)
+        if broken is not None:
+            log.error("partitions offline", count=absent, path=broken.name, error=broken.offline)
+        await self._open_all(openings)
+
+    def _within_limit(self, openings: list[_Opening]) -> list[_Opening]:
+        """Those that the limit of open files leaves room for: the groups' first, then what no other
+        node has. The others stay closed, and are said.
+        """
+        limit = replica_limit()
+        if len(openings) <= limit:
+            return openings
+        openings.sort(
+            key=lambda one: (one.tp.topic != CONSUMER_OFFSETS, len(one.record.replicas) > 1)
+        )
+        why = (
+            f"left closed: {len(openings)} replicas are here, and {file_limit()} open files leave "
+            f"room for {limit}; raise LimitNOFILE (ulimit -n) and start this node again"
+        )
+        for closed in openings[limit:]:
+            closed.directory.count -= not closed.exists
+            self._unavailable(closed, why)
+            log.warning("log left closed", topic=closed.tp.topic, partition=closed.tp.partition)
+        self.left_closed = len(openings) - limit
+        log.error("logs left closed", count=self.left_closed, why=why)
+        return openings[:limit]
+
+    def _scan(self, directory: HostedDirectory) -> list[FoundLog]:
+        try:
+            return [] if directory.offline is not None else directory.directory.scan()
+        except ResourceExhausted:
+            raise  # what was not looked for is not absent
+        except MachineError as error:
+            self.fail(directory, error)
+            return []
+
+    def _several(self, tp: TopicPartition, places: list[HostedDirectory]) -> None:
+        """One log is in several directories, as after one was copied by hand, or an old disk came
+        back. Which one holds what was acknowledged, nobody knows here: none is opened or removed.
+        """
+        paths = ", ".join(one.directory.log_path(tp) for one in places)
+        why = f"its log is there several times: {paths}; move all but the newest elsewhere"
+        self.by_name[tp.topic.encode()].offline[tp.partition] = why
+        log.error("partition offline", topic=tp.topic, partition=tp.partition, error=why)
+
+    @staticmethod
+    def _is_deleted(image: Image, tp: TopicPartition, stored: uuid.UUID | None) -> bool:
+        """A log under the name of a topic that is there is of another one, which had this name."""
+        if stored is None or stored in image.topics_by_id:
+            return False
+        return not layout.may_be_misread(stored, image.topics[tp.topic].topic_id)
+
+    def _say_missing(self, tp: TopicPartition) -> None:
+        for one in self.directories:
+            if (end := one.directory.missing.get(tp)) is not None:
+                log.error(
+                    "log missing",
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    path=one.directory.log_path(tp),
+                    why=f"its records, up to offset {end} at least, are lost here: it begins anew",
+                )
+
+    def _register(self, topic: TopicImage) -> HostedTopic:
+        hosted = HostedTopic(topic.name, topic.topic_id, len(topic.partitions))
+        self.by_name[topic.name.encode()] = hosted
+        self.by_id[topic.topic_id.bytes] = hosted
+        return hosted
+
+    def _emptiest(self) -> HostedDirectory:
+        online = [one for one in self.directories if one.offline is None]
+        if not online:
+            raise KafkaStorageError("every log directory is offline")
+        return min(online, key=lambda one: one.count)
+
+    async def open_wanted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Create the logs among ``partitions`` that the image wants here and that are not open."""
+        openings: list[_Opening] = []
+        configs: dict[str, LogConfig] = {}
+        for tp in partitions:
+            wanted = self._wanted(tp)
+            if wanted is None or tp in self.hosted:
+                continue
+            topic, record = wanted
+            if tp.partition in topic.offline:
+                self.roles.lost(tp, record)
+                continue
+            if tp.topic not in configs:
+                configs[tp.topic] = self.config_for(self.image, tp.topic)
+            opening = _Opening(tp, topic.topic_id, record, configs[tp.topic])
+            if not self._put_back(opening):
+                opening.directory = self._emptiest()
+            opening.directory.count += 1
+            openings.append(opening)
+        if openings:
+            await self._open_all(openings)
+        if GROUP_METADATA_TOPIC in configs:
+            self._node.groups.roles_taken(self.image)
+
+    def _put_back(self, opening: _Opening) -> bool:
+        """Open the log that was set aside, if there is one."""
+        stray = self.strays.wanted((opening.topic_id, opening.tp.partition))
+        if stray is None:
+            return False
+        opening.directory, opening.stray, opening.exists = stray.directory, stray.name, True
+        return True
+
+    def _wanted(self, tp: TopicPartition) -> tuple[HostedTopic, PartitionRecord] | None:
+        """A partition's topic and state where the image has a replica of it here."""
+        record = self.image.partition(tp.topic, tp.partition)
+        topic = self.by_name.get(tp.topic.encode())
+        if record is None or topic is None or record.topic_id != topic.topic_id:
+            return None
+        return (topic, record) if self._node.node_id in record.replicas else None
+
+    async def _open_all(self, openings: list[_Opening]) -> None:
+        """Open or create logs, :data:`LOGS_A_JOB` in each job of a thread: one by one they would
+        cost the loop more than the disk.
+        """
+        jobs = []
+        for directory in self.directories:
+            mine = [opening for opening in openings if opening.directory is directory]
+            for at in range(0, len(mine), LOGS_A_JOB):
+                several = mine[at : at + LOGS_A_JOB]
+                jobs.append((several, directory.pool.run_apart(self._open_several, several)))
+        pace, reconfigured = Pace(), self._reconfigured
+        for several, job in jobs:
+            for opening, outcome in zip(several, await job, strict=True):
+                wanted = self._wanted(opening.tp)
+                if wanted is None or wanted[0].topic_id != opening.topic_id:
+                    self._not_wanted(opening, outcome)
+                elif isinstance(outcome, BaseException):
+                    self._failed_to_open(opening, outcome)
+                elif opening.directory.offline is not None:
+                    self._unavailable(opening, opening.directory.offline)
+                else:
+                    if self._reconfigured != reconfigured:
+                        opening.config = self.config_for(self.image, opening.tp.topic)
+                    self._host(opening, wanted[1], *outcome)
+                await pace.breathe()
+        await self.roles.elected()
+
+    def _not_wanted(self, opening: _Opening, outcome: _Opened | Exception) -> None:
+        """Its topic was deleted, or its replica moved away, while the log was made."""
+        opening.directory.count -= 1
+        if isinstance(outcome, MachineError):
+            self.fail(opening.directory, outcome)
+        elif isinstance(outcome, BaseException):
+            log.warning("log not made, and not wanted any more", why=str(outcome))
+        elif opening.directory.offline is None:
+            self.changes.remove_unwanted(opening.tp, opening.directory, outcome[0])
+
+    def _open_several(self, several: list[_Opening]) -> list[_Opened | Exception]:
+        """Open or create logs of one directory; in a thread."""
+        outcomes: list[_Opened | Exception] = []
+        new = [opening for opening in several if not opening.exists]
+        created: list[_Opened | Exception]
+        try:
+            created = [(log_, None, Known()) for log_ in self._create(new)] if new else []
+        except ResourceExhausted as error:
+            created = self._one_by_one(new) if len(new) > 1 else [error]
+        except MachineError as error:
+            created = [error] * len(new)
+        except KeptError as error:
+            created = self._one_by_one(new) if len(new) > 1 else [error]
+        made = iter(created)
+        for opening in several:
+            try:
+                outcomes.append(self._open(opening) if opening.exists else next(made))
+            except Exception as error:  # noqa: BLE001 - the loop says so
+                outcomes.append(error)
+        return outcomes
+
+    def _one_by_one(self, new: list[_Opening]) -> list[_Opened | Exception]:
+        """One of several cannot be created: which one, and why?"""
+        return [self._open_several([opening])[0] for opening in new]
+
+    def _create(self, new: list[_Opening]) -> list[Log]:
+        births = []
+        for opening in new:
+            leads = opening.record.leader == self._node.node_id
+            epoch = opening.record.leader_epoch if leads else None
+            births.append(Birth(opening.tp, opening.topic_id, opening.config, epoch))
+        return new[0].directory.directory.create_logs(
+            births,
+            now_ms=self._node.now_ms(),
+            producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
+        )
+
+    def _open(self, opening: _Opening) -> _Opened:
+        directory = opening.directory.directory
+        if opening.stray is not None:
+            directory.put_back(opening.stray, opening.tp)
+        path = directory.log_path(opening.tp)
+        alone = opening.record.replicas == (self._node.node_id,)
+        disk = self._node.disk
+        state, known = manifests_found.before(path, disk, alone)
+        found = directory.open_log(
+            opening.tp,
+            opening.topic_id,
+            opening.config,
+            now_ms=self._node.now_ms(),
+            unfinished_swap=None if state is None else state.unfinished,
+            compacted_to=None if state is None or state.applied is None else state.end_offset,
+            producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
+        )
+        if state is not None:
+            state, known = manifests_found.after(path, disk, state, alone, found.log_end_offset)
+        return found, state, known
+
+    def _unavailable(self, opening: _Opening, why: str) -> None:
+        self.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
+
+    def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
+        self._unavailable(opening, str(error))
+        if opening.directory.offline is not None:
+            return  # which has been told
+        if isinstance(error, KeptError):
+            log.error(
+                "partition offline",
+                topic=opening.tp.topic,
+                partition=opening.tp.partition,
+                error=str(error),
+            )
+        else:
+            log.exception("partition offline", error, topic=opening.tp.topic)
+        if isinstance(error, MachineError):
+            self.fail(opening.directory, error)
+
+    def _host(
+        self,
+        opening: _Opening,
+        record: PartitionRecord,
+        log_: Log,
+        state: CompactionState | None,
+        known: Known,
+    ) -> None:
+        """A log is open: it is served from now on, in the role that ``record`` gives it."""
+        tp = opening.tp
+        high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
+        partition = Partition(
+            log_,
+            self._node.node_id,
+            high_watermark=high_watermark,
+            applied_end=0 if state is None else state.end_offset,
+            lag_time_max_ms=self._node.config.replica_lag_time_max_ms,
+            on_machine_error=lambda error: self._failed_under(hosted, error),
+            on_effect=lambda effect: self.roles.heard(hosted, effect),
+        )
+        hosted = HostedPartition(partition, opening.directory)
+        hosted.compaction = state
+        hosted.manifests = ReplicaManifests(self._node, hosted, known)
+        self._configure(hosted, opening.config)
+        self._throttle(self.image, tp.topic, (hosted,))
+        self.partitions[tp] = partition
+        self.hosted[tp] = hosted
+        self.attention.begin(hosted)
+        self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
+        self.roles.take(hosted, record)
+
+    # Changes.
+
+    async def apply(self, image: Image, delta: Delta) -> None:
+        """Do what an entry of the metadata log asks of this node: roles of open logs change and
+        replicas are served no more when this returns; logs come and go after (:attr:`changes`).
+        """
+        self.image = image
+        pace = Pace()
+        for gone in delta.topics_deleted:
+            await self._delete(gone, pace)
+        topics = [name for kind, name in delta.configs if kind == ResourceType.TOPIC]
+        if len(topics) != len(delta.configs):
+            self.reconfigure(image, None)
+        elif topics:
+            self.reconfigure(image, topics)
+        for created in delta.topics_created:
+            self._register(created)
+        me = self._node.node_id
+        for change in delta.partitions:
+            await pace.breathe()
+            tp, before, record = change.topic_partition, change.before, change.after
+            hosted = self.hosted.get(tp)
+            topic = self.by_name[tp.topic.encode()]
+            topic.count = max(topic.count, tp.partition + 1)
+            if hosted is not None and me in record.replicas:
+                self.roles.take(hosted, record)
+            elif me not in record.replicas:
+                self._remove(topic, tp)
+            elif tp.partition in topic.offline:
+                self.roles.lost(tp, record)
+            else:
+                moved = before is not None and before.leader != me == record.leader
+                self.changes.create(tp, image.index, leads=moved)
+
+    async def _delete(self, gone: TopicImage, pace: Pace) -> None:
+        topic = self.by_id.pop(gone.topic_id.bytes, None)
+        if topic is None:
+            return
+        if self.by_name.get(gone.name.encode()) is topic:
+            del self.by_name[gone.name.encode()]
+        for record in gone.partitions:
+            if self._node.node_id in record.replicas:
+                self._remove(topic, TopicPartition(gone.name, record.partition))
+                await pace.breathe()
+
+    def _remove(self, topic: HostedTopic, tp: TopicPartition) -> None:
+        """A replica is not to be here any more: it is served no more, and its log goes."""
+        hosted = topic.partitions.pop(tp.partition, None)
+        if hosted is None:
+            self.changes.forget(tp, self.image.index)
+            return
+        del self.partitions[tp], self.hosted[tp]
+        self.attention.end(hosted)
+        hosted.directory.count -= 1
+        self._node.partition_gone(tp)
+        self.roles.leave(hosted)
+        self.changes.remove(tp, hosted, self.image.index)
+
+    async def close_manifests(self) -> None:
+        """No generation is put into place any more; what has begun is over when this returns."""
+        for hosted in self.hosted.values():
+            hosted.manifests.abandon()
+        for hosted in list(self.hosted.values()):
+            await hosted.manifests.close()
+
+    # Failure.
+
+    def directory_of(self, error: MachineError) -> HostedDirectory | None:
+        """The directory whose file an error names."""
+        for one in self.directories:
+            if error.path == one.name or error.path.startswith(one.name.rstrip("/") + "/"):
+                return one
+        return None
+
+    def damaged(self, error: DamagedData) -> None:
+        """Say that a log cannot be read; every file once in :data:`NOISE_INTERVAL_S`."""
+        now = self._node.loop.time()
+        if now >= self._quiet_until.get(error.path, 0.0):
+            self._quiet_until = {
+                path: until for path, until in self._quiet_until.items() if until > now
+            }
+            self._quiet_until[error.path] = now + NOISE_INTERVAL_S
+            log.error("a log is damaged", path=error.path, error=str(error))
+
+    def _failed_under(self, hosted: HostedPartition, error: MachineError) -> None:
+        """A replica could not use its files; one that was deleted has none to use."""
+        if self.hosted.get(hosted.partition.topic_partition) is hosted:
+            self.fail(hosted.directory, error)
+
+    def fail(self, directory: HostedDirectory, error: BaseException) -> None:
+        """Take a log directory offline with all its partitions; not for want of descriptors."""
+        if directory.offline is not None:
+            return
+        if isinstance(error, ResourceExhausted):
+            self._node.open_files.exhausted(error)
+            return
+        directory.offline = str(error)
+        self._node.readiness.on_move()
+        if isinstance(error, MachineError):
+            directory.directory.fail(error)
+        log.error("log directory offline", path=directory.name, error=str(error))
+        for one in self.directories:
+            one.pool.run(one.directory.forget_running)
+        for tp, hosted in list(self.hosted.items()):
+            if hosted.directory is not directory:
+                continue
+            del self.hosted[tp]
+            self.attention.end(hosted)
+            del self.partitions[tp]
+            topic = self.by_name.get(tp.topic.encode())
+            if topic is not None:
+                topic.partitions.pop(tp.partition, None)
+                topic.offline[tp.partition] = f"its log directory is offline: {error}"
+            self._node.partition_gone(tp, error)
+            hosted.manifests.abandon()
+            hosted.partition.mark_offline(str(error))
+            self.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
+        if all(one.offline is not None for one in self.directories):
+            self._node.fatal(f"no log directory is left: {error}")

@@ -1,0 +1,102 @@
+"""``/readyz``: every replica in its ISR once; then only fencing and offline disks count."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from kept.cluster.image import Image
+from kept.cluster.records import BrokerChangeRecord, BrokerRecord, PartitionRecord, TopicRecord
+from kept.node.admin.readiness import Readiness
+from kept.node.admin.service import Admin
+from kept.storage.errors import MachineError
+
+TOPIC = uuid.UUID(int=7)
+EPOCHS = {1: 11, 2: 12}
+
+
+def broker(number: int) -> BrokerRecord:
+    return BrokerRecord(number, EPOCHS[number], uuid.UUID(int=number), (), None)
+
+
+def partition(number: int, *, isr=(1, 2), leader=2, replicas=(1, 2), epoch=0) -> PartitionRecord:
+    return PartitionRecord(TOPIC, number, replicas, isr, leader, 0, epoch)
+
+
+def after(image: Image, *records) -> Image:
+    return image.apply(records)[0]
+
+
+@pytest.fixture
+def image() -> Image:
+    """Two brokers; this node (1) is in one of its two ISRs."""
+    known = after(Image(), broker(1), broker(2), TopicRecord("t", TOPIC))
+    known = after(known, partition(0), partition(1, isr=(2,)))
+    return after(known, *(unfenced(n) for n in EPOCHS))
+
+
+def unfenced(number: int, fenced: bool = False) -> BrokerChangeRecord:
+    return BrokerChangeRecord(number, EPOCHS[number], fenced, False)
+
+
+def unready(readiness: Readiness, image: Image, **offline: str) -> str | None:
+    return readiness.unready(image, EPOCHS[1], offline)
+
+
+def test_a_replica_that_catches_up_makes_it_ready_for_good(image):
+    readiness = Readiness(1)
+    assert "1 replicas are not in their ISR yet, such as t-1" in unready(readiness, image)
+    caught_up = after(image, partition(1, isr=(2, 1), epoch=1))
+    assert unready(readiness, caught_up) is None
+    behind = after(caught_up, partition(0, isr=(2,), epoch=1))
+    assert unready(readiness, behind) is None
+    assert unready(readiness, after(behind, unfenced(1, fenced=True))) == "fenced by the controller"
+    assert unready(readiness, behind, d="EIO") == "log directory d is offline: EIO"
+
+
+def test_each_replica_is_asked_for_once_only(image):
+    readiness = Readiness(1)
+    shrunk = after(image, partition(0, isr=(2,), epoch=1))
+    assert "1 replicas" in unready(readiness, image)
+    assert unready(readiness, after(shrunk, partition(1, isr=(1, 2), epoch=1))) is None
+
+
+def test_a_partition_whose_leader_is_away_is_not_waited_for(image):
+    assert unready(Readiness(1), after(image, unfenced(2, fenced=True))) is None
+    without = after(image, partition(1, isr=(2,), leader=-1, epoch=1))
+    assert unready(Readiness(1), without) is None
+
+
+def test_replicas_that_are_gone_are_not_waited_for(image):
+    readiness = Readiness(1)
+    assert unready(readiness, image) is not None
+    moved = after(image, partition(1, isr=(2,), replicas=(2,), epoch=1))
+    assert unready(readiness, moved) is None
+
+
+def test_what_an_earlier_start_left_does_not_count(image):
+    assert Readiness(1).unready(image, 99, {}) == "not registered with the controller yet"
+    assert Readiness(3).unready(image, 99, {}) == "not registered with the controller yet"
+
+
+def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
+    lone = lone_node()
+    node, calls = lone.node, []
+    node.readiness.on_move = lambda: calls.append(Admin(node).unready())
+
+    def said():
+        found, calls[:] = list(calls), []
+        return found
+
+    lone.create("t")
+    assert None in said()
+    (directory,) = node.log_directories
+
+    async def fail():
+        node.hosting.fail(directory, MachineError(directory.name, "open", OSError(5, "EIO")))
+
+    lone.run(fail())
+    assert any("is offline" in why for why in said())
+    lone.stop()
+    assert "starting or stopping" in said()

@@ -1,0 +1,205 @@
+"""A pass whose disk fails, and manifests that were torn."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kept.compaction.planner import NotNow
+from kept.node.replicas.manifests import store, workers
+from kept.node.replicas.manifests.failures import PassFailed
+from kept.storage.errors import MachineError
+from kept.storage.records import build_batch, check, records
+from kept.storage.types import TopicPartition
+
+TP = TopicPartition("t", 0)
+WAIT_S = 60
+
+
+def filled(lone):
+    """A log of several segments with 40 records of 3 keys."""
+    lone.create("t", cleanup_policy="compact", segment_bytes="1024")
+    hosted = lone.node.hosting.hosted[TP]
+    now = int(time.time() * 1000)
+    for i in range(40):
+        batch = build_batch([(now, b"k%d" % (i % 3), b"%d" % i * 20, ())])
+        hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
+        hosted.partition.write()
+    return hosted
+
+
+def newest(hosted):
+    """The newest value of each key."""
+    log, found = hosted.partition.log, {}
+    offset = log.log_start_offset
+    while data := log.read_batches(offset, 1 << 20, log.log_end_offset):
+        for record in records(data):
+            found[record.key] = record.value
+            offset = record.offset + 1
+    return found
+
+
+def clean(lone):
+    async def go():
+        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+
+    return lone.run(go())
+
+
+def again(lone, lone_node):
+    """The node after a stop."""
+    config = lone.node.config
+    lone.stop()
+    return lone_node(
+        log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
+        log_cleaner_enable="false",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "suffix"),
+    [
+        ("rename", ".swap"),
+        ("rename", "manifest-0-1"),
+        ("rename", ".deleted"),
+        ("fsync_dir", "t-0"),
+        ("write_atomic", "manifest-applied"),
+        ("write_atomic", "replication-offset-checkpoint"),
+    ],
+)
+def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, call, suffix):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    expected, disk = newest(hosted), lone.node.disk
+    real = getattr(disk, call)
+
+    def failing(*args):
+        if any(isinstance(arg, str) and arg.endswith(suffix) for arg in args):
+            raise MachineError(args[0], call, OSError(errno.EIO, "I/O error"))
+        return real(*args)
+
+    monkeypatch.setattr(disk, call, failing, raising=False)
+    with pytest.raises(MachineError, match="I/O error"):
+        clean(lone)
+    assert "I/O error" in lone.node.hosting.directories[0].offline
+    assert TP not in lone.node.hosting.hosted
+    monkeypatch.setattr(disk, call, real)
+    restarted = again(lone, lone_node)
+    hosted = restarted.node.hosting.hosted[TP]
+    hosted.partition.log.check_invariants()
+    assert newest(hosted) == expected
+    clean(restarted)
+    assert newest(hosted) == expected and hosted.compaction.clean_to == 40
+
+
+def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, monkeypatch):
+    from kept.compaction import manifest
+    from kept.storage.errors import DamagedData
+
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    expected, decode = newest(hosted), manifest.decode
+    monkeypatch.setattr(manifest, "decode", lambda path, data: decode(path, data[: len(data) // 2]))
+    with pytest.raises(DamagedData):
+        clean(lone)
+    assert lone.node.hosting.directories[0].offline is None
+    assert newest(hosted) == expected and len(hosted.partition.log.segments) > 3
+    monkeypatch.undo()
+    assert clean(lone).records_removed == 37
+    assert newest(hosted) == expected
+
+
+def test_a_bug_of_ours_while_a_manifest_is_stored_keeps_nobody_waiting(lone_node, monkeypatch):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    expected = newest(hosted)
+
+    async def broken(self, newest, told):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(store.Files, "store", broken)
+    with pytest.raises(PassFailed, match="a bug"):
+        clean(lone)
+    assert hosted.compaction is None and newest(hosted) == expected
+    monkeypatch.undo()
+    assert clean(lone).records_removed == 37
+    assert newest(hosted) == expected
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, -1])
+def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node, left):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    clean(lone)
+    expected, directory = newest(hosted), Path(hosted.partition.log.directory)
+    config = lone.node.config
+    lone.stop()
+    path = directory / "manifest-0-1"
+    path.write_bytes(path.read_bytes()[:left])
+    restarted = lone_node(
+        log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
+        log_cleaner_enable="false",
+    )  # fmt: skip
+    hosted = restarted.node.hosting.hosted[TP]
+    assert hosted.compaction is None and newest(hosted) == expected
+    clean(restarted)
+    assert newest(hosted) == expected
+    epoch, generation = hosted.compaction.applied
+    assert generation == 1
+    names = sorted(name for name in os.listdir(directory) if name.startswith("removals-"))
+    assert names == ["removals-1-0-1", f"removals-2-{epoch}-1"]
+
+
+def begin_at(lone, offset):
+    """As DeleteRecords and retention do it."""
+    log = lone.node.hosting.hosted[TP].partition.log
+    log.advance_log_start(offset, lone.node.now_ms())
+    log.delete_old_segments(lone.node.now_ms(), log.log_end_offset)
+    log.delete_expired(1 << 60)
+
+
+@pytest.mark.parametrize("when", ["while it reads", "when it has read"])
+def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monkeypatch, when):
+    """It is no failure: the log is cleaned at once, as it is now."""
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    run, middle = workers.Work.run, hosted.partition.log.segments[2].base_offset
+
+    async def deleting(self, command, question):
+        if when == "while it reads":
+            begin_at(lone, middle)
+        result = await run(self, command, question)
+        begin_at(lone, middle)
+        return result
+
+    monkeypatch.setattr(workers.Work, "run", deleting)
+    said = clean(lone)
+    assert isinstance(said, NotNow) and said.reason.endswith("were deleted meanwhile")
+    assert lone.node.cleaner.totals.failures == 0
+    assert lone.node.cleaner.status(TP).failure is None
+    monkeypatch.undo()
+    expected = newest(hosted)
+    assert clean(lone).clean_to == 40 and newest(hosted) == expected
+
+
+def test_segments_that_are_deleted_before_a_generation_is_applied(lone_node, monkeypatch):
+    """What the pass made does not fit any more, so it is built again from what is left."""
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    middle = hosted.partition.log.segments[2].base_offset
+    bring = store.Files.bring
+
+    async def deleting(self, *args):
+        begin_at(lone, middle)
+        return await bring(self, *args)
+
+    monkeypatch.setattr(store.Files, "bring", deleting)
+    expected = newest(hosted)
+    assert clean(lone).clean_to == 40
+    assert newest(hosted) == expected and hosted.partition.log.log_start_offset == middle
+    assert hosted.manifests.trouble.count == 0

@@ -1,0 +1,90 @@
+"""``kept serve --check``: addresses that this machine does not have, names that nobody knows."""
+
+import os
+import socket
+
+import pytest
+
+from kept.node.config.node_config import NodeConfig
+from kept.node.config.preflight import check_addresses, check_directories
+from kept.storage.errors import ConfigurationError
+
+
+def config(**settings) -> NodeConfig:
+    given = {name.replace("_", "."): text for name, text in settings.items()}
+    return NodeConfig.load(overrides=given, environ={})
+
+
+def refusal(**settings) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_addresses(config(**settings))
+    return str(caught.value)
+
+
+THREE = "0@127.0.0.1:10092,1@h:1,2@h:2"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"listeners": "PLAINTEXT://127.0.0.1:9092"},
+        {"listeners": "PLAINTEXT://:9092", "advertised_listeners": "PLAINTEXT://localhost:1"},
+        {"node_id": "0", "controller_quorum_voters": THREE},
+    ],
+)
+def test_right(settings):
+    check_addresses(config(**settings))
+
+
+def test_a_port_in_use_is_right_the_node_may_be_running():
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        check_addresses(config(listeners=f"PLAINTEXT://127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"listeners": "PLAINTEXT://192.0.2.7:9092"},
+            "192.0.2.7 is no address of this machine; listen on localhost",
+        ),
+        (
+            {"listeners": "PLAINTEXT://nowhere.invalid:9092"},
+            "listeners: PLAINTEXT://nowhere.invalid:9092: nowhere.invalid is not a known host",
+        ),
+        (
+            {"advertised_listeners": "PLAINTEXT://nowhere.invalid:9092"},
+            "advertised.listeners: PLAINTEXT://nowhere.invalid:9092: nowhere.invalid is not a",
+        ),
+        (
+            {"node_id": "0", "controller_quorum_voters": "0@nowhere.invalid:10092,1@h:1"},
+            "NODE://nowhere.invalid:10092: nowhere.invalid is not a known host",
+        ),
+        (
+            {
+                "node_id": "0",
+                "controller_quorum_voters": THREE,
+                "listeners": "PLAINTEXT://localhost:9092,NODE://192.0.2.7:10092",
+            },
+            "NODE://192.0.2.7:10092: 192.0.2.7 is no address of this machine",
+        ),
+    ],
+)
+def test_wrong(settings, words):
+    assert words in refusal(**settings)
+
+
+def test_directories(tmp_path, monkeypatch):
+    check_directories(config(log_dirs=f"{tmp_path}/a,{tmp_path}/b/c"))
+    assert not list(tmp_path.iterdir()), "nothing is made"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=f"log.dirs: .*: {tmp_path}/file is not a direc"):
+        check_directories(config(log_dirs=f"{tmp_path}/a,{tmp_path}/file/log"))
+    monkeypatch.setattr(os, "access", lambda path, _: path != str(tmp_path))
+    wrong = config(metadata_log_dir=f"{tmp_path}/m", log_dirs="/elsewhere")
+    with pytest.raises(
+        ConfigurationError, match=f"metadata.log.dir: .*may not write in {tmp_path}"
+    ):
+        check_directories(wrong)

@@ -1,0 +1,156 @@
+"""Changes of voters at the active controller, with a metadata log that answers when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from kept.cluster.raft.progress import Progress
+from kept.cluster.voters import Voter
+from kept.node.controller.quorum_reconfiguration import Voting
+from kept.node.internode.controller_rpc import ChangeVotersRequest
+from kept.storage.errors import InvalidRequest, NotController, VoterNotFound
+
+TICKS = 100
+
+
+class Metadata:
+    """Node 0 leads; nodes 1 and 2 vote, of all others nothing is heard."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.leader_id = 0
+        self.proposed: asyncio.Queue[tuple[Voter, ...]] = asyncio.Queue()
+        self.commits = asyncio.Semaphore(0)
+        self.member = SimpleNamespace(
+            node_id=0,
+            directory_id=UUID(int=100),
+            voters=tuple(Voter(n, UUID(int=100 + n), f"node-{n}", 10092) for n in range(3)),
+            commit_index=50,
+            core=SimpleNamespace(
+                ticks=TICKS,
+                down=set(),
+                settings=SimpleNamespace(election_ticks=10),
+                progress={n: Progress(UUID(int=100 + n), 51, TICKS, 50) for n in (1, 2)},
+            ),
+        )
+
+    async def change_voters(self, voters: tuple[Voter, ...]) -> int:
+        await self.proposed.put(voters)
+        await self.commits.acquire()
+        self.member.voters = voters
+        return 51
+
+
+def play(scene) -> None:
+    async def whole() -> None:
+        metadata = Metadata()
+        node = SimpleNamespace(
+            node_id=0,
+            metadata=metadata,
+            loop=asyncio.get_running_loop(),
+            peer_address={3: ("node-3", 10092)}.get,
+        )
+        async with asyncio.timeout(60):
+            await scene(Voting(node), metadata)
+
+    asyncio.run(whole())
+
+
+def add(node_id: int, **more) -> ChangeVotersRequest:
+    return ChangeVotersRequest(True, node_id, **more)
+
+
+def remove(node_id: int) -> ChangeVotersRequest:
+    return ChangeVotersRequest(False, node_id)
+
+
+def ids(voters: tuple[Voter, ...]) -> list[int]:
+    return [voter.node_id for voter in voters]
+
+
+def test_a_second_change_is_refused_while_the_first_is_under_way():
+    async def scene(voting, metadata):
+        first = asyncio.ensure_future(voting.change(remove(2)))
+        assert ids(await metadata.proposed.get()) == [0, 1]
+        with pytest.raises(InvalidRequest, match="node 2 is being removed; try again"):
+            await voting.change(remove(1))
+        metadata.commits.release()
+        assert (await first).index == 51
+        metadata.commits.release()
+        assert (await voting.change(remove(1))).index == 51, "also after one that was refused"
+
+    play(scene)
+
+
+def test_a_disk_that_was_replaced_leaves_before_the_new_one_joins():
+    async def scene(voting, metadata):
+        new = UUID(int=777)
+        metadata.member.core.progress[2] = Progress(new, 1, TICKS, 0)
+        change = asyncio.ensure_future(voting.change(add(2)))
+        await asyncio.sleep(0.05)
+        assert metadata.proposed.empty(), "it has not caught up"
+        metadata.member.core.progress[2].match_index = 50
+        assert ids(await metadata.proposed.get()) == [0, 1]
+        metadata.commits.release()
+        joined = await metadata.proposed.get()
+        assert joined == (*metadata.member.voters, Voter(2, new, "node-2", 10092))
+        metadata.commits.release()
+        await change
+
+    play(scene)
+
+
+def test_what_is_refused_and_what_would_be_right():
+    async def scene(voting, metadata):
+        core = metadata.member.core
+        core.progress[3] = Progress(UUID(int=103), 51, TICKS, 50)
+        core.progress[4] = Progress(UUID(int=104), 51, TICKS, 50)
+        for request, words in (
+            (remove(9), r"node 9 does not vote; the voters are \[0, 1, 2\]"),
+            (add(1), "votes already, from this very disk"),
+            (add(0), "votes already"),
+            (add(9), "does not follow the metadata log: start it"),
+            (add(4), "is not known.*--address"),
+            (add(3, directory_id=UUID(int=5)), f"follows from directory {UUID(int=103)}"),
+        ):
+            with pytest.raises(InvalidRequest, match=words):
+                await voting.change(request)
+        core.progress[1].heard_at = TICKS - 11
+        core.down.add(2)
+        with pytest.raises(InvalidRequest, match=r"\[0, 1\] only \[0\] would be alive"):
+            await voting.change(remove(2))
+        with pytest.raises(InvalidRequest, match=r"\[0, 1, 2, 3\] only \[0, 3\] would be alive"):
+            await voting.change(add(3))
+        metadata.leads, metadata.leader_id = False, 2
+        with pytest.raises(NotController) as caught:
+            await voting.change(add(3))
+        assert caught.value.leader_id == 2
+        assert metadata.proposed.empty()
+
+    play(scene)
+
+
+def test_the_last_voter_stays():
+    async def scene(voting, metadata):
+        metadata.member.voters = metadata.member.voters[:1]
+        with pytest.raises(InvalidRequest, match="node 0 is the last voter: add another one first"):
+            await voting.change(remove(0))
+
+    play(scene)
+
+
+def test_who_is_removed_is_named_by_its_disk_too():
+    async def scene(voting, metadata):
+        wrong = ChangeVotersRequest(False, 2, UUID(int=777))
+        with pytest.raises(VoterNotFound, match=f"votes from directory {UUID(int=102)}, not"):
+            await voting.change(wrong)
+        change = asyncio.ensure_future(voting.change(ChangeVotersRequest(False, 2, UUID(int=102))))
+        assert ids(await metadata.proposed.get()) == [0, 1]
+        metadata.commits.release()
+        await change
+
+    play(scene)

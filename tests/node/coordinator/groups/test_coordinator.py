@@ -1,0 +1,257 @@
+"""Which groups this node serves: as the image says, as partitions come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from kept.cluster.image import Image
+from kept.cluster.records import PartitionRecord, RemoveTopicRecord, TopicRecord
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.coordinator import Coordinator
+from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC, partition_for
+from kept.node.kafka.handlers import describe_groups, group_membership
+from kept.node.runtime.yielding import Slices, finished
+from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
+from kept.storage.records import CheckRules
+from kept.storage.types import TopicPartition
+from tests.node.coordinator.groups.test_shard import FakePartition, filled, result, run, turns
+
+TOPIC = uuid.UUID(int=1)
+PARTITIONS = 4
+ME = 0
+
+
+class FakeNode:
+    """An image, and partitions that are hosted when the test says so."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.slices = Slices(self.loop)
+        self.node_id = ME
+        self.image = Image()
+        names = (
+            "group_min_session_timeout_ms", "group_max_session_timeout_ms", "group_max_size",
+            "group_initial_rebalance_delay_ms", "offset_metadata_max_bytes",
+            "offsets_retention_minutes", "offsets_retention_check_interval_ms",
+            "group_max_bytes", "groups_max_bytes",
+        )  # fmt: skip
+        defaults = ev.GroupSettings()
+        settings = {name: getattr(defaults, name) for name in names}
+        self.config = SimpleNamespace(offsets_commit_timeout_ms=60_000, **settings)
+        self.hosting = SimpleNamespace(hosted={}, by_name={})
+        self.membership = None
+        self.groups = Coordinator(self)  # type: ignore[arg-type]
+        self.groups.start()
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000)
+
+    def apply(self, *records: Any) -> None:
+        self.image, delta = self.image.apply(records)
+        for change in delta.partitions:
+            hosted = self.hosting.hosted.get(change.topic_partition)
+            if hosted is not None:
+                self.lead(hosted.partition, change.after)
+        self.groups.metadata_changed(self.image, delta)
+
+    def lead(self, partition: FakePartition, record: PartitionRecord) -> None:
+        """As roles do."""
+        partition.leader_epoch = record.leader_epoch
+        if record.leader != ME and partition.is_leader:
+            partition.resign()
+        partition.is_leader = record.leader == ME
+
+    def created(self, leader: int = ME) -> list[Any]:
+        partitions = [partition_record(number, leader, 0) for number in range(PARTITIONS)]
+        return [TopicRecord(GROUP_METADATA_TOPIC, TOPIC), *partitions]
+
+    def host(self, number: int, partition: FakePartition | None = None) -> FakePartition:
+        found = partition or FakePartition()
+        self.hosting.hosted[TopicPartition(GROUP_METADATA_TOPIC, number)] = SimpleNamespace(
+            partition=found, rules=CheckRules(), sync=False
+        )
+        return found
+
+    def context(self, version: int) -> Any:
+        return SimpleNamespace(
+            node=self, api_version=version, client_id="c", client_host="h", listener_name="P"
+        )
+
+
+def partition_record(number: int, leader: int, epoch: int) -> PartitionRecord:
+    return PartitionRecord(
+        topic_id=TOPIC, partition=number, replicas=(0, 1), isr=(0, 1), leader=leader,
+        leader_epoch=epoch, partition_epoch=epoch,
+    )  # fmt: skip
+
+
+def group_in(number: int) -> str:
+    return next(f"g{i}" for i in range(999) if partition_for(f"g{i}", PARTITIONS) == number)
+
+
+def commit(node: FakeNode, group: str) -> asyncio.Future[Any]:
+    topic = ev.CommitTopic("orders", uuid.UUID(int=9), (ev.CommitPartition(0, 5),))
+    return node.groups.submit(group, lambda now, n: ev.CommitOffsets(now, n, group, (topic,)))
+
+
+@run
+async def test_without_the_topic_nobody_coordinates() -> None:
+    node = FakeNode()
+    assert node.groups.leader_of("g") is None
+    with pytest.raises(NotCoordinator):
+        node.groups.shard("g")
+    assert finished(node.groups.list_groups()) == []
+    await node.groups.wait_for(["g"])
+
+
+@run
+async def test_what_is_being_opened_is_waited_for() -> None:
+    """The image says that we lead before the log is open."""
+    node = FakeNode()
+    node.apply(*node.created())
+    group = group_in(2)
+    with pytest.raises(CoordinatorLoadInProgress):
+        node.groups.shard(group)
+    waiting = asyncio.ensure_future(node.groups.wait_for([group]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    node.host(2)
+    node.apply(partition_record(1, ME, 1))
+    await result(waiting)
+    assert (await result(commit(node, group))).error is ErrorCode.none
+    assert list(node.groups.committed()) == [(group, "orders", 0, 5)]
+
+
+@run
+async def test_what_is_being_read_is_in_progress() -> None:
+    node = FakeNode()
+    node.host(2, await filled(2_000))
+    node.apply(*node.created())
+    group = group_in(2)
+    with pytest.raises(CoordinatorLoadInProgress):
+        node.groups.submit(group, lambda now, n: ev.Heartbeat(now, n, group, "m", 1))
+    request: Any = SimpleNamespace(group_id=group, generation_id=1, member_id="m")
+    # Kafka lets members go on meanwhile.
+    assert group_membership.heartbeat(node.context(0), request) == {"error_code": ErrorCode.none}
+    listed: Any = describe_groups.list_groups(node.context(0), SimpleNamespace())
+    assert listed["error_code"] is ErrorCode.coordinator_load_in_progress
+    described: Any = describe_groups.describe_groups(
+        node.context(6), SimpleNamespace(groups=[group])
+    )
+    assert described["groups"][0]["error_code"] is ErrorCode.coordinator_load_in_progress
+    await result(node.groups.wait_for([group]))
+    assert node.groups.describe(group).state == "Dead"
+
+
+@run
+async def test_another_nodes_groups_are_refused() -> None:
+    node = FakeNode()
+    node.apply(*node.created(leader=1))
+    assert node.groups.leader_of("g") == 1
+    with pytest.raises(NotCoordinator):
+        node.groups.shard("g")
+
+
+@run
+async def test_leadership_comes_and_goes() -> None:
+    node = FakeNode()
+    group = group_in(3)
+    node.host(3)
+    node.apply(*node.created())
+    partition = node.hosting.hosted[TopicPartition(GROUP_METADATA_TOPIC, 3)].partition
+    assert (await result(commit(node, group))).error is ErrorCode.none
+    partition.hold = True
+    waiting = commit(node, group)
+    node.apply(partition_record(3, 1, 1))
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    with pytest.raises(NotCoordinator):
+        node.groups.shard(group)
+    partition.commit()
+    node.apply(partition_record(3, ME, 2))
+    await result(node.groups.wait_for([group]))
+    assert [g.group for g in finished(node.groups.list_groups())] == [group]
+
+
+@run
+async def test_a_partition_is_not_read_before_it_is_led() -> None:
+    """The image says that we lead, as it did before a restart, and we may not serve yet."""
+    node = FakeNode()
+    node.lead = lambda partition, record: None  # type: ignore[method-assign]
+    partition = node.host(2, await filled(10))
+    partition.is_leader, partition.leader_epoch = False, -1
+    node.apply(*node.created())
+    group = group_in(2)
+    with pytest.raises(CoordinatorLoadInProgress):
+        node.groups.shard(group)
+    partition.is_leader, partition.leader_epoch = True, 0
+    node.groups.roles_taken(node.image)
+    await result(node.groups.wait_for([group]))
+    assert (await result(commit(node, group))).error is ErrorCode.none
+
+
+@run
+async def test_a_node_that_stood_still_answers_for_no_group() -> None:
+    """Others may lead by now, and have taken commits that it knows nothing of."""
+    node = FakeNode()
+    partition = node.host(2)
+    node.apply(*node.created())
+    group = group_in(2)
+    assert (await result(commit(node, group))).error is ErrorCode.none
+    partition.is_leader = False  # suspended
+    with pytest.raises(NotCoordinator):
+        node.groups.shard(group)
+    assert finished(node.groups.list_groups()) == []
+    partition.is_leader = True
+    node.groups.roles_taken(node.image)
+    assert [g.group for g in finished(node.groups.list_groups())] == [group]
+
+
+@run
+async def test_a_lost_partition_takes_its_groups_along() -> None:
+    node = FakeNode()
+    group = group_in(0)
+    node.host(0).hold = True
+    node.apply(*node.created())
+    waiting = commit(node, group)
+    tp = TopicPartition(GROUP_METADATA_TOPIC, 0)
+    del node.hosting.hosted[tp]
+    node.hosting.by_name[tp.topic.encode()] = SimpleNamespace(offline={0: "disk"})
+    node.groups.partition_gone(tp)
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    with pytest.raises(NotCoordinator):
+        node.groups.shard(group)
+    await node.groups.wait_for([group])
+
+
+@run
+async def test_offsets_go_with_their_topic_and_groups_with_theirs() -> None:
+    node = FakeNode()
+    group = group_in(1)
+    node.host(1)
+    orders = TopicRecord("orders", uuid.UUID(int=9))
+    node.apply(*node.created(), orders)
+    assert (await result(commit(node, group))).error is ErrorCode.none
+    node.apply(RemoveTopicRecord(orders.topic_id))
+    await turns()
+    assert list(node.groups.committed()) == []
+    node.apply(RemoveTopicRecord(TOPIC))
+    assert node.groups.leader_of(group) is None
+    await node.groups.stop()
+
+
+@run
+async def test_stopping_answers_those_who_wait() -> None:
+    node = FakeNode()
+    for number in range(PARTITIONS):
+        node.host(number).hold = True
+    node.apply(*node.created())
+    waiting = [commit(node, group_in(number)) for number in range(PARTITIONS)]
+    await node.groups.stop()
+    assert {(await result(w)).error for w in waiting} == {ErrorCode.not_coordinator}

@@ -1,0 +1,264 @@
+"""What groups hold in memory is counted, and limited: members, ids given out, offsets."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.core import GroupCore
+from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable
+
+TOPIC_ID = uuid.UUID(int=9)
+
+
+class Shell:
+    """A core whose appends are committed at once."""
+
+    def __init__(self, memory: GroupMemory | None = None, **settings: int) -> None:
+        settings = {"group_initial_rebalance_delay_ms": 0, **settings}
+        self.core = GroupCore(ev.GroupSettings(**settings), memory)
+        self.answers: dict[int, Any] = {}
+        self.refusals: list[str] = []
+        self.now_ms = 0
+        self._request = 0
+
+    def carry_out(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Answer():
+                    self.answers[effect.request] = effect.result
+                case ev.Append():
+                    self.carry_out(self.core.step(ev.AppendCommitted(self.now_ms, effect.append)))
+                case ev.OutOfMemory():
+                    self.refusals.append(effect.setting)
+        self.core.check_invariants()
+
+    def tick(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.carry_out(self.core.tick(now_ms))
+
+    def join(self, group: str = "g", size: int = 100, **more: Any) -> int:
+        """A JoinGroup with ``size`` bytes of metadata; its request."""
+        self._request += 1
+        given = {"member": "", "requires_known_member_id": False, **more}
+        event = ev.Join(
+            self.now_ms, self._request, group, given.pop("member"), "c", "/h", 10_000, 60_000,
+            "consumer", (("range", bytes(size)),), f"id{self._request}", **given,
+        )  # fmt: skip
+        self.carry_out(self.core.step(event))
+        return self._request
+
+    def abandon(self, request: int, group: str = "g") -> None:
+        self.carry_out(self.core.step(ev.JoinAbandoned(self.now_ms, group, request)))
+
+    def commit(self, group: str, partitions: int, metadata: str = "") -> list[str]:
+        self._request += 1
+        wanted = tuple(ev.CommitPartition(n, 5, -1, metadata) for n in range(partitions))
+        topic = ev.CommitTopic("t", TOPIC_ID, wanted)
+        event = ev.CommitOffsets(self.now_ms, self._request, group, (topic,))
+        self.carry_out(self.core.step(event))
+        (answered,) = self.answers[self._request].topics
+        return [error.name for _, error in answered[2]]
+
+    @property
+    def used(self) -> int:
+        return self.core.memory.used_bytes
+
+
+def test_a_group_is_limited_in_bytes() -> None:
+    shell = Shell(group_max_bytes=100_000)
+    first = shell.join(size=60_000)
+    second = shell.join(size=60_000)
+    assert shell.answers[second].error.name == "group_max_size_reached"
+    assert shell.refusals == ["kept.group.max.bytes"]
+    assert len(shell.core.groups["g"].members) == 1
+    shell.join("other", size=60_000)
+    assert len(shell.refusals) == 1, "another group has room of its own"
+    # Who is in may come again with as much, and not with more than there is room for.
+    shell.tick(1000)
+    assert shell.answers[first].error.name == "none"
+    member = shell.answers[first].member
+    again = shell.join(size=60_001, member=member)
+    assert shell.answers[again].error.name == "none"
+    more = shell.join(size=120_000, member=member)
+    assert shell.answers[more].error.name == "group_max_size_reached"
+
+
+def test_all_groups_are_limited_together_over_all_partitions() -> None:
+    memory = GroupMemory(200_000)
+    one, other = Shell(memory), Shell(memory)
+    for n in range(3):
+        one.join(f"a{n}", size=60_000)
+    late = other.join("b", size=60_000)
+    assert other.answers[late].error.name == "coordinator_not_available", "it may come back"
+    assert other.refusals == ["kept.groups.max.bytes"] and "b" not in other.core.groups
+    one.core.unload()
+    assert memory.used_bytes == 0
+    again = other.join("b", size=60_000)
+    assert again not in other.answers or other.answers[again].error.name == "none"
+
+
+def test_ids_that_are_given_out_count_until_their_time_is_over() -> None:
+    shell = Shell(group_max_bytes=1 << 16)
+    errors = set()
+    for _ in range(200):
+        request = shell.join(size=10, requires_known_member_id=True)
+        errors.add(shell.answers[request].error.name)
+    assert errors == {"member_id_required", "group_max_size_reached"}
+    assert 10 < len(shell.core.groups["g"].pending_join) < 130
+    shell.tick(20_000)
+    assert not shell.core.groups["g"].pending_join
+    assert shell.core.groups["g"].members_bytes == 0
+
+
+def test_a_new_member_whose_connection_is_gone_is_out_at_once() -> None:
+    shell = Shell(group_initial_rebalance_delay_ms=3000)
+    empty = shell.used
+    requests = [shell.join(size=1_000_000) for _ in range(4)]
+    assert shell.used > 4_000_000
+    for request in requests:
+        shell.abandon(request)
+    assert not shell.core.groups["g"].members
+    assert shell.used - empty < 5_000
+    for now_ms in (10_000, 20_000):
+        shell.tick(now_ms)
+    assert shell.core.groups["g"].state.value == "Empty"
+
+
+def test_the_others_go_on_without_a_new_member_that_is_gone() -> None:
+    shell = Shell()
+    first = shell.join()
+    shell.tick(1)
+    assert shell.answers[first].error.name == "none"
+    gone = shell.join()
+    rejoined = shell.join(member=shell.answers[first].member, size=101)
+    assert shell.answers[rejoined].generation == 2
+    third = shell.join()
+    shell.abandon(third)
+    assert len(shell.core.groups["g"].members) == 2
+    assert gone in shell.answers
+
+
+def test_a_member_that_was_in_has_its_session_to_come_back() -> None:
+    shell = Shell()
+    first = shell.join()
+    shell.tick(1)
+    member = shell.answers[first].member
+    shell.join()  # a second one, so that the first has to rejoin and wait
+    other = next(iter(set(shell.core.groups["g"].members) - {member}))
+    assert shell.core.groups["g"].state.value == "PreparingRebalance"
+    rejoined = shell.join(member=member, size=102)
+    shell.core.groups["g"].members[other]
+    third = shell.join()
+    waiting = shell.join(member=member, size=103)
+    assert rejoined in shell.answers
+    shell.abandon(waiting)
+    assert member in shell.core.groups["g"].members
+    shell.tick(70_000)
+    assert member not in shell.core.groups["g"].members, "its session is over"
+    assert third
+
+
+def test_an_abandoned_join_of_nobody_is_nothing() -> None:
+    shell = Shell()
+    shell.abandon(7, "no such group")
+    first = shell.join()
+    shell.abandon(first + 1)
+    assert len(shell.core.groups["g"].members) == 1
+
+
+def test_an_assignment_is_kept_for_members_only() -> None:
+    shell = Shell(group_max_bytes=1 << 20)
+    first = shell.join()
+    shell.tick(1)
+    member = shell.answers[first].member
+    wanted = ((member, b"mine"), ("nobody", bytes(5_000_000)))
+    effects = shell.core.step(ev.Sync(1, 900, "g", member, 1, wanted))
+    (append,) = [effect for effect in effects if isinstance(effect, ev.Append)]
+    assert sum(len(record.encode()[1] or b"") for record in append.records) < 1000
+    shell.carry_out(effects)
+    assert shell.answers[900].assignment == b"mine"
+
+
+def test_an_assignment_above_the_groups_limit_is_refused() -> None:
+    shell = Shell(group_max_bytes=1 << 16)
+    first = shell.join()
+    shell.tick(1)
+    member = shell.answers[first].member
+    shell.carry_out(shell.core.step(ev.Sync(1, 900, "g", member, 1, ((member, bytes(100_000)),))))
+    assert shell.answers[900].error.name == "group_max_size_reached"
+    shell.carry_out(shell.core.step(ev.Sync(1, 901, "g", member, 1, ((member, b"fits"),))))
+    assert shell.answers[901].assignment == b"fits"
+
+
+def test_offsets_of_new_partitions_are_refused_above_the_limit_and_others_are_not() -> None:
+    shell = Shell(GroupMemory(1 << 20))
+    assert set(shell.commit("mine", 10)) == {"none"}
+    refused = 0
+    for n in range(100):
+        refused += shell.commit(f"invented{n}", 100).count("invalid_commit_offset_size")
+    assert refused > 5_000 and shell.used <= 1 << 20
+    assert shell.refusals[0] == "kept.groups.max.bytes"
+    assert set(shell.commit("mine", 10)) == {"none"}, "what is there may be committed anew"
+    assert "invalid_commit_offset_size" in shell.commit("mine", 10, "x" * 4000)
+    shell.carry_out(shell.core.step(ev.DeleteGroups(0, 999, ("invented0",))))
+    assert shell.commit("mine", 11)[-1] == "none", "there is room again"
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_what_goes_is_counted_out(undo: bool) -> None:
+    shell = Shell()
+    before = shell.used
+    shell.commit("g", 50, "note" * 100)
+    assert shell.used > before + 50 * 2 * 256
+    if undo:
+        effects = shell.core.step(ev.DeleteGroups(0, 50, ("g",)))
+        append = next(effect for effect in effects if isinstance(effect, ev.Append))
+        held = shell.used
+        error = ev.CommitResult().error.__class__.coordinator_not_available
+        shell.carry_out(shell.core.step(ev.AppendRejected(0, append.append, error)))
+        assert shell.used > held
+    shell.carry_out(shell.core.step(ev.DeleteGroups(0, 51, ("g",))))
+    assert shell.used == before
+
+
+@pytest.mark.parametrize(
+    ("used", "more", "admitted"),
+    [
+        (0, 100, True),
+        (1, 99, True),
+        (1, 100, False),
+        (200, 1, False),
+        (200, 0, True),
+        (200, -1, True),
+    ],
+)
+def test_there_is_room_up_to_the_limit_and_always_for_nothing(used, more, admitted) -> None:
+    memory = GroupMemory(100)
+    memory.used_bytes = used
+    assert memory.admits(more) is admitted
+
+
+def test_groups_count_for_as_long_as_they_are_in_the_table() -> None:
+    table = GroupTable(memory := GroupMemory(1 << 20))
+
+    def group(size: int) -> Any:
+        def count(sign: int) -> None:
+            memory.used_bytes += sign * size
+
+        return SimpleNamespace(count_in=lambda _: count(1), count_out=lambda: count(-1))
+
+    table["a"], table["b"], table["c"] = group(1), group(10), group(100)
+    assert memory.used_bytes == 111
+    table["a"] = group(2)
+    assert memory.used_bytes == 112 and len(table) == 3
+    del table["b"]
+    assert memory.used_bytes == 102 and "b" not in table
+    assert table.pop("nobody", 7) == 7 and table.pop("c") is not None
+    assert memory.used_bytes == 2 and list(table) == ["a"]
+    table.clear()
+    assert memory.used_bytes == 0 and not table

@@ -1,0 +1,630 @@
+"""The shell of a core: appends, timers, loading, failures; over a partition that does as it is
+told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups import shard as shard_module
+from kept.node.coordinator.groups.core import GroupCore
+from kept.node.coordinator.groups.log_loader import LOAD_SLICE_BYTES, load, replay
+from kept.node.coordinator.groups.records import (
+    GroupMetadataKey,
+    GroupRecord,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from kept.node.coordinator.groups.shard import STALL_MS, Shard, group_error
+from kept.storage.errors import (
+    CorruptMessage,
+    KafkaStorageError,
+    KeptError,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+)
+from kept.storage.records import CheckRules, build_batch, headers, patch
+from kept.storage.records import records as read_records
+
+TOPIC_ID = uuid.UUID(int=5)
+
+
+class FakePartition:
+    """A log in memory. ``refuse`` fails appends, ``broken`` the write; ``hold`` delays commits."""
+
+    def __init__(self) -> None:
+        self.log = bytearray()
+        self.staged: list[bytes] = []
+        self.log_start_offset = self.log_end_offset = self.high_watermark = 0
+        self.refuse: KeptError | None = None
+        self.broken: KeptError | None = None
+        self.hold = False
+        self.writes = 0
+        self.is_leader, self.leader_epoch, self.epoch_start_offset = True, 0, 0
+        self.waiting: list[tuple[int, Callable[[Any], None]]] = []
+
+    def append(self, checked: Any, now_ms: int, acks: int) -> Any:
+        assert acks == -1
+        if self.refuse is not None:
+            raise self.refuse
+        batch = bytearray(checked.data)
+        patch(batch, 0, self.log_end_offset, 0)
+        self.staged.append(bytes(batch))
+        self.log_end_offset += checked.record_count
+        return SimpleNamespace(last_offset=self.log_end_offset - 1)
+
+    def write(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.writes += 1
+        self.log += b"".join(self.staged)
+        self.staged.clear()
+        if not self.hold:
+            self.commit()
+
+    def commit(self, error: KeptError | None = None) -> None:
+        self.high_watermark = self.log_end_offset
+        waiting, self.waiting = self.waiting, []
+        for end_offset, callback in waiting:
+            self.when_committed(end_offset, callback, error)
+
+    def resign(self) -> None:
+        self.is_leader = False
+        waiting, self.waiting = self.waiting, []
+        for _, callback in waiting:
+            callback(NotLeaderOrFollower("this node does not lead any more"))
+
+    def when_committed(
+        self, end_offset: int, callback: Callable[[Any], None], error: KeptError | None = None
+    ) -> None:
+        if self.high_watermark >= end_offset:
+            callback(error)
+        else:
+            self.waiting.append((end_offset, callback))
+
+    def read_batches(self, offset: int, max_bytes: int) -> bytes:
+        """Committed ones, as the real one."""
+        found = b""
+        for position, header in headers(self.log):
+            committed = header.base_offset < self.high_watermark
+            if committed and header.next_offset > offset and len(found) < max_bytes:
+                found += self.log[position : position + header.size_bytes]
+        return found
+
+
+class Fixture:
+    """A shard, and what is around it."""
+
+    def __init__(
+        self, partition: FakePartition | None = None, leader_epoch: int = 0, **config: Any
+    ) -> None:
+        self.partition = partition or FakePartition()
+        settings = {"offsets_commit_timeout_ms": 60_000, **config}
+        self.hosted = SimpleNamespace(partition=self.partition, rules=CheckRules(), sync=False)
+        self.flushes: list[Callable[[Any], None]] = []
+        self.hosted.flush = lambda end_offset, callback: self.flushes.append(callback)
+        self.node: Any = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            config=SimpleNamespace(**settings),
+            image=SimpleNamespace(topics={"orders": SimpleNamespace(topic_id=TOPIC_ID)}),
+            now_ms=lambda: int(time.time() * 1000),
+            membership=None,
+        )
+        group_settings = ev.GroupSettings(group_initial_rebalance_delay_ms=0)
+        hosted: Any = self.hosted
+        self.shard = Shard(self.node, 0, hosted, leader_epoch, group_settings)
+        self.read = False
+        self.shard.load(lambda: setattr(self, "read", True))
+
+    def commit(self, group: str = "g", offset: int = 1, partition: int = 0) -> asyncio.Future[Any]:
+        topic = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(partition, offset),))
+        return self.shard.submit(lambda now, n: ev.CommitOffsets(now, n, group, (topic,)))
+
+    def fetch(self, group: str = "g", *, stable: bool = False) -> asyncio.Future[Any]:
+        return self.shard.submit(lambda now, n: ev.FetchOffsets(now, n, group, None, stable))
+
+    def join(self, group: str = "g", session_ms: int = 6_000) -> asyncio.Future[Any]:
+        return self.shard.submit(
+            lambda now, n: ev.Join(
+                now, n, group, "", "app", "/::1", session_ms, 60_000, "consumer",
+                (("range", b""),), str(n), requires_known_member_id=False,
+            )
+        )  # fmt: skip
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test on a loop of its own."""
+
+    def sync() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    sync.__name__ = test.__name__
+    return sync
+
+
+async def result(future: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(future, 60)
+
+
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def offsets(fetched: ev.FetchResult) -> list[int]:
+    return [f.offset for _, _, found in fetched.topics for f in found]
+
+
+@run
+async def test_commits_of_one_turn_are_written_together() -> None:
+    f = Fixture()
+    waiting = [f.commit(offset=i, partition=i) for i in range(5)]
+    assert not any(w.done() for w in waiting)
+    results = [await result(w) for w in waiting]
+    assert all(r.error is ErrorCode.none for r in results)
+    assert f.partition.writes == 1
+    assert sorted(offsets(await result(f.fetch()))) == [0, 1, 2, 3, 4]
+    kept = [r.key for r in read_records(bytes(f.partition.log))]
+    assert len(kept) == 5
+
+
+@run
+async def test_nothing_is_answered_before_it_is_committed() -> None:
+    f = Fixture()
+    f.partition.hold = True
+    waiting, joining = f.commit(), f.join("other")
+    await turns()
+    stable = f.fetch(stable=True)
+    assert f.partition.writes == 1
+    assert not waiting.done() and not stable.done()
+    assert offsets(await result(f.fetch())) == []
+    f.partition.commit()
+    assert (await result(waiting)).error is ErrorCode.none
+    assert offsets(await result(stable)) == [1]
+    assert (await result(joining)).generation == 1
+
+
+@run
+async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
+    """``consumer.close()``, then kill -9: a successor that reads the log must not find the member,
+    or the group's next consumer waits for its session to end."""
+    f = Fixture()
+    member = (await result(f.join())).member
+    synced = f.shard.submit(lambda now, n: ev.Sync(now, n, "g", member, 1, ((member, b"1"),)))
+    assert (await result(synced)).assignment == b"1"
+    f.partition.hold = True
+    left = f.shard.submit(lambda now, n: ev.Leave(now, n, "g", ((member, None),)))
+    again = f.shard.submit(lambda now, n: ev.Leave(now, n, "g", ((member, None),)))
+    await turns()
+    assert not left.done() and not again.done(), "answered before its record is committed"
+    f.partition.commit()
+    assert (await result(left)).members == ((member, None, ErrorCode.none),)
+    assert (await result(again)).members == ((member, None, ErrorCode.unknown_member_id),)
+    successor = GroupCore(ev.GroupSettings())
+    await load(f.partition, successor)  # type: ignore[arg-type]
+    assert not successor.groups["g"].members
+
+
+@run
+async def test_with_flush_messages_an_answer_waits_for_the_fsync() -> None:
+    f = Fixture()
+    f.hosted.sync = True
+    waiting = f.commit()
+    await turns()
+    assert f.partition.writes == 1 and len(f.flushes) == 1 and not waiting.done()
+    f.flushes.pop()(None)
+    assert (await result(waiting)).error is ErrorCode.none
+
+
+@run
+async def test_what_is_not_committed_in_time_is_told_and_may_still_come() -> None:
+    f = Fixture(offsets_commit_timeout_ms=20)
+    f.partition.hold = True
+    assert (await result(f.commit())).error is ErrorCode.coordinator_not_available
+    assert offsets(await result(f.fetch())) == []
+    f.partition.commit()
+    assert offsets(await result(f.fetch())) == [1]
+
+
+@run
+async def test_a_refused_append_changes_nothing() -> None:
+    f = Fixture()
+    await result(f.commit(offset=1))
+    for error, code in (
+        (NotEnoughReplicas("isr"), ErrorCode.coordinator_not_available),
+        (NotLeaderOrFollower("moved"), ErrorCode.not_coordinator),
+        (KafkaStorageError("offline"), ErrorCode.not_coordinator),
+        (MessageTooLarge("big"), ErrorCode.unknown_server_error),
+    ):
+        f.partition.refuse = error
+        assert (await result(f.commit(offset=2))).error is code
+        assert group_error(error) is code
+    f.partition.refuse = None
+    assert offsets(await result(f.fetch())) == [1]
+    f.shard.core.check_invariants()
+
+
+@run
+async def test_a_batch_above_the_topics_limit_is_refused() -> None:
+    f = Fixture()
+    f.hosted.rules = CheckRules(max_batch_bytes=300)
+    assert (await result(f.commit())).error is ErrorCode.none
+    many = tuple(ev.CommitPartition(p, 1) for p in range(10))
+    topic = ev.CommitTopic("orders", TOPIC_ID, many)
+    refused = f.shard.submit(lambda now, n: ev.CommitOffsets(now, n, "g", (topic,)))
+    assert (await result(refused)).error is ErrorCode.unknown_server_error
+    assert offsets(await result(f.fetch())) == [1]
+
+
+@run
+async def test_a_failed_write_sends_everybody_away() -> None:
+    f = Fixture()
+    joined = await result(f.join("busy"))
+    syncing = f.shard.submit(lambda now, n: ev.Sync(now, n, "busy", "nobody", 1))
+    assert (await result(syncing)).error is ErrorCode.unknown_member_id
+    f.partition.broken = KafkaStorageError("no space left on device")
+    waiting = f.commit()
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    assert f.shard.failed == "no space left on device" and not f.shard.is_active
+    assert joined.generation == 1
+
+
+@run
+async def test_unloading_writes_what_is_staged_and_answers_all() -> None:
+    f = Fixture()
+    f.partition.hold = True
+    waiting = f.commit()
+    f.shard.unload()
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    assert len(list(read_records(bytes(f.partition.log)))) == 1
+    f.partition.commit()
+    f.shard.unload()
+
+
+@run
+async def test_timers_fire_on_the_loop() -> None:
+    f = Fixture()
+    joined = await result(f.join(session_ms=30))
+    assert joined.generation == 1
+    while f.shard.core.groups["g"].members:
+        await asyncio.sleep(0.005)
+    assert f.shard.core.groups["g"].generation == 2
+
+
+@run
+async def test_timestamps_are_wall_clock() -> None:
+    f = Fixture()
+    before = f.node.now_ms()
+    await result(f.commit())
+    ((_, stored),) = f.shard.core.committed
+    assert before <= stored.value.commit_timestamp <= f.node.now_ms()
+    record = next(iter(read_records(bytes(f.partition.log))))
+    assert before <= record.timestamp <= f.node.now_ms()
+
+
+@run
+async def test_many_tombstones_are_spread_over_batches() -> None:
+    f = Fixture()
+    for start in range(0, 20_000, 2_000):
+        parts = tuple(ev.CommitPartition(p, 1) for p in range(start, start + 2_000))
+        topic = ev.CommitTopic("orders", TOPIC_ID, parts)
+        done = f.shard.submit(lambda now, n, t=topic: ev.CommitOffsets(now, n, "g", (t,)))
+        assert (await result(done)).error is ErrorCode.none
+    batches = len(list(headers(f.partition.log)))
+    f.shard.topics_deleted([("orders", TOPIC_ID)])
+    assert offsets(await result(f.fetch(stable=True))) == []
+    sizes = [header.size_bytes for _, header in headers(f.partition.log)][batches:]
+    assert len(sizes) > 1 and max(sizes) < 1_000_000
+
+
+# Loading.
+
+
+async def filled(count: int) -> FakePartition:
+    f = Fixture()
+    waiting = [f.commit(f"group-{i % 50}", i, i) for i in range(count)]
+    await asyncio.gather(*waiting)
+    f.shard.unload()
+    return f.partition
+
+
+@run
+async def test_loading_gives_the_loop_its_turns() -> None:
+    partition = await filled(3_000)
+    assert len(partition.log) > 3 * LOAD_SLICE_BYTES
+    f = Fixture(partition)
+    turns = 0
+    while not f.shard.is_active:
+        assert not f.read
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 3 and f.shard.is_active
+    assert len(f.shard.core.groups) == 50
+    f.shard.core.check_invariants()
+    found = [offsets(await result(f.fetch(f"group-{i}"))) for i in range(50)]
+    assert sum(map(len, found)) == 3_000
+
+
+async def elected(count: int = 6, known: int = 2) -> Fixture:
+    """A shard on a new leader that has ``count`` commits, of which it knows ``known`` committed."""
+    partition = await filled(count)
+    partition.epoch_start_offset = partition.log_end_offset
+    partition.high_watermark, partition.leader_epoch, partition.hold = known, 1, True
+    return Fixture(partition, leader_epoch=1)
+
+
+@run
+async def test_what_an_earlier_leader_acknowledged_is_read_though_hw_lags() -> None:
+    """The high watermark of a follower is older than what its leader acknowledged."""
+    f = await elected()
+    await turns()
+    assert not f.shard.is_active, "commits above the high watermark were left out"
+    f.partition.commit()
+    await turns()
+    assert f.shard.is_active
+    found = [offsets(await result(f.fetch(f"group-{i}"))) for i in range(6)]
+    assert found == [[i] for i in range(6)]
+
+
+@run
+async def test_a_load_waits_for_the_election_s_end_only() -> None:
+    f = await elected()
+    f.partition.high_watermark = f.partition.epoch_start_offset
+    f.partition.log_end_offset += 5  # somebody's record that is not committed
+    g = Fixture(f.partition, leader_epoch=1)
+    await turns()
+    assert g.shard.is_active and len(g.shard.core.groups) == 6
+
+
+@run
+async def test_too_small_an_isr_does_not_stop_the_load_of_what_is_committed() -> None:
+    f = await elected()
+    await turns()
+    f.partition.commit(NotEnoughReplicasAfterAppend("the ISR is small"))
+    await turns()
+    assert f.shard.is_active and f.shard.failed is None
+
+
+@run
+async def test_resigning_while_loading_ends_the_load() -> None:
+    f = await elected()
+    await turns()
+    f.partition.resign()
+    await turns()
+    assert not f.shard.is_active and f.shard.failed is not None
+    f.shard.unload()
+
+
+@run
+async def test_a_resigned_leader_does_not_call_its_last_appends_committed() -> None:
+    f = Fixture()
+    assert (await result(f.commit(offset=1))).error is ErrorCode.none
+    f.partition.hold = True
+    waiting = f.commit(offset=2)
+    await turns()
+    f.partition.resign()
+    assert (await result(waiting)).error is ErrorCode.not_coordinator
+    assert [stored.value.offset for _, stored in f.shard.core.committed] == [1]
+    assert not f.shard.leads
+
+
+@run
+async def test_members_outlive_a_process_that_stood_still() -> None:
+    f = Fixture()
+    await result(f.join(session_ms=30))
+    core, now_ms = f.shard.core, f.shard._now_ms()
+    f.shard._timer_deadline_ms = now_ms - STALL_MS - 1  # the loop called so much too late
+    time.sleep(0.04)
+    f.shard._tick()
+    assert core.groups["g"].members
+    while core.groups["g"].members:
+        await asyncio.sleep(0.005)
+
+
+@run
+async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
+    f = Fixture(await filled(500))
+    assert not f.shard.is_active
+    f.shard.topics_deleted(iter([("orders", TOPIC_ID)]))
+    while not f.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(f.fetch("group-1", stable=True))) == []
+
+
+@run
+async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
+    """A namesake's offsets would have consumers of the new topic skip its first records."""
+    partition = await filled(50)
+    f = Fixture(partition)
+    f.node.image.topics["orders"].topic_id = uuid.UUID(int=6)
+    while not f.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(f.fetch("group-1", stable=True))) == []
+    fresh = ev.CommitTopic("orders", uuid.UUID(int=6), (ev.CommitPartition(1, 7),))
+    done = f.shard.submit(lambda now, n: ev.CommitOffsets(now, n, "group-1", (fresh,)))
+    assert (await result(done)).error is ErrorCode.none
+    f.shard.unload()
+    again = Fixture(partition)
+    again.node.image.topics["orders"].topic_id = uuid.UUID(int=6)
+    while not again.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(again.fetch("group-1", stable=True))) == [7]
+    again.shard.unload()
+    last = Fixture(partition)
+    last.node.image.topics.clear()
+    while not last.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(last.fetch("group-1", stable=True))) == []
+
+
+@run
+async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> None:
+    """The image may be older than a commit: the topic was made again, and others know it."""
+    partition = await filled(50)
+    f = Fixture(partition)
+    asked: list[Callable[[bool], None]] = []
+    f.node.membership = SimpleNamespace(confirming=SimpleNamespace(ask=asked.append))
+    whole = f.node.image.topics
+    f.node.image.topics = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_module, "BARRIER_RETRY_S", 0)
+        for _ in range(2):  # at first nobody can say
+            while not asked:
+                await asyncio.sleep(0)
+            assert not f.shard.is_active, "it would show the offsets of a namesake"
+            asked.pop()(False)
+        while not asked:
+            await asyncio.sleep(0)
+    f.node.image.topics = whole
+    log_before = bytes(partition.log)
+    asked.pop()(True)
+    while not f.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(f.fetch("group-1", stable=True))) != []
+    assert bytes(partition.log) == log_before and not partition.staged
+    f.shard.unload()
+    gone = Fixture(partition)
+    gone.node.membership = f.node.membership
+    gone.node.image.topics = {}
+    while not asked:
+        await asyncio.sleep(0)
+    asked.pop()(True)
+    while not gone.shard.is_active:
+        await asyncio.sleep(0)
+    assert offsets(await result(gone.fetch("group-1", stable=True))) == []
+
+
+@run
+async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
+    f = Fixture(await filled(50))
+    asked: list[Callable[[bool], None]] = []
+    f.node.membership = SimpleNamespace(confirming=SimpleNamespace(ask=asked.append))
+    f.node.image.topics = {}
+    while not asked:
+        await asyncio.sleep(0)
+    f.shard.unload()
+    while not f.read:
+        await asyncio.sleep(0)
+    asked.pop()(True)  # too late, and no fault
+    assert not f.shard.is_active
+
+
+@run
+async def test_an_unloaded_shard_stops_loading() -> None:
+    f = Fixture(await filled(3_000))
+    await asyncio.sleep(0)
+    f.shard.unload()
+    while not f.read:
+        await asyncio.sleep(0)
+    assert not f.shard.is_active and f.shard.failed is None
+
+
+@run
+async def test_records_that_do_not_decode_fail_the_load_and_say_why() -> None:
+    partition = FakePartition()
+    newer = b"\0\x09" + b"from a newer Kafka"
+    key = GroupRecord(GroupMetadataKey("g"), None).encode()[0]
+    partition.log += build_batch([(0, key, newer, ())])
+    partition.log_end_offset = partition.high_watermark = 1
+    f = Fixture(partition)
+    while not f.read:
+        await asyncio.sleep(0)
+    assert f.shard.failed is not None and "version 9" in f.shard.failed
+
+
+def offset_record(offset: int, topic: str = "orders") -> tuple[bytes, bytes | None]:
+    value = OffsetCommitValue(offset, "", 0)
+    return GroupRecord(OffsetCommitKey("g", topic, 0), value).encode()
+
+
+def transactional(base: int, producer_id: int, *kv: tuple[bytes, bytes | None]) -> bytes:
+    return build_batch(
+        [(0, key, value, ()) for key, value in kv], base_offset=base, producer_id=producer_id,
+        producer_epoch=0, base_sequence=0, is_transactional=True,
+    )  # fmt: skip
+
+
+def marker(base: int, producer_id: int, *, commit: bool) -> bytes:
+    key = b"\0\0" + (1 if commit else 0).to_bytes(2, "big")
+    return build_batch(
+        [(0, key, b"\0\0\0\0\0\0", ())], base_offset=base, producer_id=producer_id,
+        producer_epoch=0, is_transactional=True, is_control=True,
+    )  # fmt: skip
+
+
+def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:
+    return build_batch([(0, key, value, ()) for key, value in kv], base_offset=base)
+
+
+def loaded(*batches: bytes) -> GroupCore:
+    core = GroupCore(ev.GroupSettings())
+    replay(b"".join(batches), core)
+    core.loaded(0)
+    core.check_invariants()
+    return core
+
+
+def fetched(core: GroupCore, *, stable: bool = False) -> list[tuple[int, str]]:
+    (answer,) = core.step(ev.FetchOffsets(0, 1, "g", None, stable))
+    return [(f.offset, f.error.name) for _, _, found in answer.result.topics for f in found]
+
+
+def test_offsets_of_apache_kafkas_transactions() -> None:
+    """Committed ones count from their marker on, aborted ones never, open ones are unstable."""
+    first = plain(0, offset_record(1))
+    inside = transactional(1, 7, offset_record(5))
+    assert fetched(loaded(first, inside, marker(2, 7, commit=True))) == [(5, "none")]
+    assert fetched(loaded(first, inside, marker(2, 7, commit=False))) == [(1, "none")]
+    open_one = loaded(first, inside)
+    assert fetched(open_one) == [(1, "none")]
+    assert fetched(open_one, stable=True) == [(-1, "unstable_offset_commit")]
+    # A later plain commit wins over an earlier transactional one, whenever that commits.
+    later = plain(2, offset_record(9))
+    assert fetched(loaded(first, inside, later, marker(3, 7, commit=True))) == [(9, "none")]
+    # A tombstone voids what open transactions have committed.
+    gone = plain(2, (offset_record(0)[0], None))
+    assert fetched(loaded(first, inside, gone, marker(3, 7, commit=True))) == []
+
+
+def test_apache_kafkas_partition_loads() -> None:
+    data = (Path(__file__).parent / "data" / "kafka-4.3.0-consumer-offsets.log").read_bytes()
+    core = loaded(data)
+    assert [g.group for g in core.list_groups()] == ["readers"]
+    group = core.describe("readers")
+    assert (group.state, group.protocol, len(group.members)) == ("Stable", "range", 1)
+    (answer,) = core.step(ev.FetchOffsets(0, 1, "readers", None))
+    found = {f.partition: (f.offset, f.metadata) for f in answer.result.topics[0][2]}
+    assert found == {0: (3, "note é\0"), 1: (4, "note é\0")}
+
+
+def test_records_of_other_types_are_passed_over() -> None:
+    other = (b"\0\x05" + b"member of a new consumer group", b"\0\0anything")
+    assert fetched(loaded(plain(0, other, offset_record(3)))) == [(3, "none")]
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_damage_is_reported(cut: int) -> None:
+    key, value = offset_record(3)
+    core = GroupCore(ev.GroupSettings())
+    with pytest.raises(CorruptMessage):
+        replay(plain(0, (key, (value or b"")[:-cut])), core)
+
+
+@run
+async def test_a_load_reads_committed_records_only() -> None:
+    partition = await filled(10)
+    partition.high_watermark = 4
+    core = GroupCore(ev.GroupSettings())
+    found = await load(partition, core)  # type: ignore[arg-type]
+    assert 4 <= found <= 10 and found == len(core.groups)

@@ -1,0 +1,497 @@
+"""HTTP on the client port: routes, refusals, limits. Raw bytes over a real socket."""
+
+import asyncio
+import json
+import socket
+import time
+
+import h11
+import pytest
+
+from kept.node.http.server import _is_held, host_is_known, status_of
+from kept.node.internode import peer_http
+from kept.node.internode.controller_rpc import AskRequest
+from kept.storage import errors
+from kept.storage.errors import PolicyViolation
+
+GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def failure(answer):
+    status, headers, body = answer
+    assert headers["content-type"] == "application/json"
+    value = json.loads(body)["error"]
+    assert value["status"] == status
+    return status, value["message"]
+
+
+def post(lone, path="/api/v1/compaction/now", body="{}", **headers):
+    lines = {"Host": "localhost", "X-Kept": "1", "Content-Length": str(len(body.encode()))}
+    lines |= {name.replace("_", "-"): text for name, text in headers.items()}
+    head = "".join(f"{name}: {text}\r\n" for name, text in lines.items() if text is not None)
+    return lone.http(f"POST {path} HTTP/1.1\r\n{head}\r\n{body}")
+
+
+# Routes.
+
+
+def test_health(lone):
+    status, headers, body = lone.http(GET.format("/healthz"))
+    assert (status, body) == (200, b"ok\n")
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert headers["server"].startswith("kept/")
+
+
+def test_ready_and_not(lone):
+    assert lone.http(GET.format("/readyz"))[0] == 200
+    lone.node.log_directories[0].offline = "it burns"
+    status, _, body = lone.http(GET.format("/readyz"))
+    assert status == 503
+    assert b"it burns" in body
+    assert lone.http(GET.format("/healthz"))[0] == 200
+    lone.node.log_directories[0].offline = None
+    lone.node.ready = False
+    assert lone.http(GET.format("/readyz"))[0] == 503
+    lone.node.ready = True
+
+
+def test_the_index_lists_the_routes(lone):
+    _, _, body = lone.http(GET.format("/"))
+    assert "/api/v1/compaction/why-missing" in body.decode()
+
+
+def test_head_is_get_without_a_body(lone):
+    status, headers, _ = lone.http(GET.format("/healthz"))
+    assert _head(lone) == (status, headers, b"")
+
+
+def _head(lone):
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(b"HEAD /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        rest = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        headers = dict(line.split(": ", 1) for line in head[1:-2])
+        headers = {name.lower(): text for name, text in headers.items()}
+        headers.pop("connection")
+        return int(head[0].split()[1]), headers, rest
+
+    return lone.run(ask())
+
+
+@pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/topicsx", "/healthz/x"])
+def test_nothing_there(lone, path):
+    status, message = failure(lone.http(GET.format(path)))
+    assert status == 404
+    assert path in message
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/healthz", "GET, HEAD"),
+        ("POST", "/api/v1/cluster", "GET, HEAD"),
+        ("GET", "/api/v1/compaction/now", "POST"),
+        ("OPTIONS", "/api/v1/compaction/now", "POST"),
+        ("PUT", "/api/v1/topics/t", "GET, HEAD"),
+    ],
+)
+def test_wrong_method(lone, method, path, allowed):
+    answer = lone.http(
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert failure(answer)[0] == 405
+    assert answer[1]["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/api/v1/cluster?x=1", "unknown parameter x"),
+        ("/api/v1/compaction/explain", "topic is missing"),
+        ("/api/v1/compaction/explain?topic=t&partition=x", "partition must be a number"),
+        ("/api/v1/compaction/explain?topic=t&partition=-1", "partition must be a number"),
+        ("/api/v1/compaction/explain?topic=t&key=a&key_base64=YQ==", "use one of them"),
+        ("/api/v1/compaction/explain?topic=t&key_base64=%", "the address is not right"),
+        ("/api/v1/compaction/explain?topic=t&key_base64=_", "key_base64 is not base64"),
+        ("/api/v1/compaction/why-missing?topic=t&partition=0", "offset must be a number"),
+        (f"/api/v1/records?topic=t&partition=0&timestamp={2**63}", "timestamp must be a number"),
+        ("/api/v1/compaction?" + "&".join(f"a{n}=1" for n in range(99)), "address is not right"),
+        ("/%ff", "the address is not right"),
+    ],
+)
+def test_wrong_parameters(lone, path, message):
+    if path.endswith("%"):
+        path += "ff"
+    status, said = failure(lone.http(GET.format(path)))
+    assert status == 400
+    assert message in said
+
+
+# POST.
+
+
+def test_a_post_needs_the_header(lone):
+    status, message = failure(post(lone, X_Kept=None))
+    assert status == 400
+    assert "X-Kept" in message
+
+
+def test_all_but_probes_needs_a_known_host(lone):
+    """A name that its owner points at this node makes a web page of that name same-origin."""
+    ask = "GET {} HTTP/1.1\r\nHost: evil.example.org\r\n\r\n"
+    paths = ("/api/v1/cluster", "/metrics", "/metrics/", "/", "/console/page.js", "/nothing")
+    for answer in (post(lone, Host="evil.example.org"), *(lone.http(ask.format(p)) for p in paths)):
+        status, message = failure(answer)
+        assert status == 400
+        assert "evil.example.org" in message
+        assert "kept.http.hosts" in message
+    for path in ("/healthz", "/readyz", "/readyz/"):
+        assert lone.http(ask.format(path))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["10.1.2.3:9092", "[fd00::7]:9092", "localhost", socket.gethostname().upper()]
+)
+def test_metrics_are_scraped_by_address_and_by_the_names_of_the_node(lone, host):
+    """Prometheus in Kubernetes uses the pod's address, with static targets a node's name."""
+    assert lone.http(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/events/", "/api/v1/events//"])
+def test_a_stream_is_not_asked_through_another_node(lone, path):
+    """It has no end: the node that asks would wait until its answer is too large."""
+    asked = AskRequest("GET", path, "{}", "{}")
+    with pytest.raises(PolicyViolation, match="is a stream"):
+        lone.run(asyncio.wait_for(peer_http.answer(lone.node, asked), 10))
+
+
+@pytest.mark.parametrize(
+    ("target", "held"),
+    [
+        ("/api/v1/records?topic=t", True),
+        ("/api/v1/records/", True),
+        ("/api/v1/%72ecords//?topic=t", True),
+        ("http://localhost/api/v1/compaction", True),
+        ("/api/v1/topics/t", True),
+        ("/api/v1/cluster", False),
+        ("/metrics", False),
+        ("//[", False),
+    ],
+)
+def test_large_answers_wait_for_their_turn_however_they_are_spelled(target, held):
+    request = h11.Request(method="GET", target=target, headers=[("Host", "localhost")])
+    assert _is_held(request) is held
+
+
+def test_pages_of_other_sites_are_refused(lone):
+    ask = "GET {} HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n"
+    status, message = failure(lone.http(ask.format("/api/v1/cluster")))
+    assert status == 400
+    assert "other sites" in message
+    assert lone.http(ask.format("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        ("//[", ""),
+        ("http://[::1/api/v1/cluster", ""),
+        ("/api/v1/cluster?a=%ff", ""),
+        ("/%ff", ""),
+        ("/api/v1/cluster", "Host: [::1\r\n"),
+    ],
+)
+def test_addresses_that_are_none(lone, target, more):
+    """They are the client's fault, and no bug of ours."""
+    head = more or "Host: localhost\r\n"
+    status, _ = failure(lone.http(f"GET {target} HTTP/1.1\r\n{head}\r\n"))
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    "origin", ["null", "http://[", "http://evil.example.org", "https://localhost@evil", "localhost"]
+)
+def test_pages_from_elsewhere_change_nothing(lone_node, origin):
+    lone = lone_node(kept_console_actions="true")
+    status, message = failure(post(lone, Origin=origin))
+    assert status == 400 and "pages are refused" in message
+    status, message = failure(post(lone, body='{"topic": "no"}', Origin="http://localhost"))
+    assert status == 404
+
+
+def test_a_connection_goes_on_after_the_head_of_a_stream(lone):
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(b"HEAD /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(GET.format("/healthz").encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    assert b" 200 " in lone.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("{", "the body is not JSON"),
+        ("[1]", "the body is not a JSON object"),
+        ('{"topic": "\\ud800"}', "the body is not JSON"),
+        ('{"\\udfff": 1}', "the body is not JSON"),
+        ("[" * 100_000, "the body is not JSON"),
+        ('{"topic": 3}', "topic is missing"),
+        ('{"topic": "t", "partition": true}', "partition must be a number"),
+        ('{"topic": "t", "wait": 7}', "wait must be true or false"),
+        ('{"tpic": "t"}', "unknown parameter tpic"),
+        ('{"topic": "nope"}', "nope"),
+    ],
+)
+def test_wrong_bodies(lone, body, message):
+    status, said = failure(post(lone, body=body))
+    assert status in (400, 404)
+    assert message in said or "cleaner" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:9092", True),
+        ("kept.example.org.", True),
+        (".", False),
+        ("127.0.0.1:9092", True),
+        ("[::1]:9092", True),
+        ("10.1.2.3", True),
+        ("kept.example.org:80", True),
+        ("kept-0.kept", True),
+        ("evil.example.org", False),
+        ("", False),
+        ("localhost.evil.example.org", False),
+        ("localhost@evil.example.org", False),
+        ("evil.example.org:80@localhost", False),
+        ("localhost/", False),
+        ("[::1", False),
+        ("]", False),
+    ],
+)
+def test_hosts(lone_node, host, known):
+    lone = lone_node(
+        listeners="PLAINTEXT://127.0.0.1:0",
+        advertised_listeners="PLAINTEXT://kept.example.org:9092",
+        kept_http_hosts="kept-0.kept",
+    )
+    assert host_is_known(lone.node, host) is known
+
+
+# The protocol.
+
+
+def test_several_requests_on_one_connection(lone):
+    answers = lone.exchange(GET.format("/healthz").encode() * 3 + GET.format("/no").encode(), 4)
+    assert [status for status, _, _ in answers] == [200, 200, 200, 404]
+
+
+def test_a_body_in_pieces_and_100_continue(lone):
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        body = b'{"topic": "nope"}'
+        head = (
+            b"POST /api/v1/compaction/retry HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+            b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        for byte in head:
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert b"100" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(body[:3])
+        await writer.drain()
+        writer.write(body[3:])
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    assert b" 400 " in lone.run(ask())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",  # no Host
+        b"GET /\x00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET \xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",  # smuggled past a proxy
+        b"POST" + b"\x00" * 40 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_not_http(lone, data):
+    """Refused with JSON, the connection closed, the node well."""
+
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(data)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    answer = lone.run(ask())
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"connection: close" in answer.lower()
+    assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize("first", [b"", b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("method", [b"HEAD", b"POST"])
+def test_a_request_that_goes_wrong_after_its_head(lone, capfd, method, first):
+    """Found by random requests: a refused HEAD was answered with a body, which h11 forbids."""
+    wrong = method + b" / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"
+
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(first + wrong)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    answer = lone.run(ask())
+    assert answer.startswith(b"HTTP/1.1 200 " if first else b"HTTP/1.1 400 ")
+    assert answer.count(b" 400 Bad Request") == 1
+    assert answer.endswith(b"\r\n\r\n" if method == b"HEAD" else b"}\n")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_large_headers_and_bodies_are_refused(lone_node):
+    lone = lone_node(kept_http_request_max_bytes="2000")
+    status, _ = failure(lone.http("GET / HTTP/1.1\r\nHost: a\r\nX: " + "x" * 5000 + "\r\n\r\n"))
+    assert status == 431
+    status, message = failure(post(lone, body=" " * 5000))
+    assert status == 413
+    assert "2000" in message
+
+
+def test_a_slow_request_is_ended(lone_node):
+    lone = lone_node(kept_http_idle_ms="150")
+
+    async def ask(data):
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(data)
+        started = time.monotonic()
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        await writer.wait_closed()
+        return answer, time.monotonic() - started
+
+    answer, took = lone.run(ask(b"GET / HTTP/1.1\r\nHost:"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert 0.1 < took < 20, "it is 30 s where nothing is set"
+    answer, _ = lone.run(ask(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    answer, _ = lone.run(ask(GET.format("/healthz").encode()))
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_connections_that_wait_make_room(lone_node):
+    """One that is idle, and one whose request comes a byte at a time, keep nobody out."""
+    lone = lone_node(kept_http_max_connections="2")
+
+    async def ask():
+        held = []
+        for data in (GET.format("/healthz").encode(), b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(data + b"GET /healthz HTTP/1.1\r\nHost:")
+            if data:
+                await reader.readuntil(b"ok\n")
+            held.append((reader, writer))
+        answers = [await _once(lone) for _ in range(3)]
+        end = await held[0][0].read()
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        return answers, end
+
+    answers, end = lone.run(ask())
+    assert all(one.startswith(b"HTTP/1.1 200 ") for one in answers)
+    assert end.startswith(b"HTTP/1.1 503 ")
+
+
+async def _once(lone):
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    writer.write(GET.format("/healthz").encode())
+    answer = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def test_too_many_connections(lone_node):
+    """Those that are served are not ended for others."""
+    lone = lone_node(kept_http_max_connections="2")
+
+    async def ask():
+        held = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(GET.format("/api/v1/events").encode())
+            await reader.readuntil(b"data: ")
+            held.append(writer)
+        refused = await _once(lone)
+        for one in held:
+            one.close()
+            await one.wait_closed()
+        return refused
+
+    assert lone.run(ask()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    deadline = time.monotonic() + 60
+    while lone.http(GET.format("/healthz"))[0] != 200:
+        assert time.monotonic() < deadline
+
+
+def test_a_peer_that_leaves_early(lone):
+    async def leave():
+        for data in (b"GET ", GET.format("/metrics").encode(), b"POST / HTTP/1.1\r\nHost: a\r\n"):
+            _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(data)
+            await writer.drain()
+            writer.transport.abort()
+
+    lone.run(leave())
+    assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+def test_a_bug_of_ours_is_one_answer(lone, monkeypatch):
+    from kept.node.admin.service import Admin
+
+    def broken(self):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(Admin, "cluster", broken)
+    status, message = failure(lone.http(GET.format("/api/v1/cluster")))
+    assert status == 500
+    assert "secret" not in message
+    assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.UnknownTopicOrPartition("x"), 404),
+        (errors.InvalidRequest("x"), 400),
+        (errors.RequestTimedOut("x"), 503),
+        (errors.MachineError("x", "read", OSError(5, "x")), 503),
+        (errors.DamagedData("x", 0, 0, "x"), 500),
+    ],
+)
+def test_statuses(error, status):
+    assert status_of(error) == status

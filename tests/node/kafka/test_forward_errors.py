@@ -1,0 +1,81 @@
+"""Admin requests while no controller is elected: clients hear it, over a connection that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.static.constants import EntityType
+
+from kept.client import protocol
+from kept.node.cluster_link import Membership
+from kept.node.kafka import api
+from kept.node.kafka.forward_errors import refusal
+from kept.storage.errors import NetworkException, NotController, RequestTimedOut
+
+TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
+         "configs": ()}  # fmt: skip
+RESOURCE = {"resource_type": 2, "resource_name": "t", "configs": ()}
+REQUESTS: dict[int, dict[str, Any]] = {
+    19: {"topics": [TOPIC], "timeout": 1000, "validate_only": False},
+    20: {"topics": [{"name": "t", "topic_id": uuid.UUID(int=7)}], "topic_names": ["t"],
+         "timeout": 1000},
+    33: {"resources": [RESOURCE], "validate_only": False},
+    37: {"topics": [{"name": "t", "count": 2, "assignments": None}], "timeout": 1000,
+         "validate_only": False},
+    43: {"election_type": 0, "topic_partitions": [{"topic": "t", "partitions": [0, 1]}],
+         "timeout": 1000},
+    44: {"resources": [RESOURCE], "validate_only": False},
+    45: {"topics": (), "timeout": 1000},
+    46: {"topics": None, "timeout": 1000},
+    55: {"topics": [{"topic_name": "t", "partitions": [{"partition_index": 0}]}]},
+    64: {"broker_id": 1},
+    80: {"cluster_id": None, "voter_id": 1, "voter_directory_id": None, "listeners": (),
+         "timeout": 1000},
+    81: {"cluster_id": None, "voter_id": 1, "voter_directory_id": None},
+}  # fmt: skip
+CASES = [
+    (key, version)
+    for key in sorted(api.FORWARDED)
+    for version in range(api.served()[key].min_version, api.served()[key].max_version + 1)
+]
+
+
+def errors(value: Any) -> list[tuple[int, str | None]]:
+    """Each error code in a response, with the message beside it."""
+    if isinstance(value, tuple):
+        return [one for part in value for one in errors(part)]
+    fields = getattr(value, "__dataclass_fields__", {})
+    found = [one for name in fields for one in errors(getattr(value, name))]
+    if "error_code" in fields:
+        found.append((int(value.error_code), getattr(value, "error_message", None)))
+    return found
+
+
+@pytest.mark.parametrize(("key", "version"), CASES)
+def test_every_part_of_the_request_is_told_that_it_timed_out(key, version):
+    cls = protocol.message_type(key, version, EntityType.request)
+    request = protocol.build(cls, REQUESTS[key])
+    values = refusal(key, request, NotController("no controller is elected"))
+    frame = protocol.encode_response(key, version, 7, values)
+    response = protocol.decode_response(key, version, frame[4:])[1]
+    found = errors(response)
+    assert found and {code for code, _ in found} == {7}
+    said = {message for _, message in found if message is not None}
+    assert said <= {"no controller has answered: no controller is elected"}
+
+
+@pytest.mark.parametrize("error", [NotController, NetworkException, RequestTimedOut])
+def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error):
+    async def forward(*_: Any) -> bytes:
+        raise error("nobody")
+
+    cls = protocol.message_type(64, 0, EntityType.request)
+    request = protocol.build(cls, REQUESTS[64])
+    me: Any = SimpleNamespace(forward=forward)
+    context: Any = SimpleNamespace()
+    found = asyncio.run(Membership.answered(me, context, 64, 0, b"", request))
+    assert isinstance(found, dict) and found["error_code"] == 7

@@ -1,0 +1,391 @@
+"""Whom a listener admits, whom it closes, and what it counts; connections are made up here."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node.config.node_config import NodeConfig
+from kept.node.http import server
+from kept.node.kafka import listener
+from kept.node.kafka.connection_quota import ConnectionQuota
+from kept.node.kafka.handshake_timeout import SilentConnections
+from kept.node.kafka.listener import HandedOver, Listener, may_change_voters
+from kept.storage.errors import ConfigurationError
+
+HERE, OTHER, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+class Peer:
+    """A connection, as far as its listener knows it."""
+
+    def __init__(self, host: str = HERE, last_active: float = 0.0, **state: Any) -> None:
+        self.host, self.peer, self.last_active = host, f"{host}:1", last_active
+        self.idle, self.deaf, self.partial_since = True, False, 0.0
+        self.aborted: list[str] = []
+        self.shrunk = 0
+        vars(self).update(state)
+
+    def is_late(self, oldest: float) -> bool:
+        return 0 < self.partial_since < oldest
+
+    def abort(self, why: str = "", **fields: Any) -> None:
+        self.aborted.append(" ".join((why, *map(str, fields.values()))).strip())
+
+    def shrink(self) -> None:
+        self.shrunk += 1
+
+
+class Site:
+    """A node without anything but settings, a clock, quotas and open files."""
+
+    def __init__(self, listeners: str = "PLAINTEXT://127.0.0.1:0", **settings: str) -> None:
+        given = {name.replace("_", "."): text for name, text in settings.items()}
+        self.config = NodeConfig.load(None, {"listeners": listeners, **given}, {}, port=None)
+        self.now = 1000.0
+        self.node: Any = SimpleNamespace(
+            config=self.config,
+            loop=SimpleNamespace(
+                time=lambda: self.now, call_later=lambda *_: SimpleNamespace(cancel=lambda: None)
+            ),
+            client_connections=ConnectionQuota(),
+            node_connections=ConnectionQuota(),
+            open_files=SimpleNamespace(
+                connection_limit=lambda: self.files, nearly_out=lambda fd: fd >= self.files
+            ),
+        )
+        self.files = 1000
+
+    def listener(self, *, between_nodes: bool = False) -> Listener:
+        if between_nodes:
+            return Listener(self.node, self.config.listeners[0], between_nodes=True)
+        return Listener(self.node, self.config.listeners[0])
+
+
+def admitted(found: Listener, *hosts: str, fd: int = 1) -> list[Peer]:
+    """Connections from there; all are admitted."""
+    peers: list[Any] = [Peer(host) for host in hosts]
+    assert [found.admit(peer, fd) for peer in peers] == [True] * len(peers)
+    return peers
+
+
+def refused(found: Listener, host: str = HERE, fd: int = 1) -> bool:
+    peer: Any = Peer(host, last_active=999.0)
+    admitted = found.admit(peer, fd)
+    assert (peer in found.connections) is admitted
+    return not admitted
+
+
+# Who is admitted.
+
+
+def test_connections_are_bounded_over_all_clients_listeners(capfd) -> None:
+    site = Site(max_connections="3", max_connections_per_ip="2147483647")
+    one, two = site.listener(), site.listener()
+    first, *_ = admitted(one, HERE, HERE)
+    admitted(two, OTHER)
+    assert refused(one) and refused(two, THIRD)
+    assert site.node.client_connections.count == 3 and len(one.silent) == 2
+    assert "setting=max.connections limit=3" in capfd.readouterr().err
+    one.leave(first)  # type: ignore[arg-type]
+    one.leave(first)  # type: ignore[arg-type]
+    assert len(one.silent) == 1
+    assert not refused(two) and refused(two)
+
+
+def test_connections_are_bounded_for_each_address_alone(capfd) -> None:
+    site = Site(max_connections="100", max_connections_per_ip="2")
+    found = site.listener()
+    first, *_ = admitted(found, HERE, HERE, OTHER)
+    assert refused(found)
+    assert not refused(found, OTHER) and refused(found, OTHER)
+    assert "setting=max.connections.per.ip limit=2" in capfd.readouterr().err
+    found.leave(first)  # type: ignore[arg-type]
+    assert not refused(found) and refused(found)
+
+
+@pytest.mark.parametrize(("files", "fd"), [(2, 1), (1000, 1000)], ids=["many", "high descriptor"])
+def test_connections_leave_files_to_the_others(files, fd, capfd) -> None:
+    site = Site()
+    found = site.listener()
+    admitted(found, HERE, HERE, fd=999)
+    site.files = files
+    assert refused(found, OTHER, fd)
+    assert f"setting=RLIMIT_NOFILE limit={files}" in capfd.readouterr().err
+    site.files = 1000
+    assert not refused(found, OTHER, 999)
+
+
+def test_refusals_are_told_once_in_a_while(capfd) -> None:
+    site = Site(max_connections="1")
+    found = site.listener()
+    admitted(found, HERE)
+    told = []
+    for seconds in (0.0, 9.9, 0.1, 9.9):
+        site.now += seconds
+        assert refused(found)
+        told.append(capfd.readouterr().err.count('event="connection refused"'))
+    assert told == [1, 0, 1, 0]
+
+
+def test_nodes_have_places_of_their_own_and_no_bound_for_an_address(capfd) -> None:
+    site = Site(max_connections="1", max_connections_per_ip="1", kept_node_max_connections="16")
+    clients, nodes = site.listener(), site.listener(between_nodes=True)
+    admitted(clients, HERE)
+    assert refused(clients)
+    capfd.readouterr()
+    several = admitted(nodes, *[HERE] * 16)
+    for peer in several:
+        peer.idle = False
+    assert refused(nodes), "none of them is idle"
+    assert "setting=kept.node.max.connections limit=16" in capfd.readouterr().err
+    assert not any(peer.aborted for peer in several)
+    assert refused(clients)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["places", "files"])
+def test_the_node_connection_that_was_idle_longest_makes_room(full) -> None:
+    site = Site(kept_node_max_connections="16")
+    found = site.listener(between_nodes=True)
+    busy, newer, oldest, *_ = admitted(found, HERE, HERE, OTHER, *[THIRD] * (12 if full else 2))
+    for peer in found.connections:
+        peer.last_active = 3.0
+    busy.last_active, oldest.last_active, busy.idle = 1.0, 2.0, False
+    site.files = 50
+    assert not refused(found, THIRD, 49)
+    count = found.quota.count
+    assert count == (16 if full else 6) and not oldest.aborted
+    assert not refused(found, THIRD, 49 if full else 50)
+    assert oldest.aborted == ["closed to make room for another node kept.node.max.connections"]
+    assert not busy.aborted and not newer.aborted
+    assert oldest not in found.connections and busy in found.connections
+    assert found.quota.of(OTHER) == 0
+    assert found.quota.count == len(found.connections) == count
+
+
+# Other protocols.
+
+
+def test_a_connection_counts_under_another_protocol_until_that_closes_it() -> None:
+    site = Site(max_connections="1")
+    found = site.listener()
+    (peer,) = admitted(found, HERE)
+    transport = SimpleNamespace(abort=lambda: None)
+    taken = found.hand_over(peer, transport)  # type: ignore[arg-type]
+    found.leave(peer)  # type: ignore[arg-type]
+    assert not found.connections and found.handed_over == {taken}
+    assert (taken.node, taken.transport, taken.host) == (site.node, transport, HERE)
+    assert refused(found)
+    taken.closed()
+    taken.closed()
+    assert (found.quota.count, found.quota.of(HERE), found.handed_over) == (0, 0, set())
+    assert not refused(found)
+
+
+@pytest.mark.parametrize("method", [b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC"])
+def test_http_has_its_server_on_every_listener(method, monkeypatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(server, "take_over", lambda *given: calls.append(given))
+    for between_nodes in (False, True):
+        found = Site().listener(between_nodes=between_nodes)
+        found.takeovers[method](taken := HandedOver(found, None, HERE), method)
+        assert calls.pop() == (taken, method)
+
+
+def test_grpc_and_greetings_go_to_who_serves_them_there() -> None:
+    for between_nodes, words, served in (
+        (False, b"PRI ", "grpc_front.take_over"),
+        (True, b"PRI ", "peers.take_over"),
+        (True, b"KEPT", "peers.greet"),
+    ):
+        site, calls = Site(), []
+        part, _, method = served.partition(".")
+        serves = SimpleNamespace(**{method: lambda *given, calls=calls: calls.append(given)})
+        setattr(site.node, part, serves)
+        found = site.listener(between_nodes=between_nodes)
+        taken = HandedOver(found, object(), HERE)
+        found.takeovers[words](taken, words)
+        assert calls == [(taken.transport, words, taken.closed)]
+    assert b"KEPT" not in Site().listener().takeovers
+
+
+def test_everything_open_is_closed_at_the_end() -> None:
+    found = Site().listener()
+    stays, goes = admitted(found, HERE, HERE)
+    aborted: list[int] = []
+    transport = SimpleNamespace(abort=lambda: aborted.append(1))
+    found.hand_over(goes, transport)  # type: ignore[arg-type]
+    assert found.silent._timer is not None
+    found.close_connections()
+    assert stays.aborted == [""] and aborted == [1] and not goes.aborted
+    assert found.silent._timer is None
+
+
+# Idle and late ones.
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        ({"last_active": 939.9}, "closed"),
+        ({"last_active": 940.0}, "shrunk"),
+        ({"last_active": 939.9, "idle": False}, "shrunk"),
+        ({"last_active": 939.9, "idle": False, "deaf": True}, "closed"),
+        ({"last_active": 989.9}, "shrunk"),
+        ({"last_active": 990.0}, ""),
+        ({"last_active": 999.0, "partial_since": 969.9}, "late"),
+        ({"last_active": 999.0, "partial_since": 970.0}, ""),
+    ],
+)
+def test_idle_and_late_connections_are_closed(state, outcome) -> None:
+    site = Site(connections_max_idle_ms="60000", kept_request_receive_ms="30000")
+    found = site.listener()
+    peer: Any = Peer(**state)
+    assert found.admit(peer, 1)
+    found.close_idle()
+    late = "a request did not come in whole within kept.request.receive.ms"
+    assert peer.aborted == {"closed": [""], "late": [late]}.get(outcome, [])
+    assert peer.shrunk == (outcome == "shrunk")
+
+
+def test_a_negative_time_closes_nothing_and_none_closes_at_once() -> None:
+    for idle_ms, closed in (("-1", False), ("0", True)):
+        found = Site(connections_max_idle_ms=idle_ms).listener()
+        peer: Any = Peer(last_active=0.001)
+        assert found.admit(peer, 1)
+        found.close_idle()
+        assert bool(peer.aborted) is closed
+
+
+def test_the_oldest_silent_one_goes() -> None:
+    found = Site(kept_silent_max_connections="2").listener()
+    several = admitted(found, HERE, HERE, HERE)
+    assert [peer.aborted for peer in several] == [[""], [], []]
+    assert isinstance(found.silent, SilentConnections) and found.silent._patience_s == 10.0
+
+
+# Addresses.
+
+
+def test_a_port_that_is_taken_is_told_and_nothing_stays_bound() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = Site(f"PLAINTEXT://127.0.0.1:{port}").listener()
+        with pytest.raises(ConfigurationError, match=f"port {port} on 127.0.0.1 is in use"):
+            found.bind()
+    found.bind()
+    assert found.port == port
+    (bound,) = found._sockets
+    found.stop_accepting()
+    assert bound.fileno() == -1 and not found._sockets
+
+
+def test_an_address_that_is_not_here_is_told() -> None:
+    found = Site("PLAINTEXT://192.0.2.1:0").listener()
+    with pytest.raises(ConfigurationError, match=r"cannot bind .*192\.0\.2\.1"):
+        found.bind()
+
+
+class Sockets:
+    """Sockets of a machine that may lack IPv6, or has no such address, or not that port of it."""
+
+    def __init__(self, *, family: int = 0, bind: dict[int, int]) -> None:
+        self.family, self.bind = family, bind
+        self.made: list[Any] = []
+
+    def __call__(self, family: int, _: int) -> Any:
+        if family == socket.AF_INET6 and self.family:
+            raise OSError(self.family, "no such family")
+        made = SimpleNamespace(closed=False, options=[])
+
+        def bind(address: Any) -> None:
+            made.address = address
+            if family in self.bind:
+                raise OSError(self.bind[family], "refused")
+
+        made.setsockopt = lambda *given: made.options.append(given)
+        made.getsockname = lambda: ("", 9092)
+        made.close = lambda: setattr(made, "closed", True)
+        made.bind = bind
+        self.made.append(made)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("family", "bind", "outcome"),
+    [
+        (0, {}, "both"),
+        (errno.EAFNOSUPPORT, {}, "one"),
+        (0, {socket.AF_INET6: errno.EADDRNOTAVAIL}, "one"),
+        (0, {socket.AF_INET6: errno.EADDRINUSE}, "port 9092 on ::1 is in use"),
+        (0, {socket.AF_INET: errno.EADDRINUSE}, "port 0 on 127.0.0.1 is in use"),
+        (0, {socket.AF_INET: errno.EACCES}, "cannot bind PLAINTEXT://localhost:0: refused"),
+    ],
+)
+def test_both_families_share_a_port_where_there_are_two(family, bind, outcome, monkeypatch) -> None:
+    sockets = Sockets(family=family, bind=bind)
+    monkeypatch.setattr(listener.socket, "socket", sockets)
+    found = Site("PLAINTEXT://localhost:0").listener()
+    if outcome in ("both", "one"):
+        found.bind()
+        assert len(found._sockets) == (2 if outcome == "both" else 1)
+    else:
+        with pytest.raises(ConfigurationError, match=outcome):
+            found.bind()
+        assert not found._sockets
+    assert [made.closed for made in sockets.made] == [
+        made not in found._sockets for made in sockets.made
+    ]
+    addresses = [made.address for made in sockets.made]
+    assert addresses == [("127.0.0.1", 0), ("::1", 9092)][: len(addresses)]
+    reuse = (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    only = (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    options = [made.options for made in sockets.made]
+    assert options == [[reuse], [reuse, only]][: len(options)]
+
+
+@pytest.mark.parametrize(
+    ("family", "bind", "outcome"),
+    [
+        (errno.EAFNOSUPPORT, {}, "no address of .* can be bound"),
+        (0, {socket.AF_INET6: errno.EADDRNOTAVAIL}, "cannot bind .*: refused"),
+    ],
+)
+def test_the_only_address_is_not_left_out(family, bind, outcome, monkeypatch) -> None:
+    monkeypatch.setattr(listener.socket, "socket", Sockets(family=family, bind=bind))
+    with pytest.raises(ConfigurationError, match=outcome):
+        Site("PLAINTEXT://[::1]:0").listener().bind()
+
+
+# Who may change the voters.
+
+
+@pytest.mark.parametrize(
+    ("between_nodes", "host", "allowed"),
+    [
+        (False, "127.0.0.1", True), (False, "127.8.8.8", True), (False, "::1", True),
+        (False, "[::1]", True), (False, "10.1.2.3", False), (False, "192.168.0.1", False),
+        (False, "", False), (False, "fe80::1", False), (False, "localhost.evil", False),
+        (True, "10.1.2.3", True),
+    ],
+)  # fmt: skip
+def test_who_votes_is_not_for_every_client(between_nodes: bool, host: str, allowed: bool) -> None:
+    assert may_change_voters(between_nodes, host) is allowed
+    found = Site().listener(between_nodes=between_nodes)
+    assert HandedOver(found, None, host).may_change_voters is allowed
+
+
+def test_a_quota_counts_in_all_and_for_each_address() -> None:
+    quota = ConnectionQuota()
+    for host in ("a", "a", "b"):
+        quota.enter(host)
+    assert (quota.count, quota.of("a"), quota.of("b"), quota.of("c")) == (3, 2, 1, 0)
+    quota.leave("a")
+    quota.leave("b")
+    assert (quota.count, quota.of("a"), quota.of("b")) == (1, 1, 0)

@@ -1,0 +1,117 @@
+"""How long a start waits: not for ever, and not where everybody else refuses it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node.config.listeners import Voter
+from kept.node.internode.identity import taken
+from kept.node.metadata.join_timeout import LOOK_S, REFUSED_S, Joining
+from kept.storage.errors import ConfigurationError, RequestTimedOut
+from kept.testing import Cluster
+
+VOTERS = tuple(Voter(n, "localhost", 1000 + n) for n in range(3))
+
+
+class Start:
+    """Node 0 of three that waits; every look takes LOOK_S of a clock that nobody sleeps for."""
+
+    def __init__(self, voters: tuple[Voter, ...] = VOTERS, broker: bool = True) -> None:
+        self.now = 50.0
+        self.refusals: dict[int, str] = {}
+        self.leader_id: int | None = None
+        config = SimpleNamespace(
+            controller_quorum_voters=voters, initial_broker_registration_timeout_ms=60_000
+        )
+        node: Any = SimpleNamespace(
+            node_id=0, config=config, loop=SimpleNamespace(time=lambda: self.now),
+            is_broker=broker, metadata=SimpleNamespace(leader_id=None),
+        )  # fmt: skip
+        self.metadata = node.metadata
+        self.joining = Joining(node, SimpleNamespace(refusals=self.refusals))
+
+    def look(self, seconds: float) -> None:
+        for _ in range(round(seconds / LOOK_S)):
+            self.joining._look()
+            self.now += LOOK_S
+
+
+def test_an_event_ends_the_wait():
+    async def scene() -> None:
+        event = asyncio.Event()
+        waiting = asyncio.ensure_future(Start().joining.until(event))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        event.set()
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(scene())
+
+
+def test_all_others_refuse():
+    start = Start()
+    start.refusals.update({1: "another cluster", 2: "that too"})
+    start.look(REFUSED_S)
+    with pytest.raises(ConfigurationError, match="node 1: another cluster; node 2: that too"):
+        start.look(2 * LOOK_S)
+
+
+def test_one_that_refuses_may_be_the_one_that_is_wrong():
+    start = Start()
+    start.refusals[1] = "another cluster"
+    start.look(10 * REFUSED_S)
+    start.refusals[2] = "used twice"
+    start.look(REFUSED_S / 2)
+    del start.refusals[1]
+    start.look(REFUSED_S / 2)
+    start.refusals[1] = "another cluster"
+    start.look(REFUSED_S)
+
+
+def test_a_node_id_that_is_taken_is_told_by_whoever_knows():
+    start = Start()
+    start.refusals[2] = taken(1)
+    start.look(10 * REFUSED_S)  # of another node's id
+    start.refusals[2] = taken(0)
+    start.look(REFUSED_S)
+    del start.refusals[2]  # the process before this one has ended
+    start.look(2 * LOOK_S)
+    start.refusals[2] = taken(0)
+    start.look(REFUSED_S)
+    with pytest.raises(ConfigurationError, match="node id 0 belongs to another process"):
+        start.look(2 * LOOK_S)
+
+
+def test_a_broker_that_is_not_registered_in_time_ends():
+    start = Start()
+    start.look(60)
+    with pytest.raises(RequestTimedOut, match=r"timeout\.ms \(60 s\): no controller is heard: are"):
+        start.look(2 * LOOK_S)
+    start.refusals[1] = "another cluster"
+    with pytest.raises(RequestTimedOut, match="is heard; node 1: another cluster"):
+        start.look(LOOK_S)
+    start.metadata.leader_id = 2
+    with pytest.raises(RequestTimedOut, match="node 2, the active controller, did not let it in"):
+        start.look(LOOK_S)
+
+
+def test_a_controller_waits_for_the_others():
+    Start(broker=False).look(600)
+    alone = Start(voters=VOTERS[:1], broker=False)
+    alone.refusals[7] = "a broker of another cluster"
+    alone.look(600)
+
+
+@pytest.mark.slow
+def test_a_node_that_nobody_registers_ends():
+    with Cluster(nodes=3) as cluster:
+        for node in range(3):
+            cluster.stop(node)
+        cluster.start(0, wait=False, initial_broker_registration_timeout_ms=1500)
+        assert cluster.wait(0) == 1
+        told = cluster.log(0).splitlines()[-1]
+        assert "not registered within initial.broker.registration.timeout.ms (1.5 s)" in told

@@ -1,0 +1,115 @@
+"""The proof that this node knew who leads: asked once for all who wait, answered by a majority."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node.internode.controller_rpc import ConfirmReply, ConfirmRequest
+from kept.node.metadata.leadership_barrier import Confirming
+from kept.storage.errors import NetworkException, NotController, StaleBrokerEpoch
+
+
+class Controller:
+    """Answers when it is told to; the node acts on index 9 when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[ConfirmRequest] = []
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.acted = asyncio.Event()
+
+    async def call(self, controller: int, method: str, request: ConfirmRequest, _: float) -> Any:
+        assert (controller, method) == (2, "Confirm")
+        self.asked.append(request)
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def act(self, index: int) -> None:
+        assert index == 9
+        await self.acted.wait()
+
+
+def play(scene, leader_id=2):
+    async def whole() -> None:
+        controller = Controller()
+        node: Any = SimpleNamespace(
+            node_id=1,
+            loop=asyncio.get_running_loop(),
+            membership=SimpleNamespace(broker_epoch=7),
+            peers=SimpleNamespace(call=controller.call),
+            metadata=SimpleNamespace(leader_id=leader_id, acted=controller.act),
+        )
+        heard: list[Any] = []
+        confirming = Confirming(node)
+        async with asyncio.timeout(60):
+            await scene(confirming, controller, heard)
+        await confirming.close()
+
+    asyncio.run(whole())
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
+    async def scene(confirming, controller, heard):
+        controller.acted.set()
+        confirming.ask(lambda found: heard.append(("first", found)))
+        confirming.ask(lambda found: heard.append(("with it", found)))
+        await turns()
+        confirming.ask(lambda found: heard.append(("later", found)))
+        controller.answers.put_nowait(ConfirmReply(9))
+        await turns()
+        assert heard == [("first", True), ("with it", True)]
+        controller.answers.put_nowait(ConfirmReply(9))
+        await turns()
+        assert heard[2:] == [("later", True)]
+        assert controller.asked == [ConfirmRequest(1, 7)] * 2
+        confirming.ask(lambda found: heard.append(("again", found)))
+        controller.answers.put_nowait(ConfirmReply(9))
+        await turns()
+        assert heard[3:] == [("again", True)]
+
+    play(scene)
+
+
+def test_an_answer_counts_when_it_was_acted_on():
+    async def scene(confirming, controller, heard):
+        confirming.ask(heard.append)
+        controller.answers.put_nowait(ConfirmReply(9))
+        await turns()
+        assert heard == []
+        controller.acted.set()
+        await turns()
+        assert heard == [True]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "error", [NotController("no"), NetworkException("gone"), StaleBrokerEpoch("another")]
+)
+def test_nobody_who_can_say(error):
+    async def scene(confirming, controller, heard):
+        confirming.ask(heard.append)
+        controller.answers.put_nowait(error)
+        await turns()
+        assert heard == [False]
+
+    play(scene)
+
+
+def test_no_controller_is_known():
+    async def scene(confirming, _controller, heard):
+        confirming.ask(heard.append)
+        await turns()
+        assert heard == [False]
+
+    play(scene, leader_id=None)

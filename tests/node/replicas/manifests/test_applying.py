@@ -1,0 +1,106 @@
+"""What the shell of a replica's manifests makes of an apply that cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from kept.compaction.manifest import Identity
+from kept.node.replicas.manifests.failures import ManifestUnreadable
+from kept.node.replicas.manifests.replica import ReplicaManifests
+from kept.node.replicas.manifests.status import Known
+from kept.node.replicas.manifests.workers import Work
+from kept.replication import manifests_events as ev
+from kept.replication.events import CommitKnown
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import NotLeaderOrFollower
+from kept.storage.types import TopicPartition
+
+OLDER: Final = ManifestRef((1, 5), 1, 100)
+NEWER: Final = ManifestRef((1, 6), 1, 120)
+NEXT: Final = ManifestRef((2, 6), 2, 140)
+
+
+class Telling(ReplicaManifests):
+    """Writes down what its core is told."""
+
+    __slots__ = ("told",)
+
+    def tell(self, event: Any) -> None:
+        self.told.append(event)
+
+
+@pytest.fixture
+def replica() -> Telling:
+    """One whose files of every manifest are gone."""
+
+    async def bring(*_: Any) -> None:
+        raise ManifestUnreadable("no manifest 1.5")
+
+    tp = TopicPartition("orders", 0)
+    node: Any = SimpleNamespace(
+        node_id=1,
+        loop=SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=print)),
+        image=SimpleNamespace(partition=lambda *_: None),
+        membership=None,
+    )
+    hosted: Any = SimpleNamespace(partition=SimpleNamespace(topic_partition=tp))
+    found = Telling(node, hosted, Known())
+    found.told = []
+    found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
+    return found
+
+
+def test_what_is_to_be_applied_is_committed_before_anything_else_is_done(
+    replica, monkeypatch
+) -> None:
+    done: list[object] = []
+    replica._partition.raise_high_watermark = done.append
+    monkeypatch.setattr(Telling, "_begin_work", lambda _: "work")
+    monkeypatch.setattr(Telling, "_apply", lambda _, ref, work: (ref, work))
+    monkeypatch.setattr(Telling, "_spawn", lambda _, work: done.append(work))
+    replica.perform((ev.Tell(CommitKnown(OLDER.end_offset)), ev.Apply(OLDER)))
+    assert done == [OLDER.end_offset, (OLDER, "work")]
+
+
+def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:
+    replica.core.held = replica.core.told = NEWER
+    asyncio.run(replica._apply(OLDER, Work()))
+    assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Retried()]
+    assert (replica.trouble.count, replica.trouble.reason) == (0, "")
+
+
+def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
+    replica.core.held = NEWER
+    replica.core.told = OLDER
+    asyncio.run(replica._apply(OLDER, Work()))
+    assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Damaged(OLDER)]
+    assert (replica.trouble.count, replica.trouble.reason) == (0, "")
+
+
+def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_next(replica) -> None:
+    """Else what came is stored without its body, and that is called a failure."""
+    pass_, came = SimpleNamespace(identity=Identity(1, 6), end_offset=120), object()
+
+    async def made(_: Any) -> Any:
+        return pass_
+
+    replica._partition.log = SimpleNamespace(segments=[SimpleNamespace(base_offset=0)])
+    replica._files = SimpleNamespace(made=made, computing=None, bodies={NEXT: came})
+
+    async def go() -> None:
+        replica._node.loop = asyncio.get_running_loop()
+        doing = asyncio.ensure_future(replica.pass_made(None, 1, OLDER, 0))
+        await asyncio.sleep(0)
+        while not replica.told:
+            await asyncio.sleep(0)
+        replica._discarded(NEWER)
+        with pytest.raises(NotLeaderOrFollower):
+            await doing
+
+    asyncio.run(go())
+    assert replica.told == [ev.PassDone(NEWER, 1, OLDER)]
+    assert replica._files.bodies == {NEXT: came}

@@ -1,0 +1,101 @@
+"""Before the first swap the high watermark is at the manifest's end, and on disk (rule 12)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kept.compaction import apply as applying
+from kept.node.replicas.manifests.workers import Work
+from kept.storage import layout
+from kept.storage.checkpoints import read_offsets
+from kept.storage.directory import Checkpoint
+from kept.storage.errors import InvariantViolation
+from tests.node.compaction.test_cleaner_faults import TP, clean, filled, newest
+
+BEHIND = 7
+"""Below the end of every manifest here: what a replica knows that heard nothing since."""
+
+
+@pytest.fixture
+def behind(lone_node):
+    """A node whose one log has been compacted in part; its high watermark lags."""
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    hosted.partition.core.high_watermark = BEHIND
+    checkpointed(lone, write=True)
+    return lone, hosted
+
+
+def checkpointed(lone, *, write=False):
+    """What the checkpoint in the directory says of the log; ``write``: let it say what is known."""
+    directory = lone.node.log_directories[0]
+    path = f"{directory.name}/{layout.HIGH_WATERMARKS}"
+    if write:
+        known = lone.node.hosting.hosted[TP].partition.high_watermark
+        directory.directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: known})
+    return read_offsets(lone.node.disk, path)[TP]
+
+
+def names(hosted):
+    return sorted(path.name for path in Path(hosted.partition.log.directory).glob("*.log*"))
+
+
+def watched(lone, monkeypatch):
+    """What was known, in memory and on disk, when the first swap began."""
+    seen = []
+    real = applying.begin
+
+    def begin(log, published):
+        partition = lone.node.hosting.hosted[TP].partition
+        seen.append((partition.high_watermark, checkpointed(lone), published.manifest.end_offset))
+        return real(log, published)
+
+    monkeypatch.setattr(applying, "begin", begin)
+    return seen
+
+
+def test_a_base_generation_is_committed_and_checkpointed_before_its_first_swap(behind, monkeypatch):
+    lone, hosted = behind
+    expected = newest(hosted)
+    end = hosted.partition.log.log_end_offset
+    seen = watched(lone, monkeypatch)
+    name = (hosted.partition.leader_epoch, 1)
+
+    async def go():
+        return await asyncio.wait_for(hosted.manifests._slow.base(Work(), name, lambda: True), 60)
+
+    state = lone.run(go())
+    assert seen == [(end, end, end)]
+    assert state.end_offset == end and newest(hosted) == expected
+
+
+def test_a_pass_is_checkpointed_before_its_first_swap(lone_node, monkeypatch):
+    lone = lone_node(log_cleaner_enable="false")
+    filled(lone)
+    directory = lone.node.log_directories[0].directory
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: BEHIND})
+    assert checkpointed(lone) == BEHIND
+    seen = watched(lone, monkeypatch)
+    clean(lone)
+    ((known, on_disk, end),) = seen
+    assert on_disk == known >= end > BEHIND
+
+
+def test_nothing_is_swapped_above_the_high_watermark(behind, monkeypatch):
+    """What lies above it may still be truncated, and a manifest covers it."""
+    lone, hosted = behind
+    before = names(hosted)
+    seen = watched(lone, monkeypatch)
+    monkeypatch.setattr(type(hosted.partition), "raise_high_watermark", lambda *_: None)
+    name = (hosted.partition.leader_epoch, 1)
+
+    async def go():
+        await asyncio.wait_for(hosted.manifests._slow.base(Work(), name, lambda: True), 60)
+
+    with pytest.raises(InvariantViolation, match=f"high watermark is {BEHIND}, the manifest ends"):
+        lone.run(go())
+    assert seen == []
+    assert set(before) <= set(names(hosted)), "only the roll of the base job joined"

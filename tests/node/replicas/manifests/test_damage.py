@@ -1,0 +1,117 @@
+"""What a replica held cannot be read any more, and an internal topic."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kept.storage.types import TopicPartition
+from tests.node.replicas.manifests.trio import trio
+
+pytestmark = pytest.mark.slow
+
+
+def manifest_of(three, node: int) -> str:
+    directory = three.directory(node)
+    (name,) = [n for n in os.listdir(directory) if n.startswith("manifest-") and n[9:10].isdigit()]
+    return os.path.join(directory, name)
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_a_replica_whose_manifest_is_damaged_gets_it_from_its_leader(damage):
+    with trio() as three:
+        three.put((b"gone", b"alive"))
+        three.fill(20)
+        three.put((b"gone", None))
+        three.fill(20, start=20)
+        three.clean()
+        three.until_applied(0, 1, 2)
+        victim = (three.leader + 1) % 3
+        path = manifest_of(three, victim)
+        three.cluster.stop(victim)
+        if damage == "torn":
+            with open(path, "r+b") as manifest:
+                manifest.truncate(os.path.getsize(path) // 2)
+        else:
+            os.unlink(path)
+        three.cluster.start(victim)
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        assert "manifest given up" in three.cluster.log(victim)
+        three.until_equal()
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_a_leader_whose_manifest_is_damaged_makes_another_for_who_comes_back(damage):
+    """It runs, and has nothing to clean: who was away could never enter the ISR again."""
+    with trio() as three:
+        leader = three.leader
+        away = (leader + 1) % 3
+        three.put((b"gone", b"alive"))
+        three.fill(20)
+        three.cluster.stop(away)
+        three.put((b"gone", None))
+        three.fill(20, start=20)
+        three.clean()
+        three.until_applied(leader, 3 - leader - away)
+        path = manifest_of(three, leader)
+        if damage == "torn":
+            os.truncate(path, os.path.getsize(path) // 2)
+        else:
+            os.unlink(path)
+        three.cluster.start(away)
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        assert three.leader == leader
+        assert 'event="manifest given up"' in three.cluster.log(leader)
+        assert 'why="its manifest cannot be read"' in three.cluster.log(leader)
+        assert three.live().keys() == {b"k%d" % i for i in range(7)}
+        three.until_equal()
+
+
+def test_a_leader_whose_manifest_is_damaged_begins_anew_when_there_is_no_other():
+    """All were killed at once: the one that is elected then is the whole ISR."""
+    with trio() as three:
+        three.put((b"gone", b"alive"))
+        three.fill(20)
+        three.put((b"gone", None))
+        three.fill(20, start=20)
+        three.clean()
+        three.until_applied(0, 1, 2)
+        first = three.status(three.leader)["generation"]
+        victim = three.leader
+        path = manifest_of(three, victim)
+        for node in range(3):
+            three.cluster.kill(node)
+        with open(path, "r+b") as manifest:
+            manifest.truncate(10)
+        for node in range(3):
+            three.cluster.start(node, wait=False)
+        three.cluster.await_ready()
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        generation = three.status(three.leader)["generation"]
+        assert generation == (
+            f"{three.partition().leader_epoch}.0" if three.leader == victim else first
+        )
+        three.fill(3, start=40)
+        three.clean()
+        assert b"gone" not in three.live()
+        three.until_equal()
+
+
+def test_consumer_offsets_are_compacted_on_all_replicas():
+    settings = {"offsets_topic_num_partitions": 1, "log_cleaner_enable": "false"}
+    with trio(**settings) as three:
+        topic = three.topic
+        for position in range(200):
+            three.client.commit("group", {TopicPartition(topic, 0): position})
+        three.topic = "__consumer_offsets"
+        before = len(three.offsets())
+        three.clean()
+        three.until_applied(0, 1, 2)
+        assert before >= 200 and len(three.offsets()) < 5
+        three.until_equal()
+        tp = TopicPartition(topic, 0)
+        assert three.client.committed("group", [tp]) == {tp: 199}

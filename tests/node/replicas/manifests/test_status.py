@@ -1,0 +1,141 @@
+"""What a replica says of itself, and when it tries again what failed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.node.replicas.manifests import status
+from kept.node.replicas.manifests.retry import Trouble
+from kept.node.replicas.manifests.status import (
+    base_name,
+    is_alone,
+    leads,
+    named,
+    others_apply,
+    pair_of,
+)
+from kept.replication import manifests_events as ev
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.types import TopicPartition
+
+REF = ManifestRef((3, 7), 3, 100)
+
+
+class Clock:
+    """A node at 5 s whose timers are run by hand."""
+
+    def __init__(self) -> None:
+        self.timers: list[Any] = []
+        self.metrics = SimpleNamespace(checks_failed=0)
+        self.loop = SimpleNamespace(call_later=self.call_later)
+        self.retries = 0
+        node: Any = self
+        self.trouble = Trouble(node, TopicPartition("t", 0), self.retry)
+
+    def now_ms(self) -> int:
+        return 5_000
+
+    def retry(self) -> None:
+        self.retries += 1
+
+    def call_later(self, seconds: float, function: Any) -> Any:
+        timer = SimpleNamespace(seconds=seconds, function=function, cancelled=False)
+        timer.cancel = lambda: setattr(timer, "cancelled", True)
+        self.timers.append(timer)
+        return timer
+
+    @property
+    def waits(self) -> list[float]:
+        return [timer.seconds for timer in self.timers if not timer.cancelled]
+
+
+def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
+    clock = Clock()
+    waits = []
+    for number in range(1, 31):
+        clock.trouble.failed("x", "1.5", ValueError("why"))
+        (wait,) = clock.waits
+        waits.append(wait)
+        assert clock.trouble.retry_at_ms == 5_000 + 1000 * wait
+        assert (clock.trouble.count, clock.trouble.reason) == (number, "why")
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, *[300] * 21]
+    clock.timers[-1].function()
+    assert clock.retries == 1
+    clock.trouble.over()
+    assert (clock.waits, clock.trouble.retry_at_ms) == ([], None)
+    assert (clock.trouble.count, clock.trouble.reason) == (0, "")
+    clock.trouble.failed("x", "1.5", ValueError())
+    assert clock.waits == [1] and clock.trouble.reason == "ValueError"
+
+
+def test_what_a_check_stopped_waits_for_somebody(monkeypatch) -> None:
+    monkeypatch.setattr("kept.node.replicas.manifests.retry.check_stopped", lambda _: True)
+    clock = Clock()
+    clock.trouble.failed("x", "1.5", ValueError("wrong"))
+    assert (clock.waits, clock.trouble.retry_at_ms, clock.trouble.count) == ([], None, 1)
+    assert clock.metrics.checks_failed == 1 and clock.trouble.reason == "wrong"
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd) -> None:
+    Clock().trouble.missing("1.5", 42, adopted=adopted)
+    said = capfd.readouterr().err
+    assert ("level=warning" in said, "level=error" in said) == (adopted, not adopted)
+    assert "offset=42" in said and "generation=1.5" in said
+    assert ("before it was adopted" in said) is adopted
+    assert ("unclean election" in said) is not adopted
+
+
+def test_names_of_generations() -> None:
+    assert (named(None), named(REF), pair_of(REF)) == ("none", "3.7", (3, 7))
+    assert base_name(ev.MakeBase(9, None)) == (9, 0)
+    assert base_name(ev.MakeBase(9, REF)) == (9, 8)
+
+
+@pytest.mark.parametrize(
+    ("leading", "isr", "pending", "alone"),
+    [
+        (True, (1,), None, True), (False, (1,), None, False), (True, (1, 2), None, False),
+        (True, (2,), None, False), (True, (1,), (1, 2), False),
+    ],
+)  # fmt: skip
+def test_who_is_alone(leading, isr, pending, alone) -> None:
+    core: Any = SimpleNamespace(leading=leading, isr=isr, pending_isr=pending)
+    assert is_alone(core, 1) is alone
+
+
+@pytest.mark.parametrize(
+    ("held", "applied", "eligible", "applies"),
+    [
+        ("new", "old", (2,), True), ("new", "new", (2,), False), ("old", "old", (2,), False),
+        ("new", "old", (3,), False),
+    ],
+)  # fmt: skip
+def test_who_still_applies(held, applied, eligible, applies) -> None:
+    core: Any = SimpleNamespace(
+        followers={2: SimpleNamespace(held=held, applied=applied)},
+        published="new",
+        eligible=eligible,
+    )
+    assert others_apply(core) is applies
+
+
+@pytest.mark.parametrize("unclean", [True, False])
+@pytest.mark.parametrize("isr", [(1,), (1, 2), (2,)])
+@pytest.mark.parametrize("why", ["", "configured", "held", "lost", "once"])
+def test_only_what_was_ever_compacted_begins_anew_after_an_unclean_election(
+    monkeypatch, *, why, isr, unclean
+) -> None:
+    monkeypatch.setattr(status, "was_compacted", lambda image, topic: why == "once")
+    config = SimpleNamespace(compact=why == "configured")
+    partition: Any = SimpleNamespace(
+        log=SimpleNamespace(config=config), topic_partition=TopicPartition("t", 0)
+    )
+    record: Any = SimpleNamespace(leader_epoch=4, unclean=unclean, isr=isr)
+    core: Any = SimpleNamespace(held=REF if why == "held" else None, lost=why == "lost")
+    image: Any = None
+    expected = ev.Leads(4, unclean and why != "", isr == (1,))
+    assert leads(image, partition, record, core, 1) == expected

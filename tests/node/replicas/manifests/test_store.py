@@ -1,0 +1,377 @@
+"""The slow work on one replica's manifests: what is begun anew, what ends it, and in which order.
+
+Building, placing and the disk are made up; who is called with what is written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from kept.node.replicas.manifests import store
+from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
+from kept.node.replicas.manifests.store import Computing, Files, Made
+from kept.node.replicas.manifests.workers import Work
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.directory import Checkpoint
+from kept.storage.errors import (
+    DamagedData,
+    InvariantViolation,
+    KafkaStorageError,
+    MachineError,
+    NotLeaderOrFollower,
+)
+
+REF: Final = ManifestRef((1, 5), 1, 100)
+OTHER: Final = ManifestRef((1, 6), 1, 120)
+EIO: Final = MachineError("/d", "read", OSError(5, "EIO"))
+
+
+class Site:
+    """A replica whose log has one segment from 0 on, cut three times."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.first = SimpleNamespace(base_offset=0)
+        self.log = SimpleNamespace(directory="/d/t-0", truncations=3, segments=[self.first])
+        self.partition = SimpleNamespace(
+            log=self.log, topic_partition="t-0", applied_end=50,
+            raise_high_watermark=lambda offset: self.calls.append(("committed", offset)),
+        )  # fmt: skip
+        self.directory: Any = SimpleNamespace(pool=SimpleNamespace(run=self.in_pool), offline=None)
+        self.hosted: Any = SimpleNamespace(
+            partition=self.partition, directory=self.directory, compaction=None
+        )
+        config = SimpleNamespace(
+            compaction_check_keys=11, log_cleaner_threads=4,
+            log_cleaner_io_max_bytes_per_second=1000.0, compaction_history_bytes=77,
+        )  # fmt: skip
+        self.node: Any = SimpleNamespace(
+            disk="disk", config=config, now_ms=lambda: 7, in_pool=self.in_pool,
+            hosting=SimpleNamespace(appliers=asyncio.Semaphore(1)),
+            kernels=SimpleNamespace(worker_lacks=lambda names: self.calls.append(("lacks", names))),
+            cleaner=SimpleNamespace(limits=lambda hosted: "limits"),
+        )  # fmt: skip
+        self.files = Files(self.node, self.hosted)
+
+    async def in_pool(self, work: Any, *given: Any) -> Any:
+        return work(*given)
+
+    def made(self, **changes: Any) -> Made:
+        given: dict[str, Any] = {"ref": REF, "truncations": 3, "begins_at": 0, **changes}
+        return Made(result="made", outcome=None, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+# Manifests.
+
+
+def test_a_body_is_what_came_or_what_is_on_disk(site, monkeypatch) -> None:
+    monkeypatch.setattr(store.held, "body", lambda *given: given)
+    site.files.bodies[REF] = "came"
+    assert site.files.body(None) is None
+    assert site.files.body(REF) == site.files.readable(REF) == "came"
+    assert site.files.body(OTHER) == ("/d/t-0", "disk", (1, 6))
+    assert store.identity_of(OTHER) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError("gone"), ManifestUnreadable),
+        (DamagedData("/d", 0, -1, "torn"), ManifestUnreadable),
+        (EIO, MachineError),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_told_from_a_disk(site, monkeypatch, error, told) -> None:
+    def body(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(store.held, "body", body)
+    with pytest.raises(told):
+        site.files.readable(REF)
+    with pytest.raises(told):
+        asyncio.run(site.files.encoded(REF))
+
+
+def test_what_is_stored_or_lost_is_not_kept_in_memory(site, monkeypatch) -> None:
+    for name in ("store", "lose", "clear_applied"):
+        monkeypatch.setattr(
+            store.held, name, lambda *given, name=name: site.calls.append((name, *given))
+        )
+    site.files.bodies = {REF: "told", OTHER: "newest"}
+    asyncio.run(site.files.store(OTHER, REF))
+    assert site.calls == [("store", "/d/t-0", "disk", "newest", "told")]
+    assert site.files.bodies == {}
+    site.files.bodies = {REF: "told"}
+    site.files.lose()
+    assert site.calls[1:] == [("lose", "/d/t-0", "disk")] and site.files.bodies == {}
+    site.files.clear_applied()
+    assert site.calls[2:] == [("clear_applied", "/d/t-0", "disk")]
+
+
+# Applying.
+
+
+def test_work_that_is_not_wanted_goes_no_further(site) -> None:
+    work = Work()
+    site.files.check(work)
+    site.directory.offline = "broken"
+    with pytest.raises(KafkaStorageError, match="broken"):
+        site.files.check(work)
+    work.cancel()
+    with pytest.raises(Withdrawn):
+        site.files.check(work)
+
+
+def brought(site: Site, made: Made | None, *, work: Work | None = None) -> Any:
+    return asyncio.run(site.files.bring(work or Work(), REF, made))
+
+
+def building(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
+    """What each build gives; ``moved``: retention takes the oldest segment meanwhile."""
+    left = list(outcomes)
+
+    async def build(_: Files, __: Work, ref: ManifestRef) -> Any:
+        site.calls.append(("build", ref))
+        outcome, moved = left.pop(0)
+        site.first.base_offset += moved
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(Files, "_build", build)
+
+
+def placing(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
+    """The same for each placing."""
+    left = list(outcomes) or [("state", 0)]
+
+    async def place(node: Any, hosted: Any, result: Any, check: Any) -> Any:
+        assert site.files.placing
+        site.calls.append(("place", result))
+        outcome, moved = left.pop(0)
+        site.first.base_offset += moved
+        if isinstance(outcome, Exception):
+            raise outcome
+        check()
+        return outcome
+
+    async def conclude(node: Any, hosted: Any, published: Any) -> Any:
+        assert site.files.placing
+        return published
+
+    monkeypatch.setattr(store.placing, "place", place)
+    monkeypatch.setattr(store.placing, "conclude", conclude)
+
+
+def test_what_a_pass_made_is_placed_as_it_is(site, monkeypatch) -> None:
+    building(site, monkeypatch)
+    placing(site, monkeypatch)
+    assert brought(site, site.made()) == "state"
+    assert site.calls == [("place", "made")] and not site.files.placing
+
+
+@pytest.mark.parametrize("change", [{"ref": OTHER}, {"truncations": 2}, {"begins_at": 1}, None])
+def test_what_does_not_fit_is_built(site, monkeypatch, change) -> None:
+    building(site, monkeypatch, ("built", 0))
+    placing(site, monkeypatch)
+    assert brought(site, None if change is None else site.made(**change)) == "state"
+    assert site.calls == [("build", REF), ("place", "built")]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "builds", "error"),
+    [
+        ([("one", 10), ("two", 0)], 2, None),
+        ([(NotLeaderOrFollower("x"), 10), ("two", 0)], 2, None),
+        ([(OSError(2, "gone"), 10), ("two", 0)], 2, None),
+        ([(NotLeaderOrFollower("x"), 0)], 1, NotLeaderOrFollower),
+        ([(EIO, 10)], 1, MachineError),
+        ([(ValueError("a bug"), 10)], 1, ValueError),
+    ],
+)
+def test_a_build_begins_anew_only_where_retention_took_the_oldest(
+    site, monkeypatch, *, outcomes, builds, error
+) -> None:
+    building(site, monkeypatch, *outcomes)
+    placing(site, monkeypatch)
+    if error is None:
+        assert brought(site, None) == "state"
+        assert site.calls[-1] == ("place", "two")
+    else:
+        with pytest.raises(error):
+            brought(site, None)
+        assert ("place", "two") not in site.calls
+    assert site.calls.count(("build", REF)) == builds
+
+
+def test_a_build_that_is_withdrawn_does_not_begin_anew(site, monkeypatch) -> None:
+    work = Work()
+
+    async def build(*_: Any) -> None:
+        site.calls.append("build")
+        site.first.base_offset += 10
+        work.cancel()
+        raise NotLeaderOrFollower("x")
+
+    monkeypatch.setattr(Files, "_build", build)
+    with pytest.raises(Withdrawn):
+        brought(site, None, work=work)
+    assert site.calls == ["build"]
+    with pytest.raises(Withdrawn):
+        brought(site, site.made(begins_at=10), work=work)
+    assert site.calls == ["build"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "error"),
+    [
+        ([(InvariantViolation("x"), 10), ("state", 0)], None),
+        ([(InvariantViolation("x"), 0)], InvariantViolation),
+        ([(NotLeaderOrFollower("x"), 10)], NotLeaderOrFollower),
+    ],
+)
+def test_a_placing_begins_anew_only_where_retention_took_the_oldest(
+    site, monkeypatch, outcomes, error
+) -> None:
+    building(site, monkeypatch, ("one", 0), ("two", 0))
+    placing(site, monkeypatch, *outcomes)
+    if error is None:
+        assert brought(site, None) == "state"
+    else:
+        with pytest.raises(error):
+            brought(site, None)
+    assert [call for call in site.calls if call[0] == "place"] == [
+        ("place", result) for result in ("one", "two")[: len(outcomes)]
+    ]
+    assert not site.files.placing
+
+
+def test_a_pass_that_computes_is_ended_first(site) -> None:
+    async def go() -> None:
+        work = Work()
+        over = asyncio.get_running_loop().create_future()
+        site.files.computing = Computing(work, over)
+        waiting = asyncio.ensure_future(site.files.no_pass())
+        await asyncio.sleep(0)
+        assert work.cancelled and not waiting.done()
+        site.files.computing = None
+        over.set_result(None)
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("size", "threads", "where"),
+    [(2 << 20, 4, "thread"), ((2 << 20) + 1, 4, "worker"), (1 << 30, 0, "worker")],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_small_logs_are_built_from_in_a_thread(
+    site, monkeypatch, *, size, threads, where, fails
+) -> None:
+    work = Work()
+    work.uncompiled = ("kernel",)
+    site.node.config.log_cleaner_threads = threads
+
+    def ran(*given: Any) -> str:
+        site.calls.append(given)
+        if fails:
+            raise NotLeaderOrFollower("x")
+        return "result"
+
+    async def run(*given: Any) -> str:
+        return ran("worker", *given)
+
+    monkeypatch.setattr(store, "discard", lambda *given: site.calls.append(("discard", *given)))
+    monkeypatch.setattr(Files, "readable", lambda _, ref: ("manifest", ref))
+    monkeypatch.setattr(store, "replace", lambda job, **more: (job, more["check_keys"]))
+    monkeypatch.setattr(store.follow, "job_for", lambda *given: ("job", *given[1:]))
+    monkeypatch.setattr(store.follow_worker, "source_bytes", lambda _: size)
+    monkeypatch.setattr(store.follow_worker, "run_here", lambda *given: ran("thread", *given))
+    monkeypatch.setattr(store.follow_worker, "encode", lambda *given: given)
+    monkeypatch.setattr(work, "run", run)
+    site.hosted.compaction = SimpleNamespace(applied="before")
+    job = (("job", ("manifest", REF), None, 7), 11)
+    expected: list[Any] = [("discard", "/d/t-0", "disk")]
+    if where == "thread":
+        expected += [("thread", job, "before", "disk")]
+    else:
+        expected += [
+            ("worker", store.follow_worker.COMMAND, (job, "before", 1000 / (threads or 1)))
+        ]
+        expected += [("lacks", ("kernel",))]
+    if fails:
+        with pytest.raises(NotLeaderOrFollower):
+            asyncio.run(site.files._build(work, REF))
+    else:
+        assert asyncio.run(site.files._build(work, REF)) == "result"
+    assert site.calls == expected
+
+
+# A base generation.
+
+
+@pytest.mark.parametrize("unwanted_at", [0, 1, 2, 3, 4])
+def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
+    site, monkeypatch, unwanted_at
+) -> None:
+    """``unwanted_at``: the how-maniest check finds another leader; 0: none does."""
+    checks = 0
+
+    def wanted() -> bool:
+        nonlocal checks
+        checks += 1
+        return checks != unwanted_at
+
+    async def run(_: Work, *given: Any) -> Any:
+        site.calls.append(("compute", *given))
+        return SimpleNamespace(end_offset=100)
+
+    for name in ("lose", "begun"):
+        monkeypatch.setattr(
+            store.held, name, lambda *given, name=name: site.calls.append((name, *given))
+        )
+    monkeypatch.setattr(store, "base_job", lambda log, identity, **more: ("job", identity, more))
+    monkeypatch.setattr(store.jobs, "encode", lambda job: job)
+    monkeypatch.setattr(Work, "run", run)
+    state = SimpleNamespace(applied="base")
+    placing(site, monkeypatch, (state, 0))
+    site.hosted.compaction = "state"
+    lose = ("lose", "/d/t-0", "disk")
+    compute = ("compute", store.COMMAND, ("job", (3, 0), {"now_ms": 7, "limits": "limits"}))
+    begun = ("begun", "/d/t-0", "disk", "base")
+    if not unwanted_at:
+        assert asyncio.run(site.files.base(Work(), (3, 0), wanted)) is state
+        names = [call[0] for call in site.calls]
+        assert names == ["lose", "compute", "committed", "place", "begun"]
+        assert (site.calls[0], site.calls[1], site.calls[-1]) == (lose, compute, begun)
+        assert site.calls[2] == ("committed", 100)
+        assert (site.hosted.compaction, site.partition.applied_end) == (None, 0)
+        return
+    with pytest.raises(Withdrawn):
+        asyncio.run(site.files.base(Work(), (3, 0), wanted))
+    done = [[], [lose], [lose, compute], [lose, compute, ("committed", 100)]][unwanted_at - 1]
+    assert site.calls == done
+    assert (site.hosted.compaction is None) is bool(done)
+
+
+def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
+    written: list[Any] = []
+    site.directory.directory = SimpleNamespace(
+        changes=4, write_checkpoints=lambda *given: written.append(given)
+    )
+    here = SimpleNamespace(directory=site.directory, compaction=SimpleNamespace(clean_to=40))
+    plain = SimpleNamespace(directory=site.directory, compaction=None)
+    other = SimpleNamespace(directory=object(), compaction=SimpleNamespace(clean_to=50))
+    site.node.hosting.hosted = {"here": here, "plain": plain, "other": other}
+    asyncio.run(site.files.checkpoint_cleaned())
+    assert written == [(Checkpoint.CLEANER, {"here": 40}, 4)]

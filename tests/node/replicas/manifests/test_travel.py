@@ -1,0 +1,397 @@
+"""How manifests travel: bodies inline and in pieces, what is damaged, who is told again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+from pyroaring import BitMap
+
+from kept.compaction import held
+from kept.compaction.manifest import Identity, Manifest, OutputSegment
+from kept.node.internode import manifest_rpc as calls
+from kept.node.replicas.manifests import notify, replicate
+from kept.replication import manifests_events as ev
+from kept.replication.events import (
+    BrokersChanged,
+    Elected,
+    Fetched,
+    ManifestApplied,
+    ManifestHeld,
+    ManifestOffered,
+)
+from kept.replication.leader import LeaderCore
+from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
+from kept.storage.types import TopicPartition
+
+TOPIC_ID = UUID(int=7)
+TP = TopicPartition("t", 0)
+LEADER = 1
+
+
+def manifest(generation: int, survivors: int = 100) -> Manifest:
+    segment = OutputSegment(0, 2 * survivors, BitMap(range(0, 2 * survivors, 2)), digest=bytes(16))
+    return Manifest(TOPIC_ID, 0, Identity(3, generation), 0, 100, 2 * survivors, 0, 0, (segment,))
+
+
+def ref_of(found: Manifest) -> ManifestRef:
+    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
+
+
+class LeaderShell:
+    """What the leader's replica says."""
+
+    def __init__(self, *manifests: Manifest) -> None:
+        self.bodies = {ref_of(one): held.encode(one) for one in manifests}
+        self.asked: list[ev.PullRequest] = []
+        self.error: Exception | None = None
+        self.reads = 0
+
+    def heard(self, request: ev.PullRequest) -> ev.PullAnswer:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(request)
+        newest = next(iter(self.bodies))
+        return ev.PullAnswer(newest, None, tuple(self.bodies))
+
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        self.reads += 1
+        return self.bodies[ref]
+
+
+class FollowerShell:
+    """What the follower's replica is told."""
+
+    def __init__(self) -> None:
+        self.core = SimpleNamespace(asked=None, held=None, lost=False)
+        self.told: list[ev.Event] = []
+        self.bodies: dict[ManifestRef, Manifest] = {}
+        self.numbers = iter(range(1, 100))
+        self.done = asyncio.Event()
+
+    def pull(self) -> ev.PullRequest:
+        self.core.asked = ev.PullRequest(2, 5, 3, next(self.numbers), None, None, True, 400, ())
+        return self.core.asked
+
+    def pulled(self, asked, answer, bodies) -> None:
+        assert asked == self.core.asked
+        self.core.asked = None
+        self.bodies = bodies
+        self.done.set()
+
+    def tell(self, event: ev.Event) -> None:
+        self.told.append(event)
+        self.core.asked = None
+        self.done.set()
+
+    def ask(self) -> None:
+        raise AssertionError("nothing is held: it waits for news")
+
+
+def hosted(shell, leads: bool):
+    partition = SimpleNamespace(
+        topic_id=TOPIC_ID, topic_partition=TP, leader_id=LEADER, leader_epoch=3, is_leader=leads
+    )
+    return type("Hosted", (), {"manifests": shell, "partition": partition})()
+
+
+class Pair:
+    """A follower's Pulls and a leader's Answers, with calls that may fail between them."""
+
+    def __init__(self, leader: LeaderShell) -> None:
+        topic = SimpleNamespace(name="t", partitions={0: hosted(leader, True)})
+        loop = asyncio.get_running_loop()
+        at_leader = SimpleNamespace(
+            loop=loop, hosting=SimpleNamespace(by_id={TOPIC_ID.bytes: topic})
+        )
+        self.answers = replicate.Answers(at_leader)
+        self.calls: list[str] = []
+        self.fails = 0
+        self.damages = False
+
+        async def in_pool(function, *args):
+            return function(*args)
+
+        node = SimpleNamespace(
+            node_id=2,
+            broker_epoch=5,
+            loop=loop,
+            in_pool=in_pool,
+            peers=SimpleNamespace(call=self.call),
+        )
+        self.follower = FollowerShell()
+        self.pulls = replicate.Pulls(node)
+
+    async def call(self, node_id, method, request, timeout_s):
+        assert node_id == LEADER
+        self.calls.append(method)
+        if self.fails:
+            self.fails -= 1
+            raise NetworkException("broken")
+        if method == "PullManifests":
+            return await self.answers.pull(request)
+        reply = await self.answers.chunk(request)
+        if self.damages:
+            return calls.ManifestChunkReply(reply.data[:-1] + b"x", reply.crc)
+        return reply
+
+    async def go(self) -> None:
+        self.pulls.ask(hosted(self.follower, False))
+        async with asyncio.timeout(60):
+            await self.follower.done.wait()
+        await self.pulls.stop()
+
+
+def run(leader: LeaderShell, change=lambda pair: None) -> Pair:
+    async def go() -> Pair:
+        pair = Pair(leader)
+        change(pair)
+        await pair.go()
+        return pair
+
+    return asyncio.run(go())
+
+
+def test_small_bodies_come_with_the_answer():
+    one, two = manifest(1), manifest(2)
+    pair = run(LeaderShell(two, one))
+    assert pair.calls == ["PullManifests"]
+    assert {ref: found.identity for ref, found in pair.follower.bodies.items()} == {
+        ref_of(one): one.identity, ref_of(two): two.identity,
+    }  # fmt: skip
+
+
+def test_larger_ones_come_in_pieces_and_are_read_once(monkeypatch):
+    monkeypatch.setattr(replicate, "INLINE_BYTES", 0)
+    monkeypatch.setattr(replicate, "CHUNK_BYTES", 64)
+    one = manifest(1)
+    leader = LeaderShell(one)
+    pair = run(leader)
+    pieces = -(-len(held.encode(one)) // 64)
+    assert pieces > 1
+    assert pair.calls == ["PullManifests"] + ["ManifestChunk"] * pieces
+    assert leader.reads == 1
+    assert pair.follower.bodies[ref_of(one)].segments == one.segments
+
+
+def test_bodies_that_several_fetch_side_by_side_are_read_once_and_let_go(monkeypatch):
+    monkeypatch.setattr(replicate, "INLINE_BYTES", 0)
+    monkeypatch.setattr(replicate, "CHUNK_BYTES", 64)
+    several = [manifest(generation) for generation in range(1, 6)]
+    leader = LeaderShell(*several)
+
+    async def go() -> None:
+        answers = Pair(leader).answers
+        for position in range(0, len(held.encode(several[0])), 64):
+            for one in several:
+                name = replicate.name_of(ref_of(one))
+                await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, position))
+        assert leader.reads == len(several)
+        monkeypatch.setattr(replicate, "KEPT_BYTES", 1)
+        await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, 0))
+        assert len(answers._sending) == len(several), "it was there"
+        answers._sending.popitem()
+        monkeypatch.setattr(replicate, "KEPT_S", 0.01)
+        await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, 0))
+        assert list(answers._sending.values()) == [held.encode(several[-1])], "memory is bounded"
+        async with asyncio.timeout(60):
+            while answers._sending:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+
+
+def test_a_damaged_piece_is_no_answer(monkeypatch):
+    monkeypatch.setattr(replicate, "INLINE_BYTES", 0)
+    pair = run(LeaderShell(manifest(1)), lambda pair: setattr(pair, "damages", True))
+    (event,) = pair.follower.told
+    assert isinstance(event, ev.PullFailed) and pair.follower.bodies == {}
+
+
+@pytest.mark.parametrize("foreign", [{"topic_id": UUID(int=8)}, {"partition": 1}])
+def test_a_manifest_of_another_partition_is_refused_by_name(foreign, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(replicate.log, "warning", lambda _, **told: said.append(told["error"]))
+    pair = run(LeaderShell(replace(manifest(1), **foreign)))
+    (event,) = pair.follower.told
+    assert isinstance(event, ev.PullFailed) and pair.follower.bodies == {}
+    (why,) = said
+    assert f"topic id {TOPIC_ID}; it is of partition {foreign.get('partition', 0)} of" in why
+
+
+def test_a_refusal_is_of_one_partition():
+    leader = LeaderShell(manifest(1))
+    leader.error = FencedLeaderEpoch("epoch 3, now it is 4")
+    pair = run(leader)
+    assert isinstance(pair.follower.told[0], ev.PullFailed)
+
+
+def test_a_call_that_fails_is_made_again(monkeypatch):
+    monkeypatch.setattr(replicate, "BACKOFF_S", 0.001)
+    leader = LeaderShell(manifest(1))
+
+    async def go() -> Pair:
+        pair = Pair(leader)
+        pair.fails = 2
+        pair.pulls.ask(hosted(pair.follower, False))
+        async with asyncio.timeout(60):
+            while not pair.follower.bodies:
+                await asyncio.sleep(0.001)
+        await pair.pulls.stop()
+        return pair
+
+    pair = asyncio.run(go())
+    assert pair.calls == ["PullManifests"] * 3
+    assert [asked.number for asked in leader.asked] == [3], "each try is a request of its own"
+    assert all(isinstance(event, ev.PullFailed) for event in pair.follower.told)
+
+
+def test_a_chunk_of_another_epoch_is_refused():
+    async def go() -> None:
+        pair = Pair(LeaderShell(manifest(1)))
+        name = replicate.name_of(ref_of(manifest(1)))
+        with pytest.raises(NotLeaderOrFollower):
+            await pair.answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 2, name, 0))
+
+    asyncio.run(go())
+
+
+# News.
+
+
+class Told:
+    """A leader's News, and what it sent."""
+
+    def __init__(self, monkeypatch) -> None:
+        monkeypatch.setattr(notify, "LOOK_S", 0.01)
+        self.core = LeaderCore(LEADER)
+        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10, 0))
+        self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))))
+        self.sent: list[int] = []
+        partition = SimpleNamespace(
+            topic_id=TOPIC_ID, topic_partition=TP, leader_epoch=3, core=self.core, replicated=True
+        )
+        self.hosted = type("Hosted", (), {"partition": partition})()
+        node = SimpleNamespace(
+            node_id=LEADER,
+            loop=asyncio.get_running_loop(),
+            peers=SimpleNamespace(call=self.call),
+            hosting=SimpleNamespace(hosted={TP: self.hosted}),
+        )
+        self.news = notify.News(node)
+
+    async def call(self, broker, method, request, timeout_s) -> None:
+        assert method == "ManifestNews" and len(request.news) == 1
+        self.sent.append(broker)
+
+    async def over(self) -> None:
+        async with asyncio.timeout(60):
+            while self.news._task is not None:
+                await asyncio.sleep(0.005)
+
+
+def test_a_follower_is_told_until_it_has_applied_what_is_published(monkeypatch):
+    async def go() -> None:
+        told = Told(monkeypatch)
+        core = told.core
+        core.step(ManifestOffered((3, 1), 0))
+        told.news.announce(told.hosted)
+        await asyncio.sleep(0.05)
+        assert told.sent == [], "what it says would not count before it has fetched"
+        core.step(Fetched(2, 10, 0, 5))
+        async with asyncio.timeout(60):
+            while len(told.sent) < 3:
+                await asyncio.sleep(0.005)
+        core.step(ManifestHeld(2, (3, 1), 5))
+        assert core.published == (3, 1)
+        before = len(told.sent)
+        async with asyncio.timeout(60):
+            while len(told.sent) == before:
+                await asyncio.sleep(0.005)
+        core.step(ManifestApplied(2, (3, 1), 5))
+        await told.over()
+        after = len(told.sent)
+        await asyncio.sleep(0.05)
+        assert len(told.sent) == after, "where all have everything nothing is sent"
+
+    asyncio.run(go())
+
+
+def test_one_that_came_back_with_less_is_told(monkeypatch):
+    async def go() -> None:
+        told = Told(monkeypatch)
+        core = told.core
+        core.step(Fetched(2, 10, 0, 5))
+        core.step(ManifestOffered((3, 1), 0))
+        core.step(ManifestApplied(2, (3, 1), 5))
+        told.news.announce(told.hosted)
+        await told.over()
+        assert told.sent == []
+        core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 6))))
+        told.news.announce(told.hosted)
+        await asyncio.sleep(0.03)
+        core.step(Fetched(2, 0, 0, 6))
+        async with asyncio.timeout(60):
+            while not told.sent:
+                await asyncio.sleep(0.005)
+        await told.news.stop()
+
+    asyncio.run(go())
+
+
+def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch):
+    """It is announced once more while others have their turn, and then nobody lacks it."""
+
+    async def go() -> None:
+        monkeypatch.setattr(notify, "BREATHE", 2)
+        told = Told(monkeypatch)
+        others = [Told(monkeypatch).hosted for _ in range(3)]
+        hosted = told.news._node.hosting.hosted
+        for number, one in enumerate([told.hosted, *others]):
+            one.partition.core.step(Fetched(2, 10, 0, 5))
+            one.partition.core.step(ManifestOffered((3, 1), 0))
+            one.partition.topic_partition = TopicPartition("t", number)
+            hosted[one.partition.topic_partition] = one
+        for one in others:
+            one.partition.core.step(ManifestHeld(2, (3, 1), 5))
+            one.partition.core.step(ManifestApplied(2, (3, 1), 5))
+        for one in (told.hosted, *others):
+            told.news.announce(one)
+        look, again = told.news._look, [others[-1]]
+
+        def looked(one, found) -> bool:
+            if again:
+                asyncio.get_running_loop().call_soon(told.news.announce, again.pop())
+            return look(one, found)
+
+        monkeypatch.setattr(told.news, "_look", looked)
+        async with asyncio.timeout(60):
+            while len(told.sent) < 3:
+                assert told.news._task is not None and not told.news._task.done()
+                await asyncio.sleep(0.005)
+        await told.news.stop()
+
+    asyncio.run(go())
+
+
+def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
+    async def go() -> None:
+        told = Told(monkeypatch)
+        told.core.step(Fetched(2, 10, 0, 5))
+        told.core.step(ManifestOffered((3, 1), 0))
+        look = told.news._look
+        monkeypatch.setattr(told.news, "_look", lambda *_: 1 // 0)
+        told.news.announce(told.hosted)
+        await told.over()
+        monkeypatch.setattr(told.news, "_look", look)
+        told.news.announce(told.hosted)
+        async with asyncio.timeout(60):
+            while not told.sent:
+                await asyncio.sleep(0.005)
+        await told.news.stop()
+
+    asyncio.run(go())

@@ -1,0 +1,153 @@
+"""ISR changes are asked for until somebody answers, whatever goes wrong in between."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kept.cluster.records import PartitionRecord
+from kept.node.internode import controller_rpc
+from kept.node.internode.rpc_errors import failure_of
+from kept.node.replicas import alter_partition
+from kept.node.replicas.alter_partition import IsrChanges
+from kept.replication.isr import AlterIsrItem
+from kept.storage.errors import NetworkException, StaleBrokerEpoch
+from kept.storage.types import TopicPartition
+
+TOPIC_ID = uuid.UUID(int=5)
+
+
+class Asking:
+    """A partition that wants an ISR of 0 and 1 until it is answered."""
+
+    topic_partition = TopicPartition("t", 0)
+    isr = (0,)
+
+    def __init__(self) -> None:
+        self.item: AlterIsrItem | None = AlterIsrItem(TOPIC_ID, 0, 3, 7, ((0, -1), (1, -1)), True)
+
+    def alter_isr_request(self) -> AlterIsrItem | None:
+        return self.item
+
+    def isr_answered(self, _asked: AlterIsrItem, _error: Any) -> None:
+        self.item = None
+
+
+@pytest.mark.parametrize("trouble", [NetworkException("gone"), ValueError("a bug")])
+def test_trouble_ends_nothing(trouble) -> None:
+    heard = []
+
+    async def call(controller: int, method: str, request: Any, _timeout: float) -> Any:
+        heard.append((controller, method, request.changes))
+        if len(heard) < 3:
+            raise trouble
+        return controller_rpc.AlterPartitionsReply(
+            (controller_rpc.IsrResult(TOPIC_ID, 0, None, 0, 3, 8, (0, 1), 0),)
+        )
+
+    async def main() -> None:
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            node_id=0,
+            broker_epoch=9,
+            metadata=SimpleNamespace(leader_id=1),
+            peers=SimpleNamespace(call=call),
+        )
+        changes = IsrChanges(node)  # type: ignore[arg-type]
+        for _ in range(2):
+            partition = Asking()
+            changes.ask(partition)  # type: ignore[arg-type]
+            async with asyncio.timeout(60):
+                while partition.item is not None:
+                    await asyncio.sleep(0.01)
+        await changes.close()
+        assert changes.changes == {"expand": 2, "shrink": 0}
+
+    asyncio.run(main())
+    assert len(heard) == 4 and len(set(heard)) == 1
+
+
+def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
+    """A broker epoch of before, say: until the image moves every answer is the same."""
+    asked, pauses = [], []
+
+    class Undecided(Asking):
+        def isr_answered(self, _asked: AlterIsrItem, error: Any) -> None:
+            if error is None:
+                self.item = None
+
+    async def call(_controller: int, _method: str, _request: Any, _timeout: float) -> Any:
+        asked.append(len(pauses))
+        failure = failure_of(StaleBrokerEpoch("8 < 9")) if len(asked) < 4 else None
+        return controller_rpc.AlterPartitionsReply(
+            (controller_rpc.IsrResult(TOPIC_ID, 0, failure, 0, 3, 8, (0, 1), 0),)
+        )
+
+    async def main() -> None:
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            node_id=0,
+            broker_epoch=9,
+            metadata=SimpleNamespace(leader_id=1),
+            peers=SimpleNamespace(call=call),
+        )
+        changes = IsrChanges(node)  # type: ignore[arg-type]
+        partition = Undecided()
+        changes.ask(partition)  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            while partition.item is not None:
+                await real_sleep(0.001)
+        await changes.close()
+
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds == alter_partition.RETRY_S:
+            pauses.append(seconds)
+        await real_sleep(0)
+
+    monkeypatch.setattr(alter_partition.asyncio, "sleep", sleep)
+    asyncio.run(main())
+    assert asked == [0, 1, 2, 3]
+
+
+def test_a_lost_replica_that_is_taken_back_leaves_again_after_a_while() -> None:
+    """The leader may not know yet that nobody follows here: not an entry for each round trip."""
+    asked: list[int] = []
+    tp = TopicPartition("t", 0)
+    record = PartitionRecord(TOPIC_ID, 0, (0, 1), (0, 1), 1, 3, 7)
+
+    async def call(_controller: int, _method: str, request: Any, _timeout: float) -> Any:
+        asked.append(request.changes[0].isr[0].broker_id)
+        result = controller_rpc.IsrResult(TOPIC_ID, 0, None, 1, 3, 8, (1,), 0)
+        asyncio.get_running_loop().call_soon(changes.resign, tp, record)  # it is taken back
+        return controller_rpc.AlterPartitionsReply((result,))
+
+    async def main() -> None:
+        nonlocal changes
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            node_id=0,
+            broker_epoch=9,
+            metadata=SimpleNamespace(leader_id=1),
+            peers=SimpleNamespace(call=call),
+            config=SimpleNamespace(replica_fetch_wait_max_ms=100),
+            image=SimpleNamespace(partition=lambda *_: record),
+        )
+        changes = IsrChanges(node)  # type: ignore[arg-type]
+        node.hosting = SimpleNamespace(roles=SimpleNamespace(lost=changes.resign))
+        began = node.loop.time()
+        changes.resign(tp, record)
+        async with asyncio.timeout(60):
+            while len(asked) < 4:
+                await asyncio.sleep(0.001)
+        assert node.loop.time() - began > 0.29
+        await changes.close()
+
+    changes: Any = None
+    asyncio.run(main())
+    assert set(asked) == {1}, "the ISR without this node"

@@ -1,0 +1,337 @@
+"""Roles change while the disk makes logs: a failover does not wait for the creation of topics."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from kept.cluster.records import (
+    ConfigRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+)
+from kept.node.replicas import log_lifecycle
+from kept.storage.disk import Disk
+from kept.storage.errors import (
+    MachineError,
+    NotLeaderOrFollower,
+    ResourceExhausted,
+    UnknownTopicOrPartition,
+)
+from kept.storage.records import CheckRules, build_batch, check
+from kept.storage.types import TopicPartition
+
+OPEN = TopicPartition("open", 0)
+WAITING = TopicPartition("waiting", 0)
+WAIT_S = 20
+
+
+class StalledDisk:
+    """Directories of logs whose name begins with ``waiting`` are not made before :attr:`go`."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.go = threading.Event()
+        self.reached = threading.Event()
+        self.made: list[str] = []
+        real = Disk.mkdir
+
+        def mkdir(disk, path):
+            if os.path.basename(path).startswith("waiting"):
+                self.reached.set()
+                assert self.go.wait(WAIT_S)
+            self.made.append(os.path.basename(path))
+            return real(disk, path)
+
+        monkeypatch.setattr(Disk, "mkdir", mkdir)
+
+
+@pytest.fixture
+def lone(lone_node):
+    lone = lone_node()
+    lone.create("open")
+    return lone
+
+
+@pytest.fixture
+def stalled(monkeypatch, lone):
+    disk = StalledDisk(monkeypatch)
+    yield disk
+    disk.go.set()
+
+
+def topic(name: str, topic_id: int, partitions: int = 1) -> list:
+    return [
+        TopicRecord(name, UUID(int=topic_id)),
+        *(
+            PartitionRecord(UUID(int=topic_id), number, (0,), (0,), 0, 0, 0)
+            for number in range(partitions)
+        ),
+    ]
+
+
+def elected(node, name: str) -> PartitionRecord:
+    """The next leader epoch of the first partition of a topic."""
+    now = node.image.partition(name, 0)
+    epochs = {"leader_epoch": now.leader_epoch + 1, "partition_epoch": now.partition_epoch + 1}
+    return replace(now, **epochs)
+
+
+def play(lone, scene) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await scene(lone.node)
+
+    lone.run(whole())
+
+
+async def reached(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, WAIT_S)
+
+
+def append(node) -> None:
+    partition = node.partition(OPEN)
+    batch = check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000)
+    partition.append(batch, 1000)
+    partition.write()
+
+
+def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stalled):
+    async def scene(node):
+        creating = node.propose(topic("waiting", 7, partitions=600))
+        await reached(stalled.reached)
+        await node.propose([elected(node, "open")])
+        partition = node.partition(OPEN)
+        assert partition.leader_epoch == 1
+        await node.hosting.roles.elected()
+        append(node)
+        assert not creating.done()
+        with pytest.raises(NotLeaderOrFollower, match="no open replica"):
+            node.partition(WAITING)
+        stalled.go.set()
+        await creating
+        assert len(node.hosting.by_name[b"waiting"].partitions) == 600
+
+    play(lone, scene)
+
+
+def test_settings_and_deletions_of_open_logs_are_acted_on_meanwhile(lone, stalled):
+    async def scene(node):
+        creating = node.propose(topic("waiting", 7))
+        await reached(stalled.reached)
+        for name in ("open", "waiting"):
+            await node.propose([ConfigRecord(ResourceType.TOPIC, name, "segment.bytes", "4096")])
+        assert not creating.done()
+        assert node.partition(OPEN).config.segment_bytes == 4096
+        deleting = node.propose([RemoveTopicRecord(node.image.topics["open"].topic_id)])
+        await node.metadata.acted(node.image.index + 1)
+        with pytest.raises(UnknownTopicOrPartition):
+            node.partition(OPEN)
+        stalled.go.set()
+        await asyncio.gather(creating, deleting)
+        assert node.partition(WAITING).config.segment_bytes == 4096, "set while it was made"
+
+    play(lone, scene)
+
+
+def test_a_log_takes_the_newest_role_when_it_is_open(lone, stalled):
+    async def scene(node):
+        creating = node.propose(topic("waiting", 7))
+        await reached(stalled.reached)
+        elections = []
+        for _ in range(3):
+            elections.append(node.propose([elected(node, "waiting")]))
+            await node.metadata.acted(node.image.index + 1)
+        stalled.go.set()
+        await asyncio.gather(creating, *elections)
+        assert node.partition(WAITING).leader_epoch == 3
+
+    play(lone, scene)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_topic_that_is_deleted_before_its_log_is_made(lone, stalled, monkeypatch, begun):
+    """``begun``: a thread is making it. One that waits for its turn is never made."""
+    monkeypatch.setattr(log_lifecycle, "PARTITIONS_A_TURN", 1)
+
+    async def scene(node):
+        first = node.propose(topic("waiting", 7))
+        await reached(stalled.reached)
+        other = node.propose(topic("later", 8))
+        name, topic_id, created = ("waiting", 7, first) if begun else ("later", 8, other)
+        await node.metadata.acted(node.image.index + 1)
+        deleting = node.propose([RemoveTopicRecord(UUID(int=topic_id))])
+        await node.metadata.acted(node.image.index + 1)
+        stalled.go.set()
+        await asyncio.gather(created, deleting, first, other)
+        await node.hosting.changes.done_up_to(node.image.index)
+        assert node.hosting.changes.waiting == 0
+        (directory,) = node.log_directories
+        names = os.listdir(directory.name)
+        assert f"{name}-0" not in names
+        assert any(one.startswith(f"{name}-0.") for one in names) == begun
+        assert (f"{name}-0" in stalled.made) == begun
+        assert TopicPartition(name, 0) not in node.partitions
+        assert directory.count == len(node.partitions) == 2
+
+    play(lone, scene)
+
+
+def test_a_topic_that_is_made_anew_gets_a_log_of_its_own(lone, stalled):
+    async def scene(node):
+        first = node.propose(topic("waiting", 7))
+        await reached(stalled.reached)
+        await node.metadata.acted(node.image.index)
+        deleting = node.propose([RemoveTopicRecord(UUID(int=7))])
+        again = node.propose(topic("waiting", 9))
+        while node.image.partition("waiting", 0) is None or UUID(int=7) in node.image.topics_by_id:
+            await node.metadata.acted(node.image.index + 1)
+        stalled.go.set()
+        await asyncio.gather(first, deleting, again)
+        assert node.partition(WAITING).topic_id == UUID(int=9)
+        assert stalled.made.count("waiting-0") == 2
+        (directory,) = node.log_directories
+        gone = [name for name in os.listdir(directory.name) if name.startswith("waiting-0.")]
+        assert len(gone) == 1 and gone[0].endswith("-delete")
+
+    play(lone, scene)
+
+
+def test_a_broker_has_not_taken_over_what_waits_to_be_opened(lone, stalled):
+    """Whoever shuts down waits for that: see ``Sessions._shut_down``."""
+
+    async def scene(node):
+        (name, state) = topic("waiting", 7)
+        elsewhere = replace(state, leader=-1)
+        creating = node.propose([name, elsewhere])
+        await reached(stalled.reached)
+        changes, before = node.hosting.changes, node.image.index
+        assert changes.led_up_to(before) == before
+        leading = node.propose([replace(elsewhere, leader=0, leader_epoch=1, partition_epoch=1)])
+        await node.metadata.acted(before + 1)
+        assert changes.led_up_to(node.image.index) == before
+        stalled.go.set()
+        await asyncio.gather(creating, leading)
+        assert changes.led_up_to(node.image.index) == node.image.index == before + 1
+
+    play(lone, scene)
+
+
+def test_a_stop_waits_for_what_is_being_made_and_leaves_the_rest_to_the_next_start(
+    lone_node, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(log_lifecycle, "PARTITIONS_A_TURN", 1)
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("open")
+    disk = StalledDisk(monkeypatch)
+
+    async def stop(node):
+        creating = node.propose(topic("waiting", 7, partitions=3))
+        await reached(disk.reached)
+        stopping = asyncio.ensure_future(node.stop())
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        disk.go.set()
+        await stopping
+        await asyncio.wait([creating])
+
+    play(lone, stop)
+    lone._stopped = True
+    assert disk.made == ["waiting-0"]
+    again = lone_node(**settings)
+    assert set(again.node.hosting.by_name[b"waiting"].partitions) == {0, 1, 2}
+
+
+class Waiting(log_lifecycle.LogChanges):
+    """Its turns are taken by the test."""
+
+    async def _run(self) -> None:
+        self.runs = getattr(self, "runs", 0) + 1
+
+
+def test_who_waits_for_entries_waits_for_the_last_and_no_longer_than_to_a_stop() -> None:
+    async def go() -> None:
+        node = SimpleNamespace(loop=asyncio.get_running_loop())
+        changes = Waiting(node)
+        changes.create(WAITING, 5)
+        await asyncio.wait_for(changes.done_up_to(4), WAIT_S)
+        await asyncio.wait_for(changes.done(4), WAIT_S)
+        waiting = [asyncio.ensure_future(one) for one in (changes.done_up_to(5), changes.done(5))]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in waiting)
+        await changes.stop()
+        await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+        changes.create(OPEN, 6)
+        assert changes.waiting == 1, "nothing more is changed"
+
+    asyncio.run(go())
+
+
+def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
+    async def go() -> None:
+        changes = Waiting(SimpleNamespace(loop=asyncio.get_running_loop()))
+        changes.remove_unwanted(WAITING, "directory", "log")
+        assert changes.waiting == 1
+        await asyncio.sleep(0)
+        assert changes.runs == 1
+
+    asyncio.run(go())
+
+
+def test_who_is_wanted_again_meanwhile_does_not_lead_yet() -> None:
+    seen = []
+
+    class Turns(log_lifecycle.LogChanges):
+        async def _change(self, turn: list[TopicPartition]) -> None:
+            seen.append((turn, self.led_up_to(9)))
+            if len(seen) == 1:
+                self.create(WAITING, 6, leads=True)
+
+    async def go() -> None:
+        changes = Turns(SimpleNamespace(loop=asyncio.get_running_loop()))
+        changes.create(WAITING, 5, leads=True)
+        await asyncio.wait_for(changes.done(6), WAIT_S)
+        assert seen == [([WAITING], 4), ([WAITING], 4)]
+        assert changes.led_up_to(9) == 9
+
+    asyncio.run(go())
+
+
+def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
+    failed = []
+
+    async def quiet(_: object) -> None:
+        """Nobody uses it."""
+
+    async def refuse(*_: object) -> None:
+        raise ResourceExhausted("/d", "rename", OSError(24, "EMFILE"))
+
+    async def go() -> None:
+        directory = SimpleNamespace(
+            pool=SimpleNamespace(quiet=quiet, run_apart=refuse),
+            directory=SimpleNamespace(mark_all_deleted=None),
+        )
+        hosting = SimpleNamespace(
+            directories=[directory], fail=lambda *given: failed.append(given), open_wanted=quiet
+        )
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(), hosting=hosting, now_ms=lambda: 7, metadata=None
+        )
+        changes = log_lifecycle.LogChanges(node)
+        changes.remove_unwanted(WAITING, directory, SimpleNamespace())
+        async with asyncio.timeout(WAIT_S):
+            while changes.waiting or changes._task is not None:
+                await asyncio.sleep(0)
+        ((where, error),) = failed
+        assert where is directory and type(error) is MachineError, "it is at an end here"
+
+    asyncio.run(go())

@@ -1,0 +1,295 @@
+"""Logs that the image does not want: of topics deleted while the node was down, or unknown."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from kept.cluster import metadata_files
+from kept.cluster.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
+from kept.cluster.replica_history import FILE, ReplicaHistory
+from kept.cluster.wal import WAL_NAME, WriteAheadLog
+from kept.node.replicas import replica_manager
+from kept.storage import layout
+from kept.storage.check import check_directory
+from kept.storage.checkpoints import write_partition_metadata
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData, MachineError
+from kept.storage.records import CheckRules, build_batch, check
+from kept.storage.types import TopicPartition
+
+
+def delete_without_the_disk(lone, name: str) -> None:
+    """Delete a topic, and stop before its logs are renamed."""
+    lone.run(lone.node.hosting.changes.stop())
+    lone.run(lone.node.propose([RemoveTopicRecord(lone.node.image.topics[name].topic_id)]))
+
+
+def append(lone, tp: TopicPartition) -> None:
+    partition = lone.node.partition(tp)
+    partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
+    partition.write()
+
+
+@pytest.fixture
+def two_directories(lone_node, tmp_path):
+    """Starts a node over two log directories, the first with a log of a deleted topic."""
+    first, second = (str(tmp_path / name) for name in "ab")
+    settings = {"log_dirs": f"{first},{second}", "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("gone")
+    assert os.path.isdir(f"{first}/gone-0")
+    delete_without_the_disk(lone, "gone")
+    lone.stop()
+    return lambda: lone_node(**settings), first, second
+
+
+def test_a_log_of_a_deleted_topic_is_deleted(two_directories):
+    start, first, _ = two_directories
+    start()
+    assert [name[:4] for name in os.listdir(first) if name.endswith("-delete")] == ["gone"]
+
+
+def test_a_deletion_that_only_a_snapshot_knows_is_still_carried_out(lone_node, tmp_path):
+    settings = {
+        "log_dirs": str(tmp_path / "log"),
+        "metadata_log_dir": str(tmp_path / "meta"),
+        "metadata_log_max_record_bytes_between_snapshots": "1",
+    }
+    lone = lone_node(**settings)
+    lone.create("gone")
+    delete_without_the_disk(lone, "gone")
+    lone.run(lone.node.propose([ConfigRecord(4, "", "k", "v")]))
+    lone.stop()
+    assert list((tmp_path / "meta").glob("snapshot-*"))
+    assert WriteAheadLog.open(str(tmp_path / "meta"), Disk({})).base_index > 2
+    again = lone_node(**settings)
+    assert "gone" not in again.node.image.topics
+    assert list((tmp_path / "log").glob("gone-0.*-delete"))
+    assert again.node.hosting.strays.paths == []
+
+
+def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_path, capfd):
+    """The end of the metadata log is lost, and with it the topics that it created."""
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    wal = tmp_path / "meta" / WAL_NAME
+    before = wal.stat().st_size
+    lone.create("lost", partitions=2)
+    append(lone, TopicPartition("lost", 0))
+    topic_id = lone.node.image.topics["lost"].topic_id
+    lone.stop()
+    whole = wal.read_bytes()
+    wal.write_bytes(whole[:before] + bytes(len(whole) - before))
+    with pytest.raises(DamagedData, match="had applied entry") as refused:
+        lone_node(**settings)
+    said = str(refused.value)
+    assert "1 entries that were durable are gone" in said
+    assert f"{len(whole) - before} bytes from byte {before} on" in said and "zeros" in said
+    assert wal.stat().st_size == len(whole), "nothing is cut"
+
+    (tmp_path / "meta" / FILE).unlink()  # go on without: somebody says so
+    capfd.readouterr()
+    again = lone_node(**settings)
+    paths = again.node.hosting.strays.paths
+    assert [os.path.basename(path)[:7] for path in paths] == ["lost-0.", "lost-1."]
+    assert all(path.endswith("-stray") for path in paths)
+    said = capfd.readouterr().err
+    assert 'event="end of the metadata log cut"' in said and "level=warning" in said
+    assert said.count('event="log set aside"') == 2 and paths[0] in said
+    assert "log of a deleted topic" not in said
+    status, _, body = again.http("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status == 200 and f"log set aside: {paths[0]}\n".encode() in body
+    findings = [str(one) for one in check_directory(str(tmp_path / "log"))]
+    assert any("kept until you remove it" in one for one in findings)
+
+    again.create("lost")  # another topic of that name leaves them alone
+    again.stop()
+    third = lone_node(**settings)
+    assert third.node.hosting.strays.paths == paths
+    third.run(third.node.propose([RemoveTopicRecord(third.node.image.topics["lost"].topic_id)]))
+    known = [TopicRecord("lost", topic_id)]
+    known += [PartitionRecord(topic_id, n, (0,), (0,), 0, 0, 0) for n in range(2)]
+    third.run(third.node.propose(known))  # as when another voter's log has them
+    assert third.node.partition(TopicPartition("lost", 0)).log.log_end_offset == 1
+    assert third.node.partition(TopicPartition("lost", 1)).log.log_end_offset == 0
+    assert third.node.hosting.strays.paths == []
+    third.stop()
+    assert lone_node(**settings).node.partition(TopicPartition("lost", 0)).high_watermark == 1
+
+
+def test_after_a_crash_too_no_log_goes_that_nobody_has_deleted(lone_node, tmp_path):
+    """It crashed before it remembered how far it had applied the log: only the logs tell."""
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    wal = tmp_path / "meta" / WAL_NAME
+    before = wal.stat().st_size
+    lone.create("lost")
+    shutil.copytree(tmp_path / "meta", tmp_path / "crashed")
+    lone.stop()
+    settings["metadata_log_dir"] = str(tmp_path / "crashed")
+    whole = (tmp_path / "crashed" / WAL_NAME).read_bytes()
+    (tmp_path / "crashed" / WAL_NAME).write_bytes(whole[:before] + bytes(len(whole) - before))
+    again = lone_node(**settings)
+    (path,) = again.node.hosting.strays.paths
+    assert os.path.basename(path).startswith("lost-0.")
+
+
+def test_a_replica_that_moved_away_is_deleted(lone_node, tmp_path):
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("moved")
+    lone.run(lone.node.hosting.changes.stop())
+    state = lone.node.image.partition("moved", 0)
+    away = replace(state, replicas=(5,), isr=(5,), leader=5, leader_epoch=1, partition_epoch=1)
+    lone.run(lone.node.propose([away]))
+    lone.stop()
+    lone_node(**settings)
+    assert list((tmp_path / "log").glob("moved-0.*-delete"))
+
+
+def test_a_creation_that_was_interrupted_is_removed_what_may_hold_records_is_not(
+    two_directories, capfd
+):
+    """Both without the file that says whose they are."""
+    start, first, _ = two_directories
+    os.mkdir(f"{first}/unborn-0")
+    open(f"{first}/unborn-0/{0:020}.log", "wb").close()
+    os.mkdir(f"{first}/full-0")
+    with open(f"{first}/full-0/{0:020}.log", "wb") as file:
+        file.write(build_batch([(1000, b"k", b"v", ())]))
+    start()
+    assert not os.path.exists(f"{first}/unborn-0")
+    assert os.path.getsize(f"{first}/full-0/{0:020}.log") > 0
+    assert "left alone" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("call", ["rename", "listdir"])
+def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
+    two_directories, monkeypatch, call
+):
+    start, first, second = two_directories
+    real = getattr(Disk, call)
+
+    def failing(disk, path, *more):
+        if path.startswith(f"{first}/gone"):
+            raise MachineError(path, call, OSError(errno.EIO, "I/O error"))
+        return real(disk, path, *more)
+
+    monkeypatch.setattr(Disk, call, failing)
+    lone = start()
+    directories = {one.name: one.offline for one in lone.node.hosting.directories}
+    assert "I/O error" in directories[first] and directories[second] is None
+    lone.create("t")
+    assert os.path.isdir(f"{second}/t-0")
+
+
+def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
+    two_directories, monkeypatch
+):
+    start, first, second = two_directories
+    lone = start()
+    monkeypatch.setattr(replica_manager, "LOGS_A_JOB", 1)
+    real = Disk.mkdir
+    failed: list[str] = []
+
+    def failing(disk, path):
+        if path.startswith(f"{first}/t-") and not failed:
+            failed.append(path)
+            raise MachineError(path, "mkdir", OSError(errno.EIO, "I/O error"))
+        return real(disk, path)
+
+    monkeypatch.setattr(Disk, "mkdir", failing)
+    lone.create("t", partitions=8)
+    topic = lone.node.hosting.by_name[b"t"]
+    assert failed and len(topic.offline) == 4, "the emptier directory takes every second one"
+    assert {one.directory.name for one in topic.partitions.values()} == {second}
+    assert len(topic.partitions) == 4
+
+
+def test_a_log_that_was_removed_by_hand_is_told(lone_node, tmp_path, capfd):
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("t")
+    lone.create("empty")
+    partition = lone.node.partition(TopicPartition("t", 0))
+    partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
+    partition.write()
+    lone.stop()
+    for name in ("t-0", "empty-0"):
+        shutil.rmtree(tmp_path / "log" / name)
+    capfd.readouterr()
+    again = lone_node(**settings)
+    said = capfd.readouterr().err
+    assert f'path={tmp_path}/log/t-0 why="its records, up to offset 1' in said
+    assert "empty" not in said
+    assert again.node.partition(TopicPartition("t", 0)).log.log_end_offset == 0
+
+
+@pytest.fixture
+def filled(lone_node, tmp_path):
+    """Starts a node whose topic ``t`` has a record; and where that is."""
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("t")
+    lone.create("other")
+    partition = lone.node.partition(TopicPartition("t", 0))
+    partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
+    partition.write()
+    lone.stop()
+    return lambda: lone_node(**settings), tmp_path / "log" / "t-0"
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_log_of_another_topic_makes_room_for_one_of_the_same_name(filled, monkeypatch, seen):
+    """It was deleted and made anew while the node was down; or nobody has ``seen`` that."""
+    start, path = filled
+    topic_id = uuid.uuid4()
+    write_partition_metadata(Disk({}), str(path / layout.PARTITION_METADATA), topic_id)
+    if seen:
+        removed = ReplicaHistory(0, removed={(topic_id, 0)})
+        monkeypatch.setattr(metadata_files, "read_history", lambda *_: removed)
+    partition = start().node.partition(TopicPartition("t", 0))
+    assert partition.offline is None
+    assert partition.log.log_end_offset == 0
+    (gone,) = path.parent.glob("t-0.*-delete" if seen else "t-0.*-stray")
+    assert (gone / f"{0:020}.log").stat().st_size > 0, "it goes after file.delete.delay.ms"
+
+
+@pytest.mark.parametrize("wrong", ["a byte", "another topic's"])
+def test_an_id_that_is_damaged_or_another_topics_deletes_no_log(filled, wrong):
+    start, path = filled
+    file = path / layout.PARTITION_METADATA
+    text = file.read_bytes()
+    if wrong == "a byte":
+        damaged = text[:-5] + (b"A" if text[-5:-4] != b"A" else b"B") + text[-4:]
+    else:
+        damaged = (path.parent / "other-0" / layout.PARTITION_METADATA).read_bytes()
+    file.write_bytes(damaged)
+    lone = start()
+    assert "partition.metadata: damaged: topic id is" in lone.node.hosting.by_name[b"t"].offline[0]
+    assert (path / f"{0:020}.log").stat().st_size > 0
+    assert file.read_bytes() == damaged
+
+
+def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_path, capfd):
+    """An old copy in the first directory must not be taken for the log, nor the log for a stray."""
+    first, second = (str(tmp_path / name) for name in "ab")
+    settings = {"log_dirs": f"{first},{second}", "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    lone.create("t", partitions=2)
+    lone.stop()
+    twice = TopicPartition("t", next(n for n in (0, 1) if os.path.exists(f"{second}/t-{n}")))
+    shutil.copytree(f"{second}/t-{twice.partition}", f"{first}/t-{twice.partition}")
+    topic = lone_node(**settings).node.hosting.by_name[b"t"]
+    assert set(topic.partitions) == {1 - twice.partition}
+    said = f"several times: {first}/t-{twice.partition}, {second}/t-{twice.partition}; move all but"
+    assert said in topic.offline[twice.partition]
+    assert said in capfd.readouterr().err
+    assert os.path.isdir(f"{first}/t-{twice.partition}")
+    assert os.path.isdir(f"{second}/t-{twice.partition}")

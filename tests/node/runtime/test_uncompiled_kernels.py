@@ -1,0 +1,95 @@
+"""A node that lacks compiled kernels, or whose workers do, says so everywhere it is looked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from kept import kernels
+from kept.compaction.worker import COMMAND
+from kept.node.compaction import cleaner
+from kept.node.runtime.uncompiled_kernels import Kernels
+from tests.node.compaction.test_cleaner_faults import clean, filled
+from tests.tools.needs import need
+
+FEW = ("compaction._kernel", "node.kafka.codec._codec")
+
+
+def lacks(monkeypatch, *names):
+    """This process cannot load these kernels, though their files are there."""
+    real = importlib.import_module
+
+    def without(module):
+        if module.removeprefix(kernels.PACKAGE) in names:
+            raise ImportError(f"{module}: undefined symbol")
+        return real(module)
+
+    monkeypatch.setattr(kernels, "import_module", without)
+
+
+def test_every_extension_module_is_known():
+    import tomllib
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[3]
+    built = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    names = [module["name"] for module in built["ext-modules"]]
+    assert sorted(names) == sorted(kernels.PACKAGE + name for name in kernels.NAMES)
+
+
+def test_the_environment_chooses_the_twins(monkeypatch):
+    monkeypatch.setenv("KEPT_KERNEL", "python")
+    assert kernels.uncompiled() == kernels.uncompiled(load=True) == kernels.NAMES
+
+
+def test_a_kernel_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.delenv("KEPT_KERNEL", raising=False)
+    absent = "storage.records._no_such_kernel"
+    for load in (False, True):
+        assert kernels.uncompiled((absent,), load=load) == (absent,)
+        assert kernels.uncompiled(("storage.records.header",), load=load) == ()
+
+
+def test_a_kernel_that_does_not_load_is_named(monkeypatch):
+    monkeypatch.delenv("KEPT_KERNEL", raising=False)
+    need("kernels")
+    lacks(monkeypatch, "compaction._kernel")
+    assert "compaction._kernel" in kernels.uncompiled(load=True)
+
+
+def test_the_log_names_them_once(monkeypatch, capsys):
+    monkeypatch.delenv("KEPT_KERNEL", raising=False)
+    found = Kernels()
+    found.uncompiled = ()
+    found.warn()
+    assert capsys.readouterr().err == ""
+    found.uncompiled = FEW[:1]
+    found.warn()
+    said = capsys.readouterr().err
+    assert "level=warning" in said and "uncompiled=compaction._kernel" in said
+    for _ in range(2):
+        found.worker_lacks(FEW)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "worker" in line and "uncompiled=node.kafka.codec._codec" in line
+    assert found.uncompiled == FEW
+
+
+def test_a_worker_that_lacks_what_its_node_has_is_shown(lone_node, monkeypatch, capfd):
+    lone = lone_node(log_cleaner_enable="false")
+    lone.node.kernels.uncompiled = ()
+    filled(lone)
+    assert told(lone) == ([], 0)
+    slow = ("/usr/bin/env", "KEPT_KERNEL=python", *COMMAND)
+    monkeypatch.setattr(cleaner, "COMMAND", slow)
+    clean(lone)
+    assert told(lone) == (list(kernels.NAMES), len(kernels.NAMES))
+    assert "slow Python kernels in the cleaner's worker" in capfd.readouterr().err
+
+
+def told(lone):
+    """What the API lists, and what the metric counts."""
+    _, _, body = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    (line,) = (one for one in body.splitlines() if one.startswith(b"kept_uncompiled_kernels "))
+    (build,) = (one for one in body.splitlines() if one.startswith(b"kept_build_info"))
+    kernel = b'kernel="python"' if lone.node.kernels.uncompiled else b'kernel="cython"'
+    assert kernel in build
+    return lone.get("/api/v1/cleaner")["uncompiled_kernels"], int(float(line.split()[-1]))

@@ -20,9 +20,9 @@ from dataclasses import replace
 
 from cleaner import NOW_MS, SEED, STRATEGIES, generate
 
-from kept.compaction import check, pass_
-from kept.compaction import job as jobs
-from kept.compaction.manifest import Identity
+from kept.compaction.cleaner import cleaner_run, self_check
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.records import headers
@@ -49,13 +49,13 @@ def timed(module, name, into):
 
 def one(job, spent):
     """CPU of one pass over the log; its outputs go."""
-    undo = [timed(check, name, spent) for name in ("draw", "check")]
+    undo = [timed(self_check, name, spent) for name in ("draw", "check")]
     started = time.process_time()
-    result = pass_.run_pass(job, Disk())
+    result = cleaner_run.run_pass(job, Disk())
     total = time.process_time() - started
     for back in undo:
         back()
-    pass_.discard(job.directory, Disk())
+    cleaner_run.discard(job.directory, Disk())
     return total, result.keys_checked
 
 

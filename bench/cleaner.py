@@ -27,9 +27,10 @@ import uuid
 from array import array
 from pathlib import Path
 
-from kept.compaction import job as jobs
-from kept.compaction import kernel, worker
-from kept.compaction.manifest import Identity
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner import worker
+from kept.compaction.kernels import kernel
+from kept.compaction.manifest.manifest import Identity
 from kept.storage.records import build_batch, crc32c
 from kept.storage.records.codecs import compress
 from kept.storage.types import Codec, LogConfig

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import cleaner
 
-from kept.compaction import follow, manifest
-from kept.compaction import job as jobs
-from kept.compaction.manifest import Identity
-from kept.compaction.pass_ import discard, read_manifest, run_pass
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
+from kept.compaction.manifest import follow, manifest
+from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.log import Log

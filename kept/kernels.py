@@ -16,8 +16,8 @@ from typing import Final
 PACKAGE: Final = "kept."
 NAMES: Final = (
     "client._bounds",
-    "compaction._kernel",
-    "compaction._strategies",
+    "compaction.kernels._kernel",
+    "compaction.kernels._strategies",
     "node.kafka.codec._codec",
     "storage.records._blocks",
     "storage.records._filter",

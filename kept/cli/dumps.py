@@ -80,7 +80,7 @@ def _read(path: str) -> bytes:
 
 def _manifest(path: str) -> Iterator[Entry]:
     from kept.cli.output import moment
-    from kept.compaction.manifest import decode
+    from kept.compaction.manifest.manifest import decode
 
     manifest, plan = decode(path, _read(path))
     values = {
@@ -128,7 +128,7 @@ def _manifest(path: str) -> Iterator[Entry]:
 
 
 def _applied(path: str) -> Entry:
-    from kept.compaction.apply import read_mark
+    from kept.compaction.manifest.apply import read_mark
     from kept.storage.disk import Disk
 
     identity = str(read_mark(path.rpartition("/")[0] or ".", Disk({})))
@@ -137,7 +137,7 @@ def _applied(path: str) -> Entry:
 
 def _removals(path: str) -> Iterator[Entry]:
     from kept.cli.output import moment
-    from kept.compaction.journal import decode
+    from kept.compaction.cleaner.removal_log import decode
 
     found = decode(path, _read(path))
     values = {"identity": str(found.identity), "decided_ms": found.now_ms}

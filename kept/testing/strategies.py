@@ -1,8 +1,8 @@
-"""The test kit for compaction strategies: see :mod:`kept.compaction.strategy_kit`."""
+"""The test kit for compaction strategies: see :mod:`kept.compaction.strategies.kit`."""
 
 from __future__ import annotations
 
-from kept.compaction.strategy_kit import (
+from kept.compaction.strategies.kit import (
     LAWS,
     check_strategy,
     clean,

@@ -13,11 +13,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.compaction import job as jobs
-from kept.compaction.apply import CompactionState
-from kept.compaction.pass_ import Result, read_manifest
-from kept.compaction.planner import Failure, NotNow, Plan, cleanable_range, next_identity, sizes
-from kept.compaction.view import job_for, view
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner.cleaner_run import Result, read_manifest
+from kept.compaction.cleaner.log_snapshot import job_for, view
+from kept.compaction.cleaner.planner import (
+    Failure,
+    NotNow,
+    Plan,
+    cleanable_range,
+    next_identity,
+    sizes,
+)
+from kept.compaction.manifest.apply import CompactionState
 from kept.node.compaction import dry_run
 from kept.node.compaction.consistent_read import again
 from kept.storage.errors import KeptError, OffsetOutOfRange
@@ -219,7 +226,7 @@ async def _explained(node: Node, hosted: HostedPartition, key: bytes | None) -> 
 
 def _tombstones(node: Node, hosted: HostedPartition) -> list[dict[str, Any]]:
     """When the tombstones go that the last pass kept."""
-    from kept.compaction.explain import tombstones
+    from kept.compaction.cleaner.explain import tombstones
 
     applied = node.cleaner.state(hosted).applied
     if applied is None:
@@ -305,14 +312,14 @@ async def passes(node: Node, hosted: HostedPartition) -> dict[str, Any]:
     """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
     removal journal knows of the last ones, newest first. Raises DamagedData, MachineError.
     """
-    from kept.compaction import journal
+    from kept.compaction.cleaner import removal_log
 
     directory, disk = hosted.partition.log.directory, node.disk
 
     def read() -> list[dict[str, Any]]:
         found = []
-        for identity, path in reversed(journal.files(directory, disk)[-MAX_PASSES:]):
-            removed = journal.decode(path, disk.read(path))
+        for identity, path in reversed(removal_log.files(directory, disk)[-MAX_PASSES:]):
+            removed = removal_log.decode(path, disk.read(path))
             found.append(
                 {
                     "generation": str(identity),
@@ -357,7 +364,7 @@ async def why_missing(
 async def _why_missing(
     node: Node, hosted: HostedPartition, offset: int, key: bytes | None
 ) -> dict[str, Any]:
-    from kept.compaction import journal
+    from kept.compaction.cleaner import removal_log
 
     log, partition = hosted.partition.log, hosted.partition
     known = node.cleaner.state(hosted)
@@ -368,9 +375,9 @@ async def _why_missing(
         "log_end_offset": log.log_end_offset,
     }
 
-    def find() -> journal.Answer:
+    def find() -> removal_log.Answer:
         applied = known.applied
-        return journal.why(
+        return removal_log.why(
             offset,
             directory=log.directory,
             disk=node.disk,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.compaction.journal import Fate, Reason
+from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin import compaction_status
 from kept.node.internode.peer_http import ASK_S, ask_json
 from kept.storage.errors import (

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kept.compaction import job as jobs
-from kept.compaction.apply import CompactionState
-from kept.compaction.pass_ import Result, discard
-from kept.compaction.planner import (
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner.cleaner_run import Result, discard
+from kept.compaction.cleaner.log_snapshot import job_for, view
+from kept.compaction.cleaner.planner import (
     Failure,
     Failures,
     Limits,
@@ -29,8 +29,8 @@ from kept.compaction.planner import (
     next_identity,
     plan,
 )
-from kept.compaction.view import job_for, view
-from kept.compaction.worker import COMMAND
+from kept.compaction.cleaner.worker import COMMAND
+from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas import maintenance
 from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
 from kept.node.replicas.manifests.workers import Work

@@ -21,8 +21,8 @@ from kept.node.runtime.subprocess import Child, ChildFailed, spawn
 from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
-    from kept.compaction.job import Job, Source
-    from kept.compaction.manifest import Identity
+    from kept.compaction.cleaner.job import Job, Source
+    from kept.compaction.manifest.manifest import Identity
     from kept.node.node import Node
     from kept.storage.types import LogConfig
 
@@ -56,7 +56,7 @@ async def run(
     node: Node, job: Job, key: bytes | None, above: Sequence[Source]
 ) -> Mapping[str, Any]:
     """``dry_run``: what the job would do; ``key``: the life of a key. Raises DryRunFailed."""
-    from kept.compaction import job as jobs
+    from kept.compaction.cleaner import job as jobs
 
     return await _ask(
         node,
@@ -95,7 +95,7 @@ async def find_key(
 
 
 async def verify(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What :func:`kept.compaction.verify.answer` says. Raises DryRunFailed."""
+    """What :func:`kept.compaction.manifest.verify.answer` says. Raises DryRunFailed."""
     return await _ask(node, {"verify": question})
 
 
@@ -137,14 +137,14 @@ async def _talk(child: Child, question: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """Do it. Raises KeptError, OSError."""
-    from kept.compaction.explain import explain, life_of_key
-    from kept.compaction.job import Source, decode
-    from kept.compaction.pass_ import read_manifest
+    from kept.compaction.cleaner.cleaner_run import read_manifest
+    from kept.compaction.cleaner.explain import explain, life_of_key
+    from kept.compaction.cleaner.job import Source, decode
     from kept.storage.disk import Disk
 
     disk = Disk()
     if "verify" in question:
-        from kept.compaction import verify as verifying
+        from kept.compaction.manifest import verify as verifying
 
         return verifying.answer(question["verify"], disk)
     key = None if question["key"] is None else base64.b64decode(question["key"])
@@ -166,11 +166,11 @@ def _search(
     question: Mapping[str, Any], disk: Any, key: bytes, sources: Sequence[Source]
 ) -> list[dict[str, Any]]:
     """The records of a key, below ``clean_to`` as survivors."""
-    from kept.compaction.explain import KeyRecord, removable_at_ms
-    from kept.compaction.facts import whole_batches
-    from kept.compaction.job import INFLATE_LIMIT
-    from kept.compaction.manifest import Identity
-    from kept.compaction.pass_ import read_manifest
+    from kept.compaction.cleaner.cleaner_run import read_manifest
+    from kept.compaction.cleaner.explain import KeyRecord, removable_at_ms
+    from kept.compaction.cleaner.job import INFLATE_LIMIT
+    from kept.compaction.cleaner.scan_stats import whole_batches
+    from kept.compaction.manifest.manifest import Identity
     from kept.compaction.strategy import resolve
     from kept.storage.records import records
     from kept.storage.types import LogConfig
@@ -201,7 +201,7 @@ def _search(
 
 def main() -> int:
     """Answer the question on stdin; the exit code is 0 when that went well."""
-    from kept.compaction.worker import begin, give_way
+    from kept.compaction.cleaner.worker import begin, give_way
 
     line = begin()
     if not line:

@@ -13,7 +13,7 @@ from kept.node.metrics.cluster_counters import ClusterMetrics
 from kept.node.metrics.histogram import Histogram
 
 if TYPE_CHECKING:
-    from kept.compaction.pass_ import Result
+    from kept.compaction.cleaner.cleaner_run import Result
     from kept.node.node import Node
     from kept.storage.types import TopicPartition
 

@@ -52,7 +52,7 @@ from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.image import Delta, TopicImage
-    from kept.compaction.apply import CompactionState
+    from kept.compaction.manifest.apply import CompactionState
     from kept.node.node import Node
     from kept.storage.directory import LogDirectory
     from kept.storage.log import Log

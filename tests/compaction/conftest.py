@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.compaction import apply as applying
-from kept.compaction import kernel, offset_map, planner, rule_map, view
-from kept.compaction.pass_ import discard, run_pass
+from kept.compaction.cleaner import log_snapshot, planner
+from kept.compaction.cleaner.cleaner_run import discard, run_pass
+from kept.compaction.kernels import kernel, offset_map, rule_map
+from kept.compaction.manifest import apply as applying
 from kept.storage.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.records import filter as records_filter
@@ -23,7 +24,7 @@ from kept.testing.simulated_disk import SimulatedDisk
 from tests.tools.needs import need
 
 try:
-    from kept.compaction import _kernel, _strategies
+    from kept.compaction.kernels import _kernel, _strategies
     from kept.storage.records import _filter
 except ImportError:  # no compiler at install time: the twins are all there is
     _kernel = _strategies = _filter = None
@@ -129,12 +130,12 @@ class World:
 
     def plan(self, *, asked=True, lso=None, **limits):
         lso = self.log.log_end_offset if lso is None else lso
-        self.view = view.view(self.log, self.state, lso)
+        self.view = log_snapshot.view(self.log, self.state, lso)
         return planner.plan(self.view, self.now, planner.Limits(**limits), asked=asked)
 
     def job(self, made, **limits):
         identity = planner.next_identity(self.state.applied, 0)
-        return view.job_for(
+        return log_snapshot.job_for(
             self.log, made, identity, now_ms=self.now, hash_key=self.seed.randbytes(16),
             limits=planner.Limits(**limits),
         )  # fmt: skip

@@ -3,7 +3,7 @@ that reads as before the pass or as after it, and the state on disk agrees with 
 
 import pytest
 
-from kept.compaction.manifest import Identity
+from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.testing.simulated_disk import SimulatedCrash
 
@@ -138,7 +138,7 @@ def test_full_disk_fails_the_pass_and_not_the_log(world):
 
 
 def test_disk_that_is_nearly_full_stops_the_pass_by_itself(world, monkeypatch):
-    from kept.compaction.build import NoSpace
+    from kept.compaction.cleaner.build import NoSpace
 
     w = prepared(world)
     monkeypatch.setattr(w.disk, "free_bytes", lambda path: 1000)
@@ -149,13 +149,13 @@ def test_disk_that_is_nearly_full_stops_the_pass_by_itself(world, monkeypatch):
 
 
 def test_an_old_generation_is_not_applied_twice(world):
-    from kept.compaction import apply as applying
+    from kept.compaction.manifest import apply as applying
     from kept.storage.errors import InvariantViolation
 
     w = prepared(world)
     before = everything(w)
     made = w.plan()
-    from kept.compaction.pass_ import run_pass
+    from kept.compaction.cleaner.cleaner_run import run_pass
 
     result = run_pass(w.job(made), w.disk)
     with pytest.raises(InvariantViolation):

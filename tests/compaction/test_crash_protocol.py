@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.compaction import apply as applying
-from kept.compaction import follow, held, journal, manifest, planner, view
-from kept.compaction.manifest import Identity
-from kept.compaction.pass_ import discard, run_pass
+from kept.compaction.cleaner import log_snapshot, planner, removal_log
+from kept.compaction.cleaner.cleaner_run import discard, run_pass
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import follow, manifest, manifest_store
+from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import recover
 from kept.storage import layout
 from kept.storage.log import Log
@@ -49,32 +50,32 @@ def as_leader(w, said) -> None:
     discard(w.path, w.disk)
     result = run_pass(w.job(w.plan()), w.disk)
     path = layout.manifest_file(w.path, *result.identity) + layout.TEMPORARY
-    held.store(w.path, w.disk, manifest.decode(path, w.disk.read(path))[0], None)
+    manifest_store.store(w.path, w.disk, manifest.decode(path, w.disk.read(path))[0], None)
     said.held = True
     w.state = applying.apply(w.log, result, w.state.applied, w.now)
-    held.applied(w.path, w.disk, w.state.applied)
+    manifest_store.applied(w.path, w.disk, w.state.applied)
 
 
 def as_follower(w, said) -> None:
     """The manifest that ``said.body`` is, unless a start found that it is held."""
-    if held.load(w.path, w.disk).identity != NEW:
-        held.store(w.path, w.disk, said.body, None)
+    if manifest_store.load(w.path, w.disk).identity != NEW:
+        manifest_store.store(w.path, w.disk, said.body, None)
     said.held = True
-    body = held.body(w.path, w.disk, NEW)
+    body = manifest_store.body(w.path, w.disk, NEW)
     discard(w.path, w.disk)
     result = follow.follow(follow.job_for(w.log, body, None, w.now), w.disk)
     w.state = applying.apply(w.log, result, w.state.applied, w.now)
-    held.applied(w.path, w.disk, NEW)
+    manifest_store.applied(w.path, w.disk, NEW)
 
 
 def anew(w, said) -> None:
     """It lost what it held, and is alone."""
-    held.lose(w.path, w.disk)
+    manifest_store.lose(w.path, w.disk)
     said.held = True
     discard(w.path, w.disk)
-    job = view.base_job(w.log, BASE, now_ms=w.now, limits=planner.Limits())
+    job = log_snapshot.base_job(w.log, BASE, now_ms=w.now, limits=planner.Limits())
     w.state = applying.apply(w.log, run_pass(job, w.disk), None, w.now)
-    held.begun(w.path, w.disk, BASE)
+    manifest_store.begun(w.path, w.disk, BASE)
 
 
 def start(w, disk):
@@ -110,7 +111,7 @@ def crashes(prepared, act, body, how):
 def body_of(prepared):
     w = prepared()
     w.clean()
-    return w.pairs(), held.load(w.path, w.disk)
+    return w.pairs(), manifest_store.load(w.path, w.disk)
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])
@@ -149,8 +150,8 @@ def test_a_leader_that_dies_before_its_swap_still_knows_why_records_went(prepare
     if w.state.applied == OLD:
         as_follower(w, said)
     assert w.state.applied == NEW
-    path = journal.find(w.path, w.disk, NEW)
-    found = journal.decode(path, w.disk.read(path)).counts()
+    path = removal_log.find(w.path, w.disk, NEW)
+    found = removal_log.decode(path, w.disk.read(path)).counts()
     assert set(found) == {"superseded"} and sum(found.values()) > 0
     assert not [name for name in w.disk.listdir(w.path) if name.endswith(".tmp")]
 

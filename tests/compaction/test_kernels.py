@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.compaction import kernel, offset_map
-from kept.compaction.offset_map import FACTS, LOOKUP, MAP
+from kept.compaction.kernels import kernel, offset_map
+from kept.compaction.kernels.offset_map import FACTS, LOOKUP, MAP
 from kept.storage.records import build_batch, headers, read_header, records
 from kept.storage.records import filter as records_filter
 from kept.storage.records.filter import (

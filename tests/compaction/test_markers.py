@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kept.compaction.facts import COMMIT, Control, SegmentFacts
-from kept.compaction.job import Job, Source
-from kept.compaction.manifest import Identity
-from kept.compaction.transactions import Markers, decide
+from kept.compaction.cleaner.job import Job, Source
+from kept.compaction.cleaner.scan_stats import COMMIT, Control, SegmentFacts
+from kept.compaction.cleaner.transactions import Markers, decide
+from kept.compaction.manifest.manifest import Identity
 from kept.storage.types import LogConfig
 
 NOW, PASSED = 10_000, 9_000

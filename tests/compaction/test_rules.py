@@ -2,8 +2,8 @@
 
 import pytest
 
-from kept.compaction import manifest
-from kept.compaction.manifest import Identity
+from kept.compaction.manifest import manifest
+from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout, txn_index
 from kept.storage.errors import ConfigurationError, DamagedData
 from kept.storage.records import build_batch
@@ -188,7 +188,7 @@ def test_map_that_is_full_ends_the_range_in_the_middle_of_a_segment(world):
     job = w.job(made)
     from dataclasses import replace
 
-    from kept.compaction.pass_ import run_pass
+    from kept.compaction.cleaner.cleaner_run import run_pass
 
     job = replace(job, buffer_bytes=3 * 16, max_scans=1)
     result = run_pass(job, w.disk)
@@ -201,7 +201,7 @@ def test_a_tombstone_that_was_not_mapped_yet_gets_no_horizon(world):
     """Its time begins with the pass that has seen it (rule 6), not with one that stopped before."""
     from dataclasses import replace
 
-    from kept.compaction.survey import survey
+    from kept.compaction.cleaner.survey import survey
 
     w = world()
     for key, value in ((b"a", b"1"), (b"b", b"1"), (b"b", None), (b"c", b"1"), (b"d", None)):
@@ -218,8 +218,8 @@ def test_a_tombstone_that_was_not_mapped_yet_gets_no_horizon(world):
 
 
 def test_an_unchanged_segment_is_listed_as_it_is_and_not_as_a_manifest_says(world):
-    from kept.compaction.pass_ import read_manifest
-    from kept.compaction.survey import survey
+    from kept.compaction.cleaner.cleaner_run import read_manifest
+    from kept.compaction.cleaner.survey import survey
 
     w = world(segment_bytes=400)  # two of them are not joined
     w.append((b"a", b"1" * 100), (b"b", b"1" * 100))

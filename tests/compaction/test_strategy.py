@@ -213,10 +213,10 @@ def test_a_winning_tombstone_drops_all_older_under_any_strategy(world, monkeypat
 
 
 def test_too_little_memory_names_the_setting(world, monkeypatch):
-    from kept.compaction import survey_strategy
+    from kept.compaction.strategies import scans
 
     entry_point(monkeypatch, FirstAndLast)
-    monkeypatch.setattr(survey_strategy, "MAX_CLASSES", 4)
+    monkeypatch.setattr(scans, "MAX_CLASSES", 4)
     w = world(compaction_strategy="mine")
     w.append(*((b"%d" % i, b"v") for i in range(200)))
     w.roll()

@@ -221,7 +221,7 @@ def example(page, name):
 def manifest_example():
     from pyroaring import BitMap
 
-    from kept.compaction.manifest import Identity, Manifest, OutputSegment
+    from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
 
     horizon = NOW + 86_400_000
     digest = bytes(range(16))
@@ -234,7 +234,7 @@ def manifest_example():
 
 
 def test_the_example_of_a_manifest():
-    from kept.compaction import manifest
+    from kept.compaction.manifest import manifest
 
     data = example("manifest.md", "manifest")
     assert manifest.encode(*manifest_example()) == data
@@ -242,8 +242,8 @@ def test_the_example_of_a_manifest():
 
 
 def test_the_example_of_the_mark(tmp_path):
-    from kept.compaction.apply import MARK, read_mark, write_mark
-    from kept.compaction.manifest import Identity
+    from kept.compaction.manifest.apply import MARK, read_mark, write_mark
+    from kept.compaction.manifest.manifest import Identity
     from kept.storage.disk import Disk
 
     write_mark(str(tmp_path), Disk({}), Identity(2, 1))
@@ -254,14 +254,14 @@ def test_the_example_of_the_mark(tmp_path):
 def test_the_example_of_the_journal():
     from pyroaring import BitMap
 
-    from kept.compaction import journal
-    from kept.compaction.manifest import Identity
+    from kept.compaction.cleaner import removal_log
+    from kept.compaction.manifest.manifest import Identity
 
-    removed = {journal.Reason.SUPERSEDED: [(0, BitMap(range(5)))]}
-    record = journal.Removals(Identity(2, 1), NOW, removed)
+    removed = {removal_log.Reason.SUPERSEDED: [(0, BitMap(range(5)))]}
+    record = removal_log.Removals(Identity(2, 1), NOW, removed)
     data = example("manifest.md", "removals")
-    assert journal.encode(record) == data
-    assert journal.decode("example", data) == record
+    assert removal_log.encode(record) == data
+    assert removal_log.decode("example", data) == record
 
 
 def test_the_examples_of_a_segment():

@@ -31,7 +31,8 @@ from kept.cluster.records import ConfigRecord, ResourceType, TopicRecord, decode
 from kept.cluster.replica_history import ReplicaHistory
 from kept.cluster.voters import Voter
 from kept.cluster.wal import Entry, HardState, WriteAheadLog
-from kept.compaction import held, journal, manifest
+from kept.compaction.cleaner import removal_log
+from kept.compaction.manifest import manifest, manifest_store
 from kept.node.coordinator.groups import records as group_records
 from kept.node.coordinator.groups.records import (
     GroupMetadataValue,
@@ -343,18 +344,18 @@ def compaction_decoders() -> Iterator[Decoder]:
     )
     yield Decoder(
         "held manifest",
-        held.encode(a_manifest()),
-        lambda data: held.decode("held", data),
+        manifest_store.encode(a_manifest()),
+        lambda data: manifest_store.decode("held", data),
         True,
         crcs_of_sections,
     )
-    removals = journal.Removals(
-        manifest.Identity(1, 2), 5, {journal.Reason.SUPERSEDED: [(0, BitMap([1, 2, 900]))]}
+    removals = removal_log.Removals(
+        manifest.Identity(1, 2), 5, {removal_log.Reason.SUPERSEDED: [(0, BitMap([1, 2, 900]))]}
     )
     yield Decoder(
         "removal journal",
-        journal.encode(removals),
-        lambda data: journal.decode("journal", data),
+        removal_log.encode(removals),
+        lambda data: removal_log.decode("journal", data),
         True,
         crcs_of_sections,
     )

@@ -124,7 +124,7 @@ def test_the_checksum_compiles_without_a_warning_and_is_right(tmp_path, compiler
 
 HEADERS = {
     "storage/records": ["crc32c.h"],
-    "compaction": ["siphash.h", "table.h"],
+    "compaction/kernels": ["siphash.h", "table.h"],
 }
 
 

@@ -14,14 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.records import NO_LEADER, PartitionRecord
-from kept.compaction import apply as applying
-from kept.compaction import follow, follow_worker, held, manifest
-from kept.compaction.apply import CompactionState
-from kept.compaction.follow import LogsDiffer
-from kept.compaction.manifest import Identity, Manifest
-from kept.compaction.pass_ import Result, discard, run_pass
-from kept.compaction.planner import Limits, NotNow, next_identity, plan
-from kept.compaction.view import base_job, job_for, view
+from kept.compaction.cleaner.cleaner_run import Result, discard, run_pass
+from kept.compaction.cleaner.log_snapshot import base_job, job_for, view
+from kept.compaction.cleaner.planner import Limits, NotNow, next_identity, plan
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
+from kept.compaction.manifest.apply import CompactionState
+from kept.compaction.manifest.follow import LogsDiffer
+from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.node.replicas.manifests.status import Known, base_name, is_alone, leads, others_apply
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
@@ -233,7 +233,9 @@ class SimManifests:
             return
         if isinstance(answer, tuple):
             told, bodies = answer
-            self._pulled(request, told, {r: held.decode("pulled", d) for r, d in bodies.items()})
+            self._pulled(
+                request, told, {r: manifest_store.decode("pulled", d) for r, d in bodies.items()}
+            )
         else:
             refused = isinstance(answer, KeptError)
             mine = self.core.asked == request
@@ -274,7 +276,7 @@ class SimManifests:
         bodies = {}
         for ref in answer.bodies:
             try:
-                bodies[ref] = held.encode(self.body(ref))
+                bodies[ref] = manifest_store.encode(self.body(ref))
             except FileNotFoundError as error:
                 raise Violation(
                     "older-needed", f"{self.machine.name} {self.tp}: {ref} is asked for: {error}"
@@ -346,7 +348,11 @@ class SimManifests:
                     self.bodies.pop(ref, None)
                     self.made = None
                 case ev.ClearApplied() | ev.Lose() as gone:
-                    forget = held.lose if isinstance(gone, ev.Lose) else held.clear_applied
+                    forget = (
+                        manifest_store.lose
+                        if isinstance(gone, ev.Lose)
+                        else manifest_store.clear_applied
+                    )
                     self.replicas.attempt(partial(forget, self.directory, self.disk))
                     self.state, self.partition.applied_end = None, 0
                 case ev.ReportMissing(ref, offset):
@@ -420,11 +426,13 @@ class SimManifests:
     def body(self, ref: ManifestRef | None) -> Manifest | None:
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return held.body(self.directory, self.disk, Identity(*ref.identity))
+        return manifest_store.body(self.directory, self.disk, Identity(*ref.identity))
 
     def _store(self, effect: ev.Store) -> Steps:
         yield
-        held.store(self.directory, self.disk, self.body(effect.held), self.body(effect.told))
+        manifest_store.store(
+            self.directory, self.disk, self.body(effect.held), self.body(effect.told)
+        )
         self.bodies.clear()
         self.world.counts["manifests stored"] += 1
 
@@ -522,7 +530,7 @@ class SimManifests:
             replacement = None
             yield
             state = applying.conclude(self.directory, self.disk, published)
-            held.applied(self.directory, self.disk, published.manifest.identity)
+            manifest_store.applied(self.directory, self.disk, published.manifest.identity)
             self.world.counts["generations applied"] += 1
             return state
         finally:
@@ -578,7 +586,7 @@ class SimManifests:
         self.check()
         self._no_pass()
         self.replicas.base_begun(self.tp, effect.leader_epoch)
-        held.lose(self.directory, self.disk)
+        manifest_store.lose(self.directory, self.disk)
         self.state, self.partition.applied_end = None, 0
         yield
         self.check()
@@ -595,7 +603,7 @@ class SimManifests:
         self.partition.raise_high_watermark(result.end_offset)
         self.world.counts["base generations"] += 1
         state = yield from self._place(result)
-        held.begun(self.directory, self.disk, state.applied)
+        manifest_store.begun(self.directory, self.disk, state.applied)
         return state
 
     def _wanted(self, epoch: int) -> None:

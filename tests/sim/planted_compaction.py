@@ -5,7 +5,7 @@ them, over the cores alone. Those of stage ``compaction-scripted`` need too many
 be drawn: the seed is their script's.
 
 Not here: *bytes instead of records* (rule 17) shows in
-``tests/compaction/test_verify.py``: every record of these histories is uncompressed.
+``tests/compaction/manifest/test_verify.py``: every record of these histories is uncompressed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kept.compaction.follow import LogsDiffer
+from kept.compaction.manifest.follow import LogsDiffer
 from kept.replication.events import ManifestOffered, ManifestPublished
 from kept.replication.manifests_events import Store, Tell
 from tests.sim.planted import plant
 
 CORE = "kept.replication.manifests.ManifestCore"
 LEADER = "kept.replication.leader.LeaderCore"
-FOLLOW = "kept.compaction.follow"
-HELD = "kept.compaction.held"
+FOLLOW = "kept.compaction.manifest.follow"
+HELD = "kept.compaction.manifest.manifest_store"
 STAGE, SCRIPTED = "compaction", "compaction-scripted"
 FAILS = "resurrection generation-differs value-lost survivor-missing liveness invariants tombstones"
 
@@ -202,13 +202,13 @@ plant(
 plant(
     "survivor-denied", STAGE, 19, "survivor-missing",
     "what a lone leader begins anew with is there, unless a generation had dropped it (15, 19)",
-    ("kept.compaction.follow_worker.run_here", denied),
+    ("kept.compaction.manifest.follow_worker.run_here", denied),
     rots=True, unclean=False,
 )  # fmt: skip
 plant(
     "survivor-denied-once", STAGE, 27, "survivor-missing",
     "what a pass has left is there, however anew its leader had begun (15)",
-    ("kept.compaction.follow_worker.run_here", denied_once),
+    ("kept.compaction.manifest.follow_worker.run_here", denied_once),
     rots=True, unclean=False,
 )  # fmt: skip
 plant(

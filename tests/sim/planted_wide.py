@@ -4,8 +4,8 @@ that move, damaged files (rules 1, 4, 8, 9, 13, 14, 19, 43).
 Not here: *groups in descending order* (11, C12) and *HW below b* (12, C13), which
 ``tests/replication/manifests`` plants: what a swap half done could show is gone since the pass
 before, for a tombstone goes one pass after what it deletes. *Aborted transactions forgotten where a
-segment is split* (9, 18) shows in ``tests/compaction/test_follow.py``: replicas here mostly roll at
-the same offsets.
+segment is split* (9, 18) shows in ``tests/compaction/manifest/test_follow.py``: replicas here
+mostly roll at the same offsets.
 """
 
 from __future__ import annotations
@@ -85,31 +85,31 @@ plant(
 plant(
     "base-is-mapped", WIDE, 16, SHOWS,
     "what a base generation covers of an open transaction is not mapped (1, 19)",
-    ("kept.compaction.planner.cleanable_range", to_its_end),
+    ("kept.compaction.cleaner.planner.cleanable_range", to_its_end),
     transactions=True,
 )  # fmt: skip
 plant(
     "aborted-is-mapped", WIDE, 1, SHOWS,
     "aborted data supersedes nothing (4, 9)",
-    ("kept.compaction.facts.AbortedIndex.has", always(False)),
+    ("kept.compaction.cleaner.scan_stats.AbortedIndex.has", always(False)),
     transactions=True,
 )  # fmt: skip
 plant(
     "producer-forgotten", WIDE, 1, "producer-state sequence",
     "the last batch of an active producer stays, empty (8)",
-    ("kept.compaction.survey.producers_by_last_offset", nobody_is_active),
+    ("kept.compaction.cleaner.survey.producers_by_last_offset", nobody_is_active),
     unclean=False,
 )  # fmt: skip
 plant(
     "start-goes-back", WIDE, 1, "log-start-back",
     "a replica's log start does not go back (43)",
-    ("kept.compaction.follow.job_for", starts_anew),
+    ("kept.compaction.manifest.follow.job_for", starts_anew),
     moves=True,
 )  # fmt: skip
 plant(
     "damage-believed", WIDE, 1, f"{SHOWS} generation-differs survivor-missing crash invariants "
     "liveness older-needed tombstones",
     "a damaged manifest is noticed (13, 14)",
-    ("kept.compaction.manifest._crc", believed),
+    ("kept.compaction.manifest.manifest._crc", believed),
     rots=True,
 )  # fmt: skip

@@ -15,8 +15,8 @@ import pytest
 from kept.client.blocking import Client, OutRecord
 from kept.client.http import JsonApi
 from kept.client.view import Endpoint
+from kept.compaction.strategies.kit import clean
 from kept.compaction.strategy import From, Latest
-from kept.compaction.strategy_kit import clean
 from kept.pipeline import exports, files, jobs, tables
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of

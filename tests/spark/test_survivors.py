@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kept.compaction.strategies.kit import clean
 from kept.compaction.strategy import (
     From,
     HighestVersion,
@@ -20,7 +21,6 @@ from kept.compaction.strategy import (
     Strategy,
     parse_prefixes,
 )
-from kept.compaction.strategy_kit import clean
 from kept.pipeline.exports import compacted
 from kept.pipeline.survivors import strategy_of
 from kept.storage.errors import InvalidConfig

@@ -1,4 +1,4 @@
-"""Putting finished outputs into place: the steps of :func:`kept.compaction.apply.apply`.
+"""Putting finished outputs into place: the steps of :func:`kept.compaction.manifest.apply.apply`.
 
 The same for what a pass here made and for what was built from another replica's manifest. The loop
 does the renames of one group of segments at a time; all that blocks longer runs in the directory's
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kept.compaction import apply as applying
-from kept.compaction import held
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import manifest_store
 from kept.node.replicas import maintenance
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
@@ -27,8 +27,8 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.compaction.apply import CompactionState, Published
-    from kept.compaction.pass_ import Result
+    from kept.compaction.cleaner.cleaner_run import Result
+    from kept.compaction.manifest.apply import CompactionState, Published
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
     from kept.storage.replacement import Replacement
@@ -70,7 +70,7 @@ async def conclude(node: Node, hosted: HostedPartition, published: Published) ->
             history_bytes=node.config.compaction_history_bytes,
         )
     )
-    await pool.run(held.applied, directory, node.disk, published.manifest.identity)
+    await pool.run(manifest_store.applied, directory, node.disk, published.manifest.identity)
     return state
 
 

@@ -16,7 +16,7 @@ from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
 
 if TYPE_CHECKING:
-    from kept.compaction.apply import CompactionState
+    from kept.compaction.manifest.apply import CompactionState
 
 
 def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, Known]:
@@ -27,7 +27,7 @@ def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, 
     names = disk.listdir(path)
     if not any(name.startswith((layout.MANIFEST_PREFIX, layout.HELD_MANIFEST)) for name in names):
         return None, Known()
-    from kept.compaction import apply
+    from kept.compaction.manifest import apply
 
     try:
         return apply.load_state(path, disk), Known()
@@ -46,7 +46,7 @@ def after(
     A log that ends below what is held lost its tail in a power cut, or was not fetched so far.
     Whatever comes there next may not be what was compacted: the manifest counts no more (C15).
     """
-    from kept.compaction import apply, held
+    from kept.compaction.manifest import apply, manifest_store
     from kept.node.replicas.manifests.store import ref_of
 
     state = apply.settle(path, disk, state)
@@ -54,10 +54,10 @@ def after(
         if state.applied is None:
             applied = None
         else:
-            held.applied(path, disk, state.applied)
-            applied = ref_of(held.body(path, disk, state.applied))
-        newest = held.load(path, disk)
-    except held.GivenUp:
+            manifest_store.applied(path, disk, state.applied)
+            applied = ref_of(manifest_store.body(path, disk, state.applied))
+        newest = manifest_store.load(path, disk)
+    except manifest_store.GivenUp:
         log.info(
             "manifest awaited",
             path=path,
@@ -85,10 +85,10 @@ def after(
 
 def _lost(path: str, disk: Disk, alone: bool) -> Known:
     """No manifest is relied on. A lone replica cleans anew; one of several asks its leader."""
-    from kept.compaction import held
+    from kept.compaction.manifest import manifest_store
 
     if alone:
-        held.forget(path, disk)
+        manifest_store.forget(path, disk)
     else:
-        held.lose(path, disk)
+        manifest_store.lose(path, disk)
     return Known(lost=not alone)

@@ -6,8 +6,8 @@ and in worker processes, one store and one apply at a time; until both are done 
 goes ahead (the fetcher tries again), and the core lets elections wait.
 
 The leader of a partition applies what its own pass left; everybody else, and a leader that finishes
-what it held at a start, builds from the manifest (:mod:`kept.compaction.follow`). Nothing of
-``kept.compaction`` is imported before there is a manifest.
+what it held at a start, builds from the manifest (:mod:`kept.compaction.manifest.follow`). Nothing
+of ``kept.compaction`` is imported before there is a manifest.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
     from kept.cluster.records import PartitionRecord
-    from kept.compaction.apply import CompactionState
-    from kept.compaction.manifest import Manifest
-    from kept.compaction.pass_ import Result
+    from kept.compaction.cleaner.cleaner_run import Result
+    from kept.compaction.manifest.apply import CompactionState
+    from kept.compaction.manifest.manifest import Manifest
     from kept.node.node import Node
     from kept.node.replicas.manifests.store import Files, Made
     from kept.node.replicas.manifests.workers import Work
@@ -586,6 +586,6 @@ def _say_if_bug(what: str, error: Exception) -> None:
 
 def _missing(error: BaseException) -> int | None:
     """The record that is missing, where that is why a build failed (here, or in a worker)."""
-    from kept.compaction.follow import LogsDiffer
+    from kept.compaction.manifest.follow import LogsDiffer
 
     return error.offset if isinstance(error, PassFailed | LogsDiffer) else None

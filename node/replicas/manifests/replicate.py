@@ -33,7 +33,7 @@ from kept.storage.records import crc32c
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from kept.compaction.manifest import Manifest
+    from kept.compaction.manifest.manifest import Manifest
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
     from kept.replication.partition import Partition
@@ -246,7 +246,7 @@ class Pulls:
 
 def _decode(data: bytes, name: calls.ManifestName, partition: Partition) -> Manifest:
     """In a thread. Raises DamagedData, CorruptMessage, DirectoryRefused (of a newer kept)."""
-    from kept.compaction import held
+    from kept.compaction.manifest import manifest_store as held
 
     found = held.decode("a manifest that was pulled", data)
     if (*found.identity, found.end_offset) != (name.epoch, name.generation, name.end_offset):

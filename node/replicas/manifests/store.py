@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from kept.compaction import follow, follow_worker, held, manifest
-from kept.compaction import job as jobs
-from kept.compaction.manifest import Identity, Manifest
-from kept.compaction.pass_ import Result, discard
-from kept.compaction.view import base_job
-from kept.compaction.worker import COMMAND
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner.cleaner_run import Result, discard
+from kept.compaction.cleaner.log_snapshot import base_job
+from kept.compaction.cleaner.worker import COMMAND
+from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
+from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.node.replicas.manifests import install
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.replicas.manifests.status import pair_of
@@ -39,7 +39,7 @@ would keep a replica that comes back out of the ISR for minutes.
 """
 
 if TYPE_CHECKING:
-    from kept.compaction.apply import CompactionState
+    from kept.compaction.manifest.apply import CompactionState
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
     from kept.storage.log import Log
@@ -103,7 +103,7 @@ class Files:
         """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return held.body(self._directory, self._node.disk, identity_of(ref))
+        return manifest_store.body(self._directory, self._node.disk, identity_of(ref))
 
     def readable(self, ref: ManifestRef) -> Manifest:
         """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
@@ -118,13 +118,13 @@ class Files:
         """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
         async with self._lock:
             data: bytes = await self._hosted.directory.pool.run(
-                lambda: held.encode(self.readable(ref))
+                lambda: manifest_store.encode(self.readable(ref))
             )
         return data
 
     def lose(self) -> None:
         """What is held cannot be read; blocks. No other work may be under way."""
-        held.lose(self._directory, self._node.disk)
+        manifest_store.lose(self._directory, self._node.disk)
         self.bodies.clear()
 
     async def store(self, newest: ManifestRef | None, told: ManifestRef | None) -> None:
@@ -132,7 +132,7 @@ class Files:
         disk = self._node.disk
 
         def work() -> None:
-            held.store(self._directory, disk, self.body(newest), self.body(told))
+            manifest_store.store(self._directory, disk, self.body(newest), self.body(told))
 
         async with self._lock:
             await self._hosted.directory.pool.run(work)
@@ -140,7 +140,7 @@ class Files:
 
     def clear_applied(self) -> None:
         """The log was cut below what was applied; blocks. No other work may be under way."""
-        held.clear_applied(self._directory, self._node.disk)
+        manifest_store.clear_applied(self._directory, self._node.disk)
 
     async def made(self, result: Result) -> Manifest:
         """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""
@@ -267,7 +267,7 @@ class Files:
             await self.no_pass()
             async with self._lock:
                 check()
-                await hosted.directory.pool.run(held.lose, log_.directory, node.disk)
+                await hosted.directory.pool.run(manifest_store.lose, log_.directory, node.disk)
             hosted.compaction = None
             hosted.partition.applied_end = 0
             check()
@@ -280,6 +280,6 @@ class Files:
             state = await self._place(result, check)
             async with self._lock:
                 await hosted.directory.pool.run(
-                    held.begun, log_.directory, node.disk, state.applied
+                    manifest_store.begun, log_.directory, node.disk, state.applied
                 )
             return state

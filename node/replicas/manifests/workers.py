@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.compaction.worker import result_from
+from kept.compaction.cleaner.worker import result_from
 from kept.node.replicas.manifests.failures import PassFailed
 from kept.node.runtime.subprocess import Child, ChildFailed, spawn
 
 if TYPE_CHECKING:
-    from kept.compaction.pass_ import Result
+    from kept.compaction.cleaner.cleaner_run import Result
 
 LINE_BYTES: Final = 1 << 20
 """Longest line that a worker may say."""

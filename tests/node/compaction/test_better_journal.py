@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from kept.compaction.journal import Fate, Reason
+from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin import leader_routing
 from kept.storage.errors import KeptError, NetworkException
 from kept.storage.types import TopicPartition

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.compaction.planner import NotNow
+from kept.compaction.cleaner.planner import NotNow
 from kept.node.replicas.manifests import store, workers
 from kept.node.replicas.manifests.failures import PassFailed
 from kept.storage.errors import MachineError
@@ -98,7 +98,7 @@ def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, cal
 
 
 def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, monkeypatch):
-    from kept.compaction import manifest
+    from kept.compaction.manifest import manifest
     from kept.storage.errors import DamagedData
 
     lone = lone_node(log_cleaner_enable="false")

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kept.cluster.records import RemoveTopicRecord
-from kept.compaction.planner import NotNow
+from kept.compaction.cleaner.planner import NotNow
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
 from kept.storage.records import build_batch, check, records
@@ -189,7 +189,7 @@ def test_a_stop_waits_for_what_is_being_put_into_place(filled, point):
 
 
 def test_what_could_not_be_put_into_place_is_built_again_from_the_manifest(filled, monkeypatch):
-    from kept.compaction import apply as applying
+    from kept.compaction.manifest import apply as applying
     from kept.node.replicas.manifests import retry
     from kept.storage.errors import InvariantViolation
 

@@ -15,15 +15,15 @@ from tests.node.compaction.test_cleaner_faults import TP, clean, filled, newest
 # Every key is lost, also those of segments that stay as they are: whichever are drawn.
 BROKEN = """
 import sys
-from kept.compaction import pass_, worker
-real = pass_.survey
+from kept.compaction.cleaner import cleaner_run, worker
+real = cleaner_run.survey
 def survey(*args, **kwargs):
     found = real(*args, **kwargs)
     for group in found.groups:
         group.output.survivors.clear()
         group.changed = True
     return found
-pass_.survey = survey
+cleaner_run.survey = survey
 sys.exit(worker.main())
 """
 FOR_EVER_MS = 1 << 60

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 
 from kept import kernels
-from kept.compaction.worker import COMMAND
+from kept.compaction.cleaner.worker import COMMAND
 from kept.node.compaction import cleaner
 from kept.node.runtime.uncompiled_kernels import Kernels
 from tests.node.compaction.test_cleaner_faults import clean, filled
 from tests.tools.needs import need
 
-FEW = ("compaction._kernel", "node.kafka.codec._codec")
+FEW = ("compaction.kernels._kernel", "node.kafka.codec._codec")
 
 
 def lacks(monkeypatch, *names):
@@ -52,8 +52,8 @@ def test_a_kernel_that_is_not_there_is_named(monkeypatch):
 def test_a_kernel_that_does_not_load_is_named(monkeypatch):
     monkeypatch.delenv("KEPT_KERNEL", raising=False)
     need("kernels")
-    lacks(monkeypatch, "compaction._kernel")
-    assert "compaction._kernel" in kernels.uncompiled(load=True)
+    lacks(monkeypatch, "compaction.kernels._kernel")
+    assert "compaction.kernels._kernel" in kernels.uncompiled(load=True)
 
 
 def test_the_log_names_them_once(monkeypatch, capsys):
@@ -65,7 +65,7 @@ def test_the_log_names_them_once(monkeypatch, capsys):
     found.uncompiled = FEW[:1]
     found.warn()
     said = capsys.readouterr().err
-    assert "level=warning" in said and "uncompiled=compaction._kernel" in said
+    assert "level=warning" in said and "uncompiled=compaction.kernels._kernel" in said
     for _ in range(2):
         found.worker_lacks(FEW)
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,8 +1,8 @@
 """The same replicas on real logs: real passes, real manifests in real files, real swaps.
 
 A :class:`RealMachine` does on a :class:`kept.storage.log.Log` what the shell of a node will do:
-``compaction/follow.py`` builds, ``apply.py`` swaps and marks, ``held.py`` keeps what is held. A
-crash kills the process and keeps what was written.
+``compaction/manifest/follow.py`` builds, ``apply.py`` swaps and marks, ``manifest_store.py`` keeps
+what is held. A crash kills the process and keeps what was written.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from kept.compaction import apply as applying
-from kept.compaction import follow, held, manifest, planner, view
-from kept.compaction.apply import CompactionState
-from kept.compaction.manifest import Identity, Manifest
-from kept.compaction.pass_ import discard, run_pass
+from kept.compaction.cleaner import log_snapshot, planner
+from kept.compaction.cleaner.cleaner_run import discard, run_pass
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import follow, manifest
+from kept.compaction.manifest import manifest_store as held
+from kept.compaction.manifest.apply import CompactionState
+from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
@@ -209,14 +211,14 @@ class RealMachine(Machine):
         log, files = self.real, self.disk.files
         if log.active_segment.size_bytes:
             log.roll(self.clock)
-        seen = view.view(log, self.state, self.high_watermark)
+        seen = log_snapshot.view(log, self.state, self.high_watermark)
         plan = planner.plan(seen, self.clock, planner.Limits(), asked=True)
         if isinstance(plan, planner.NotNow) or self.job is not None:
             return None
         applied = self.state.applied
         identity = planner.next_identity(applied, self.leader.leader_epoch)
         discard(DIRECTORY, files)
-        job = view.job_for(
+        job = log_snapshot.job_for(
             log, plan, identity, now_ms=self.clock, hash_key=bytes(16), limits=planner.Limits()
         )
         run_pass(job, files)
@@ -231,7 +233,7 @@ class RealMachine(Machine):
         held.lose(DIRECTORY, files)
         identity = Identity(epoch, generation)
         self.state = CompactionState()
-        job = view.base_job(self.real, identity, now_ms=self.clock, limits=planner.Limits())
+        job = log_snapshot.base_job(self.real, identity, now_ms=self.clock, limits=planner.Limits())
         result = run_pass(job, files)
         self.state = applying.apply(self.real, result, None, self.clock)
         held.begun(DIRECTORY, files, identity)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from kept.compaction.manifest import Identity
+from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests.failures import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.status import Known

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.compaction import apply as applying
+from kept.compaction.manifest import apply as applying
 from kept.node.replicas.manifests.workers import Work
 from kept.storage import layout
 from kept.storage.checkpoints import read_offsets

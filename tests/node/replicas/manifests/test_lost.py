@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.compaction import held
+from kept.compaction.manifest import manifest_store
 from kept.node.replicas.manifests import install, recover
 from kept.node.replicas.manifests.failures import Withdrawn
 from kept.node.replicas.manifests.status import Known
@@ -125,7 +125,7 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
     until(lone, lambda: hosted.manifests.trouble.count)
     with pytest.raises(DamagedData):
-        held.load(path, disk)
+        manifest_store.load(path, disk)
     monkeypatch.undo()
     lone.run(asyncio.sleep(0))
     assert hosted.manifests.retry()
@@ -191,7 +191,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
             return found
         return recover.after(path, disk, state, alone, end)[1]
 
-    held.lose(path, disk)
+    manifest_store.lose(path, disk)
     for _ in range(2):
         assert start() == Known(lost=not alone)
         assert said == ([("info", "manifest awaited")] if not alone or _ == 0 else [])

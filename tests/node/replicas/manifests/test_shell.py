@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from kept.compaction.manifest import Identity
+from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import replica as shell
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from pyroaring import BitMap
 
-from kept.compaction import held
-from kept.compaction.manifest import Identity, Manifest, OutputSegment
+from kept.compaction.manifest import manifest_store
+from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
 from kept.node.internode import manifest_rpc as calls
 from kept.node.replicas.manifests import notify, replicate
 from kept.replication import manifests_events as ev
@@ -46,7 +46,7 @@ class LeaderShell:
     """What the leader's replica says."""
 
     def __init__(self, *manifests: Manifest) -> None:
-        self.bodies = {ref_of(one): held.encode(one) for one in manifests}
+        self.bodies = {ref_of(one): manifest_store.encode(one) for one in manifests}
         self.asked: list[ev.PullRequest] = []
         self.error: Exception | None = None
         self.reads = 0
@@ -171,7 +171,7 @@ def test_larger_ones_come_in_pieces_and_are_read_once(monkeypatch):
     one = manifest(1)
     leader = LeaderShell(one)
     pair = run(leader)
-    pieces = -(-len(held.encode(one)) // 64)
+    pieces = -(-len(manifest_store.encode(one)) // 64)
     assert pieces > 1
     assert pair.calls == ["PullManifests"] + ["ManifestChunk"] * pieces
     assert leader.reads == 1
@@ -186,7 +186,7 @@ def test_bodies_that_several_fetch_side_by_side_are_read_once_and_let_go(monkeyp
 
     async def go() -> None:
         answers = Pair(leader).answers
-        for position in range(0, len(held.encode(several[0])), 64):
+        for position in range(0, len(manifest_store.encode(several[0])), 64):
             for one in several:
                 name = replicate.name_of(ref_of(one))
                 await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, position))
@@ -197,7 +197,9 @@ def test_bodies_that_several_fetch_side_by_side_are_read_once_and_let_go(monkeyp
         answers._sending.popitem()
         monkeypatch.setattr(replicate, "KEPT_S", 0.01)
         await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, 0))
-        assert list(answers._sending.values()) == [held.encode(several[-1])], "memory is bounded"
+        assert list(answers._sending.values()) == [manifest_store.encode(several[-1])], (
+            "memory is bounded"
+        )
         async with asyncio.timeout(60):
             while answers._sending:
                 await asyncio.sleep(0.01)

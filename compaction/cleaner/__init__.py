@@ -1,0 +1,1 @@
+"""One cleaner run: planned, surveyed, built, checked, in a worker process."""

@@ -1,0 +1,165 @@
+"""A log as the planner sees it: plain values, taken from a :class:`~kept.storage.log.Log`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kept.compaction.cleaner.job import Job, Producer, Source
+from kept.compaction.manifest.apply import CompactionState
+from kept.compaction.manifest.manifest import Identity
+from kept.storage import layout, producer_recovery
+from kept.storage.types import LogConfig, TopicPartition
+
+if TYPE_CHECKING:
+    from kept.compaction.cleaner.planner import Limits, Plan
+    from kept.storage.log import Log
+    from kept.storage.producers import ProducerState
+    from kept.storage.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """A segment: ``end_offset`` is the next segment's base (the log's end for the active one).
+
+    ``largest_timestamp`` is the file's mtime where there is no timestamp; ``first_timestamp`` is
+    that of the first batch, -1 without one.
+    """
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    largest_timestamp: int
+    first_timestamp: int
+    mtime_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """A log; the last of ``segments`` is the active one. ``last_stable_offset`` <= high
+    watermark.
+    """
+
+    topic_partition: TopicPartition
+    topic_id: uuid.UUID
+    directory: str
+    segments: tuple[SegmentView, ...]
+    log_start_offset: int
+    log_end_offset: int
+    last_stable_offset: int
+    config: LogConfig
+    state: CompactionState
+    uncleanable: str | None = None
+
+    @property
+    def active(self) -> SegmentView:
+        """The segment that is appended to."""
+        return self.segments[-1]
+
+
+def view(
+    log: Log, state: CompactionState, last_stable_offset: int, uncleanable: str | None = None
+) -> LogView:
+    """A log's view. Cheap: first timestamps are read once per segment. ``uncleanable``: why no pass
+    may touch it.
+    """
+    segments = log.segments
+    ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
+    return LogView(
+        log.topic_partition,
+        log.topic_id,
+        log.directory,
+        tuple(_segment(s, end) for s, end in zip(segments, ends, strict=True)),
+        log.log_start_offset,
+        log.log_end_offset,
+        last_stable_offset,
+        log.config,
+        state,
+        uncleanable,
+    )
+
+
+def _segment(segment: Segment, end_offset: int) -> SegmentView:
+    return SegmentView(
+        segment.base_offset, end_offset, segment.size_bytes, segment.largest_timestamp,
+        segment.first_timestamp, segment.mtime_ms,
+    )  # fmt: skip
+
+
+def job_for(
+    log: Log, plan: Plan, identity: Identity, *, now_ms: int, hash_key: bytes, limits: Limits
+) -> Job:
+    """The job of a plan: also takes the log's producers and aborted transactions.
+
+    ``hash_key`` is 16 fresh random bytes.
+    """
+    sources = []
+    for segment in plan.segments:
+        directory, base = log.directory, segment.base_offset
+        sizes = [
+            _size(log, layout.segment_file(directory, base, kind))
+            for kind in (layout.INDEX, layout.TIME_INDEX)
+        ]
+        sources.append(
+            Source(base, segment.end_offset, segment.size_bytes, segment.mtime_ms, *sizes)
+        )
+    producers = tuple(
+        Producer(producer_id, last_offset, state.epoch)
+        for producer_id, state, last_offset in _last_data_below(log, plan.end_offset)
+    )
+    tp = log.topic_partition
+    return Job(
+        log.directory, tp.topic, tp.partition, str(log.topic_id), identity, log.log_start_offset,
+        plan.first_dirty, plan.end_offset, tuple(sources), now_ms, hash_key, log.config,
+        producers=producers,
+        aborted=tuple(log.aborted_transactions(log.log_start_offset, plan.end_offset)),
+        previous=plan.previous,
+        horizons_only=plan.horizons_only,
+        rewrite=plan.rewrite,
+        buffer_bytes=limits.dedupe_buffer_bytes,
+        load_factor=limits.load_factor,
+        max_bytes_per_second=limits.max_bytes_per_second,
+        urgent=plan.overdue,
+        check_keys=limits.check_keys,
+    )  # fmt: skip
+
+
+def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerState, int]]:
+    """(id, state, offset of its last data below ``end_offset``) of the active producers (rule 8).
+
+    What is above may be lost, with this leader, and is not what a pass may rely on. Who has written
+    more than five batches there is looked up in the snapshot of that offset.
+    """
+    snapshot: dict[int, ProducerState] | None = None
+    for producer_id, state in log.producers.items():
+        known = state
+        if state.batches and state.batches[0].last_offset >= end_offset:
+            if snapshot is None:
+                snapshot = dict(producer_recovery.known_at(log.disk, log.directory, end_offset))
+            known = snapshot.get(producer_id, state)
+        below = [batch.last_offset for batch in known.batches if batch.last_offset < end_offset]
+        yield producer_id, state, below[-1] if below else state.last_offset
+
+
+def base_job(log: Log, identity: Identity, *, now_ms: int, limits: Limits) -> Job:
+    """The job of a base generation over the whole log (rule 19); rolls its active segment."""
+    from kept.compaction.cleaner.planner import Plan
+
+    if log.active_segment.size_bytes:
+        log.roll(now_ms)
+    seen = view(log, CompactionState(), log.log_end_offset)
+    whole = Plan(
+        log.topic_partition, log.log_end_offset, log.log_end_offset, "", seen.segments[:-1], 0, 0,
+        "base generation",
+    )  # fmt: skip
+    found = job_for(log, whole, identity, now_ms=now_ms, hash_key=b"", limits=limits)
+    return replace(found, base=True, urgent=True)
+
+
+def _size(log: Log, path: str) -> int:
+    try:
+        return log.disk.stat(path).size_bytes
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,314 @@
+"""Which part of which log to clean next (rules 1 to 3; Apache Kafka: ``LogCleanerManager``).
+
+:func:`plan` looks at one log and says what a pass would do now, or why none is due. :func:`choose`
+picks among logs: overdue ones first, then the highest dirty ratio. :class:`Failures` keeps the
+reason of a log that failed and when it is tried again; one failing log never stops the others.
+
+Where we differ from Kafka: a log is also due when a delete horizon in its clean part has passed
+(such a pass maps nothing and rewrites only those segments), and the bytes of a partly cleaned
+segment count as dirty only, not as both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kept.compaction.cleaner.build import RESERVE_BYTES
+from kept.compaction.cleaner.job import (
+    DEFAULT_BUFFER_BYTES,
+    DEFAULT_CHECK_KEYS,
+    DEFAULT_LOAD_FACTOR,
+)
+from kept.compaction.cleaner.log_snapshot import LogView, SegmentView
+from kept.compaction.manifest.manifest import Identity
+from kept.storage.types import MAX_INT64, TopicPartition
+
+RETRY_BASE_MS: Final = 15_000
+RETRY_MAX_MS: Final = 600_000
+"""A failed log waits 15 s, then twice as long each time, 10 min at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the cleaner may use: ``log.cleaner.*`` of the node.
+
+    ``dedupe_buffer_bytes`` is for one pass: ``log.cleaner.dedupe.buffer.size`` over the threads.
+    ``free_bytes`` is what the log's disk has left, None for unknown. ``check_keys``:
+    ``kept.compaction.check.keys``.
+    """
+
+    dedupe_buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    load_factor: float = DEFAULT_LOAD_FACTOR
+    max_bytes_per_second: float = float(MAX_INT64)
+    free_bytes: int | None = None
+    check_keys: int = DEFAULT_CHECK_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class CleanableRange:
+    """``first_dirty..end_offset`` may be mapped; ``bound`` says what holds the end back."""
+
+    first_dirty: int
+    end_offset: int
+    bound: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pass that is due: the range, the segments to read, and why now."""
+
+    topic_partition: TopicPartition
+    first_dirty: int
+    end_offset: int
+    bound: str
+    segments: tuple[SegmentView, ...]
+    clean_bytes: int
+    cleanable_bytes: int
+    why: str
+    overdue: bool = False
+    asked: bool = False
+    horizons_only: bool = False
+    rewrite: frozenset[int] = field(default_factory=frozenset)
+    previous: Identity | None = None
+
+    @property
+    def dirty_ratio(self) -> float:
+        """Cleanable bytes / (clean bytes + cleanable bytes)."""
+        return ratio(self.clean_bytes, self.cleanable_bytes)
+
+    @property
+    def needs_bytes(self) -> int:
+        """Space that the outputs may take: all of them exist before the first swap."""
+        chosen = self.segments
+        if self.horizons_only:
+            chosen = tuple(s for s in chosen if s.base_offset in self.rewrite)
+        return sum(segment.size_bytes for segment in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """No pass is due; ``reason`` is a sentence for the user."""
+
+    topic_partition: TopicPartition
+    reason: str
+    dirty_ratio: float = 0.0
+
+
+def ratio(clean_bytes: int, cleanable_bytes: int) -> float:
+    """The dirty ratio; 0 for an empty log."""
+    total = clean_bytes + cleanable_bytes
+    return cleanable_bytes / total if total else 0.0
+
+
+def cleanable_range(log: LogView, now_ms: int) -> CleanableRange:
+    """Rule 1: what may be mapped, and what bounds it.
+
+    A pass maps all that its manifest covers, and that end never goes down. So nothing may be mapped
+    while a bound is below it: a base generation (rule 19) covers open transactions, too.
+    """
+    first_dirty = log.state.clean_to
+    if not log.log_start_offset <= first_dirty <= log.log_end_offset:
+        first_dirty = log.log_start_offset
+    bounds = [
+        (log.active.base_offset, "the active segment"),
+        (log.last_stable_offset, "the last stable offset"),
+    ]
+    lag_ms = log.config.min_compaction_lag_ms
+    if lag_ms > 0:
+        for segment in log.segments[:-1]:
+            if segment.end_offset > first_dirty and segment.largest_timestamp > now_ms - lag_ms:
+                bounds.append((segment.base_offset, f"min.compaction.lag.ms={lag_ms}"))
+                break
+    upper, bound = min(bounds, key=lambda item: item[0])
+    bases = [s.base_offset for s in log.segments if s.base_offset <= max(upper, first_dirty)]
+    end = max(bases, default=first_dirty)
+    if end < _applied_end(log):
+        end = first_dirty
+    return CleanableRange(first_dirty, end, bound)
+
+
+def _applied_end(log: LogView) -> int:
+    """Where the applied manifest ends, if a segment begins there; else 0."""
+    end = log.state.end_offset
+    return end if any(s.base_offset == end for s in log.segments) else 0
+
+
+def sizes(log: LogView, found: CleanableRange) -> tuple[int, int]:
+    """(clean, cleanable) bytes."""
+    clean = sum(s.size_bytes for s in log.segments if s.end_offset <= found.first_dirty)
+    cleanable = sum(
+        s.size_bytes
+        for s in log.segments
+        if found.first_dirty < s.end_offset and s.base_offset < found.end_offset > found.first_dirty
+    )
+    return clean, cleanable
+
+
+def is_overdue(log: LogView, first_dirty: int, now_ms: int) -> bool:
+    """Rule 3: the oldest dirty segment is beyond ``max.compaction.lag.ms``."""
+    oldest = [
+        s.first_timestamp
+        for s in log.segments[:-1]
+        if s.end_offset > first_dirty and s.first_timestamp > 0
+    ]
+    lag_ms = max(log.config.max_compaction_lag_ms, 0)
+    return bool(oldest) and min(oldest) < now_ms - lag_ms
+
+
+def expired_segments(log: LogView, now_ms: int) -> frozenset[int]:
+    """Segments of the applied manifest with a delete horizon that has passed."""
+    there = {segment.base_offset for segment in log.segments}
+    passed = {base for base, horizon in log.state.horizons.items() if horizon <= now_ms}
+    return frozenset(passed & there)
+
+
+def _covered(log: LogView) -> bool:
+    """The applied manifest still describes the segments below its end, as a pass for horizons
+    needs.
+    """
+    below = [s for s in log.segments if s.base_offset < log.state.end_offset]
+    return bool(below) and below[-1].end_offset == log.state.end_offset
+
+
+def plan(
+    log: LogView, now_ms: int, limits: Limits, *, asked: bool = False, renew: bool = False
+) -> Plan | NotNow:  # fmt: skip
+    """What a pass would do now, or why none is due.
+
+    ``asked``: somebody wants one; ratio and lag do not matter then. ``renew``: the manifest that is
+    applied cannot be read, so that one is wanted even where there is nothing to clean.
+    """
+    tp = log.topic_partition
+    if not log.config.compact:
+        return NotNow(tp, "cleanup.policy has no compact")
+    if log.uncleanable is not None:
+        return NotNow(tp, log.uncleanable)
+    found = cleanable_range(log, now_ms)
+    clean, cleanable = sizes(log, found)
+    dirty_ratio = ratio(clean, cleanable)
+    overdue = cleanable > 0 and is_overdue(log, found.first_dirty, now_ms)
+    passed = expired_segments(log, now_ms)
+    due = dirty_ratio > log.config.min_cleanable_dirty_ratio
+    if cleanable and (asked or overdue or due):
+        why = "asked for" if asked else f"dirty ratio {dirty_ratio:.2f}"
+        if overdue and not asked:
+            why = "max.compaction.lag.ms has passed"
+        made = Plan(
+            tp, found.first_dirty, found.end_offset, found.bound,
+            tuple(s for s in log.segments if s.base_offset < found.end_offset),
+            clean, cleanable, why, overdue=overdue, asked=asked, previous=log.state.applied,
+        )  # fmt: skip
+    elif passed and _covered(log) and not renew:  # for the manifest that it would build on
+        end = log.state.end_offset
+        made = Plan(
+            tp, found.first_dirty, end, found.bound,
+            tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
+            "delete horizons have passed", asked=asked, horizons_only=True, rewrite=passed,
+            previous=log.state.applied,
+        )  # fmt: skip
+    elif renew and _covered(log) and log.last_stable_offset >= log.state.end_offset:
+        end = log.state.end_offset
+        made = Plan(
+            tp, log.log_start_offset, end, found.bound,
+            tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
+            "its manifest cannot be read", asked=asked,
+        )  # fmt: skip
+    else:
+        return NotNow(tp, _why_not(log, found, cleanable, dirty_ratio), dirty_ratio)
+    if limits.free_bytes is not None and made.needs_bytes + RESERVE_BYTES > limits.free_bytes:
+        return NotNow(
+            tp,
+            f"needs {made.needs_bytes + RESERVE_BYTES} bytes, {limits.free_bytes} are free",
+            dirty_ratio,
+        )
+    return made
+
+
+def _why_not(log: LogView, found: CleanableRange, cleanable: int, dirty_ratio: float) -> str:
+    if not cleanable:
+        if found.first_dirty >= log.log_end_offset:
+            return "everything is clean"
+        below = found.end_offset < _applied_end(log)
+        where = f"begins below {log.state.end_offset}" if below else "begins there"
+        return f"nothing is cleanable from {found.first_dirty} on: {found.bound} {where}"
+    target = log.config.min_cleanable_dirty_ratio
+    return f"dirty ratio {dirty_ratio:.2f} is not above min.cleanable.dirty.ratio={target}"
+
+
+def choose(
+    plans: Iterable[Plan], in_progress: Iterable[TopicPartition] = (), failures: Failures | None =
+    None, now_ms: int = 0,
+) -> Plan | None:  # fmt: skip
+    """The pass to run next: what was asked for, overdue logs, then the highest dirty ratio."""
+    busy = set(in_progress)
+    ready = [
+        made
+        for made in plans
+        if made.topic_partition not in busy
+        and (failures is None or failures.may_try(made.topic_partition, now_ms))
+    ]
+    return max(ready, key=lambda p: (p.asked, p.overdue, p.dirty_ratio), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a log could not be cleaned, how often in a row, and when it is tried again.
+
+    ``stopped``: the check of a pass found it wrong, so nothing is tried before somebody says so.
+    """
+
+    reason: str
+    count: int
+    retry_at_ms: int
+    stopped: bool = False
+
+
+class Failures:
+    """Logs that failed, with back-off."""
+
+    def __init__(self) -> None:
+        self._failures: dict[TopicPartition, Failure] = {}
+
+    def note(
+        self, tp: TopicPartition, reason: str, now_ms: int, *, stopped: bool = False
+    ) -> Failure:
+        """A pass over this log failed; ``stopped``: see :class:`Failure`."""
+        before = self._failures.get(tp)
+        count = before.count + 1 if before else 1
+        wait_ms = min(RETRY_BASE_MS << min(count - 1, 16), RETRY_MAX_MS)
+        retry_at_ms = MAX_INT64 if stopped else now_ms + wait_ms
+        found = self._failures[tp] = Failure(reason, count, retry_at_ms, stopped)
+        return found
+
+    def may_try(self, tp: TopicPartition, now_ms: int) -> bool:
+        """Whether its back-off is over, or the clock was set back to before it began."""
+        failure = self._failures.get(tp)
+        if failure is None or now_ms >= failure.retry_at_ms:
+            return True
+        return not failure.stopped and failure.retry_at_ms - now_ms > RETRY_MAX_MS
+
+    def succeeded(self, tp: TopicPartition) -> None:
+        """A pass over this log succeeded: it is cleanable again."""
+        self._failures.pop(tp, None)
+
+    def retry(self, tp: TopicPartition) -> bool:
+        """Do not wait any longer; the reason stays until a pass succeeds. False: it had not
+        failed.
+        """
+        failure = self._failures.get(tp)
+        if failure is None:
+            return False
+        self._failures[tp] = Failure(failure.reason, failure.count, 0)
+        return True
+
+    def all(self) -> Mapping[TopicPartition, Failure]:
+        """The logs that are uncleanable now."""
+        return dict(self._failures)
+
+
+def next_identity(state_identity: Identity | None, leader_epoch: int) -> Identity:
+    """The identity of the pass that comes after an applied one."""
+    generation = state_identity.generation + 1 if state_identity is not None else 1
+    return Identity(max(leader_epoch, 0), generation)

@@ -1,0 +1,1 @@
+"""Offset maps and rule maps, compiled, with their readable twins in Python."""

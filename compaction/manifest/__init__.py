@@ -1,0 +1,1 @@
+"""Manifests: written by a leader, kept, applied and verified by replicas."""

@@ -1,0 +1,313 @@
+"""Putting a finished pass into place, and finding out after a crash how far that came (rules 11 to
+13).
+
+:func:`apply` does, in this order, each step durable before the next:
+
+1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
+2. the segments of the manifest's plan are swapped (:mod:`kept.storage.replacement`);
+3. the mark ``manifest-applied`` names the identity; older manifests go.
+
+Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
+high watermark must have been raised to ``end_offset`` and checkpointed: that is the caller's.
+
+:func:`load_state` reads it back. A manifest newer than the mark is one whose swap may not have
+ended:
+
+- ``.cleaned`` files are left: not all outputs had become ``.swap``; start-up undoes such a swap,
+  so the manifest goes first;
+- otherwise the swap was complete or will be completed by ``Log.open`` from the plan: it counts as
+  applied.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from kept.compaction.cleaner import removal_log
+from kept.compaction.cleaner.cleaner_run import Result, discard
+from kept.compaction.manifest import manifest
+from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData, InvariantViolation
+from kept.storage.swap import SwapPlan
+from kept.storage.types import decimal_number
+
+if TYPE_CHECKING:
+    from kept.storage.log import Log
+    from kept.storage.replacement import Replacement
+
+MARK: Final = "manifest-applied"
+"""Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""
+DEFAULT_HISTORY_BYTES: Final = 16 << 20
+"""kept.compaction.history.bytes: the removal journal of one partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionState:
+    """What compaction has come to in one log.
+
+    ``clean_to`` and ``end_offset`` are of the applied manifest (0 without one); ``horizons`` has
+    the smallest delete horizon by segment, ``tombstones`` how many wait for theirs. ``unfinished``
+    is to be given to ``Log.open``.
+    """
+
+    applied: Identity | None = None
+    clean_to: int = 0
+    end_offset: int = 0
+    horizons: dict[int, int] = field(default_factory=dict)
+    last_ms: int = -1
+    unfinished: SwapPlan | None = None
+    tombstones: dict[int, int] = field(default_factory=dict)
+
+    def tombstones_from(self, base_offset: int) -> int:
+        """How many tombstones wait in the segments from one on."""
+        return sum(count for base, count in self.tombstones.items() if base >= base_offset)
+
+
+def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionState:
+    """The state once a manifest is applied."""
+    horizons = {
+        segment.base_offset: next_ms
+        for segment in found.segments
+        if (next_ms := segment.next_horizon_ms(found.now_ms)) is not None
+    }
+    return CompactionState(
+        found.identity, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished,
+        {s.base_offset: len(s.tombstones) for s in found.segments if s.tombstones},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A manifest that is durable under its own name, and the swap it asks for."""
+
+    manifest: Manifest
+    plan: SwapPlan
+
+
+def apply(
+    log: Log,
+    result: Result,
+    expected: Identity | None,
+    now_ms: int,
+    *,
+    history_bytes: int = DEFAULT_HISTORY_BYTES,
+) -> CompactionState:
+    """Put the files of a pass into place; returns the new state.
+
+    ``expected`` is the identity that was applied when the pass began: if it is not any more the
+    pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
+    the log's directory is to go offline: the next start completes or undoes the swap.
+
+    The log is made durable first: segments that stay as they are may lie between others, and once a
+    manifest is applied a start takes a gap below its end for the work of compaction.
+
+    A node takes the same steps itself: :func:`publish`, :meth:`Replacement.prepare` and ``finish``,
+    :func:`conclude` and :func:`withdraw` touch nothing that is in use and run in a pool;
+    :func:`begin` and :meth:`Replacement.place_next` belong to the log's thread.
+    """
+    log.flush()
+    published = publish(log.directory, log.disk, result, expected)
+    replacement = None
+    try:
+        replacement = begin(log, published)
+        replacement.prepare()
+        while replacement.place_next(now_ms):
+            pass
+        replacement.finish()
+    except (InvariantViolation, DamagedData):
+        withdraw(log.directory, log.disk, published, replacement)
+        raise
+    finally:
+        if replacement is not None:
+            replacement.end()
+    return conclude(log.directory, log.disk, published, history_bytes=history_bytes)
+
+
+def publish(directory: str, disk: Disk, result: Result, expected: Identity | None) -> Published:
+    """Step 1: from now on the pass can be completed after a crash."""
+    if read_mark(directory, disk) != expected:
+        discard(directory, disk)
+        raise InvariantViolation(f"{directory}: another generation was applied meanwhile")
+    removals = removal_log.find(directory, disk, result.identity, layout.TEMPORARY)
+    if removals is None:
+        raise InvariantViolation(f"{directory}: the pass {result.identity} left no journal")
+    path = layout.manifest_file(directory, *result.identity)
+    found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
+    known = removal_log.find(directory, disk, result.identity)
+    if known is not None and removal_log.explains(disk, known, removals + layout.TEMPORARY):
+        disk.unlink(removals + layout.TEMPORARY)  # its maker died before anything was placed
+    else:
+        disk.rename(removals + layout.TEMPORARY, removals)
+    disk.rename(path + layout.TEMPORARY, path)
+    disk.fsync_dir(directory)
+    disk.reach("compaction.manifest")
+    return Published(found, plan)
+
+
+def begin(log: Log, published: Published) -> Replacement:
+    """Start of step 2. A plan that does not fit the log raises InvariantViolation."""
+    check_fits(log, published.manifest, published.plan)
+    return log.begin_replacement(published.plan)
+
+
+def conclude(
+    directory: str,
+    disk: Disk,
+    published: Published,
+    *,
+    history_bytes: int = DEFAULT_HISTORY_BYTES,
+) -> CompactionState:
+    """Step 3: the mark; older manifests and the journal's surplus go."""
+    identity = published.manifest.identity
+    disk.reach("compaction.swapped")
+    write_mark(directory, disk, identity)
+    disk.reach("compaction.marked")
+    _remove_older(directory, disk, identity)
+    removal_log.trim(directory, disk, history_bytes)
+    return state_of(published.manifest)
+
+
+def withdraw(
+    directory: str, disk: Disk, published: Published, replacement: Replacement | None = None
+) -> None:
+    """Take back a manifest of which nothing was placed, and its outputs.
+
+    A crash on the way leaves ``.cleaned`` files first, so that :func:`load_state` forgets the
+    manifest, and the manifest is gone before they are.
+    """
+    if replacement is not None:
+        replacement.withdraw()
+    _forget(directory, disk, published.manifest.identity)
+    discard(directory, disk)
+
+
+def _forget(directory: str, disk: Disk, identity: Identity, *, but_removals: bool = False) -> None:
+    removals = None if but_removals else removal_log.find(directory, disk, identity)
+    if removals is not None:
+        disk.unlink(removals)
+    disk.unlink(layout.manifest_file(directory, *identity))
+    disk.fsync_dir(directory)
+
+
+def _holds(directory: str, disk: Disk, identity: Identity) -> bool:
+    """Whether a replica holds this manifest, and is to apply it if it is published."""
+    path = f"{directory}/{layout.HELD_MANIFEST}"
+    with suppress(FileNotFoundError, DamagedData):
+        return manifest.decode(path, disk.read(path))[0].identity == identity
+    return False
+
+
+def check_fits(log: Log, found: Manifest, plan: SwapPlan) -> None:
+    """The segments that the plan replaces must be there, and closed. Raises InvariantViolation."""
+    bases = {segment.base_offset for segment in log.segments}
+    wanted = {base for group in plan.groups for base in group.input_bases}
+    if not wanted <= bases or log.active_segment.base_offset in wanted:
+        raise InvariantViolation(
+            f"{log.directory}: generation {found.identity} replaces segments that are gone: "
+            f"{sorted(wanted - bases)}"
+        )
+    if found.end_offset > log.log_end_offset:
+        raise InvariantViolation(
+            f"{log.directory}: generation {found.identity} ends above the log's end"
+        )
+
+
+def read_mark(directory: str, disk: Disk) -> Identity | None:
+    """The identity that this replica has applied; None for none."""
+    path = f"{directory}/{MARK}"
+    try:
+        text = disk.read(path).decode("ascii", "replace").split()
+    except FileNotFoundError:
+        return None
+    if len(text) != 2 or not all(part.isdigit() for part in text):
+        raise DamagedData(path, 0, -1, "not an epoch and a generation")
+    return Identity(int(text[0]), int(text[1]))
+
+
+def write_mark(directory: str, disk: Disk, identity: Identity) -> None:
+    """Make the mark durable."""
+    disk.write_atomic(f"{directory}/{MARK}", f"{identity.epoch} {identity.generation}\n".encode())
+
+
+def clear(directory: str, disk: Disk) -> None:
+    """Forget what was applied (truncation below the applied end, rule 19): the next pass cleans
+    from the log's start.
+    """
+    disk.unlink(f"{directory}/{MARK}")
+    for identity in manifests(directory, disk):
+        disk.unlink(layout.manifest_file(directory, *identity))
+    discard(directory, disk)
+    disk.fsync_dir(directory)
+
+
+def manifests(directory: str, disk: Disk) -> list[Identity]:
+    """The manifests in a directory."""
+    found = []
+    for name in disk.listdir(directory):
+        epoch, dash, generation = name.removeprefix(layout.MANIFEST_PREFIX).partition("-")
+        named = name.startswith(layout.MANIFEST_PREFIX) and dash
+        parts = decimal_number(epoch), decimal_number(generation)
+        if named and parts[0] is not None and parts[1] is not None:
+            found.append(Identity(parts[0], parts[1]))
+    return found
+
+
+def _remove_older(directory: str, disk: Disk, current: Identity) -> None:
+    for identity in manifests(directory, disk):
+        if identity != current:
+            disk.unlink(layout.manifest_file(directory, *identity))
+
+
+def load_state(directory: str, disk: Disk) -> CompactionState:
+    """The state of a log that is about to be opened; see the module.
+
+    Raises DamagedData when the manifest is damaged or missing (the caller then forgets all of it
+    with :func:`clear`), DirectoryRefused when it is a newer kept's.
+    """
+    try:
+        names = disk.listdir(directory)
+    except FileNotFoundError:
+        return CompactionState()
+    applied = read_mark(directory, disk)
+    states = {p.state for name in names if (p := layout.parse_segment_file(name))}
+    pending = [identity for identity in manifests(directory, disk) if identity != applied]
+    newest = _newest(pending, applied)
+    if newest is not None and layout.CLEANED in states:
+        # The ``.cleaned`` stay: they tell Log.open to undo it. What is held is applied again, by
+        # its manifest, which does not say why records go.
+        _forget(directory, disk, newest, but_removals=_holds(directory, disk, newest))
+        newest = None
+    if newest is not None:
+        path = layout.manifest_file(directory, *newest)
+        found, plan = manifest.decode(path, disk.read(path))
+        return state_of(found, plan if layout.SWAP in states else None)
+    if applied is None:
+        return CompactionState()
+    path = layout.manifest_file(directory, *applied)
+    try:
+        found, _ = manifest.decode(path, disk.read(path))
+    except FileNotFoundError as error:
+        raise DamagedData(path, -1, -1, f"it is missing, and {MARK} names it") from error
+    return state_of(found)
+
+
+def settle(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
+    """After ``Log.open`` has completed a swap: make the mark say so."""
+    if state.applied is not None:
+        if read_mark(directory, disk) != state.applied:
+            write_mark(directory, disk, state.applied)
+        _remove_older(directory, disk, state.applied)
+    return replace(state, unfinished=None)
+
+
+def _newest(pending: list[Identity], applied: Identity | None) -> Identity | None:
+    """The manifest whose swap may not have ended.
+
+    What one replica applies ascends by (epoch, generation), though not by generation alone: the
+    base that an unclean leader publishes may count from less, and its epoch is new (rule 19).
+    """
+    return max((i for i in pending if applied is None or i > applied), default=None)

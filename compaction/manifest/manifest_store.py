@@ -1,0 +1,163 @@
+"""The manifests that a replica has and has not applied (rule 14), as files.
+
+- ``held-manifest``: the newest that it holds, and has acknowledged. Without the file it holds the
+  one that it has applied.
+- ``told-manifest``: one that the leader called published, while a newer one is held. Nothing
+  depends on it after a start: the replica asks again.
+
+Both are manifests as they travel (``docs/formats/manifest.md``): without a plan, which is about one
+replica's files. They are replaced by renames, so that a crash leaves the one or the other.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import manifest
+from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData, InvariantViolation
+from kept.storage.swap import SwapPlan
+
+HELD: Final = layout.HELD_MANIFEST
+TOLD: Final = "told-manifest"
+
+
+class GivenUp(DamagedData):
+    """What was held was given up before (:func:`lose`), and nothing is in its place yet: the leader
+    says what is to be held. No damage of this start, though nothing is known of it, either.
+    """
+
+    def __init__(self, path: str) -> None:
+        why = "what it held was given up, and nothing is in its place yet"
+        super().__init__(path, -1, -1, why)
+        self.args = (f"{path}: {why}",)
+
+
+def encode(found: Manifest) -> bytes:
+    """A manifest as it travels."""
+    return manifest.encode(found, SwapPlan(()))
+
+
+def decode(where: str, data: bytes) -> Manifest:
+    """What :func:`encode` made; ``where`` it came from is for the error.
+
+    Raises DamagedData, DirectoryRefused when it is a newer kept's.
+    """
+    return manifest.decode(where, data)[0]
+
+
+def store(directory: str, disk: Disk, held: Manifest | None, told: Manifest | None) -> None:
+    """Make ``held`` what this replica holds, durably; ``told`` is kept beside it. Blocks.
+
+    Before an acknowledgement of ``held`` leaves. What is applied needs no file.
+    """
+    _put(directory, disk, TOLD, told)
+    disk.reach("held.told")
+    applied = applying.read_mark(directory, disk)
+    if held is not None and held.identity == applied:
+        held = None
+    elif held is None and applied is not None:
+        raise InvariantViolation(f"{directory}: {applied} is applied, so something is held")
+    _put(directory, disk, HELD, held)
+    disk.reach("held.held")
+
+
+def _put(directory: str, disk: Disk, name: str, found: Manifest | None) -> None:
+    path = f"{directory}/{name}"
+    if found is not None:
+        disk.write_atomic(path, encode(found))
+    elif disk.exists(path):
+        disk.unlink(path)
+        disk.fsync_dir(directory)
+
+
+def load(directory: str, disk: Disk) -> Manifest | None:
+    """What this replica holds; None for nothing.
+
+    Raises DamagedData when that cannot be read: then nothing is known of what is held, and the
+    leader must be asked; GivenUp, which is one, when an earlier start found that and said so.
+    DirectoryRefused when it is a newer kept's.
+    """
+    path = f"{directory}/{HELD}"
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return _applied(directory, disk)
+    if not data:
+        raise GivenUp(path)
+    return decode(path, data)
+
+
+def _applied(directory: str, disk: Disk) -> Manifest | None:
+    identity = applying.read_mark(directory, disk)
+    if identity is None:
+        return None
+    path = layout.manifest_file(directory, *identity)
+    try:
+        return decode(path, disk.read(path))
+    except FileNotFoundError as error:
+        raise DamagedData(path, -1, -1, "it is missing, and the mark names it") from error
+
+
+def body(directory: str, disk: Disk, identity: Identity) -> Manifest:
+    """A manifest that is here: held, told, or applied. Raises FileNotFoundError, DamagedData."""
+    damage: DamagedData | None = None
+    for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (identity,))):
+        path = f"{directory}/{name}"
+        try:
+            found = decode(path, disk.read(path))
+        except FileNotFoundError:
+            continue
+        except DamagedData as error:
+            damage = error  # perhaps it is in another file
+            continue
+        if found.identity == identity:
+            return found
+    if damage is not None:
+        raise damage
+    raise FileNotFoundError(f"{directory}: no manifest {identity}")
+
+
+def applied(directory: str, disk: Disk, identity: Identity) -> None:
+    """After the mark names ``identity``: a copy in a slot is not needed any more.
+
+    One that is damaged stays: what it was is not known, and a start says so.
+    """
+    for name in (HELD, TOLD):
+        path = f"{directory}/{name}"
+        with suppress(FileNotFoundError, DamagedData):
+            if decode(path, disk.read(path)).identity == identity:
+                _put(directory, disk, name, None)
+
+
+def clear_applied(directory: str, disk: Disk) -> None:
+    """The log was cut below the applied manifest (rule 19): it is held still, and not applied."""
+    if not disk.exists(f"{directory}/{HELD}"):
+        _put(directory, disk, HELD, _applied(directory, disk))
+        disk.reach("held.kept")
+    applying.clear(directory, disk)
+
+
+def lose(directory: str, disk: Disk) -> None:
+    """What was held cannot be read: that is kept on disk, too, until the leader has said what is to
+    be held. An empty file is no manifest, so :func:`load` goes on raising DamagedData.
+    """
+    disk.write_atomic(f"{directory}/{HELD}", b"")
+    disk.reach("held.lost")
+    applying.clear(directory, disk)
+
+
+def begun(directory: str, disk: Disk, base: Identity) -> None:
+    """A leader that had to begin anew has ``base`` in place (rule 19): it is what it holds."""
+    store(directory, disk, body(directory, disk, base), None)
+
+
+def forget(directory: str, disk: Disk) -> None:
+    """Nothing is held, told, or applied: for a replica of which there is no other."""
+    _put(directory, disk, HELD, None)
+    _put(directory, disk, TOLD, None)
+    applying.clear(directory, disk)

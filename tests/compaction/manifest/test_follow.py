@@ -1,0 +1,444 @@
+"""A replica applies what the leader computed, to segments that end elsewhere."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+from pyroaring import BitMap
+
+from kept.compaction.cleaner import removal_log
+from kept.compaction.cleaner.cleaner_run import discard, read_manifest
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import follow
+from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.storage import layout
+from kept.storage.errors import InvariantViolation
+from kept.storage.types import MAX_INT32, Codec
+from kept.testing.simulated_disk import SimulatedCrash
+
+SEEDS = int(os.environ.get("SEEDS", "25"))
+HOUR_MS = 3_600_000
+
+
+class Pair:
+    """A leader that cleans, and a follower that fetches from it and applies."""
+
+    def __init__(self, kit, **changes) -> None:
+        self.kit = kit
+        self.leader = kit.World(**changes)
+        self.follower = kit.World(**changes)
+
+    def fetch(self, *, roll_at=lambda base: False) -> None:
+        mine, theirs = self.follower.log, self.leader.log
+        while (offset := mine.log_end_offset) < theirs.log_end_offset:
+            data = theirs.read_batches(offset, 1 << 24, theirs.log_end_offset)
+            for batch in self.kit.batches(data):
+                base = int.from_bytes(batch[:8], "big")
+                if mine.active_segment.size_bytes and roll_at(base):
+                    mine.roll(self.follower.now)
+                mine.append_as_follower(batch, self.follower.now)
+                mine.write()
+
+    def generation(self):
+        return read_manifest(self.kit.DIRECTORY, self.leader.state.applied, self.leader.disk)
+
+    def previous(self):
+        applied = self.follower.state.applied
+        if applied is None:
+            return None
+        return read_manifest(self.kit.DIRECTORY, applied, self.follower.disk)
+
+    def build(self):
+        world = self.follower
+        discard(self.kit.DIRECTORY, world.disk)
+        job = follow.job_for(world.log, self.generation(), self.previous(), world.now)
+        return follow.follow(job, world.disk)
+
+    def apply(self):
+        """The follower comes to the leader's generation; returns the result."""
+        world = self.follower
+        result = self.build()
+        world.state = applying.apply(world.log, result, world.state.applied, world.now)
+        world.log.check_invariants()
+        self.check()
+        return result
+
+    def check(self) -> None:
+        """Records and digests are equal below the end of the manifest."""
+        end = self.generation().end_offset
+        theirs, mine = (
+            [(h, tuple(map(str, self.kit.records(data)))) for h, data in world.read()
+             if h.base_offset < end]
+            for world in (self.leader, self.follower)
+        )  # fmt: skip
+        plain = [
+            [(replace(h, crc=0, batch_length=0, **emptied(h)), r) for h, r in side]
+            for side in (theirs, mine)
+        ]
+        assert plain[0] == plain[1]
+        ours = self.previous()
+        assert [(s.base_offset, s.end_offset, s.digest, s.survivors) for s in ours.segments] == [
+            (s.base_offset, s.end_offset, s.digest, s.survivors) for s in self.generation().segments
+        ]
+        assert all(segment.digest for segment in ours.segments)
+        self.check_same_when_read_again()
+
+    def check_same_when_read_again(self) -> None:
+        """The digests are of what is in the files: a build from nothing finds nothing to do."""
+        world = self.follower
+        job = follow.job_for(world.log, self.generation(), None, world.now)
+        again = follow.follow(job, world.disk)
+        assert again.bytes_after == 0
+        discard(self.kit.DIRECTORY, world.disk)
+
+
+def emptied(header) -> dict[str, int]:
+    """Of an empty batch maxTimestamp says what the last pass found in it."""
+    return {} if header.record_count else {"max_timestamp": -1}
+
+
+@pytest.fixture
+def pair(kit):
+    return lambda **changes: Pair(kit, **changes)
+
+
+def fill(pair, rows: int, keys: int, rolls=(), *, value=b"v" * 40, codec=Codec.NONE) -> None:
+    for row in range(rows):
+        key = b"k%d" % (row % keys)
+        pair.leader.append((key, None if row % 7 == 3 else value), codec=codec)
+        if row in rolls:
+            pair.leader.roll()
+    pair.leader.roll()
+
+
+def test_boundaries_of_its_own(pair) -> None:
+    both = pair()
+    fill(both, 60, 9, rolls=(10, 20, 40))
+    both.fetch(roll_at=lambda base: base in {5, 33})
+    assert [s.base_offset for s in both.follower.log.segments] == [0, 5, 33]
+    both.leader.clean()
+    result = both.apply()
+    assert result.end_offset == 60
+    # The active segment began below the end: it was rolled, and nothing had to be split.
+    assert both.follower.log.active_segment.base_offset == 60
+
+
+def test_a_closed_segment_beyond_the_end_is_split(pair) -> None:
+    both = pair()
+    fill(both, 40, 5)
+    both.leader.append((b"x", b"1"))
+    both.leader.append((b"y", b"2"))
+    both.fetch(roll_at=lambda base: base == 30)
+    both.leader.clean()
+    assert both.generation().end_offset == 40
+    both.apply()
+    bases = [segment.base_offset for segment in both.follower.log.segments]
+    assert 40 in bases and bases[-1] == 42
+    assert both.follower.pairs()[-2:] == [(40, b"x", b"1"), (41, b"y", b"2")]
+    both.follower.open()
+    both.check()
+
+
+def cleaned_twice(pair) -> Pair:
+    """The follower has applied the first generation; the second leaves the first segments alone."""
+    both = pair(segment_bytes=4_000)
+    for row in range(30):
+        both.leader.append((b"old%d" % row, b"v" * 60))
+    both.leader.roll()
+    fill(both, 30, 20)
+    both.fetch()
+    both.leader.clean()
+    both.apply()
+    fill(both, 20, 20)
+    both.fetch()
+    both.leader.clean()
+    return both
+
+
+def test_segments_as_they_were_are_not_read_again(pair) -> None:
+    both = cleaned_twice(pair)
+    world = both.follower
+    job = follow.job_for(world.log, both.generation(), both.previous(), world.now)
+    assert job.pieces[0].output.base_offset == 0
+    read = []
+    disk = world.disk
+    open_read, disk.open_read = disk.open_read, lambda p: (read.append(p), open_read(p))[1]
+    follow.follow(job, disk)
+    disk.open_read = open_read
+    assert read and not any(f"{0:020d}.log" in path for path in read)
+
+
+def test_a_segment_of_another_digest_is_not_taken_for_the_one_before(pair) -> None:
+    """The same offsets survive, and the leader's records are others: this log has diverged."""
+    both = cleaned_twice(pair)
+    found = both.generation()
+    first = found.segments[0]
+    assert first.survivors == both.previous().segments[0].survivors
+    other = found.with_segments([replace(first, digest=bytes(16)), *found.segments[1:]])
+    world = both.follower
+    job = follow.job_for(world.log, other, both.previous(), world.now)
+    with pytest.raises(follow.LogsDiffer, match="digest") as error:
+        follow.follow(job, world.disk)
+    assert error.value.offset == first.base_offset
+
+
+def test_thousands_of_segments_are_matched_in_one_pass() -> None:
+    """It happens on the loop: a replica of many segments must not stand still for seconds."""
+    looks = 0
+
+    class Counted:
+        size_bytes, mtime_ms = 700, 0
+
+        def __init__(self, base_offset: int) -> None:
+            self._base_offset = base_offset
+
+        @property
+        def base_offset(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self._base_offset
+
+        def locate(self, offset: int) -> tuple[int]:
+            return (offset - self._base_offset,)
+
+    many = 3000
+    log = SimpleNamespace(segments=[Counted(70 * n) for n in range(many + 1)])
+    ends = [*range(100, 70 * many, 100), 70 * many]
+    outputs = tuple(OutputSegment(a, b, BitMap()) for a, b in pairwise([0, *ends]))
+    found = Manifest(UUID(int=1), 0, Identity(1, 1), 0, ends[-1], ends[-1], 0, 0, outputs)
+    made = list(follow.pieces(log, found))
+    assert [piece.output for piece in made] == list(outputs)
+    for piece in made:
+        at = piece.base_offset
+        for source in piece.sources:
+            assert (source.base_offset, source.file_offset) == (at, at // 70 * 70)
+            assert source.start_bytes == at % 70
+            at = source.end_offset
+        assert at == piece.output.end_offset
+    assert looks < 20 * many
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_a_batch_that_the_leader_emptied_in_two_passes_is_emptied_in_one(pair, codec) -> None:
+    """An idempotent producer's last batch, whose newest record goes first. What its header says of
+    the records that went differs then, and is no difference.
+    """
+    both = pair(segment_bytes=100_000, index_interval_bytes=256)
+    world = both.leader
+    rows = (b"a", b"1", world.now), (b"b", b"1", world.now + 4)
+    world.append(*rows, pid=90, sequence=0, codec=codec)
+    world.roll()
+    world.append((b"b", b"2"))
+    world.roll()
+    both.fetch()
+    world.clean()
+    world.append((b"a", b"2"))
+    world.roll()
+    world.clean()
+    both.fetch()
+    both.apply()
+    (theirs, *_), (mine, *_) = both.leader.headers(), both.follower.headers()
+    assert (theirs.record_count, theirs.max_timestamp) == (0, rows[0][2])
+    assert (mine.record_count, mine.max_timestamp) == (0, rows[1][2])
+
+
+def test_a_survivor_that_is_missing_is_named(pair) -> None:
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    world = both.follower
+    other = pair()
+    other.leader, other.follower = both.leader, other.follower
+    for batch in both.kit.batches(b"".join(data for _, data in world.read())):
+        if int.from_bytes(batch[:8], "big") != 11:
+            other.follower.log.append_as_follower(batch, world.now)
+    other.follower.log.write()
+    with pytest.raises(follow.LogsDiffer) as error:
+        other.build()
+    assert error.value.offset == 11
+    assert other.follower.log.log_end_offset == 30
+
+
+def test_a_survivor_in_a_damaged_batch_is_named(pair) -> None:
+    """One bit of a value: the header, of which digests are made, is as it was."""
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    log = both.follower.log
+    segment = log.segments[0]
+    position, size = segment.locate(11)[:2]
+    disk, path = both.follower.disk, segment.path(layout.LOG)
+    at = position + size - 5
+    disk.writev(disk.open_append(path), [bytes([disk.read(path)[at] ^ 1])], at)
+    with pytest.raises(follow.LogsDiffer, match="survives") as error:
+        both.build()
+    assert error.value.offset == 11
+
+
+def test_another_record_at_the_same_offset_is_noticed(pair) -> None:
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    other = pair()
+    fill(other, 30, 30, value=b"w" * 40)
+    other.leader, other.follower = both.leader, other.leader
+    with pytest.raises(follow.LogsDiffer, match="digest"):
+        other.build()
+
+
+def test_a_log_that_ends_too_early_is_refused(pair) -> None:
+    both = pair()
+    fill(both, 30, 3)
+    both.leader.clean()
+    with pytest.raises(InvariantViolation, match="ends at 0"):
+        both.build()
+
+
+def test_what_went_is_in_the_journal(pair) -> None:
+    both = pair()
+    fill(both, 30, 3)
+    both.fetch()
+    both.leader.clean()
+    both.apply()
+    records = [
+        removal_log.decode(path, both.follower.disk.read(path))
+        for _, path in removal_log.files(both.kit.DIRECTORY, both.follower.disk)
+    ]
+    there = set(both.follower.offsets())
+    for offset in range(30):
+        expected = None if offset in there else removal_log.Reason.FOLLOWED
+        assert records[-1].reason(offset) == expected
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_logs_come_to_the_same(pair, seed: int) -> None:
+    """Codecs, transactions, idempotent producers, horizons; generations applied or skipped; a
+    follower that begins in the middle of it all.
+    """
+    rnd = random.Random(seed)
+    both = pair(
+        delete_retention_ms=HOUR_MS, segment_bytes=rnd.choice((2_000, 1 << 20)),
+        index_interval_bytes=256,
+    )  # fmt: skip
+    continuous = True
+    for _ in range(rnd.randint(2, 6)):
+        write(both, rnd)
+        for _ in range(rnd.randint(0, 2)):
+            if rnd.random() < 0.8:
+                both.fetch(roll_at=lambda base: rnd.random() < 0.15)
+            both.leader.now += rnd.choice((0, HOUR_MS // 2, 2 * HOUR_MS))
+            both.follower.now = both.leader.now
+            both.leader.clean()
+            if rnd.random() < 0.6 and both.leader.state.applied is not None:
+                both.fetch(roll_at=lambda base: rnd.random() < 0.15)
+                both.apply()
+        if rnd.random() < 0.2:
+            both.follower = both.kit.World(
+                delete_retention_ms=HOUR_MS, segment_bytes=both.leader.config.segment_bytes,
+                index_interval_bytes=256,
+            )  # fmt: skip
+            both.follower.now = both.leader.now
+            continuous = False
+        if rnd.random() < 0.3:
+            both.follower.open()
+            continuous = False
+    both.fetch()
+    both.leader.clean()
+    both.apply()
+    mine, theirs = both.follower.log, both.leader.log
+    end = mine.log_end_offset
+    aborted = [set(log.aborted_transactions(0, end)) for log in (mine, theirs)]
+    # A recovery, and who fetches later, do not see a transaction whose data is gone already.
+    assert aborted[0] == aborted[1] if continuous else aborted[0] <= aborted[1]
+    both.follower.open()
+    both.check()
+
+
+def write(both, rnd) -> None:
+    world = both.leader
+    for _ in range(rnd.randint(5, 60)):
+        kind = rnd.random()
+        rows = [
+            (b"k%d" % rnd.randrange(12), None if rnd.random() < 0.25 else rnd.randbytes(20))
+            for _ in range(rnd.randint(1, 4))
+        ]
+        if kind < 0.15:
+            pid = rnd.randrange(3)
+            world.append(*rows, pid=pid, sequence=0, epoch=0, transactional=True)
+            world.marker(pid, commit=rnd.random() < 0.5)
+        elif kind < 0.3:
+            timed = [(*row, world.now + rnd.randrange(9)) for row in rows]
+            world.append(*timed, pid=10 + rnd.randrange(1 << 40), sequence=0)
+        else:
+            world.append(*rows, codec=rnd.choice((Codec.NONE, Codec.NONE, Codec.ZSTD, Codec.GZIP)))
+        if rnd.random() < 0.1:
+            world.roll()
+    if rnd.random() < 0.8:
+        world.roll()
+    assert world.log.log_end_offset < MAX_INT32
+
+
+# Crashes.
+
+
+def prepared(pair):
+    """A follower that has applied one generation, and is about to apply another."""
+    both = pair(segment_bytes=400)
+    for row in range(12):
+        value = None if row % 4 == 3 else b"v%d" % row * 20
+        both.leader.append((b"k%d" % (row % 5), value), pid=4, sequence=row)
+    both.leader.roll()
+    both.fetch(roll_at=lambda base: base % 5 == 2)
+    both.leader.clean()
+    both.apply()
+    for row in range(12, 20):
+        both.leader.append((b"k%d" % (row % 5), b"w%d" % row * 20), pid=4, sequence=row)
+    both.leader.roll()
+    both.leader.append((b"rest", b"1"))
+    both.fetch(roll_at=lambda base: base in {14, 17})
+    both.leader.clean()
+    both.follower.log.flush()
+    both.follower.disk.fsync_dir(both.kit.DIRECTORY)
+    return both
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_a_crash_at_every_call_recovers(pair, how: str) -> None:
+    """It has the one generation or the other, whole; and comes to the newest."""
+    generations = []
+    for call in range(1, 10_000):
+        both = prepared(pair)
+        world = both.follower
+        before = world.records()
+        world.disk.crash_at(world.disk.calls + call)
+        try:
+            result = both.build()
+            applying.apply(world.log, result, world.state.applied, world.now)
+            break
+        except SimulatedCrash:
+            world.disk = (
+                world.disk.after_kill() if how == "kill" else world.disk.after_power_loss(call)
+            )
+        world.open()
+        generation = world.state.applied.generation
+        generations.append(generation)
+        assert generation in {1, 2}
+        if generation == 1:
+            assert world.records() == before
+        names = world.disk.listdir(both.kit.DIRECTORY)
+        assert not [n for n in names if n.endswith((".swap", ".cleaned"))]
+        both.apply()
+        assert world.records()[-1].key == b"rest"
+    assert call > 50
+    assert set(generations) == {1, 2}
+    if how == "kill":
+        assert generations == sorted(generations)

@@ -1,0 +1,216 @@
+"""What a replica holds and has not applied; and the base generation of an unclean leader."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from pyroaring import BitMap
+
+from kept.compaction.cleaner import log_snapshot, planner
+from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
+from kept.compaction.manifest import apply as applying
+from kept.compaction.manifest import follow, manifest_store
+from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.storage.errors import DamagedData, InvariantViolation
+from kept.storage.types import Codec
+from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+
+DIRECTORY = "/t-0"
+
+
+def made(generation: int, epoch: int = 1) -> Manifest:
+
+    segment = OutputSegment(0, 40, BitMap([5, 7, 9]), digest=bytes(16), tombstones=BitMap([7]))
+    return Manifest(
+        uuid.UUID(int=7), 0, Identity(epoch, generation), 0, 40, 40, 1, 2, (segment,)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def disk():
+    found = SimulatedDisk()
+    found.mkdir(DIRECTORY)
+    found.fsync_dir("/")
+    return found
+
+
+def test_it_travels_with_its_tombstones() -> None:
+    assert manifest_store.decode("there", manifest_store.encode(made(3))) == made(3)
+
+
+def test_nothing_is_held_at_first(disk) -> None:
+    assert manifest_store.load(DIRECTORY, disk) is None
+
+
+def test_what_was_given_up_is_not_called_a_damaged_file(disk) -> None:
+    """A crash while a base generation is made leaves that, and no disk is to blame."""
+    manifest_store.store(DIRECTORY, disk, made(1), None)
+    manifest_store.lose(DIRECTORY, disk)
+    with pytest.raises(DamagedData, match="was given up, and nothing is in its place"):
+        manifest_store.load(DIRECTORY, disk)
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_a_crash_leaves_what_was_held_or_what_was_stored(how: str) -> None:
+    found = []
+    for call in range(1, 200):
+        disk = SimulatedDisk()
+        disk.mkdir(DIRECTORY)
+        disk.fsync_dir("/")
+        manifest_store.store(DIRECTORY, disk, made(1), None)
+        disk.crash_at(disk.calls + call)
+        try:
+            manifest_store.store(DIRECTORY, disk, made(2), made(1))
+            break
+        except SimulatedCrash:
+            disk = disk.after_kill() if how == "kill" else disk.after_power_loss(call)
+        after = manifest_store.load(DIRECTORY, disk)
+        assert after in (made(1), made(2))
+        found.append(after.identity.generation)
+    assert 1 in found
+    if how == "kill":
+        assert found == sorted(found) and 2 in found
+
+
+def test_what_was_stored_is_durable(disk) -> None:
+    manifest_store.store(DIRECTORY, disk, made(1), None)
+    for seed in range(20):
+        assert manifest_store.load(DIRECTORY, disk.after_power_loss(seed)) == made(1)
+
+
+@pytest.mark.parametrize(("name", "other"), [(manifest_store.HELD, 1), (manifest_store.TOLD, 2)])
+def test_damage_is_noticed_by_who_needs_it(disk, name: str, other: int) -> None:
+    manifest_store.store(DIRECTORY, disk, made(2), made(1))
+    disk.flip_bit(f"{DIRECTORY}/{name}", 60)
+    with pytest.raises(DamagedData, match=name):
+        manifest_store.body(DIRECTORY, disk, Identity(1, 3 - other))
+    assert manifest_store.body(DIRECTORY, disk, Identity(1, other)) == made(other)
+    manifest_store.applied(
+        DIRECTORY, disk, Identity(1, other)
+    )  # what is in place is not put in doubt by it
+    assert disk.exists(f"{DIRECTORY}/{name}")
+
+
+def test_a_body_is_found_wherever_it_is(world) -> None:
+    w = world()
+    w.append((b"a", b"1"))
+    w.append((b"a", b"2"))
+    w.roll()
+    w.clean()
+    manifest_store.store(DIRECTORY, w.disk, made(9), made(8))
+    for identity in (w.state.applied, Identity(1, 9), Identity(1, 8)):
+        assert manifest_store.body(DIRECTORY, w.disk, identity).identity == identity
+    with pytest.raises(FileNotFoundError, match=r"1\.7"):
+        manifest_store.body(DIRECTORY, w.disk, Identity(1, 7))
+
+
+def test_what_is_applied_is_held_without_a_copy(world) -> None:
+    w = world()
+    w.append((b"a", b"1"))
+    w.append((b"a", b"2"))
+    w.roll()
+    w.clean()
+    applied = read_manifest(DIRECTORY, w.state.applied, w.disk)
+    assert manifest_store.load(DIRECTORY, w.disk) == applied
+    manifest_store.store(DIRECTORY, w.disk, applied, None)
+    assert not w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
+    manifest_store.store(DIRECTORY, w.disk, made(9), None)
+    manifest_store.applied(DIRECTORY, w.disk, Identity(1, 9))
+    assert not w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
+    with pytest.raises(InvariantViolation):
+        manifest_store.store(DIRECTORY, w.disk, None, None)
+
+
+def test_a_cut_below_its_end_leaves_it_held(world) -> None:
+    w = world()
+    w.append((b"a", b"1"))
+    w.append((b"a", b"2"))
+    w.roll()
+    w.clean()
+    applied = read_manifest(DIRECTORY, w.state.applied, w.disk)
+    manifest_store.clear_applied(DIRECTORY, w.disk)
+    assert applying.load_state(DIRECTORY, w.disk).applied is None
+    assert manifest_store.load(DIRECTORY, w.disk) == applied
+    manifest_store.forget(DIRECTORY, w.disk)
+    assert manifest_store.load(DIRECTORY, w.disk) is None
+
+
+def test_a_pass_leaves_the_held_ones_alone(world) -> None:
+    w = world()
+    w.append((b"a", b"1"))
+    w.append((b"a", b"2"))
+    w.roll()
+    manifest_store.store(DIRECTORY, w.disk, made(9), made(8))
+    w.disk.write_atomic(f"{DIRECTORY}/unrelated", b"")
+    discard(DIRECTORY, w.disk)
+    w.clean()
+    w.open()
+    assert manifest_store.body(DIRECTORY, w.disk, Identity(1, 9)) == made(9)
+
+
+def test_generations_need_not_ascend_over_epochs(world) -> None:
+    """A base counts from less than what it replaces: its swap is completed all the same."""
+    w = world()
+    for generation in range(3):
+        w.append((b"a", b"%d" % generation))
+        w.roll()
+        w.clean()
+    assert w.state.applied == Identity(0, 3)
+    w.append((b"a", b"x"))
+    job = log_snapshot.base_job(w.log, Identity(5, 0), now_ms=w.now, limits=planner.Limits())
+    result = run_pass(job, w.disk)
+    applying.publish(DIRECTORY, w.disk, result, w.state.applied)
+    w.open()  # as after a crash before the mark
+    assert w.state.applied == Identity(5, 0)
+
+
+def fill(w) -> None:
+    w.append((b"a", b"1"), (b"b", b"1"), (b"a", None))
+    w.append((b"a", b"2"), codec=Codec.ZSTD)
+    w.append((b"t", b"bad"), pid=9, sequence=0, transactional=True)
+    w.marker(9, commit=False)
+    w.roll()
+    w.append((b"b", None))
+    w.roll()
+
+
+def test_in_a_base_generation_everything_survives(world) -> None:
+    w = world(delete_retention_ms=1000)
+    fill(w)
+    w.clean()
+    fill(w)
+    before = w.pairs()
+    bytes_before = [data for _, data in w.read()]
+    w.now += 10_000  # horizons have passed
+    job = log_snapshot.base_job(w.log, Identity(7, 0), now_ms=w.now, limits=planner.Limits())
+    result = run_pass(job, w.disk)
+    assert result.bytes_after == 0
+    w.state = applying.apply(w.log, result, w.state.applied, w.now)
+    assert w.pairs() == before
+    assert [data for _, data in w.read()] == bytes_before
+    found = read_manifest(DIRECTORY, Identity(7, 0), w.disk)
+    assert (found.clean_to, found.end_offset) == (0, w.log.log_end_offset)
+    records = sum(header.record_count for header in w.headers())
+    assert sum(len(s.survivors) for s in found.segments) == records
+    assert all(segment.digest for segment in found.segments)
+
+
+def test_a_follower_of_an_unclean_leader_is_compared_with_its_base(world) -> None:
+    leader, follower, other = world(), world(), world()
+    fill(leader)
+    fill(follower)
+    fill(other)
+    leader.append((b"x", b"1"))
+    follower.append((b"x", b"1"))
+    other.append((b"x", b"2"))
+    job = log_snapshot.base_job(
+        leader.log, Identity(7, 0), now_ms=leader.now, limits=planner.Limits()
+    )
+    leader.state = applying.apply(leader.log, run_pass(job, leader.disk), None, leader.now)
+    base = read_manifest(DIRECTORY, Identity(7, 0), leader.disk)
+    result = follow.follow(follow.job_for(follower.log, base, None, 0), follower.disk)
+    assert applying.apply(follower.log, result, None, 0).applied == Identity(7, 0)
+    with pytest.raises(follow.LogsDiffer) as error:
+        follow.follow(follow.job_for(other.log, base, None, 0), other.disk)
+    assert error.value.offset == base.segments[-1].base_offset

@@ -21,9 +21,9 @@ from uuid import UUID
 
 import meters
 
-from kept.cluster import controller
-from kept.cluster.image import Image
-from kept.cluster.records import BrokerRecord, NoOpRecord
+from kept.cluster.controller import decisions
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import BrokerRecord, NoOpRecord
 
 BROKERS = 300
 REPLICAS = 3
@@ -44,10 +44,10 @@ def build(partitions: int) -> Image:
         BrokerRecord(n, n + 1, UUID(int=n), (), f"rack-{n % 6}", False) for n in range(BROKERS)
     )
     for number in range(partitions // PARTITIONS_PER_TOPIC):
-        wanted = controller.CreateTopic(
+        wanted = decisions.CreateTopic(
             f"topic-{number}", UUID(int=ids.getrandbits(128)), PARTITIONS_PER_TOPIC, REPLICAS
         )
-        image, _ = image.apply(controller.create_topic(image, wanted))
+        image, _ = image.apply(decisions.create_topic(image, wanted))
     return image
 
 
@@ -69,19 +69,19 @@ def measure(partitions: int) -> dict[str, float]:
     broker_epoch = image.brokers[7].broker_epoch
     state = image.topics["topic-0"].partitions[0]
     after = replace(state, isr=state.isr[:2], partition_epoch=state.partition_epoch + 1)
-    wanted = controller.CreateTopic("one-more", UUID(int=1), 1, REPLICAS)
+    wanted = decisions.CreateTopic("one-more", UUID(int=1), 1, REPLICAS)
 
     def fence() -> None:
-        image.apply(controller.fence_broker(image, 7, broker_epoch))
+        image.apply(decisions.fence_broker(image, 7, broker_epoch))
 
     return {
         "fence": cpu(fence),
         "change": cpu(lambda: image.apply([after])),
-        "create": cpu(lambda: image.apply(controller.create_topic(image, wanted))),
+        "create": cpu(lambda: image.apply(decisions.create_topic(image, wanted))),
         "entry": cpu(lambda: image.apply([NoOpRecord()])),
-        "balance": cpu(lambda: controller.balance_preferred(image)),
+        "balance": cpu(lambda: decisions.balance_preferred(image)),
         "memory": grown / partitions,
-        "changed": float(len(controller.fence_broker(image, 7, broker_epoch)) - 1),
+        "changed": float(len(decisions.fence_broker(image, 7, broker_epoch)) - 1),
     }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client import protocol
 from kept.client.failures import failure
-from kept.cluster.brokers import Registration
+from kept.cluster.controller.brokers import Registration
 from kept.node.config import listeners
 from kept.node.controller.controller import Controlling
 from kept.node.internode import controller_rpc, peer_http
@@ -39,9 +39,9 @@ from kept.storage.errors import NetworkException, NotController
 from kio.static.constants import EntityType
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
-    from kept.cluster.records import Endpoint
-    from kept.cluster.voters import Voter
+    from kept.cluster.metadata.image import Image
+    from kept.cluster.metadata.records import Endpoint
+    from kept.cluster.metadata.voters import Voter
     from kept.node.node import Node
 
 CREATE_TOPICS: Final = 19

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster import controller
-from kept.cluster.records import Endpoint, MetadataRecord, ResourceType
-from kept.cluster.settings import validate_topic
-from kept.cluster.voters import Voter
-from kept.cluster.wal import NO_DIRECTORY
+from kept.cluster.controller import decisions
+from kept.cluster.metadata.records import Endpoint, MetadataRecord, ResourceType
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import NO_DIRECTORY
+from kept.cluster.topic_config import validate_topic
 from kept.node.admin.readiness import Readiness
 from kept.node.config.core_settings import raft_settings
 from kept.node.controller import unclean_elections
@@ -62,7 +62,7 @@ from kept.storage.layout import encode_uuid
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, Image
+    from kept.cluster.metadata.image import Delta, Image
     from kept.node.cluster_link import Membership
     from kept.node.compaction.cleaner import Cleaner
     from kept.node.config.node_config import NodeConfig
@@ -265,15 +265,15 @@ class Node:
             return
 
         def decide(image: Image) -> list[MetadataRecord]:
-            request = controller.CreateTopic(name, self.new_id(), **fields)
-            return controller.create_topic(image, request, self.topic_defaults, self._validate)
+            request = decisions.CreateTopic(name, self.new_id(), **fields)
+            return decisions.create_topic(image, request, self.topic_defaults, self._validate)
 
         await self.propose(decide)
 
     @property
-    def topic_defaults(self) -> controller.TopicDefaults:
+    def topic_defaults(self) -> decisions.TopicDefaults:
         """``num.partitions`` and ``default.replication.factor``."""
-        return controller.TopicDefaults(
+        return decisions.TopicDefaults(
             self.config.num_partitions, self.config.default_replication_factor
         )
 
@@ -551,14 +551,14 @@ class Node:
 
     def _register(self) -> None:
         """A lone node takes part at once."""
-        registration = controller.Registration(
+        registration = decisions.Registration(
             self.node_id,
             uuid.uuid4(),
             self._endpoints(),
             self.config.broker_rack,
             self._clean_epoch(),
         )
-        records = controller.register_broker(self.image, registration, fenced=False)
+        records = decisions.register_broker(self.image, registration, fenced=False)
         self.metadata.propose_now(records)
         self._broker_epoch = self.image.brokers[self.node_id].broker_epoch
 

@@ -75,9 +75,9 @@ class IsolationLevel(IntEnum):
 class LogConfig:
     """A topic's settings as its logs use them: Kafka's names with dots as underscores.
 
-    Built from a topic's settings by ``kept.cluster.settings``; the defaults are Kafka's. -1 means
-    no limit for the retention fields. ``raw`` keeps settings that only other parts use, by full
-    name.
+    Built from a topic's settings by ``kept.cluster.topic_config``; the defaults are Kafka's. -1
+    means no limit for the retention fields. ``raw`` keeps settings that only other parts use, by
+    full name.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})

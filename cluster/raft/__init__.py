@@ -4,17 +4,18 @@
 :mod:`.messages`     what the nodes say to each other
 :mod:`.ready`        what the core hands to its shell, roles, settings
 :mod:`.log`          the entries, and how many of them are durable
-:mod:`.membership`   who votes
+:mod:`.voter_set`    who votes
 :mod:`.state`        what the parts of the core share: term, vote, role, what is to be sent
 :mod:`.progress`     what a leader knows of one follower
-:mod:`.leading`      replication, commit, read barriers, transfer, membership changes, observers
+:mod:`.leader`       replication, commit, read barriers, transfer, membership changes, observers
 :mod:`.election`     pre-vote, vote, leases, evidence that a leader died
-:mod:`.following`    appends and snapshots from the leader, and finding one
+:mod:`.follower`     appends and snapshots from the leader, and finding one
 :mod:`.formation`    the founders of a new cluster find each other
 :mod:`.core`         the state machine made of these
 ===================  ===============================================================================
 
-What the shell owes the core (:class:`kept.cluster.member.MetadataMember` pays the first four):
+What the shell owes the core (:class:`kept.cluster.metadata.metadata_node.MetadataMember` pays the
+first four):
 
 1. **Persist, then send.** ``ready()`` gives a :class:`~.ready.Ready`; write its hard state, its
    snapshot, then cut and append, all durable; then send its messages, and ``advance``. Until then

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 from uuid import UUID
 
-from kept.cluster.raft.following import Following
-from kept.cluster.raft.guard import TERM_STEP, flaw
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import NO_DIRECTORY, Entry, HardState
+from kept.cluster.raft.follower import Following
 from kept.cluster.raft.log import RaftLog
-from kept.cluster.raft.membership import Membership
+from kept.cluster.raft.message_guard import TERM_STEP, flaw
 from kept.cluster.raft.messages import (
     NO_NODE,
     Append,
@@ -29,8 +30,7 @@ from kept.cluster.raft.messages import (
     VoteReply,
 )
 from kept.cluster.raft.ready import RaftSettings, Ready, Role, Snapshot
-from kept.cluster.voters import Voter
-from kept.cluster.wal import NO_DIRECTORY, Entry, HardState
+from kept.cluster.raft.voter_set import Membership
 from kept.storage.errors import InvariantViolation
 
 

@@ -18,8 +18,8 @@ the founders grants nothing: what an earlier disk of that node promised is unkno
 
 from __future__ import annotations
 
-from kept.cluster.raft.guard import MAX_TERM
-from kept.cluster.raft.leading import Leading
+from kept.cluster.raft.leader import Leading
+from kept.cluster.raft.message_guard import MAX_TERM
 from kept.cluster.raft.messages import NO_NODE, PreVote, PreVoteReply, TimeoutNow, Vote, VoteReply
 from kept.cluster.raft.ready import Role
 

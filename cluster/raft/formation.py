@@ -12,8 +12,8 @@ Why all and not a majority: the answers of some cannot tell a first start from t
 
 from __future__ import annotations
 
+from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.messages import LeaderHint
-from kept.cluster.voters import Voter
 
 
 class Formation:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
+from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.ready import Snapshot
-from kept.cluster.wal import Entry
 from kept.storage.errors import InvariantViolation
 
 ENTRY_OVERHEAD_BYTES: Final = 36

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from kept.cluster.voters import Voter
-from kept.cluster.wal import NO_DIRECTORY, Entry
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import NO_DIRECTORY, Entry
 
 NO_NODE: Final = -1
 """Instead of a node's id: nobody."""

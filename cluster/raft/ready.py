@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import Entry, HardState
 from kept.cluster.raft.messages import Message
-from kept.cluster.voters import Voter
-from kept.cluster.wal import Entry, HardState
 
 
 class Role(Enum):

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
+from kept.cluster.metadata.wal import NO_DIRECTORY, NO_VOTE, HardState
 from kept.cluster.raft.log import RaftLog
-from kept.cluster.raft.membership import Membership
 from kept.cluster.raft.messages import NO_NODE, Message, PreVote
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role
-from kept.cluster.wal import NO_DIRECTORY, NO_VOTE, HardState
+from kept.cluster.raft.voter_set import Membership
 
 MAX_REFUSED: Final = 16
 """Refused messages that are remembered until the shell has told of them."""

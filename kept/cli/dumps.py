@@ -1,8 +1,8 @@
 """What ``kept log dump`` prints of a file, whichever part of the house wrote it.
 
 Segments, indexes, snapshots and checkpoints are :mod:`kept.storage.dump`'s, the metadata log and
-its snapshots :mod:`kept.cluster.dump`'s; manifests and removal journals of compaction are told
-here: what survived of each segment, and how much went for which reason.
+its snapshots :mod:`kept.cluster.metadata.dump`'s; manifests and removal journals of compaction are
+told here: what survived of each segment, and how much went for which reason.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def as_object(file: str, entry: Entry) -> dict[str, Any]:
 
 
 def _is_metadata(path: str) -> bool:
-    from kept.cluster.dump import is_metadata_file
+    from kept.cluster.metadata.dump import is_metadata_file
 
     return is_metadata_file(path)
 
 
 def _metadata(path: str) -> Iterator[Entry]:
-    from kept.cluster.dump import dump_metadata
+    from kept.cluster.metadata.dump import dump_metadata
 
     for line in dump_metadata(path):
         yield Entry("metadata", {"text": line.strip()}, line)

@@ -16,8 +16,8 @@ from uuid import UUID
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.image import Image
+    from kept.cluster.metadata.records import PartitionRecord
 
 
 class _Awaited(NamedTuple):

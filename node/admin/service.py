@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import kept
-from kept.cluster.controller import INTERNAL_TOPICS, settings_given
-from kept.cluster.records import PartitionRecord, ResourceType
+from kept.cluster.controller.decisions import INTERNAL_TOPICS, settings_given
+from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.admin import cluster_view, compaction_status, leader_routing
 from kept.node.admin.compaction_status import CompactionStatus
 from kept.node.compaction import replica_digests
@@ -34,7 +34,7 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import TopicImage
+    from kept.cluster.metadata.image import TopicImage
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
     from kept.storage.log import Log

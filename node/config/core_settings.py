@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.lifecycle import LifecycleSettings
+from kept.cluster.controller.broker_lifecycle import LifecycleSettings
+from kept.cluster.controller.broker_sessions import SessionSettings
 from kept.cluster.raft.ready import RaftSettings
-from kept.cluster.sessions import SessionSettings
 
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from kept.cluster.settings import (
+from kept.cluster.topic_config import (
     TOPIC_SETTINGS,
     Layers,
     Source,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kept.cluster.settings import TOPIC_SETTINGS, Setting
+from kept.cluster.topic_config import TOPIC_SETTINGS, Setting
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
 from kept.node.config.sources import variable
 from kept.node.config.unsupported import REFUSED_PREFIXES

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.cluster.settings import Kind, Setting, Update
+from kept.cluster.topic_config import Kind, Setting, Update
 
 _NO_SECURITY: Final = "kept does not authenticate, authorize or encrypt yet"
 _NO_CLASSES: Final = "kept runs no Java classes"

@@ -1,9 +1,10 @@
 """The active controller's shell: decisions in their turn, the lives of brokers, calls of brokers.
 
-Decisions are pure functions of the image (``kept.cluster.controller``). They queue here: each is
-taken on the image that the one before it left, proposed, and done when it is in the image. Whoever
-asks at a node that does not lead gets NotController. Liveness is the core's
-(:class:`kept.cluster.sessions.Sessions`); this module gives it time, probes and decisions.
+Decisions are pure functions of the image (``kept.cluster.controller.decisions``). They queue here:
+each is taken on the image that the one before it left, proposed, and done when it is in the image.
+Whoever asks at a node that does not lead gets NotController. Liveness is the core's
+(:class:`kept.cluster.controller.broker_sessions.Sessions`); this module gives it time, probes and
+decisions.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster import brokers, election
-from kept.cluster.brokers import Registration
-from kept.cluster.election import AlterIsr, UncleanAllowed
-from kept.cluster.image import Image
-from kept.cluster.records import MetadataRecord, ResourceType
-from kept.cluster.sessions import Decide, Effect, Probe, Sessions
+from kept.cluster.controller import brokers, partition_election
+from kept.cluster.controller.broker_sessions import Decide, Effect, Probe, Sessions
+from kept.cluster.controller.brokers import Registration
+from kept.cluster.controller.partition_election import AlterIsr, UncleanAllowed
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord, ResourceType
 from kept.node.config.core_settings import TICK_MS, session_settings
 from kept.node.controller.proposals import Change, decided
 from kept.node.controller.quorum_reconfiguration import Voting
@@ -267,7 +268,7 @@ class Controlling:
         def change(image: Image) -> list[MetadataRecord]:
             nonlocal errors
             asked = [_alter_isr(request, change) for change in request.changes]
-            records, errors = election.alter_isrs(image, asked)
+            records, errors = partition_election.alter_isrs(image, asked)
             return records
 
         await self.decide(change)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
-from kept.cluster.image import Image
-from kept.cluster.records import MetadataRecord
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord
 from kept.node.runtime.yielding import Pace, Slices, Steps
 from kept.storage.errors import NotController
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from kept.cluster.voters import Voter
+from kept.cluster.metadata.voters import Voter
 from kept.node.internode.controller_rpc import ChangeVotersReply, ChangeVotersRequest
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
@@ -27,7 +27,7 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.cluster.member import MetadataMember
+    from kept.cluster.metadata.metadata_node import MetadataMember
     from kept.cluster.raft.progress import Progress
     from kept.node.node import Node
 

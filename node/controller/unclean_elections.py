@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kept.cluster import controller
+from kept.cluster.controller import decisions
 from kept.node.runtime.logging import log
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, Image
-    from kept.cluster.recovery import Reports
+    from kept.cluster.controller.unclean_recovery import Reports
+    from kept.cluster.metadata.image import Delta, Image
     from kept.node.node import Node
 
 
@@ -25,6 +25,6 @@ def tell(node: Node, image: Image, delta: Delta) -> None:
     """Tell the unclean elections of an entry that the active controller is about to act on."""
     if not delta.partitions or not node.metadata.leads:
         return
-    for election in controller.unclean_elections(image, delta, reports(node)):
+    for election in decisions.unclean_elections(image, delta, reports(node)):
         node.metrics.cluster.unclean_elections += 1
         log.warning("unclean election", report=str(election))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from kept.cluster.heartbeats import ReplicaLog
-from kept.cluster.records import Endpoint
+from kept.cluster.controller.heartbeats import ReplicaLog
+from kept.cluster.metadata.records import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from kept.cluster.raft.guard import MAX_NODE_ID, MAX_VOTERS
+from kept.cluster.raft.message_guard import MAX_NODE_ID, MAX_VOTERS
 from kept.node.config.listeners import Voter
 from kept.storage.errors import CorruptMessage
 

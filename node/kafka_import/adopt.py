@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from kept.cluster.snapshot import write_snapshot
-from kept.cluster.voters import Voter
-from kept.cluster.wal import (
+from kept.cluster.metadata.snapshot import write_snapshot
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import (
     Identity,
     WriteAheadLog,
     make_directory,

@@ -18,10 +18,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kept.cluster.image import Image
-from kept.cluster.records import ClusterRecord, NoOpRecord, VotersRecord, decode_batch, encode_batch
-from kept.cluster.voters import Voter
-from kept.cluster.wal import NO_VOTE, Entry, HardState
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import (
+    ClusterRecord,
+    NoOpRecord,
+    VotersRecord,
+    decode_batch,
+    encode_batch,
+)
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import NO_VOTE, Entry, HardState
 from kept.node.kafka_import import kafka_records
 from kept.node.kafka_import.kafka_records import KafkaRecord
 from kept.node.kafka_import.translate import Translation

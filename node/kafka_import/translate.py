@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
-from kept.cluster import records as ours
-from kept.cluster.records import MetadataRecord, ResourceType
-from kept.cluster.settings import TOPIC_SETTINGS
+from kept.cluster.metadata import records as ours
+from kept.cluster.metadata.records import MetadataRecord, ResourceType
+from kept.cluster.topic_config import TOPIC_SETTINGS
 from kept.node.config.node_config import BROKER_SETTINGS
 from kept.node.kafka_import import kafka_records
 from kept.node.kafka_import.kafka_records import KafkaRecord

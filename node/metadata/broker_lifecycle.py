@@ -1,7 +1,8 @@
 """This node's membership as a broker: registration, heartbeats, and whether it may serve.
 
-The shell of :class:`kept.cluster.lifecycle.BrokerLifecycle`: time, calls to the active controller
-(which may be this node), and the effects on what is hosted here. A lone node needs none of it.
+The shell of :class:`kept.cluster.controller.broker_lifecycle.BrokerLifecycle`: time, calls to the
+active controller (which may be this node), and the effects on what is hosted here. A lone node
+needs none of it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster import lifecycle
-from kept.cluster.brokers import Registration
-from kept.cluster.heartbeats import HeartbeatAnswer, PartitionKey, ReplicaLog, unfenced_for_ms
-from kept.cluster.lifecycle import SUSPENDED, BrokerLifecycle, State
+from kept.cluster.controller import broker_lifecycle
+from kept.cluster.controller.broker_lifecycle import SUSPENDED, BrokerLifecycle, State
+from kept.cluster.controller.brokers import Registration
+from kept.cluster.controller.heartbeats import (
+    HeartbeatAnswer,
+    PartitionKey,
+    ReplicaLog,
+    unfenced_for_ms,
+)
 from kept.node.config.core_settings import lifecycle_settings
 from kept.node.internode.controller_rpc import HeartbeatRequest, RegisterRequest
 from kept.node.replicas import log_dirs
@@ -21,7 +27,7 @@ from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
+    from kept.cluster.metadata.image import Image
     from kept.node.node import Node
 
 NEVER: Final = float("inf")
@@ -82,25 +88,25 @@ class Brokering:
 
     def start(self) -> None:
         """Register, and go on from there."""
-        self._step(lifecycle.Start(elapsed_ms()))
+        self._step(broker_lifecycle.Start(elapsed_ms()))
         self._tick()
 
     def _tick(self) -> None:
-        self._step(lifecycle.Tick(elapsed_ms()))
+        self._step(broker_lifecycle.Tick(elapsed_ms()))
         seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
         self._ticker = self._node.loop.call_later(seconds, self._tick)
 
     def look_up(self) -> None:
         """Before leadership is acted on, later than the last tick allows: was this a stall?"""
-        self._step(lifecycle.Tick(elapsed_ms()))
+        self._step(broker_lifecycle.Tick(elapsed_ms()))
 
     def logs_opened(self) -> None:
         """The logs here are open: this broker may lead."""
-        self._step(lifecycle.LogsOpened(elapsed_ms()))
+        self._step(broker_lifecycle.LogsOpened(elapsed_ms()))
 
     def image_acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
-        self._step(lifecycle.ImageApplied(image, elapsed_ms()))
+        self._step(broker_lifecycle.ImageApplied(image, elapsed_ms()))
         self._in_touch()
 
     def _in_touch(self) -> None:
@@ -115,16 +121,16 @@ class Brokering:
         self._controller = node_id
         self._node.peers.hold_control(node_id)
         if node_id is not None:
-            self._step(lifecycle.ControllerChanged(elapsed_ms()))
+            self._step(broker_lifecycle.ControllerChanged(elapsed_ms()))
 
     async def shut_down(self) -> None:
         """Hand over what is led; returns when the process may end."""
-        self._step(lifecycle.ShutDown(elapsed_ms()))
+        self._step(broker_lifecycle.ShutDown(elapsed_ms()))
         await self.stopped.wait()
 
     def no_controller(self, reason: str) -> None:
         """There is none to hand over to."""
-        self._step(lifecycle.NoController(reason, elapsed_ms()))
+        self._step(broker_lifecycle.NoController(reason, elapsed_ms()))
 
     async def close(self) -> None:
         """End without asking anybody."""
@@ -136,19 +142,19 @@ class Brokering:
 
     # Effects.
 
-    def _step(self, event: lifecycle.Event) -> None:
+    def _step(self, event: broker_lifecycle.Event) -> None:
         for effect in self.core.step(event):
             match effect:
-                case lifecycle.Register():
+                case broker_lifecycle.Register():
                     self._spawn(self._register(effect.registration))
-                case lifecycle.Heartbeat():
+                case broker_lifecycle.Heartbeat():
                     self._spawn(self._heartbeat(effect))
-                case lifecycle.StopServing():
+                case broker_lifecycle.StopServing():
                     log.warning("serving suspended", reason=effect.reason)
                     self._node.hosting.roles.suspend()
-                case lifecycle.ResumeServing():
+                case broker_lifecycle.ResumeServing():
                     self._node.hosting.roles.resume(self.core.image)
-                case lifecycle.Exit():
+                case broker_lifecycle.Exit():
                     self._exit(effect)
         valid_until_ms = self.core.valid_until_ms
         self._node.serve_until = (
@@ -162,7 +168,7 @@ class Brokering:
         if self.core.state is State.RUNNING:
             self.running.set()
 
-    def _exit(self, effect: lifecycle.Exit) -> None:
+    def _exit(self, effect: broker_lifecycle.Exit) -> None:
         if effect.failed:
             self.failure = effect.reason
             self._node.fatal(effect.reason)
@@ -185,11 +191,11 @@ class Brokering:
         try:
             reply = await self._ask("Register", request)
         except KeptError as error:
-            self._step(lifecycle.RegistrationFailed(error, elapsed_ms()))
+            self._step(broker_lifecycle.RegistrationFailed(error, elapsed_ms()))
         else:
-            self._step(lifecycle.Registered(reply.broker_epoch, elapsed_ms()))
+            self._step(broker_lifecycle.Registered(reply.broker_epoch, elapsed_ms()))
 
-    async def _heartbeat(self, effect: lifecycle.Heartbeat) -> None:
+    async def _heartbeat(self, effect: broker_lifecycle.Heartbeat) -> None:
         request = HeartbeatRequest(
             effect.broker_id,
             effect.broker_epoch,
@@ -202,12 +208,12 @@ class Brokering:
         try:
             reply = await self._node.peers.heartbeat(request, CALL_S)
         except KeptError as error:
-            self._step(lifecycle.HeartbeatFailed(effect.number, error, elapsed_ms()))
+            self._step(broker_lifecycle.HeartbeatFailed(effect.number, error, elapsed_ms()))
             return
         self._heard = (reply.index, asked_at)
         self._in_touch()
         answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
-        self._step(lifecycle.HeartbeatAnswered(effect.number, answer, elapsed_ms()))
+        self._step(broker_lifecycle.HeartbeatAnswered(effect.number, answer, elapsed_ms()))
 
     async def _ask(self, method: str, request: Any) -> Any:
         controller = self._node.metadata.leader_id

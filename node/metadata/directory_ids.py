@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from kept.cluster.wal import WAL_NAME
+from kept.cluster.metadata.wal import WAL_NAME
 from kept.storage import checkpoints, layout
 from kept.storage.directory import META_VERSION, OWNER, LogDirectory
 from kept.storage.disk import Disk

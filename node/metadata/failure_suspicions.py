@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kept.cluster.image import BrokerImage, Image
+    from kept.cluster.metadata.image import BrokerImage, Image
 
 DOUBT_S: Final = 3.0
 """By then a controller has fenced who is gone, or nobody could."""

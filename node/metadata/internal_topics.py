@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller import TopicDefaults
+from kept.cluster.controller.decisions import TopicDefaults
 from kept.storage.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
+    from kept.cluster.metadata.image import Image
     from kept.node.config.node_config import NodeConfig
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"

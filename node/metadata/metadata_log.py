@@ -21,27 +21,27 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from kept.cluster.member import SNAPSHOT_AFTER_BYTES, MetadataMember
-from kept.cluster.metadata_files import Work
+from kept.cluster.metadata.metadata_files import Work
+from kept.cluster.metadata.metadata_node import SNAPSHOT_AFTER_BYTES, MetadataMember
+from kept.cluster.metadata.snapshot import check_install
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import WAL_NAME
 from kept.cluster.raft.messages import InstallSnapshot
 from kept.cluster.raft.ready import RaftSettings, Role
-from kept.cluster.snapshot import check_install
-from kept.cluster.voters import Voter
-from kept.cluster.wal import WAL_NAME
 from kept.node.metadata import directory_ids
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, MachineError, NotController, ResourceExhausted
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, Image
+    from kept.cluster.metadata.image import Delta, Image
+    from kept.cluster.metadata.records import MetadataRecord
     from kept.cluster.raft.messages import Message
-    from kept.cluster.records import MetadataRecord
     from kept.storage.disk import Disk
 
 TICK_S: Final = 0.05
 REMEMBER_S: Final = 5.0
-"""So much later at most is what was applied remembered (``kept.cluster.replica_history``), as high
-watermarks are by default."""
+"""So much later at most is what was applied remembered (``kept.cluster.metadata.replica_history``),
+as high watermarks are by default."""
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused messages in this time."""
 ACT_TOGETHER: Final = 64

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kept.node.metrics.histogram import Histogram
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, Image
+    from kept.cluster.metadata.image import Delta, Image
 
 ELECTION_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Seconds. A dead process is noticed and replaced in less than half of one."""

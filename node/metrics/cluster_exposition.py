@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kept.cluster.records import NO_LEADER
+from kept.cluster.metadata.records import NO_LEADER
 from kept.node.metrics.families import counter, gauge, histogram
 from kept.replication.events import UNKNOWN_OFFSET
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.records import PartitionRecord
     from kept.node.node import Node
     from kept.replication.partition import Partition
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import kept
-from kept.cluster.records import NO_LEADER
+from kept.cluster.metadata.records import NO_LEADER
 from kept.node.admin.compaction_status import CompactionStatus
 from kept.node.admin.service import Admin
 from kept.node.metrics import cluster_exposition

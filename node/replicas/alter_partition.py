@@ -16,7 +16,7 @@ from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.records import PartitionRecord
     from kept.node.node import Node
     from kept.replication.partition import Partition
     from kept.storage.types import TopicPartition

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from kept.cluster import reassignment
-from kept.cluster.image import Image
-from kept.cluster.records import PartitionRecord, ResourceType
-from kept.cluster.settings import log_config
+from kept.cluster.controller import reassignment
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import PartitionRecord, ResourceType
+from kept.cluster.topic_config import log_config
 from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC
 from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_COMPRESSED_BYTES
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
@@ -51,7 +51,7 @@ from kept.storage.records import CheckRules
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, TopicImage
+    from kept.cluster.metadata.image import Delta, TopicImage
     from kept.compaction.manifest.apply import CompactionState
     from kept.node.node import Node
     from kept.storage.directory import LogDirectory

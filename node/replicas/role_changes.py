@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from kept.cluster.records import NO_LEADER
+from kept.cluster.metadata.records import NO_LEADER
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
@@ -19,8 +19,8 @@ from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.image import Image
+    from kept.cluster.metadata.records import PartitionRecord
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
 

@@ -1,11 +1,11 @@
 """Logs on this node's disks that the image does not want here: deleted, or set aside.
 
 A log goes only where the metadata showed that it is not wanted any more: its topic was deleted, or
-its replica moved away (``removed`` of :mod:`kept.cluster.replica_history`), and this node stopped
-before it had acted on that. Any other log that the image does not know is evidence that metadata
-was lost, and may be the only copy of its records: it is set aside under a name that ends in
-``-stray`` and stays until somebody removes that directory. Should the image want it after all (the
-metadata of another voter has come), it is put back and opened.
+its replica moved away (``removed`` of :mod:`kept.cluster.metadata.replica_history`), and this node
+stopped before it had acted on that. Any other log that the image does not know is evidence that
+metadata was lost, and may be the only copy of its records: it is set aside under a name that ends
+in ``-stray`` and stays until somebody removes that directory. Should the image want it after all
+(the metadata of another voter has come), it is put back and opened.
 
 Apache Kafka sets them aside in the same way (``LogManager.isStrayReplica``); putting back is ours.
 """
@@ -20,7 +20,7 @@ from kept.storage.errors import DamagedData, MachineError
 from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.replica_history import ReplicaKey
+    from kept.cluster.metadata.replica_history import ReplicaKey
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedDirectory
     from kept.storage.directory import FoundLog

@@ -20,14 +20,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.records import MetadataRecord, PartitionRecord
+from kept.cluster.metadata.records import MetadataRecord, PartitionRecord
 from kept.node.runtime.logging import log
 from kept.storage.disk import HEADROOM, MAX_REOPENABLE
 from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
+    from kept.cluster.metadata.image import Image
     from kept.node.node import Node
 
 RESERVED_FILES: Final = 1000

@@ -7,10 +7,10 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.cluster import controller as decide
-from kept.cluster.heartbeats import ReplicaLog
-from kept.cluster.image import Image, unsettled
-from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.cluster.controller import decisions as decide
+from kept.cluster.controller.heartbeats import ReplicaLog
+from kept.cluster.metadata.image import Image, unsettled
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.storage.errors import PeerError, RetriableError
 from kept.storage.types import TopicPartition
 

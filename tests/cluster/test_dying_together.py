@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster import controller as decide
-from kept.cluster.election import AlterIsr
-from kept.cluster.image import Image
-from kept.cluster.records import NO_LEADER
-from kept.cluster.sessions import TIMEOUT, Probe, Sessions, SessionSettings
+from kept.cluster.controller import decisions as decide
+from kept.cluster.controller.broker_sessions import TIMEOUT, Probe, Sessions, SessionSettings
+from kept.cluster.controller.partition_election import AlterIsr
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import NotController
 
 TOPIC = UUID(int=77)

@@ -7,14 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster.image import Image
-from kept.cluster.member import MetadataMember
-from kept.cluster.raft.guard import MAX_TERM
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.records import VotersRecord
+from kept.cluster.metadata.snapshot import check_install, encode_snapshot
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import HardState, write_hard_state
+from kept.cluster.raft.message_guard import MAX_TERM
 from kept.cluster.raft.messages import InstallSnapshot, LeaderHint
-from kept.cluster.records import VotersRecord
-from kept.cluster.snapshot import check_install, encode_snapshot
-from kept.cluster.voters import Voter
-from kept.cluster.wal import HardState, write_hard_state
 from kept.storage.errors import DirectoryRefused
 from kept.testing.simulated_disk import SimulatedDisk
 

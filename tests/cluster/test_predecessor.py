@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kept.cluster.member import MetadataMember
-from tests.cluster.test_member import Cluster
+from kept.cluster.metadata.metadata_node import MetadataMember
+from tests.cluster.metadata.test_metadata_node import Cluster
 
 
 def next_leader(cluster: Cluster, before: MetadataMember) -> MetadataMember:

@@ -24,13 +24,19 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
-from kept.cluster import replica_history, snapshot, wal
-from kept.cluster.image import Image
+from kept.cluster.metadata import replica_history, snapshot, wal
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import (
+    ConfigRecord,
+    ResourceType,
+    TopicRecord,
+    decode_batch,
+    encode_batch,
+)
+from kept.cluster.metadata.replica_history import ReplicaHistory
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import Entry, HardState, WriteAheadLog
 from kept.cluster.raft.messages import Append, InstallSnapshot, LeaderHint
-from kept.cluster.records import ConfigRecord, ResourceType, TopicRecord, decode_batch, encode_batch
-from kept.cluster.replica_history import ReplicaHistory
-from kept.cluster.voters import Voter
-from kept.cluster.wal import Entry, HardState, WriteAheadLog
 from kept.compaction.cleaner import removal_log
 from kept.compaction.manifest import manifest, manifest_store
 from kept.node.coordinator.groups import records as group_records

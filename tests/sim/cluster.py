@@ -15,9 +15,9 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from kept.cluster.member import Outcome
-from kept.cluster.records import NO_LEADER
-from kept.cluster.topics import CreateTopic, create_topic
+from kept.cluster.controller.topics import CreateTopic, create_topic
+from kept.cluster.metadata.metadata_node import Outcome
+from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import TopicAlreadyExists
 from kept.storage.types import TopicPartition
 from tests.sim.clients import Consumer, Producer

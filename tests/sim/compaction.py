@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from kept.cluster.image import Image
-from kept.cluster.records import NO_LEADER, PartitionRecord, ResourceType
-from kept.cluster.settings import log_config
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
+from kept.cluster.topic_config import log_config
 from kept.node.replicas.manifests import recover
 from kept.replication.events import ManifestPublished
 from kept.replication.isr import AlterIsrItem

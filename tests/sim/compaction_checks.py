@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.log import Log
 from kept.storage.types import TopicPartition

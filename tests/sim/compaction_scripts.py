@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kept.cluster.records import PartitionRecord
+from kept.cluster.metadata.records import PartitionRecord
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition

@@ -20,7 +20,7 @@ from tests.sim.machine import Machine
 from tests.sim.world import MS
 
 if TYPE_CHECKING:
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.records import PartitionRecord
     from tests.sim.cluster import ClusterHistory
 
 

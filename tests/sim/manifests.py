@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.compaction.cleaner.cleaner_run import Result, discard, run_pass
 from kept.compaction.cleaner.log_snapshot import base_job, job_for, view
 from kept.compaction.cleaner.planner import Limits, NotNow, next_identity, plan

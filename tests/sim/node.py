@@ -12,16 +12,22 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kept.cluster import brokers, election, lifecycle
-from kept.cluster.brokers import Registration
-from kept.cluster.election import AlterIsr
-from kept.cluster.heartbeats import HeartbeatAnswer, ReplicaLog
-from kept.cluster.image import Delta, Image
-from kept.cluster.lifecycle import BrokerLifecycle, LifecycleSettings
-from kept.cluster.member import Outcome
-from kept.cluster.records import Endpoint, ResourceType
-from kept.cluster.sessions import TIMEOUT, Decide, Probe, Sessions, SessionSettings
-from kept.cluster.snapshot import difference
+from kept.cluster.controller import broker_lifecycle, brokers, partition_election
+from kept.cluster.controller.broker_lifecycle import BrokerLifecycle, LifecycleSettings
+from kept.cluster.controller.broker_sessions import (
+    TIMEOUT,
+    Decide,
+    Probe,
+    Sessions,
+    SessionSettings,
+)
+from kept.cluster.controller.brokers import Registration
+from kept.cluster.controller.heartbeats import HeartbeatAnswer, ReplicaLog
+from kept.cluster.controller.partition_election import AlterIsr
+from kept.cluster.metadata.image import Delta, Image
+from kept.cluster.metadata.metadata_node import Outcome
+from kept.cluster.metadata.records import Endpoint, ResourceType
+from kept.cluster.metadata.snapshot import difference
 from kept.storage.directory import previous_broker_epoch
 from kept.storage.errors import KeptError, NetworkException, NotController
 from kept.storage.types import TopicPartition
@@ -105,8 +111,8 @@ class SimNode(RaftApp):
         image = self.image
         self.replicas.remove_strays(image)
         self.act(image, difference(Image(), image))
-        self.live(lifecycle.Start(self.now_ms()))
-        self.live(lifecycle.LogsOpened(self.now_ms()))
+        self.live(broker_lifecycle.Start(self.now_ms()))
+        self.live(broker_lifecycle.LogsOpened(self.now_ms()))
 
     def now_ms(self) -> int:
         return self.machine.monotonic_ms
@@ -141,7 +147,7 @@ class SimNode(RaftApp):
             self.notice_gap()
         else:
             self.awake_ms = self.now_ms()
-        self.live(lifecycle.Tick(self.now_ms()))
+        self.live(broker_lifecycle.Tick(self.now_ms()))
         if self.sessions.active:
             self.perform(self.sessions.tick(self.now_ms()))
         self.machine.after_ms(TICK_MS, self.slow_tick)
@@ -200,7 +206,7 @@ class SimNode(RaftApp):
     def act(self, image: Image, delta: Delta) -> None:
         self.history.checks.metadata(image.index, image, delta)
         self.replicas.apply(image, delta)
-        self.live(lifecycle.ImageApplied(image, self.now_ms()))
+        self.live(broker_lifecycle.ImageApplied(image, self.now_ms()))
 
     def moved(self) -> None:
         """Role or image changed."""
@@ -225,7 +231,7 @@ class SimNode(RaftApp):
         if leader != self.controller:
             self.controller = leader
             if leader is not None:
-                self.live(lifecycle.ControllerChanged(self.now_ms()))
+                self.live(broker_lifecycle.ControllerChanged(self.now_ms()))
 
     # Decisions.
 
@@ -382,7 +388,7 @@ class SimNode(RaftApp):
                 )
                 for item in items
             ]  # fmt: skip
-            records, errors = election.alter_isrs(image, asked)
+            records, errors = partition_election.alter_isrs(image, asked)
             return records
 
         self.decide(change, lambda error: reply(error or errors))
@@ -419,23 +425,23 @@ class SimNode(RaftApp):
 
     # The broker's life.
 
-    def live(self, event: lifecycle.Event) -> None:
+    def live(self, event: broker_lifecycle.Event) -> None:
         for effect in self.lifecycle.step(event):
             match effect:
-                case lifecycle.Register():
+                case broker_lifecycle.Register():
                     self.ask_controller("register", effect.registration, self.registered)
-                case lifecycle.Heartbeat():
+                case broker_lifecycle.Heartbeat():
                     logs = self.logs(effect.report)
                     self.ask_controller(
                         "heartbeat", (effect, logs),
                         partial(self.heartbeat_answered, effect.number),
                     )  # fmt: skip
-                case lifecycle.StopServing():
+                case broker_lifecycle.StopServing():
                     self.machine.world.note(self.machine.name, f"serves nobody: {effect.reason}")
                     self.replicas.suspend()
-                case lifecycle.ResumeServing():
+                case broker_lifecycle.ResumeServing():
                     self.replicas.resume(self.lifecycle.image)
-                case lifecycle.Exit():
+                case broker_lifecycle.Exit():
                     self.leave(effect)
         epoch = self.lifecycle.broker_epoch
         if epoch not in (-1, self.marked_epoch):
@@ -452,15 +458,15 @@ class SimNode(RaftApp):
     def registered(self, answer: Any) -> None:
         self.machine.world.note(self.machine.name, "hears of its registration:", repr(answer))
         if isinstance(answer, KeptError):
-            self.live(lifecycle.RegistrationFailed(answer, self.now_ms()))
+            self.live(broker_lifecycle.RegistrationFailed(answer, self.now_ms()))
         else:
-            self.live(lifecycle.Registered(answer, self.now_ms()))
+            self.live(broker_lifecycle.Registered(answer, self.now_ms()))
 
     def heartbeat_answered(self, number: int, answer: Any) -> None:
         if isinstance(answer, HeartbeatAnswer):
-            self.live(lifecycle.HeartbeatAnswered(number, answer, self.now_ms()))
+            self.live(broker_lifecycle.HeartbeatAnswered(number, answer, self.now_ms()))
         else:
-            self.live(lifecycle.HeartbeatFailed(number, answer, self.now_ms()))
+            self.live(broker_lifecycle.HeartbeatFailed(number, answer, self.now_ms()))
 
     def logs(self, report: tuple[Any, ...]) -> list[ReplicaLog]:
         found = []
@@ -481,9 +487,9 @@ class SimNode(RaftApp):
 
     def shut_down(self) -> None:
         """TERM."""
-        self.live(lifecycle.ShutDown(self.now_ms()))
+        self.live(broker_lifecycle.ShutDown(self.now_ms()))
 
-    def leave(self, effect: lifecycle.Exit) -> None:
+    def leave(self, effect: broker_lifecycle.Exit) -> None:
         if effect.failed:
             self.history.checks.gives_up(self.node_id, effect.reason)
         self.hand_over(effect.reason)

@@ -11,9 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kept.cluster.image import Image
-from kept.cluster.reassignment import reassign
-from kept.cluster.topics import CreateTopic, create_partitions, create_topic, delete_topic
+from kept.cluster.controller.reassignment import reassign
+from kept.cluster.controller.topics import (
+    CreateTopic,
+    create_partitions,
+    create_topic,
+    delete_topic,
+)
+from kept.cluster.metadata.image import Image
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 from tests.sim.clients import Producer

@@ -11,8 +11,8 @@ LEADER = "kept.replication.leader.LeaderCore"
 FOLLOWER = "kept.replication.follower.FollowerCore"
 PARTITION = "kept.replication.partition.Partition"
 REPLICA = "kept.replication.replica.Replica"
-LIFECYCLE = "kept.cluster.lifecycle.BrokerLifecycle"
-MEMBER = "kept.cluster.member.MetadataMember"
+LIFECYCLE = "kept.cluster.controller.broker_lifecycle.BrokerLifecycle"
+MEMBER = "kept.cluster.metadata.metadata_node.MetadataMember"
 
 
 def returns(value: Any) -> Any:
@@ -213,5 +213,5 @@ plant(
     2,
     "one-leader epoch-matching invariants",
     "one leader per epoch (36)",
-    ("kept.cluster.election.changed", no_epoch_bump),
+    ("kept.cluster.controller.partition_election.changed", no_epoch_bump),
 )

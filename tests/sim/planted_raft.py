@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kept.cluster.metadata.wal import HardState
 from kept.cluster.raft.messages import NO_NODE, AppendReply
 from kept.cluster.raft.ready import Role
-from kept.cluster.wal import HardState
 from tests.sim.planted import plant
 
-MEMBER = "kept.cluster.member.MetadataMember"
-LEADING = "kept.cluster.raft.leading.Leading"
+MEMBER = "kept.cluster.metadata.metadata_node.MetadataMember"
+LEADING = "kept.cluster.raft.leader.Leading"
 ELECTION = "kept.cluster.raft.election.Election"
-FOLLOWING = "kept.cluster.raft.following.Following"
+FOLLOWING = "kept.cluster.raft.follower.Following"
 STATE = "kept.cluster.raft.state.RaftState"
 LOG = "kept.cluster.raft.log.RaftLog"
-FILES = "kept.cluster.metadata_files"
-WAL = "kept.cluster.wal.WriteAheadLog"
+FILES = "kept.cluster.metadata.metadata_files"
+WAL = "kept.cluster.metadata.wal.WriteAheadLog"
 
 
 def forget_term(original: Any) -> Any:
@@ -214,7 +214,7 @@ plant(
     1,
     "election-safety leader-completeness committed-differs",
     "a majority of the voters",
-    ("kept.cluster.raft.membership.Membership.quorum", majority_is_one),
+    ("kept.cluster.raft.voter_set.Membership.quorum", majority_is_one),
 )
 plant(
     "own-disk-uncounted",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kept.cluster.brokers import fence_broker
+from kept.cluster.controller.brokers import fence_broker
+from kept.cluster.metadata.records import NO_LEADER
 from kept.cluster.raft.ready import Role
-from kept.cluster.records import NO_LEADER
 from kept.replication.replica import Replica
 from kept.storage.errors import InvalidRequest
 from tests.sim.planted import plant
 from tests.sim.planted_cluster import FOLLOWER, LEADER, LIFECYCLE, MEMBER, PARTITION, returns
 
-ELECTION = "kept.cluster.election"
+ELECTION = "kept.cluster.controller.partition_election"
 FOLLOWING = "kept.replication.following.FollowingReplica"
 
 
@@ -196,7 +196,7 @@ plant(
 plant(
     "shortest-leads", "storage", 24, "acknowledged-lost committed-lost kill-lost isr-holds prefix",
     "of an ISR that lost power the longest log leads (33)",
-    ("kept.cluster.recovery.longest", shortest),
+    ("kept.cluster.controller.unclean_recovery.longest", shortest),
 )  # fmt: skip
 plant(
     "isr-without-cas", "scripted", 1, "isr-holds committed-lost one-leader invariants prefix",
@@ -233,7 +233,7 @@ plant(
     "broker-epoch-uncompared", "storage", 36,
     "committed-lost isr-holds acknowledged-lost prefix sequence-refused",
     "who lost power leaves the ISR (33)",
-    ("kept.cluster.brokers.register_broker", everyone_clean),
+    ("kept.cluster.controller.brokers.register_broker", everyone_clean),
 )  # fmt: skip
 plant(
     "unclean-elects", "storage", 4, "unclean",
@@ -254,5 +254,5 @@ plant(
 plant(
     "fenced-one-by-one", "crashes", 2, "slow-return",
     "an ISR of which nobody is left stays whole: two of three are enough (33)",
-    ("kept.cluster.sessions.Sessions._fence", one_at_a_time),
+    ("kept.cluster.controller.broker_sessions.Sessions._fence", one_at_a_time),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from tests.sim.planted import plant
 
 CORE = "kept.cluster.raft.core"
-FOLLOWING = "kept.cluster.raft.following.Following"
+FOLLOWING = "kept.cluster.raft.follower.Following"
 LEADER = "kept.replication.leader.LeaderCore"
 
 

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from random import Random
 from uuid import UUID
 
-from kept.cluster.image import Image
-from kept.cluster.member import MetadataMember, Outcome
-from kept.cluster.metadata_files import Work
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.metadata_files import Work
+from kept.cluster.metadata.metadata_node import MetadataMember, Outcome
+from kept.cluster.metadata.records import ConfigRecord, ResourceType
+from kept.cluster.metadata.snapshot import check_install
+from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import (
     Append,
@@ -26,9 +29,6 @@ from kept.cluster.raft.messages import (
     VoteReply,
 )
 from kept.cluster.raft.ready import RaftSettings, Role
-from kept.cluster.records import ConfigRecord, ResourceType
-from kept.cluster.snapshot import check_install
-from kept.cluster.voters import Voter
 from kept.storage.errors import KeptError, MachineError, NotController
 from tests.sim.faults import KINDS, Nemesis, Profile
 from tests.sim.machine import Exited, Machine

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from kept.cluster.image import Delta, Image
-from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.cluster.metadata.image import Delta, Image
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.storage.types import TopicPartition
 from tests.sim.batches import Batch
 from tests.sim.world import Violation, World

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kept.cluster.image import Delta, Image
-from kept.cluster.records import NO_LEADER, PartitionRecord, ResourceType
-from kept.cluster.settings import log_config
+from kept.cluster.metadata.image import Delta, Image
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
+from kept.cluster.topic_config import log_config
 from kept.replication.events import BrokersChanged, ProposeIsr
 from kept.replication.fetching import (
     FENCED_LEADER_EPOCH,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kept.cluster.records import NO_LEADER, PartitionRecord
+from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.storage.types import TopicPartition
 from tests.sim.cluster import CoresHistory
 from tests.sim.faults import Profile

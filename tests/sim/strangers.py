@@ -16,7 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kept.cluster.raft.guard import MAX_TERM, TERM_STEP
+from kept.cluster.metadata.wal import Entry
+from kept.cluster.raft.message_guard import MAX_TERM, TERM_STEP
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -27,7 +28,6 @@ from kept.cluster.raft.messages import (
     Vote,
     VoteReply,
 )
-from kept.cluster.wal import Entry
 from kept.replication.fetching import FetchRequest, PartitionRequest
 from tests.cluster.raft.forged import forged
 from tests.cluster.raft.trial import data

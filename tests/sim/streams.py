@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kept.cluster.records import NO_LEADER
+from kept.cluster.metadata.records import NO_LEADER
 from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings
 from kept.replication.fetching import FetchAnswer, FetchRequest, OffsetsRequest
 from kept.replication.following import perform_all

@@ -46,7 +46,7 @@ DIRECTORIES: Final = [
 ]
 TESTS: Final = {
     "client/bounds.py": ["tests/client/test_bounds.py", "tests/client/test_unknown_tags.py"],
-    "cluster/raft/guard.py": [
+    "cluster/raft/message_guard.py": [
         "tests/cluster/raft/test_strangers.py",
         "tests/cluster/test_impossible_terms.py",
     ],

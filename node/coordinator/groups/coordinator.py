@@ -38,7 +38,7 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Delta, Image
+    from kept.cluster.metadata.image import Delta, Image
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
     from kept.replication.partition import Partition

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller import ConfigSchema
-from kept.cluster.image import Image
-from kept.cluster.records import ResourceType
-from kept.cluster.settings import (
+from kept.cluster.controller.decisions import ConfigSchema
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import ResourceType
+from kept.cluster.topic_config import (
     TOPIC_SETTINGS,
     Entry,
     Kind,

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
-from kept.cluster import controller
-from kept.cluster.controller import AlterConfig, AlterOp, check_topic_name
-from kept.cluster.image import Image
-from kept.cluster.records import MetadataRecord, ResourceType
-from kept.cluster.settings import TOPIC_SETTINGS, Entry
+from kept.cluster.controller import decisions as controller
+from kept.cluster.controller.decisions import AlterConfig, AlterOp, check_topic_name
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord, ResourceType
+from kept.cluster.topic_config import TOPIC_SETTINGS, Entry
 from kept.node.config.definitions import BROKER_SETTINGS
 from kept.node.kafka.handlers.config_schema import (
     broker_entries,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
-from kept.cluster import controller
-from kept.cluster.controller import INTERNAL_TOPICS
-from kept.cluster.image import Image, TopicImage
-from kept.cluster.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.cluster.controller import decisions
+from kept.cluster.controller.decisions import INTERNAL_TOPICS
+from kept.cluster.metadata.image import Image, TopicImage
+from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord
 from kept.node.kafka.api import sliced
 from kept.node.kafka.handlers.metadata import (
     CLUSTER_OPERATIONS,
@@ -196,7 +196,7 @@ async def unregister_broker(ctx: RequestContext, request: Any) -> Values:
     broker_id = request.broker_id
 
     def decision(image: Image) -> tuple[None, Sequence[MetadataRecord]]:
-        records = controller.unregister_broker(image, broker_id)
+        records = decisions.unregister_broker(image, broker_id)
         if not image.brokers[broker_id].fenced:
             raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
         return None, records

@@ -24,7 +24,7 @@ from kept.node.kafka.handlers.group_requests import Answer, ask, coordinator
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
-    from kept.cluster.image import TopicImage
+    from kept.cluster.metadata.image import TopicImage
     from kept.node.kafka.api import RequestContext
     from kept.node.runtime.yielding import Steps
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller import allocate_producer_ids
+from kept.cluster.controller.decisions import allocate_producer_ids
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
@@ -27,8 +27,8 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
-    from kept.cluster.records import MetadataRecord
+    from kept.cluster.metadata.image import Image
+    from kept.cluster.metadata.records import MetadataRecord
     from kept.node.kafka.api import Answer, RequestContext
     from kept.node.node import Node
 

@@ -12,14 +12,14 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller import INTERNAL_TOPICS
+from kept.cluster.controller.decisions import INTERNAL_TOPICS
 from kept.node.kafka.api import sliced
 from kept.node.runtime import error_codes
 from kept.storage.errors import KeptError, PolicyViolation, TopicAlreadyExists
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image, TopicImage
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.image import Image, TopicImage
+    from kept.cluster.metadata.records import PartitionRecord
     from kept.node.kafka.api import Answer, RequestContext
     from kept.node.node import Node
     from kept.node.runtime.yielding import Steps
@@ -187,7 +187,7 @@ def _answer(
 
 def missing_code(name: str) -> int:
     """The error of a topic that is not there, or that no topic can be."""
-    from kept.cluster.controller import check_topic_name
+    from kept.cluster.controller.decisions import check_topic_name
 
     try:
         check_topic_name(name)

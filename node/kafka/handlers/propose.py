@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kept.cluster.image import Image
-from kept.cluster.records import MetadataRecord
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord
 from kept.node.runtime.yielding import Steps
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments.
 
-Decisions are ``kept.cluster.controller``'s. All partitions of one request are decided one after the
-other, each refused on its own, and go into one entry of the metadata log. The active controller
-answers, whoever was asked (``api.FORWARDED``): a list is as new as the change before it. Shapes and
-order of checks after ``ReplicationControlManager``. Ours: an election for all partitions leaves out
-the topics without a result, and an unclean election is logged with what it gave up.
+Decisions are ``kept.cluster.controller.decisions``'s. All partitions of one request are decided one
+after the other, each refused on its own, and go into one entry of the metadata log. The active
+controller answers, whoever was asked (``api.FORWARDED``): a list is as new as the change before it.
+Shapes and order of checks after ``ReplicationControlManager``. Ours: an election for all partitions
+leaves out the topics without a result, and an unclean election is logged with what it gave up.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.client.protocol import Values
-from kept.cluster import controller, recovery
-from kept.cluster.controller import MAX_PARTITIONS_PER_REQUEST
-from kept.cluster.image import Image
-from kept.cluster.records import MetadataRecord
+from kept.cluster.controller import decisions, unclean_recovery
+from kept.cluster.controller.decisions import MAX_PARTITIONS_PER_REQUEST
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord
 from kept.node.controller import unclean_elections
 from kept.node.kafka.handlers.propose import Decided, decide
 from kept.node.runtime.error_codes import code_for, message_for
@@ -160,14 +160,18 @@ def _needless(error: KeptError | None) -> bool:
     return isinstance(error, ElectionNotNeeded)
 
 
-def _preferred(image: Image, tp: TopicPartition, _: recovery.Reports) -> list[MetadataRecord]:
-    return controller.elect_preferred(image, tp.topic, tp.partition)
+def _preferred(
+    image: Image, tp: TopicPartition, _: unclean_recovery.Reports
+) -> list[MetadataRecord]:
+    return decisions.elect_preferred(image, tp.topic, tp.partition)
 
 
-def _unclean(image: Image, tp: TopicPartition, reports: recovery.Reports) -> list[MetadataRecord]:
+def _unclean(
+    image: Image, tp: TopicPartition, reports: unclean_recovery.Reports
+) -> list[MetadataRecord]:
     state = image.partition(tp.topic, tp.partition)
-    logs = {} if state is None else recovery.reported(image, state, reports)
-    return controller.elect_unclean(image, tp.topic, tp.partition, logs)
+    logs = {} if state is None else unclean_recovery.reported(image, state, reports)
+    return decisions.elect_unclean(image, tp.topic, tp.partition, logs)
 
 
 async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
@@ -178,7 +182,7 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
         room = FileRoom(ctx.node, image)
 
         def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
-            records = controller.reassign(
+            records = decisions.reassign(
                 image,
                 tp.topic,
                 tp.partition,
@@ -214,7 +218,7 @@ def list_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
             for number in topic.partition_indexes
         }
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for moving in controller.list_reassignments(ctx.node.image, wanted):
+    for moving in decisions.list_reassignments(ctx.node.image, wanted):
         found.setdefault(moving.topic, []).append(
             {
                 "partition_index": moving.partition,

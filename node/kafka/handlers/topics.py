@@ -1,8 +1,9 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
 
-Decisions are ``kept.cluster.controller``'s; this module takes requests apart, puts all topics of
-one request into one entry of the metadata log, and answers when that is durable and applied here.
-Messages and order of checks are Kafka's (``ReplicationControlManager``, ``ControllerApis``).
+Decisions are ``kept.cluster.controller.decisions``'s; this module takes requests apart, puts all
+topics of one request into one entry of the metadata log, and answers when that is durable and
+applied here. Messages and order of checks are Kafka's (``ReplicationControlManager``,
+``ControllerApis``).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID, uuid4
 
 from kept.client.protocol import Values
-from kept.cluster import controller
-from kept.cluster.controller import (
+from kept.cluster.controller import decisions
+from kept.cluster.controller.decisions import (
     MAX_PARTITIONS_PER_REQUEST,
     CreateTopic,
     TopicDefaults,
 )
-from kept.cluster.image import Image, TopicImage
-from kept.cluster.records import ConfigRecord, MetadataRecord, ResourceType
+from kept.cluster.metadata.image import Image, TopicImage
+from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, ResourceType
 from kept.node.kafka.handlers.config_schema import check_topic, topic_entries
 from kept.node.kafka.handlers.propose import Decided, decide
 from kept.node.metadata import internal_topics
@@ -178,7 +179,7 @@ def _create(
     if topic.name == CONSUMER_OFFSETS:
         settings = internal_topics.settings(config, settings)
         defaults = internal_topics.defaults(image, config)
-    records = controller.create_topic(
+    records = decisions.create_topic(
         image,
         CreateTopic(
             topic.name,
@@ -196,7 +197,7 @@ def _create(
         for record in records
         if isinstance(record, ConfigRecord) and record.value is not None
     }
-    counts = controller.topic_counts(records)
+    counts = decisions.topic_counts(records)
     return _created(node, topic.name, topic_id, counts, given), records
 
 
@@ -248,7 +249,7 @@ async def delete_topics(ctx: RequestContext, request: Any) -> Values:
 
 def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]]:
     answer = {**one, "error_code": 0, "error_message": None}
-    return answer, controller.delete_topic(image, one["topic_id"])
+    return answer, decisions.delete_topic(image, one["topic_id"])
 
 
 def _resolve(
@@ -322,5 +323,5 @@ def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[Metadata
         raise UnknownTopicOrPartition("This server does not host this topic-partition.")
     assignments = topic.assignments
     manual = None if assignments is None else [entry.broker_ids for entry in assignments]
-    records = controller.create_partitions(image, topic.name, topic.count, manual)
+    records = decisions.create_partitions(image, topic.name, topic.count, manual)
     return {"name": topic.name, "error_code": 0, "error_message": None}, records

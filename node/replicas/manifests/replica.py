@@ -46,7 +46,7 @@ from kept.storage.errors import (
 from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.records import PartitionRecord
     from kept.compaction.cleaner.cleaner_run import Result
     from kept.compaction.manifest.apply import CompactionState
     from kept.compaction.manifest.manifest import Manifest

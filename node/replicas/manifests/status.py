@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from kept.cluster.controller import was_compacted
+from kept.cluster.controller.decisions import was_compacted
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 
 if TYPE_CHECKING:
-    from kept.cluster.image import Image
-    from kept.cluster.records import PartitionRecord
+    from kept.cluster.metadata.image import Image
+    from kept.cluster.metadata.records import PartitionRecord
     from kept.replication.leader import LeaderCore
     from kept.replication.manifests import ManifestCore
     from kept.replication.partition import Partition

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kept.cluster.raft.guard import MAX_TERM, TERM_STEP
+from kept.cluster.metadata.wal import Entry
+from kept.cluster.raft.message_guard import MAX_TERM, TERM_STEP
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -20,7 +21,6 @@ from kept.cluster.raft.messages import (
     Vote,
     VoteReply,
 )
-from kept.cluster.wal import Entry
 from tests.cluster.raft.trial import data, voter
 
 EXTREMES = (-(2**63), -1, 0, 1, 2, 3, 5, 8, TERM_STEP, MAX_TERM, MAX_TERM + 1, 2**63 - 1)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kept.cluster.metadata.records import ConfigRecord, encode_batch
+from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -23,8 +25,6 @@ from kept.cluster.raft.messages import (
     VoteReply,
 )  # fmt: skip
 from kept.cluster.raft.ready import RaftSettings
-from kept.cluster.records import ConfigRecord, encode_batch
-from kept.cluster.wal import Entry
 from kept.storage.errors import InvariantViolation, KeptError
 from tests.cluster.raft.trial import Trial, data, directory, voter
 

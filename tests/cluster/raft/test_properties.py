@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.log import RaftLog
-from kept.cluster.raft.membership import Membership, check_change, voters_entry, voters_in
 from kept.cluster.raft.messages import NO_NODE, Append, InstallSnapshot
 from kept.cluster.raft.progress import Pace, Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
-from kept.cluster.wal import Entry
+from kept.cluster.raft.voter_set import Membership, check_change, voters_entry, voters_in
 from kept.storage.errors import InvalidRequest, InvariantViolation, KeptError
 from tests.cluster.raft.trial import Trial, data, directory, voter
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from kept.cluster.raft.guard import MAX_TERM, MAX_VOTERS, TERM_STEP, flaw
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import MAX_ENTRY_BYTES, Entry
+from kept.cluster.raft.message_guard import MAX_TERM, MAX_VOTERS, TERM_STEP, flaw
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -28,8 +30,6 @@ from kept.cluster.raft.messages import (
     VoteReply,
 )
 from kept.cluster.raft.ready import Role
-from kept.cluster.voters import Voter
-from kept.cluster.wal import MAX_ENTRY_BYTES, Entry
 from tests.cluster.raft.forged import forged
 from tests.cluster.raft.trial import Trial, directory, voter
 

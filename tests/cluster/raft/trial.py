@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
+from kept.cluster.metadata.records import ConfigRecord, encode_batch
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import Entry, HardState
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.messages import Append, Message
 from kept.cluster.raft.ready import RaftSettings, Ready, Role, Snapshot
-from kept.cluster.records import ConfigRecord, encode_batch
-from kept.cluster.voters import Voter
-from kept.cluster.wal import Entry, HardState
 
 SETTINGS = RaftSettings(max_append_bytes=200, max_inflight=4)
 

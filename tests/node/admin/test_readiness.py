@@ -6,8 +6,13 @@ import uuid
 
 import pytest
 
-from kept.cluster.image import Image
-from kept.cluster.records import BrokerChangeRecord, BrokerRecord, PartitionRecord, TopicRecord
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    PartitionRecord,
+    TopicRecord,
+)
 from kept.node.admin.readiness import Readiness
 from kept.node.admin.service import Admin
 from kept.storage.errors import MachineError

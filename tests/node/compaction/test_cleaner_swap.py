@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kept.cluster.records import RemoveTopicRecord
+from kept.cluster.metadata.records import RemoveTopicRecord
 from kept.compaction.cleaner.planner import NotNow
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint

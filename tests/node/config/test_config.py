@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.cluster.settings import TOPIC_SETTINGS, Source, Update
+from kept.cluster.topic_config import TOPIC_SETTINGS, Source, Update
 from kept.node.config import node_config as config
 from kept.node.config.definitions import HONOURED
 from kept.node.config.node_config import BROKER_SETTINGS, NodeConfig, attribute

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.progress import Progress
-from kept.cluster.voters import Voter
 from kept.node.controller.quorum_reconfiguration import Voting
 from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.storage.errors import InvalidRequest, NotController, VoterNotFound

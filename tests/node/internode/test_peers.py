@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
-from kept.cluster.wal import Entry
 from kept.node.config.listeners import Voter
 from kept.node.internode import grpc_options, socket_directory
 from kept.node.internode import hello as greeting

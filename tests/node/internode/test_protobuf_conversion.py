@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.cluster.heartbeats import ReplicaLog
+from kept.cluster.controller.heartbeats import ReplicaLog
+from kept.cluster.metadata.records import Endpoint
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft import messages
-from kept.cluster.records import Endpoint
-from kept.cluster.voters import Voter
-from kept.cluster.wal import Entry
 from kept.node.config.listeners import Voter as Listed
 from kept.node.internode import controller_rpc as rpc
 from kept.node.internode import manifest_rpc as manifests

@@ -9,7 +9,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from kept.cluster.voters import Voter
+from kept.cluster.metadata.voters import Voter
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka_import import directories, metadata_log
 from kept.node.kafka_import.adopt import voters

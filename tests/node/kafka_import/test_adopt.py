@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from kept.cli.serve import serve
-from kept.cluster.metadata_files import open_files
+from kept.cluster.metadata.metadata_files import open_files
 from kept.node.kafka_import import adopt as adopt_module
 from kept.node.kafka_import.adopt import adopt
 from kept.storage import checkpoints, layout, snapshots

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster.image import Image
-from kept.cluster.records import (
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import (
     BrokerChangeRecord,
     ConfigRecord,
     PartitionRecord,

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from kept.cluster import lifecycle
-from kept.cluster.brokers import Registration, register_broker
-from kept.cluster.image import Image
-from kept.cluster.records import NoOpRecord
+from kept.cluster.controller import broker_lifecycle
+from kept.cluster.controller.brokers import Registration, register_broker
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import NoOpRecord
 from kept.node.internode.controller_rpc import HeartbeatReply
 from kept.node.metadata.broker_lifecycle import NEVER, Brokering
 from kept.node.runtime import clock
@@ -108,7 +108,7 @@ def test_a_machine_that_slept_is_noticed_though_its_clock_stood_still(monkeypatc
         node.hosting.roles = roles
         me = broker.core.registration
         image, _ = Image().apply(register_broker(Image(), me))
-        broker._step(lifecycle.Start(clock.elapsed_ms()))
+        broker._step(broker_lifecycle.Start(clock.elapsed_ms()))
         broker.image_acted_on(image)
         broker.look_up()
         assert 0 < node.serve_until - perf_counter() <= 2

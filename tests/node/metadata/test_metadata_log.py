@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
+from kept.cluster.metadata.records import ConfigRecord
+from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import NO_DIRECTORY, WAL_NAME
 from kept.cluster.raft.ready import RaftSettings
-from kept.cluster.records import ConfigRecord
-from kept.cluster.voters import Voter
-from kept.cluster.wal import NO_DIRECTORY, WAL_NAME
 from kept.node.metadata.metadata_log import Metadata
 from kept.storage.errors import DamagedData, MachineError, NotController
 from kept.testing.simulated_disk import SimulatedDisk

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
-from kept.cluster.image import Delta, PartitionChange
+from kept.cluster.metadata.image import Delta, PartitionChange
 from kept.node.metrics.cluster_counters import ClusterMetrics
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster

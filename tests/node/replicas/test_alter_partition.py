@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kept.cluster.records import PartitionRecord
+from kept.cluster.metadata.records import PartitionRecord
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import failure_of
 from kept.node.replicas import alter_partition

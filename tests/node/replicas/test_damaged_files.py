@@ -16,8 +16,8 @@ from uuid import UUID
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.cluster.member import MetadataMember
-from kept.cluster.snapshot import write_snapshot
+from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.snapshot import write_snapshot
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import api
 from kept.node.node import Node

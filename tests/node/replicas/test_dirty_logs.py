@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.cluster.records import ConfigRecord, RemoveTopicRecord, ResourceType
+from kept.cluster.metadata.records import ConfigRecord, RemoveTopicRecord, ResourceType
 from kept.node.replicas import maintenance
 from kept.node.runtime.clock import monotonic_ms
 from kept.storage.records import build_batch, check

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster.records import (
+from kept.cluster.metadata.records import (
     ConfigRecord,
     PartitionRecord,
     RemoveTopicRecord,

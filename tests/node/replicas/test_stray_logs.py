@@ -10,10 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from kept.cluster import metadata_files
-from kept.cluster.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
-from kept.cluster.replica_history import FILE, ReplicaHistory
-from kept.cluster.wal import WAL_NAME, WriteAheadLog
+from kept.cluster.metadata import metadata_files
+from kept.cluster.metadata.records import (
+    ConfigRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from kept.cluster.metadata.replica_history import FILE, ReplicaHistory
+from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog
 from kept.node.replicas import replica_manager
 from kept.storage import layout
 from kept.storage.check import check_directory

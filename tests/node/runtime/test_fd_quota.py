@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.cluster import metadata_files
-from kept.cluster.member import MetadataMember
+from kept.cluster.metadata import metadata_files
+from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.raft.ready import Role
-from kept.cluster.records import ConfigRecord, ResourceType
 from kept.node.kafka.listener import Listener
 from kept.node.runtime import fd_quota
 from kept.node.runtime.fd_quota import FileRoom, check_room

@@ -124,7 +124,8 @@ class World:
         return True
 
     def decide(self, node: int) -> bool:
-        """What a leader asks for: compare-and-set (``kept.cluster.election.alter_isr``)."""
+        """What a leader asks for: compare-and-set
+        (``kept.cluster.controller.partition_election.alter_isr``)."""
         machine, image = self.machines[node], self.image
         core = machine.leader
         if not machine.up or core.pending_isr is None:

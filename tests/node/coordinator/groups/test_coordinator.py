@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kept.cluster.image import Image
-from kept.cluster.records import PartitionRecord, RemoveTopicRecord, TopicRecord
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import Coordinator
 from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC, partition_for

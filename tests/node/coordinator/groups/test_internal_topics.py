@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kept.cluster.image import Image
-from kept.cluster.records import BrokerRecord
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import BrokerRecord
 from kept.node.metadata import internal_topics
 from kept.storage.errors import InvalidConfig
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.cluster.settings import TOPIC_SETTINGS
+from kept.cluster.topic_config import TOPIC_SETTINGS
 from kept.node.config.node_config import BROKER_SETTINGS
 from kept.storage.types import TopicPartition
 

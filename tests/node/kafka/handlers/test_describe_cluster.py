@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster.records import BrokerChangeRecord, BrokerRecord, Endpoint
+from kept.cluster.metadata.records import BrokerChangeRecord, BrokerRecord, Endpoint
 
 
 def cluster(lone, version=2, **more):

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster.records import BrokerChangeRecord, BrokerRecord, Endpoint
+from kept.cluster.metadata.records import BrokerChangeRecord, BrokerRecord, Endpoint
 from kept.node.kafka.handlers import reassignments
 from kept.storage.errors import KeptError
 

@@ -1,0 +1,556 @@
+"""The broker's side of its membership: register, heartbeat, serve, stop in order. Pure.
+
+``step(event)`` returns effects, to be performed in their order::
+
+    INITIAL --Start--> REGISTERING --Registered--> FENCED --image: unfenced--> RUNNING
+                            ^                        ^----image: fenced----------'
+                            '--- unregistered, or the process before it was registered late
+    any --ShutDown--> SHUTTING_DOWN --may stop, or out of patience--> STOPPED
+    any --a process elsewhere has the id, or the registration is refused--> STOPPED
+
+One heartbeat is outstanding at a time; it leaves at once when there is something to say (a new
+controller, the image caught up, a log to report), else every ``heartbeat_interval_ms``.
+
+ResumeServing is the first leave to serve (the image shows this very process registered) as well as
+the end of a suspension; nothing is served before it.
+
+**Stalls.** A process that was stopped (SIGSTOP, a paused machine) may have been fenced meanwhile,
+and must not act on what it led. ``valid_until_ms`` is renewed by each Tick; whoever is about to act
+on leadership compares it with the clock first, since the wake-up may run a request before the Tick.
+A Tick that comes later than that suspends serving until a heartbeat *sent after* it was answered
+and the image has come as far as the controller's. ``stall_ms`` + ``heartbeat_interval_ms`` is less
+than the session timeout, so a process that is fenced in its sleep always notices. (Silence of the
+controllers alone suspends nothing: a deposed leader that runs cannot acknowledge for its ISR.)
+
+**Another process in its place.** A Register may be under way for long, so that of the process
+before may be taken after this one's. Both name the same log directories, which this one has locked:
+the other is dead, and this one registers again. A process that names others holds the id elsewhere,
+and lives, or this one's Register would have been refused: this one ends. (Of two that run on copies
+of one directory, the one that is heard stays, and the other's registration is refused.)
+
+After ``BrokerLifecycleManager``; ours: stalls, displacement by a dead process, and that every time
+is an argument. ``now_ms`` is a monotonic clock in all events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kept.cluster.controller.brokers import Registration, address_of
+from kept.cluster.controller.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatAnswer, PartitionKey
+from kept.cluster.controller.unclean_recovery import awaiting
+from kept.cluster.metadata.image import BrokerImage, Image
+from kept.storage.errors import (
+    BrokerIdNotRegistered,
+    DuplicateBrokerRegistration,
+    InvariantViolation,
+    KeptError,
+    PeerError,
+    StaleBrokerEpoch,
+)
+
+SUSPENDED: Final = -1
+"""``valid_until_ms`` while nothing may be served."""
+
+
+class State(Enum):
+    """Where a broker is in its life."""
+
+    INITIAL = "initial"
+    REGISTERING = "registering"
+    FENCED = "fenced"
+    RUNNING = "running"
+    SHUTTING_DOWN = "shutting down"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleSettings:
+    """Times of a broker's life, in ms.
+
+    ``stall_ms``: a gap between ticks that is taken for a stall. ``answer_timeout_ms``: an
+    unanswered request is sent again. ``retry_ms``: pause after a failure, and between heartbeats of
+    a broker that is fenced or shuts down. ``shutdown_timeout_ms``: how long a shutdown waits for
+    its partitions to move. A registration is tried for ever while nobody answers; that of an id
+    whose holder is alive is given up after two session timeouts of one controller: one is enough to
+    find a dead one.
+    """
+
+    heartbeat_interval_ms: int = 2000
+    session_timeout_ms: int = 9000
+    stall_ms: int = 2000
+    answer_timeout_ms: int = 3000
+    retry_ms: int = 100
+    shutdown_timeout_ms: int = 30_000
+
+    def __post_init__(self) -> None:
+        if self.stall_ms + self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise InvariantViolation(
+                f"a stall of {self.stall_ms} ms and a heartbeat interval of "
+                f"{self.heartbeat_interval_ms} ms do not fit a session of "
+                f"{self.session_timeout_ms} ms: a fenced broker could serve"
+            )
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin: the process is up and hears the metadata log."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes; at least four times per ``stall_ms``."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The controller has registered this process."""
+
+    broker_epoch: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationFailed:
+    """A Register came to nothing."""
+
+    error: KeptError
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswered:
+    """The answer to heartbeat ``number``."""
+
+    number: int
+    answer: HeartbeatAnswer
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFailed:
+    """Heartbeat ``number`` came to nothing."""
+
+    number: int
+    error: KeptError
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageApplied:
+    """The metadata moved on."""
+
+    image: Image
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerChanged:
+    """Another controller leads, or the stream to it is new: it has heard nothing of us."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogsOpened:
+    """The logs are open and recovered: this broker could lead."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown:
+    """Stop in order (TERM)."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoController:
+    """Nobody leads, and nobody will: a broker that shuts down need not ask any longer."""
+
+    reason: str
+    now_ms: int
+
+
+Event = (
+    Start
+    | Tick
+    | Registered
+    | RegistrationFailed
+    | HeartbeatAnswered
+    | HeartbeatFailed
+    | ImageApplied
+    | ControllerChanged
+    | LogsOpened
+    | ShutDown
+    | NoController
+)
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Ask the active controller to register this process; answer with Registered or
+    RegistrationFailed.
+    """
+
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Tell the active controller; answer with HeartbeatAnswered or HeartbeatFailed.
+
+    ``report`` names partitions whose logs' lengths go with it (:class:`ReplicaLog`, read when it is
+    sent).
+    """
+
+    number: int
+    broker_id: int
+    broker_epoch: int
+    applied_index: int
+    wants_fence: bool
+    wants_shutdown: bool
+    report: tuple[PartitionKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopServing:
+    """Refuse clients and followers (NotLeaderOrFollower) until ResumeServing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeServing:
+    """Serve again what the image of now says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the process: close the logs, leave the clean mark. ``failed``: exit code 1."""
+
+    reason: str
+    failed: bool
+
+
+Effect = Register | Heartbeat | StopServing | ResumeServing | Exit
+
+
+class BrokerLifecycle:
+    """One broker process's membership. See the module's description."""
+
+    def __init__(self, registration: Registration, settings: LifecycleSettings) -> None:
+        self.registration = registration
+        self.settings = settings
+        self.state = State.INITIAL
+        self.broker_epoch = -1
+        self.valid_until_ms = SUSPENDED
+        self.image = Image()
+        self._serving = False
+        self._logs_open = False
+        self._running_until_ms = SUSPENDED  # the last Tick + stall_ms
+        self._number = 0  # of the last heartbeat
+        self._outstanding: tuple[int, int] | None = None  # (number, sent at)
+        self._next_ms = 0  # when the next request is due
+        self._soon = False  # something new to say since the last one was sent
+        self._give_up_ms: int | None = None  # of a refused registration, or of a shutdown
+        self._resume_from: int | None = None  # the answer to this or a later number ends a stall
+        self._resume_index: int | None = None  # it was answered: how far the image must come
+        self._reported: dict[PartitionKey, int] = {}  # -> leader epoch
+        self._report: dict[PartitionKey, int] = {}  # sent with the outstanding heartbeat
+
+    @property
+    def suspended(self) -> bool:
+        """After a stall, until the controller has answered."""
+        return self._resume_from is not None
+
+    def may_serve(self, now_ms: int) -> bool:
+        """Whether leadership may be acted on at this moment."""
+        return now_ms < self.valid_until_ms
+
+    def step(self, event: Event) -> list[Effect]:
+        """Take an event; returns what to do, in order."""
+        effects: list[Effect] = []
+        if self.state is State.STOPPED:
+            return effects
+        self._notice_stall(event.now_ms, effects)
+        match event:
+            case Tick():
+                self._tick(event.now_ms, effects)
+            case HeartbeatAnswered():
+                self._answered(event, effects)
+            case HeartbeatFailed():
+                self._heartbeat_failed(event, effects)
+            case ImageApplied():
+                self._image_applied(event.image, event.now_ms, effects)
+            case Start():
+                self._start(event.now_ms)
+            case Registered():
+                self._registered(event.broker_epoch, event.now_ms)
+            case RegistrationFailed():
+                self._registration_failed(event, effects)
+            case ControllerChanged():
+                self._outstanding = None
+                if self.state is State.REGISTERING:
+                    self._give_up_ms = None  # it takes everybody for alive at first
+                self._reported.clear()
+                self._next_ms = event.now_ms
+            case LogsOpened():
+                self._logs_open = True
+                self._hurry(event.now_ms)
+            case ShutDown():
+                self._shut_down(event.now_ms, effects)
+            case NoController():
+                if self.state is State.SHUTTING_DOWN:
+                    self._exit(event.reason, effects)
+        self._send_when_due(event.now_ms, effects)
+        return effects
+
+    # Time.
+
+    def _notice_stall(self, now_ms: int, effects: list[Effect]) -> None:
+        if self._running_until_ms == SUSPENDED or now_ms < self._running_until_ms:
+            return
+        slept = now_ms - self._running_until_ms + self.settings.stall_ms
+        self._running_until_ms = now_ms + self.settings.stall_ms
+        if self.state in (State.INITIAL, State.REGISTERING):
+            return
+        self._resume_from, self._resume_index = self._number + 1, None
+        self._outstanding = None
+        self._next_ms = now_ms
+        self._settle(f"this process stood still for {slept} ms", effects)
+
+    def _tick(self, now_ms: int, effects: list[Effect]) -> None:
+        self._running_until_ms = now_ms + self.settings.stall_ms
+        if self._serving:
+            self.valid_until_ms = self._running_until_ms
+        if (
+            self.state is State.SHUTTING_DOWN
+            and self._give_up_ms is not None
+            and now_ms >= self._give_up_ms
+        ):
+            waited = self.settings.shutdown_timeout_ms
+            self._exit(f"stopped without the controller's leave after {waited} ms", effects)
+
+    def _hurry(self, now_ms: int) -> None:
+        """There is something to say: now, or as soon as the outstanding request is answered."""
+        self._next_ms = min(self._next_ms, now_ms)
+        self._soon = True
+
+    # Serving.
+
+    def _member(self) -> bool:
+        """The image shows this very process registered."""
+        mine = self.image.brokers.get(self.registration.broker_id)
+        return (
+            mine is not None
+            and mine.incarnation == self.registration.incarnation
+            and self.state not in (State.INITIAL, State.REGISTERING, State.STOPPED)
+        )
+
+    def _settle(self, reason: str, effects: list[Effect]) -> None:
+        """Say so when what may be served has changed."""
+        may = self._member() and not self.suspended
+        if may and not self._serving:
+            effects.append(ResumeServing())
+        elif self._serving and not may:
+            effects.append(StopServing(reason))
+        self._serving = may
+        self.valid_until_ms = self._running_until_ms if may else SUSPENDED
+
+    def _resume_when_current(self, effects: list[Effect]) -> None:
+        if self._resume_index is not None and self.image.index >= self._resume_index:
+            self._resume_from = self._resume_index = None
+            self._settle("", effects)
+
+    def _exit(self, reason: str, effects: list[Effect], failed: bool = False) -> None:
+        self.state = State.STOPPED
+        self._settle(reason, effects)
+        effects.append(Exit(reason, failed))
+
+    # Registration.
+
+    def _start(self, now_ms: int) -> None:
+        if self.state is not State.INITIAL:
+            raise InvariantViolation(f"broker started twice: it is {self.state.value}")
+        self.state = State.REGISTERING
+        self._running_until_ms = now_ms + self.settings.stall_ms
+        self._next_ms = now_ms
+
+    def _registered(self, broker_epoch: int, now_ms: int) -> None:
+        if self.state is not State.REGISTERING:
+            return  # the image said so before
+        self.state = State.FENCED
+        self.broker_epoch = broker_epoch
+        self._outstanding, self._give_up_ms = None, None
+        self._next_ms = now_ms
+
+    def _registration_failed(self, event: RegistrationFailed, effects: list[Effect]) -> None:
+        if self.state is not State.REGISTERING:
+            return
+        self._outstanding = None
+        self._next_ms = event.now_ms + self.settings.retry_ms
+        if not isinstance(event.error, PeerError):
+            return
+        if isinstance(event.error, DuplicateBrokerRegistration):
+            if self._give_up_ms is None:
+                self._give_up_ms = event.now_ms + 2 * self.settings.session_timeout_ms
+            if event.now_ms < self._give_up_ms:
+                return
+        self._exit(f"registration refused: {event.error}", effects, failed=True)
+
+    def _register_again(self, reason: str, now_ms: int, effects: list[Effect]) -> None:
+        self.state = State.REGISTERING
+        self._outstanding, self._give_up_ms = None, None
+        self._resume_from = self._resume_index = None
+        self._next_ms = now_ms
+        self._settle(reason, effects)
+
+    # The image.
+
+    def _image_applied(self, image: Image, now_ms: int, effects: list[Effect]) -> None:
+        before, self.image = self.image, image
+        broker_id = self.registration.broker_id
+        mine = image.brokers.get(broker_id)
+        if mine is not None and mine.incarnation == self.registration.incarnation:
+            self._registered(mine.broker_epoch, now_ms)  # when its answer was lost
+            if self.state is State.SHUTTING_DOWN:
+                if mine.fenced:
+                    self._exit("fenced: nothing is led any more", effects)
+            elif self.state in (State.FENCED, State.RUNNING):
+                self.state = State.FENCED if mine.fenced else State.RUNNING
+                if mine.fenced or self._unreported() or _somebody_leaves(before, image):
+                    self._hurry(now_ms)
+        elif image.index >= self.broker_epoch and self.state not in (
+            State.INITIAL,
+            State.REGISTERING,
+        ):
+            self._displaced(mine, now_ms, effects)
+        self._settle("not registered", effects)
+        self._resume_when_current(effects)
+
+    def _displaced(self, other: BrokerImage | None, now_ms: int, effects: list[Effect]) -> None:
+        """The cluster knows nothing of this process any more, or another one in its place."""
+        reason = "unregistered"
+        if other is not None:
+            if not set(other.directories) & set(self.registration.directories):
+                where = address_of(other.endpoints)
+                why = f"another process, at {where}, has registered as broker {other.broker_id}"
+                self._exit(f"{why}: each needs its own node.id", effects, failed=True)
+                return
+            reason = "the process before this one was registered late"
+        if self.state is State.SHUTTING_DOWN:
+            self._exit(reason, effects)
+        else:
+            self._register_again(reason, now_ms, effects)
+
+    def _doubt(self, now_ms: int, effects: list[Effect]) -> None:
+        """The controller knows a later process of this id: the image will show which."""
+        self._resume_from, self._resume_index = self._number + 1, None
+        self._settle("the controller knows another process with this id", effects)
+        self._next_ms = now_ms + self.settings.retry_ms
+
+    def _unreported(self) -> dict[PartitionKey, int]:
+        """Partitions whose logs the controller asks for and was not told."""
+        return {
+            state.key: state.leader_epoch
+            for state in awaiting(self.image, self.registration.broker_id)
+            if self._reported.get(state.key) != state.leader_epoch
+        }
+
+    # Heartbeats.
+
+    def _send_when_due(self, now_ms: int, effects: list[Effect]) -> None:
+        if self.state in (State.INITIAL, State.STOPPED):
+            return
+        if self._outstanding is not None:
+            if now_ms < self._outstanding[1] + self.settings.answer_timeout_ms:
+                return
+        elif now_ms < self._next_ms:
+            return
+        if self.state is State.REGISTERING:
+            self._outstanding = (0, now_ms)
+            effects.append(Register(self.registration))
+            return
+        self._number += 1
+        self._outstanding = (self._number, now_ms)
+        self._soon = False
+        report = self._unreported() if self._logs_open else {}
+        if not report:
+            self._reported.clear()  # told again with the next one: the controller may be new
+        self._report = dict(list(report.items())[:MAX_LOGS_PER_HEARTBEAT])
+        effects.append(
+            Heartbeat(
+                self._number,
+                self.registration.broker_id,
+                self.broker_epoch,
+                self.image.index,
+                wants_fence=not self._logs_open,
+                wants_shutdown=self.state is State.SHUTTING_DOWN,
+                report=tuple(self._report),
+            )
+        )
+
+    def _answered(self, event: HeartbeatAnswered, effects: list[Effect]) -> None:
+        if self._outstanding is None or self._outstanding[0] != event.number:
+            return
+        self._outstanding = None
+        self._reported.update(self._report)
+        if self.state is State.SHUTTING_DOWN and event.answer.should_shut_down:
+            self._exit("stopped in order", effects)
+            return
+        pause = self.settings.heartbeat_interval_ms
+        if self.state is not State.RUNNING:
+            pause = min(pause, self.settings.retry_ms)
+        self._next_ms = event.now_ms + (0 if self._soon else pause)
+        if self._resume_from is not None and event.number >= self._resume_from:
+            self._resume_index = event.answer.index
+            self._resume_when_current(effects)
+        if len(self._report) == MAX_LOGS_PER_HEARTBEAT:
+            self._next_ms = event.now_ms
+
+    def _heartbeat_failed(self, event: HeartbeatFailed, effects: list[Effect]) -> None:
+        if self._outstanding is None or self._outstanding[0] != event.number:
+            return
+        self._outstanding = None
+        self._next_ms = event.now_ms + self.settings.retry_ms
+        if isinstance(event.error, StaleBrokerEpoch):
+            self._doubt(event.now_ms, effects)
+        elif isinstance(event.error, BrokerIdNotRegistered):
+            self._displaced(None, event.now_ms, effects)
+
+    def _shut_down(self, now_ms: int, effects: list[Effect]) -> None:
+        if self.state is State.RUNNING:
+            self.state = State.SHUTTING_DOWN
+            self._give_up_ms = now_ms + self.settings.shutdown_timeout_ms
+            self._hurry(now_ms)
+        elif self.state is not State.SHUTTING_DOWN:
+            self._exit("nothing was led", effects)
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation when the state contradicts itself."""
+        if self._serving != (self.valid_until_ms != SUSPENDED):
+            raise InvariantViolation(f"serving {self._serving}, valid to {self.valid_until_ms}")
+        if self._serving and (self.suspended or not self._member()):
+            raise InvariantViolation(f"serving while {self.state.value}, suspended or no member")
+        if self._resume_index is not None and self._resume_from is None:
+            raise InvariantViolation("an answer is awaited that ends no stall")
+
+
+def _somebody_leaves(before: Image, after: Image) -> bool:
+    """A broker shuts down: it waits until all others have heard who leads in its place."""
+    return before.brokers is not after.brokers and any(
+        broker.in_controlled_shutdown for broker in after.brokers.values()
+    )

@@ -1,0 +1,241 @@
+"""Moving replicas: KIP-455. Pure functions of the image.
+
+A reassignment goes in steps that are all in the partition's record. It begins with the target and
+the replicas that shall go, together, as ``replicas``; ``adding`` and ``removing`` say which is
+which. The new ones fetch. When all of them are in the ISR, the record without ``removing``
+replaces it (``election.completed``: in the very decision that lets the last one in), and the lead
+leaves a removed replica. Cancelling takes the added ones out again. Whoever is not in ``replicas``
+any more deletes its files.
+
+After ``PartitionReassignmentReplicas`` and ``PartitionReassignmentRevert``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kept.cluster.controller.partition_election import advanced, completed
+from kept.cluster.controller.topics import check_assignment
+from kept.cluster.controller.unclean_recovery import candidates
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import (
+    NO_LEADER,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ResourceType,
+)
+from kept.storage.errors import (
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    KeptError,
+    NoReassignmentInProgress,
+    PeerError,
+    RetriableError,
+    UnknownTopicOrPartition,
+)
+from kept.storage.types import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingReassignment:
+    """A reassignment in progress. ``replicas`` holds the added and the removed ones, too."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+def reassign(
+    image: Image,
+    topic: str,
+    partition: int,
+    replicas: Sequence[int] | None,
+    *,
+    allow_replication_factor_change: bool = True,
+) -> list[MetadataRecord]:
+    """Give a partition these replicas, in order of preference; None cancels what is in progress.
+
+    Another reassignment in progress is replaced. Raises UnknownTopicOrPartition,
+    InvalidReplicaAssignment (none, twice, not registered), InvalidReplicationFactor,
+    NoReassignmentInProgress.
+    """
+    state = image.partition(topic, partition)
+    if state is None:
+        raise UnknownTopicOrPartition(f"no partition {topic}-{partition}")
+    if replicas is None:
+        return _cancel(image, topic, state)
+    target = tuple(replicas)
+    check_assignment(image, target, prefix="The reassignment includes")
+    current = tuple(b for b in state.replicas if b not in state.adding)
+    if len(target) != len(current) and not allow_replication_factor_change:
+        raise InvalidReplicationFactor(
+            f"The replication factor is changed from {len(current)} to {len(target)}"
+        )
+    removing = tuple(b for b in current if b not in target)
+    adding = tuple(b for b in target if b not in current)
+    members = (*target, *sorted(removing))
+    after = replace(
+        state,
+        replicas=members,
+        isr=tuple(b for b in members if b in state.isr),
+        suspects=tuple(b for b in members if b in state.suspects),
+        adding=adding,
+        removing=removing,
+    )
+    return _step(image, topic, state, after)
+
+
+def _cancel(image: Image, topic: str, state: PartitionRecord) -> list[MetadataRecord]:
+    """Back to the replicas before. An ISR of added ones only cannot be left: the data is theirs."""
+    if not state.reassigning:
+        raise NoReassignmentInProgress(f"{topic}-{state.partition} is not being reassigned")
+    replicas = tuple(b for b in state.replicas if b not in state.adding)
+    after = replace(
+        state,
+        replicas=replicas,
+        isr=tuple(b for b in state.isr if b not in state.adding),
+        suspects=tuple(b for b in state.suspects if b not in state.adding),
+        adding=(),
+        removing=(),
+    )
+    return _step(image, topic, state, after)
+
+
+def _step(
+    image: Image, topic: str, state: PartitionRecord, after: PartitionRecord
+) -> list[MetadataRecord]:
+    needed = candidates(state) if state.leader == NO_LEADER else ()
+    if not after.isr or not set(needed) <= set(after.replicas):
+        raise InvalidReplicaAssignment(
+            f"{topic}-{state.partition}: replicas that would go may be the only ones to have what "
+            f"is acknowledged (ISR {list(state.isr)}); wait until it has a leader and others are "
+            "in sync"
+        )
+    after = completed(after)
+    return [] if after == state else [advanced(image, state, after)]
+
+
+def reassign_all(
+    image: Image,
+    targets: Mapping[TopicPartition, Sequence[int] | None],
+    *,
+    allow_replication_factor_change: bool = True,
+) -> tuple[list[MetadataRecord], dict[TopicPartition, KeptError]]:
+    """The reassignments of one AlterPartitionReassignments, each on its own: the records, and
+    an error for each that was refused; see :func:`reassign`.
+    """
+    records: list[MetadataRecord] = []
+    errors: dict[TopicPartition, KeptError] = {}
+    for tp, replicas in targets.items():
+        try:
+            records += reassign(
+                image,
+                tp.topic,
+                tp.partition,
+                replicas,
+                allow_replication_factor_change=allow_replication_factor_change,
+            )
+        except (PeerError, RetriableError) as error:
+            errors[tp] = error
+    return records, errors
+
+
+def list_reassignments(
+    image: Image, partitions: Collection[TopicPartition] | None = None
+) -> tuple[OngoingReassignment, ...]:
+    """The reassignments in progress, of all partitions or of these; in order of names."""
+    found: list[OngoingReassignment] = []
+    for topic_id, number in image.unsettled:
+        state = image.partition(topic_id, number)
+        topic = image.topics_by_id[topic_id].name
+        if state is None or not state.reassigning:
+            continue
+        if partitions is None or TopicPartition(topic, number) in partitions:
+            found.append(
+                OngoingReassignment(topic, number, state.replicas, state.adding, state.removing)
+            )
+    return tuple(sorted(found, key=lambda r: (r.topic, r.partition)))
+
+
+def finish_reassignments(image: Image, *, limit: int | None = None) -> list[MetadataRecord]:
+    """Complete what could be completed: where the ISR has all it takes but its leader has not
+    asked for a change since.
+    """
+    records: list[MetadataRecord] = []
+    for key in sorted(image.unsettled):
+        state = image.partition(*key)
+        if state is None or not state.reassigning:
+            continue
+        after = completed(state)
+        if after != state:
+            records.append(advanced(image, state, after))
+            if len(records) == limit:
+                break
+    return records
+
+
+LEADER_RATE = "leader.replication.throttled.rate"
+FOLLOWER_RATE = "follower.replication.throttled.rate"
+LEADER_REPLICAS = "leader.replication.throttled.replicas"
+FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
+
+
+def throttle(image: Image, bytes_per_second: int) -> list[MetadataRecord]:
+    """Limit the traffic of the reassignments in progress: KIP-73, the settings that
+    ``kafka-reassign-partitions --throttle`` writes.
+
+    Sources are throttled as leaders towards the added replicas, which are throttled as followers;
+    replicas in sync elsewhere are not.
+    """
+    sources: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}
+    brokers: set[int] = set()
+    for moving in list_reassignments(image):
+        old = [b for b in moving.replicas if b not in moving.adding]
+        brokers.update(moving.replicas)
+        sources.setdefault(moving.topic, []).extend(f"{moving.partition}:{b}" for b in old)
+        targets.setdefault(moving.topic, []).extend(
+            f"{moving.partition}:{b}" for b in moving.adding
+        )
+    records: list[MetadataRecord] = []
+    for topic in sorted(sources):
+        for name, members in ((LEADER_REPLICAS, sources), (FOLLOWER_REPLICAS, targets)):
+            value = ",".join(members[topic])
+            records.append(ConfigRecord(ResourceType.TOPIC, topic, name, value))
+    for broker_id in sorted(brokers):
+        for name in (LEADER_RATE, FOLLOWER_RATE):
+            records.append(
+                ConfigRecord(ResourceType.BROKER, str(broker_id), name, str(bytes_per_second))
+            )
+    return records
+
+
+def unthrottle(image: Image) -> list[MetadataRecord]:
+    """Take back every throttle of :func:`throttle`; for when nothing moves any more."""
+    records: list[MetadataRecord] = []
+    for resource_type, resource in sorted(image.configs):
+        names = (
+            (LEADER_REPLICAS, FOLLOWER_REPLICAS)
+            if resource_type == ResourceType.TOPIC
+            else (LEADER_RATE, FOLLOWER_RATE)
+        )
+        for name in names:
+            if name in image.configs[resource_type, resource]:
+                records.append(ConfigRecord(resource_type, resource, name, None))
+    return records
+
+
+def throttled(image: Image, topic: str, setting: str) -> Collection[tuple[int, int]] | None:
+    """The (partition, broker) pairs that a topic's throttle names; None means all of them (``*``).
+
+    ``setting`` is :data:`LEADER_REPLICAS` or :data:`FOLLOWER_REPLICAS`.
+    """
+    value = image.config(ResourceType.TOPIC, topic).get(setting, "")
+    if value.strip() == "*":
+        return None
+    pairs = (part.split(":") for part in value.split(",") if part.strip())
+    return frozenset((int(partition), int(broker)) for partition, broker in pairs)

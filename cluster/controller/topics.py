@@ -1,0 +1,298 @@
+"""Decisions on topics: create, delete, add partitions. Pure functions of the image.
+
+Each returns the records that make the decision true, for one proposal, or raises the PeerError that
+the client gets; nothing else happens, so ``validate_only`` is a call whose records are thrown away.
+Several topics of one request: apply each decision's records to the image before the next.
+
+Rules and messages are those of ``ReplicationControlManager``. Topic ids are drawn by the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from kept.cluster.controller.config_changes import check_value
+from kept.cluster.controller.placement import place
+from kept.cluster.metadata.image import Image, TopicImage, unify
+from kept.cluster.metadata.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+)
+from kept.storage.errors import (
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidRequest,
+    InvalidTopicException,
+    PolicyViolation,
+    TopicAlreadyExists,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+MAX_TOPIC_NAME_LENGTH: Final = 249
+MAX_PARTITIONS_PER_REQUEST: Final = 10_000
+"""More would make one entry of the metadata log too large; Kafka's number."""
+
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+INTERNAL_TOPICS: Final = frozenset(
+    ("__consumer_offsets", "__transaction_state", "__share_group_state")
+)
+"""Topics that Metadata marks as internal."""
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+\Z")
+
+ValidateConfigs = Callable[[Mapping[str, str]], None]
+"""Raises InvalidConfig when a topic may not have these settings together."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """A topic as a client asks for it; -1 takes the default.
+
+    ``assignments``: partition -> replicas; then both counts must be -1.
+    """
+
+    name: str
+    topic_id: UUID
+    num_partitions: int = -1
+    replication_factor: int = -1
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """``num.partitions`` and ``default.replication.factor``."""
+
+    num_partitions: int = 1
+    replication_factor: int = 1
+
+
+def check_topic_name(name: str) -> None:
+    """Raises InvalidTopicException unless the name is legal."""
+    if not name:
+        why = "the empty string is not allowed"
+    elif name in {".", ".."}:
+        why = f"'{name}' is not allowed"
+    elif len(name) > MAX_TOPIC_NAME_LENGTH:
+        why = (
+            f"the length of '{name}' is longer than the max allowed length {MAX_TOPIC_NAME_LENGTH}"
+        )
+    elif not _LEGAL.match(name):
+        why = (
+            f"'{name}' contains one or more characters other than "
+            "ASCII alphanumerics, '.', '_' and '-'"
+        )
+    else:
+        return
+    raise InvalidTopicException(f"Topic name is invalid: {why}")
+
+
+def create_topic(
+    image: Image,
+    request: CreateTopic,
+    defaults: TopicDefaults = TopicDefaults(),
+    validate: ValidateConfigs | None = None,
+) -> list[MetadataRecord]:
+    """The topic, its settings, its partitions.
+
+    Raises InvalidTopicException, TopicAlreadyExists, InvalidRequest, InvalidPartitions,
+    InvalidReplicationFactor, InvalidReplicaAssignment, PolicyViolation, and InvalidConfig from
+    ``validate``.
+    """
+    name = request.name
+    if name == CLUSTER_METADATA_TOPIC:
+        raise InvalidRequest(f"Creation of internal topic {name} is prohibited.")
+    check_topic_name(name)
+    if name in image.topics:
+        raise TopicAlreadyExists(f"Topic '{name}' already exists.")
+    other = image.colliding.get(unify(name))
+    if other is not None:
+        raise InvalidTopicException(f"Topic '{name}' collides with existing topic: {other}")
+    configs = _given(request.configs)
+    for key, value in configs.items():
+        check_value(key, value)
+    if validate is not None:
+        validate(configs)
+    if request.assignments:
+        assignments = _manual(image, request)
+    else:
+        assignments = _automatic(image, request, defaults)
+    return [
+        TopicRecord(name, request.topic_id),
+        *(ConfigRecord(ResourceType.TOPIC, name, key, configs[key]) for key in sorted(configs)),
+        *(
+            _new_partition(image, request.topic_id, number, replicas)
+            for number, replicas in enumerate(assignments)
+        ),
+    ]
+
+
+def topic_counts(records: Sequence[MetadataRecord]) -> tuple[int, int]:
+    """(partitions, replication factor) of what :func:`create_topic` decided."""
+    partitions = [record for record in records if isinstance(record, PartitionRecord)]
+    return len(partitions), len(partitions[0].replicas) if partitions else 0
+
+
+def delete_topic(image: Image, topic: str | UUID) -> list[MetadataRecord]:
+    """Remove a topic, named or by id, with partitions and settings.
+
+    Raises UnknownTopicOrPartition for a name, UnknownTopicId for an id.
+    """
+    return [RemoveTopicRecord(_existing(image, topic).topic_id)]
+
+
+def create_partitions(
+    image: Image,
+    name: str,
+    count: int,
+    assignments: Sequence[Sequence[int]] | None = None,
+) -> list[MetadataRecord]:
+    """Raise a topic's number of partitions to ``count``; ``assignments`` are for the new ones.
+
+    Raises UnknownTopicOrPartition, InvalidPartitions, InvalidReplicaAssignment,
+    InvalidReplicationFactor, PolicyViolation.
+    """
+    topic = _existing(image, name)
+    have = len(topic.partitions)
+    if count == have:
+        raise InvalidPartitions(f"Topic already has {have} partition(s).")
+    if count < have:
+        raise InvalidPartitions(
+            f"The topic {name} currently has {have} partition(s); {count} would not be an increase."
+        )
+    _limit_partitions(count - have)
+    new = range(have, count)
+    factor = len(topic.partitions[0].replicas) if topic.partitions else 1
+    if assignments is None:
+        placed = place(image.brokers.values(), new, factor, _shift(topic.topic_id))
+    else:
+        if len(assignments) != len(new):
+            raise InvalidReplicaAssignment(
+                f"Attempted to add {len(new)} additional partition(s), but only "
+                f"{len(assignments)} assignment(s) were specified."
+            )
+        placed = [tuple(replicas) for replicas in assignments]
+        for replicas in placed:
+            check_assignment(image, replicas, factor)
+    return [
+        _new_partition(image, topic.topic_id, number, replicas)
+        for number, replicas in zip(new, placed, strict=True)
+    ]
+
+
+def _existing(image: Image, topic: str | UUID) -> TopicImage:
+    found = image.topic(topic)
+    if found is not None:
+        return found
+    if isinstance(topic, UUID):
+        raise UnknownTopicId("This server does not host this topic ID.")
+    check_topic_name(topic)
+    raise UnknownTopicOrPartition(f"Topic '{topic}' does not exist.")
+
+
+def _given(configs: Mapping[str, str | None]) -> dict[str, str]:
+    missing = sorted(name for name, value in configs.items() if value is None)
+    if missing:
+        raise InvalidConfig(f"Null value not supported for topic configs: {','.join(missing)}")
+    return {name: value for name, value in configs.items() if value is not None}
+
+
+def _limit_partitions(count: int) -> None:
+    if count > MAX_PARTITIONS_PER_REQUEST:
+        raise PolicyViolation(
+            "Excessively large number of partitions per request: "
+            f"{count}, the limit is {MAX_PARTITIONS_PER_REQUEST}."
+        )
+
+
+def _automatic(
+    image: Image, request: CreateTopic, defaults: TopicDefaults
+) -> list[tuple[int, ...]]:
+    factor, count = request.replication_factor, request.num_partitions
+    if factor < -1 or factor == 0:
+        raise InvalidReplicationFactor(
+            "Replication factor must be larger than 0, or -1 to use the default value."
+        )
+    if count < -1 or count == 0:
+        raise InvalidPartitions("Number of partitions was set to an invalid non-positive value.")
+    count = defaults.num_partitions if count == -1 else count
+    factor = defaults.replication_factor if factor == -1 else factor
+    _limit_partitions(count)
+    return place(image.brokers.values(), range(count), factor, _shift(request.topic_id))
+
+
+def _shift(topic_id: UUID) -> int:
+    """Where a topic starts on the ring: topics of one partition spread, too."""
+    return topic_id.int & 0xFFFF
+
+
+def _manual(image: Image, request: CreateTopic) -> list[tuple[int, ...]]:
+    if request.replication_factor != -1:
+        raise InvalidRequest(
+            "A manual partition assignment was specified, but replication factor was not set to -1."
+        )
+    if request.num_partitions != -1:
+        raise InvalidRequest(
+            "A manual partition assignment was specified, but numPartitions was not set to -1."
+        )
+    _limit_partitions(len(request.assignments))
+    if sorted(request.assignments) != list(range(len(request.assignments))):
+        raise InvalidReplicaAssignment(
+            "partitions should be a consecutive 0-based integer sequence"
+        )
+    factor = len(request.assignments[0])
+    placed = [tuple(request.assignments[number]) for number in range(len(request.assignments))]
+    for replicas in placed:
+        check_assignment(image, replicas, factor)
+    return placed
+
+
+def check_assignment(
+    image: Image,
+    replicas: tuple[int, ...],
+    factor: int | None = None,
+    *,
+    prefix: str = "The manual partition assignment includes",
+) -> None:
+    """Raises InvalidReplicaAssignment unless these are registered brokers, each once, and
+    ``factor`` of them where that is given.
+    """
+    if not replicas:
+        raise InvalidReplicaAssignment(f"{prefix} an empty replica list.")
+    for number, broker_id in enumerate(replicas):
+        if broker_id not in image.brokers:
+            known = ", ".join(map(str, sorted(image.brokers)))
+            raise InvalidReplicaAssignment(
+                f"{prefix} broker {broker_id}, but no such broker is registered "
+                f"(there are {known})."
+            )
+        if broker_id in replicas[:number]:
+            raise InvalidReplicaAssignment(f"{prefix} the broker {broker_id} more than once.")
+    if factor is not None and len(replicas) != factor:
+        raise InvalidReplicaAssignment(
+            f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent "
+            f"with previous partitions, which have {factor} replica(s)."
+        )
+
+
+def _new_partition(
+    image: Image, topic_id: UUID, number: int, replicas: tuple[int, ...]
+) -> PartitionRecord:
+    isr = tuple(broker_id for broker_id in replicas if image.brokers[broker_id].active)
+    if not isr:
+        raise InvalidReplicaAssignment(
+            "All brokers specified in the manual partition assignment for "
+            f"partition {number} are fenced or in controlled shutdown."
+        )
+    return PartitionRecord(topic_id, number, replicas, isr, isr[0], 0, 0)

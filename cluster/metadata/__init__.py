@@ -1,0 +1,1 @@
+"""The metadata: records, image, write-ahead log, snapshots, and one node that keeps them."""

@@ -1,0 +1,476 @@
+"""The cluster as the metadata log describes it: one immutable value, and the step to the next one.
+
+An :class:`Image` is a snapshot plus all records applied since. A node acts on the image only, never
+on a side channel. :meth:`Image.apply` takes the records of one entry, all or nothing, and returns
+the next image with a :class:`Delta` that names what changed; the old image stays valid for whoever
+holds it.
+
+Cost: maps share what an entry does not touch (:mod:`kept.cluster.metadata.persistent_map`), so that
+one partition record among 100,000 topics, or in a topic of 10,000 partitions, costs some 50
+microseconds, and an entry that creates a topic of 10,000 partitions copies nothing 10,000 times.
+Two indexes are derived, never recorded: ``hosted`` (which replicas a broker has) and ``unsettled``
+(the partitions that await a decision), so that fencing one broker of 300 looks at its partitions
+only.
+
+Shape after ``org.apache.kafka.image``. Ours: one entry is one step, so ``index`` counts entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import UUID
+
+from kept.cluster.metadata.persistent_map import Draft, PersistentMap
+from kept.cluster.metadata.records import (
+    NO_LEADER,
+    BrokerChangeRecord,
+    BrokerRecord,
+    ClusterRecord,
+    ConfigRecord,
+    Endpoint,
+    FeatureRecord,
+    MetadataRecord,
+    NoOpRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+    UnregisterBrokerRecord,
+    VotersRecord,
+)
+from kept.cluster.metadata.voters import Voter
+from kept.storage.errors import InvariantViolation
+from kept.storage.types import TopicPartition
+
+ResourceKey = tuple[int, str]
+"""(:class:`ResourceType`, name): what settings belong to. A broker's name is its id in decimal;
+``""`` stands for all brokers."""
+
+_NO_CONFIGS: Final[Mapping[str, str]] = {}
+_NOTHING_HOSTED: Final[PersistentMap[UUID, tuple[int, ...]]] = PersistentMap()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerImage:
+    """A registered broker. It takes part when it is neither fenced nor shutting down."""
+
+    broker_id: int
+    broker_epoch: int
+    incarnation: UUID
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None
+    fenced: bool
+    in_controlled_shutdown: bool = False
+    directories: tuple[UUID, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """It may lead and be in an ISR."""
+        return not (self.fenced or self.in_controlled_shutdown)
+
+    def endpoint(self, listener_name: str) -> Endpoint | None:
+        """Where the broker is reached by that listener."""
+        return next((e for e in self.endpoints if e.name == listener_name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """A topic. ``partitions[i]`` is the last record of partition i."""
+
+    name: str
+    topic_id: UUID
+    partitions: tuple[PartitionRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChange:
+    """A partition was created (``before`` None) or has a new state."""
+
+    topic_partition: TopicPartition
+    before: PartitionRecord | None
+    after: PartitionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one entry, or several in a row, changed.
+
+    A topic that is deleted and created anew under its name appears in both lists, with both ids;
+    one that is created and deleted within the delta in neither. ``partitions`` holds each partition
+    of ``topics_created`` and each changed one of the others, once.
+    """
+
+    topics_created: tuple[TopicImage, ...] = ()
+    topics_deleted: tuple[TopicImage, ...] = ()
+    partitions: tuple[PartitionChange, ...] = ()
+    configs: frozenset[ResourceKey] = frozenset()
+    brokers: frozenset[int] = frozenset()
+    features: frozenset[str] = frozenset()
+    voters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The metadata after entry ``index`` (0: nothing yet).
+
+    Its mappings are shared between images and must not be changed. ``next_producer_id`` is the
+    first that nobody was given.
+    """
+
+    index: int = 0
+    cluster_id: str | None = None
+    topics: Mapping[str, TopicImage] = field(default_factory=PersistentMap)
+    topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=PersistentMap)
+    colliding: Mapping[str, str] = field(default_factory=PersistentMap)
+    configs: Mapping[ResourceKey, Mapping[str, str]] = field(default_factory=PersistentMap)
+    brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
+    next_producer_id: int = 0
+    hosted: Mapping[int, PersistentMap[UUID, tuple[int, ...]]] = field(
+        default_factory=PersistentMap
+    )
+    """Broker -> topic id -> the partitions of which it has a replica, in no order."""
+    unsettled: Mapping[tuple[UUID, int], None] = field(default_factory=PersistentMap)
+    """(topic id, partition) of what has no leader, has suspects or is being reassigned."""
+    recovering: Mapping[tuple[UUID, int], None] = field(default_factory=PersistentMap)
+    """Those of ``unsettled`` that wait for an election by length (rule 33)."""
+    voters: tuple[Voter, ...] = ()
+
+    def topic(self, key: str | UUID) -> TopicImage | None:
+        """A topic by name or by id."""
+        return self.topics.get(key) if isinstance(key, str) else self.topics_by_id.get(key)
+
+    def partition(self, topic: str | UUID, partition: int) -> PartitionRecord | None:
+        """A partition's state; None when topic or partition do not exist."""
+        found = self.topic(topic)
+        if found is None or not 0 <= partition < len(found.partitions):
+            return None
+        return found.partitions[partition]
+
+    def config(self, resource_type: int, name: str) -> Mapping[str, str]:
+        """The settings given explicitly to a topic or broker."""
+        return self.configs.get((resource_type, name), _NO_CONFIGS)
+
+    def apply(self, records: Iterable[MetadataRecord]) -> tuple[Image, Delta]:
+        """The image after one more entry, and what it changed.
+
+        Raises InvariantViolation when a record contradicts the image (a partition of a topic that
+        does not exist): such an entry must never be written.
+        """
+        step = _Step(self)
+        for record in records:
+            step.add(record)
+        return step.finish()
+
+    def records(self) -> Iterator[MetadataRecord]:
+        """The shortest list of records that makes this image out of nothing (but its index)."""
+        if self.cluster_id is not None:
+            yield ClusterRecord(self.cluster_id)
+        if self.voters:
+            yield VotersRecord(self.voters)
+        for name in sorted(self.features):
+            yield FeatureRecord(name, self.features[name])
+        for broker_id in sorted(self.brokers):
+            b = self.brokers[broker_id]
+            yield BrokerRecord(
+                b.broker_id,
+                b.broker_epoch,
+                b.incarnation,
+                b.endpoints,
+                b.rack,
+                b.fenced,
+                b.directories,
+            )
+            if b.in_controlled_shutdown:
+                yield BrokerChangeRecord(b.broker_id, b.broker_epoch, b.fenced, True)
+        for name in sorted(self.topics):
+            topic = self.topics[name]
+            yield TopicRecord(name, topic.topic_id)
+            yield from topic.partitions
+        for resource_type, resource_name in sorted(self.configs):
+            values = self.configs[resource_type, resource_name]
+            for name in sorted(values):
+                yield ConfigRecord(resource_type, resource_name, name, values[name])
+        if self.next_producer_id:
+            yield ProducerIdsRecord(-1, -1, self.next_producer_id)
+
+
+def unsettled(state: PartitionRecord) -> bool:
+    """The partition awaits a decision: see ``Image.unsettled``."""
+    return bool(state.leader == NO_LEADER or state.suspects or state.adding or state.removing)
+
+
+def _recovering(state: PartitionRecord) -> bool:
+    return state.recovering
+
+
+def unify(name: str) -> str:
+    """A topic's name as metrics spell it: two names that agree here collide."""
+    return name.replace(".", "_")
+
+
+class _Step:
+    """One entry being applied: the maps it touched, as copies, and the open topics."""
+
+    __slots__ = ("_before", "_changes", "_gone", "_open", "_owned", "_touched", "_values")
+
+    def __init__(self, image: Image) -> None:
+        self._before = image
+        self._values: dict[str, Any] = {"index": image.index + 1}
+        self._owned: dict[str, Any] = {}
+        self._open: dict[UUID, tuple[str, list[PartitionRecord]]] = {}
+        self._changes: dict[tuple[UUID, int], PartitionRecord | None] = {}
+        self._gone: list[TopicImage] = []
+        self._touched: dict[str, set[Any]] = {"configs": set(), "brokers": set(), "features": set()}
+
+    def _own(self, name: str) -> Any:
+        """The map of the next image, to be changed: a draft, or a copy of a small one."""
+        mine = self._owned.get(name)
+        if mine is None:
+            before = getattr(self._before, name)
+            mine = before.edit() if isinstance(before, PersistentMap) else dict(before)
+            self._owned[name] = mine
+        return mine
+
+    def _map(self, name: str) -> Mapping[Any, Any]:
+        owned = name in self._owned
+        found: Mapping[Any, Any] = self._owned[name] if owned else getattr(self._before, name)
+        return found
+
+    def add(self, record: MetadataRecord) -> None:
+        match record:
+            case PartitionRecord():
+                self._partition(record)
+            case TopicRecord():
+                self._topic(record)
+            case ConfigRecord():
+                self._config(record)
+            case RemoveTopicRecord():
+                self._remove_topic(record.topic_id)
+            case BrokerRecord():
+                self._broker(record)
+            case BrokerChangeRecord():
+                self._change_broker(record)
+            case UnregisterBrokerRecord():
+                self._registered(record.broker_id, record.broker_epoch)
+                del self._own("brokers")[record.broker_id]
+                self._touched["brokers"].add(record.broker_id)
+            case ProducerIdsRecord():
+                self._producer_ids(record)
+            case FeatureRecord():
+                self._feature(record)
+            case ClusterRecord():
+                self._cluster(record)
+            case VotersRecord():
+                self._values["voters"] = record.voters
+            case NoOpRecord():
+                pass
+
+    def _topic(self, record: TopicRecord) -> None:
+        if record.name in self._map("topics") or record.topic_id in self._map("topics_by_id"):
+            raise InvariantViolation(f"topic {record.name} ({record.topic_id}) exists")
+        topic = TopicImage(record.name, record.topic_id)
+        self._own("topics")[record.name] = topic
+        self._own("topics_by_id")[record.topic_id] = topic
+        self._open[record.topic_id] = (record.name, [])
+        if "." in record.name or "_" in record.name:
+            self._own("colliding")[unify(record.name)] = record.name
+
+    def _opened(self, topic_id: UUID) -> tuple[str, list[PartitionRecord]]:
+        opened = self._open.get(topic_id)
+        if opened is None:
+            topic: TopicImage | None = self._map("topics_by_id").get(topic_id)
+            if topic is None:
+                raise InvariantViolation(f"no topic has id {topic_id}")
+            opened = self._open[topic_id] = (topic.name, list(topic.partitions))
+        return opened
+
+    def _partition(self, record: PartitionRecord) -> None:
+        name, partitions = self._opened(record.topic_id)
+        number = record.partition
+        if number == len(partitions):
+            before = None
+            partitions.append(record)
+        elif 0 <= number < len(partitions):
+            before = partitions[number]
+            if record.partition_epoch <= before.partition_epoch:
+                raise InvariantViolation(
+                    f"{name}-{number}: partition epoch {record.partition_epoch} "
+                    f"after {before.partition_epoch}"
+                )
+            partitions[number] = record
+        else:
+            raise InvariantViolation(f"partition {number} of {name}: {len(partitions)} is next")
+        self._changes.setdefault((record.topic_id, number), before)
+
+    def _remove_topic(self, topic_id: UUID) -> None:
+        name, _ = self._opened(topic_id)
+        del self._open[topic_id]
+        before = self._before.topics_by_id.get(topic_id)
+        if before is not None:
+            self._gone.append(before)
+        del self._own("topics")[name]
+        del self._own("topics_by_id")[topic_id]
+        if self._map("colliding").get(unify(name)) == name:
+            del self._own("colliding")[unify(name)]
+        if (ResourceType.TOPIC, name) in self._map("configs"):
+            del self._own("configs")[ResourceType.TOPIC, name]
+            self._touched["configs"].add((int(ResourceType.TOPIC), name))
+
+    def _config(self, record: ConfigRecord) -> None:
+        key = (record.resource_type, record.resource_name)
+        configs = self._own("configs")
+        values = dict(configs.get(key, _NO_CONFIGS))
+        if record.value is None:
+            values.pop(record.name, None)
+        else:
+            values[record.name] = record.value
+        if values:
+            configs[key] = values
+        else:
+            configs.pop(key, None)
+        self._touched["configs"].add(key)
+
+    def _broker(self, record: BrokerRecord) -> None:
+        known: BrokerImage | None = self._map("brokers").get(record.broker_id)
+        if known is not None and known.broker_epoch >= record.broker_epoch:
+            raise InvariantViolation(
+                f"broker {record.broker_id}: epoch {record.broker_epoch} after {known.broker_epoch}"
+            )
+        self._own("brokers")[record.broker_id] = BrokerImage(
+            record.broker_id,
+            record.broker_epoch,
+            record.incarnation,
+            record.endpoints,
+            record.rack,
+            record.fenced,
+            directories=record.directories,
+        )
+        self._touched["brokers"].add(record.broker_id)
+
+    def _registered(self, broker_id: int, broker_epoch: int) -> BrokerImage:
+        broker: BrokerImage | None = self._map("brokers").get(broker_id)
+        if broker is None or broker.broker_epoch != broker_epoch:
+            raise InvariantViolation(f"no broker {broker_id} with epoch {broker_epoch}")
+        return broker
+
+    def _change_broker(self, record: BrokerChangeRecord) -> None:
+        broker = self._registered(record.broker_id, record.broker_epoch)
+        self._own("brokers")[record.broker_id] = replace(
+            broker,
+            fenced=record.fenced,
+            in_controlled_shutdown=record.in_controlled_shutdown,
+        )
+        self._touched["brokers"].add(record.broker_id)
+
+    def _producer_ids(self, record: ProducerIdsRecord) -> None:
+        known = self._values.get("next_producer_id", self._before.next_producer_id)
+        if record.next_producer_id <= known:
+            raise InvariantViolation(f"producer ids below {known} were given away already")
+        self._values["next_producer_id"] = record.next_producer_id
+
+    def _feature(self, record: FeatureRecord) -> None:
+        if record.level:
+            self._own("features")[record.name] = record.level
+        else:
+            self._own("features").pop(record.name, None)
+        self._touched["features"].add(record.name)
+
+    def _cluster(self, record: ClusterRecord) -> None:
+        known = self._values.get("cluster_id", self._before.cluster_id)
+        if known not in (None, record.cluster_id):
+            raise InvariantViolation(f"cluster {known} cannot become {record.cluster_id}")
+        self._values["cluster_id"] = record.cluster_id
+
+    def finish(self) -> tuple[Image, Delta]:
+        """Close the open topics, build indexes, image and delta."""
+        for topic_id, (name, partitions) in self._open.items():
+            topic = TopicImage(name, topic_id, tuple(partitions))
+            self._own("topics")[name] = topic
+            self._own("topics_by_id")[topic_id] = topic
+        if self._changes or self._gone:
+            self._index()
+        finished: dict[str, Any] = {
+            name: mine.finish() if isinstance(mine, Draft) else mine
+            for name, mine in self._owned.items()
+        }
+        image = replace(self._before, **self._values, **finished)
+        return image, self._delta(image)
+
+    def _index(self) -> None:
+        """Bring ``hosted`` and ``unsettled`` up to date with what changed."""
+        came: dict[tuple[int, UUID], list[int]] = {}
+        went: dict[tuple[int, UUID], set[int]] = {}
+        for (topic_id, number), before in self._changes.items():
+            if topic_id not in self._open:
+                continue
+            after = self._open[topic_id][1][number]
+            if before is None:
+                for broker_id in dict.fromkeys(after.replicas):
+                    came.setdefault((broker_id, topic_id), []).append(number)
+            elif before.replicas != after.replicas:
+                for broker_id in set(after.replicas).difference(before.replicas):
+                    came.setdefault((broker_id, topic_id), []).append(number)
+                for broker_id in set(before.replicas).difference(after.replicas):
+                    went.setdefault((broker_id, topic_id), set()).add(number)
+            if before is not None or unsettled(after):  # what is recovering is unsettled
+                self._watch(before, after)
+        for topic in self._gone:
+            for state in topic.partitions:
+                for broker_id in state.replicas:
+                    went.setdefault((broker_id, topic.topic_id), set()).add(state.partition)
+                self._watch(state, None)
+        if came or went:
+            self._rehost(came, went)
+
+    def _watch(self, before: PartitionRecord | None, after: PartitionRecord | None) -> None:
+        for index, belongs in (("unsettled", unsettled), ("recovering", _recovering)):
+            if after is not None and belongs(after):
+                self._own(index)[after.key] = None
+            elif before is not None and belongs(before):
+                del self._own(index)[before.key]
+
+    def _rehost(
+        self,
+        came: Mapping[tuple[int, UUID], list[int]],
+        went: Mapping[tuple[int, UUID], set[int]],
+    ) -> None:
+        drafts: dict[int, Draft[UUID, tuple[int, ...]]] = {}
+        for broker_id, topic_id in dict.fromkeys((*came, *went)):
+            draft = drafts.get(broker_id)
+            if draft is None:
+                known = self._before.hosted.get(broker_id, _NOTHING_HOSTED)
+                draft = drafts[broker_id] = known.edit()
+            left = went.get((broker_id, topic_id), ())
+            numbers = [n for n in draft.get(topic_id, ()) if n not in left]
+            numbers += came.get((broker_id, topic_id), ())
+            if numbers:
+                draft[topic_id] = tuple(numbers)
+            else:
+                del draft[topic_id]
+        hosted = self._own("hosted")
+        for broker_id, draft in drafts.items():
+            if len(draft):
+                hosted[broker_id] = draft.finish()
+            else:
+                del hosted[broker_id]
+
+    def _delta(self, image: Image) -> Delta:
+        old, new = self._before.topics_by_id, image.topics_by_id
+        created = tuple(new[i] for i in self._open if i not in old)
+        changes = tuple(
+            PartitionChange(TopicPartition(opened[0], number), before, opened[1][number])
+            for (topic_id, number), before in self._changes.items()
+            if (opened := self._open.get(topic_id)) is not None
+        )
+        return Delta(
+            created,
+            tuple(self._gone),
+            changes,
+            frozenset(self._touched["configs"]),
+            frozenset(self._touched["brokers"]),
+            frozenset(self._touched["features"]),
+        )

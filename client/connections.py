@@ -8,7 +8,7 @@ from typing import Final
 
 from kept.client.calls import Call, ToController, Waiting
 from kept.client.failures import NoController, api_name
-from kept.client.incoming import Incoming
+from kept.client.frame_reader import Incoming
 from kept.client.protocol import encode_request, versions
 from kept.client.view import Endpoint
 from kept.storage.errors import InvalidRequest, UnsupportedVersion

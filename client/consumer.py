@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client import groups
+from kept.client.aborted_filter import aborted_batches
 from kept.client.calls import Call
-from kept.client.committed import aborted_batches
 from kept.client.core import NOTICE_MS
 from kept.client.failures import ConnectionFailed, RetriableBrokerError, failure
-from kept.client.leaderless import offline_grace_ms, why_no_leader
+from kept.client.leader_errors import offline_grace_ms, why_no_leader
 from kept.client.records import EARLIEST, LATEST, Fetched, FetchLimits
 from kept.storage.errors import KafkaStorageError, KeptError, OffsetOutOfRange, RetriableError
 from kept.storage.records import headers, records

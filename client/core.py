@@ -40,7 +40,7 @@ from kept.client.calls import (
 )
 from kept.client.connections import Connection
 from kept.client.failures import ConnectionFailed, NoAnswer, NotKafka, api_name, failure, nobody
-from kept.client.leaderless import offline_grace_ms, why_no_leader
+from kept.client.leader_errors import offline_grace_ms, why_no_leader
 from kept.client.protocol import Values, decode_response, encode_request, versions
 from kept.client.view import ClusterView, Endpoint
 from kept.storage.errors import (

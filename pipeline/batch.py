@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
 from kept.pipeline.options import BadOption, ReadOptions
-from kept.pipeline.planning import Bounds, Range, plan, split, split_by_bytes
+from kept.pipeline.read_plan import Bounds, Range, plan, split, split_by_bytes
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client

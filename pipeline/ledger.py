@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.blocking import OutRecord
 from kept.client.partitioner import partition_for
-from kept.client.ranges import RangeReader
+from kept.client.range_reader import RangeReader
 from kept.client.records import EARLIEST, LATEST, FetchLimits
 from kept.pipeline.options import BadOption
 from kept.storage.errors import PeerError

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kept.client.failures import failure
-from kept.client.ranges import UNKNOWN_TOPIC_OR_PARTITION
+from kept.client.range_reader import UNKNOWN_TOPIC_OR_PARTITION
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline.options import (
     Assign,

@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kept.pipeline.planning import Bounds
+from kept.pipeline.read_plan import Bounds
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

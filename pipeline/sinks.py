@@ -1,7 +1,7 @@
 """PySpark's faces of a write: one for batches, one for streams.
 
 Both are checked on the driver, then pickled and run in the workers; what they guarantee is said in
-:mod:`kept.pipeline.writing`. Rows are in the topic once their task has ended, also when the job
+:mod:`kept.pipeline.write_task`. Rows are in the topic once their task has ended, also when the job
 fails later; ``commit`` and ``abort`` close the ledger of a write that is ``exactlyOnce``.
 """
 
@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from kept.pipeline.options import BadOption, WriteOptions
-from kept.pipeline.writing import check_columns
+from kept.pipeline.write_task import check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,8 +46,8 @@ def write_rows(
     iterator: Iterator[pa.RecordBatch], options: WriteOptions, batch: Batch | None = None
 ) -> Written:
     """Write the rows of a task and wait until all are acknowledged."""
-    from kept.pipeline.reading import client_for
-    from kept.pipeline.writing import TopicWriter, largest_batch
+    from kept.pipeline.read_task import client_for
+    from kept.pipeline.write_task import TopicWriter, largest_batch
 
     client = client_for(options.connection)
     begun = None
@@ -74,7 +74,7 @@ def close_ledger(options: WriteOptions, messages: Messages) -> None:
     again = next((m for m in messages if isinstance(m, Written) and m.repeated), None)
     if again is not None and again.batch is not None:
         from kept.pipeline import ledger
-        from kept.pipeline.reading import client_for
+        from kept.pipeline.read_task import client_for
 
         ledger.end(client_for(options.connection), options.ledger, again.batch, len(messages))
 
@@ -110,7 +110,7 @@ class KeptWriter(DataSourceArrowWriter):
     def _forget(self, messages: Messages) -> None:
         if self.batch is not None and self.batch.passing:
             from kept.pipeline import ledger
-            from kept.pipeline.reading import client_for
+            from kept.pipeline.read_task import client_for
 
             client = client_for(self.options.connection)
             ledger.forget(client, self.options.ledger, self.batch, len(messages))

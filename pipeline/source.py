@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kept.pipeline.columns import check_schema, schema_text
 from kept.pipeline.options import BadOption, ReadOptions, parse_read, parse_write
-from kept.pipeline.planning import Bounds, Range
+from kept.pipeline.read_plan import Bounds, Range
 from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def read_partition(
         return iter(())
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from kept.pipeline.reading import read_range
+    from kept.pipeline.read_task import read_range
 
     known = inspect.signature(to_arrow_schema).parameters
     arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in known else {}))

@@ -1,4 +1,4 @@
-"""The streaming read: PySpark's face of :mod:`kept.pipeline.following`.
+"""The streaming read: PySpark's face of :mod:`kept.pipeline.stream_progress`.
 
 The offsets in a checkpoint have the form of Spark's Kafka connector, and beside them the ids of the
 topics, since a topic that was deleted and created again is another one, and the epochs of their
@@ -23,8 +23,8 @@ from kept.pipeline.admission import (
     to_json,
     topic_ids_in,
 )
-from kept.pipeline.following import Following
 from kept.pipeline.options import BadOption, ReadOptions
+from kept.pipeline.stream_progress import Following
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _followed(self) -> Following:
         if self._following is None:
-            from kept.pipeline.reading import client_for
+            from kept.pipeline.read_task import client_for
 
             self._following = Following(
                 client_for(self.options.connection, known=False), self.options

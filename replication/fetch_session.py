@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from kept.replication.fetching import (
+from kept.replication.fetch_messages import (
     FETCH_SESSION_ID_NOT_FOUND,
     FULL_REQUEST,
     NO_SESSION,

@@ -18,8 +18,7 @@ from heapq import heappop, heappush
 from typing import Final
 from uuid import UUID
 
-from kept.replication.fetch_session import FetchSession
-from kept.replication.fetching import (
+from kept.replication.fetch_messages import (
     FULL_REQUEST,
     NO_SESSION,
     NONE,
@@ -33,6 +32,7 @@ from kept.replication.fetching import (
     PartitionAnswer,
     PartitionRequest,
 )
+from kept.replication.fetch_session import FetchSession
 from kept.replication.follower import (
     BecameFollower,
     EffectFailed,

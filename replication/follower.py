@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from kept.replication.fetching import (
+from kept.replication.fetch_messages import (
     CORRUPT_MESSAGE,
     FENCED_LEADER_EPOCH,
     KAFKA_STORAGE_ERROR,

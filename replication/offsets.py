@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.replication.views import ListedOffset
+from kept.replication.snapshots import ListedOffset
 from kept.storage.errors import OffsetNotAvailable, OffsetOutOfRange
 from kept.storage.log import Log
 from kept.storage.types import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP

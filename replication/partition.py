@@ -14,11 +14,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from kept.replication.following import FollowingReplica
+from kept.replication.follower_replica import FollowingReplica
 from kept.replication.leader import WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket
-from kept.replication.views import CommitCallback, ListedOffset, PartitionFetch
+from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
 from kept.storage.errors import (
     KafkaStorageError,
     MachineError,

@@ -1,7 +1,7 @@
 """One replica of a partition on this node: its log, its leader core, and what happens to both.
 
-Here are leadership, offline logs and waiting. ``upkeep.py`` adds retention, rolling, flushing and
-settings, ``following.py`` what a follower does, ``partition.py`` reading and writing.
+Here are leadership, offline logs and waiting. ``maintenance.py`` adds retention, rolling, flushing
+and settings, ``following.py`` what a follower does, ``partition.py`` reading and writing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 from uuid import UUID
 
+from kept.replication.effects import Report
 from kept.replication.follower import NO_LEADER
 from kept.replication.leader import (
     Acknowledge,
@@ -21,8 +22,7 @@ from kept.replication.leader import (
     LeaderCore,
     Ticked,
 )
-from kept.replication.reports import Report
-from kept.replication.views import (
+from kept.replication.snapshots import (
     ProducerView,
     SegmentView,
     Waiter,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kept.storage import checkpoints, layout, vanished
+from kept.storage import checkpoints, layout, missing_files
 from kept.storage.disk import Disk, Lock, parent
 from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, ResourceExhausted
 from kept.storage.log import Log
@@ -314,7 +314,7 @@ class LogDirectory:
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
         self.unopened.discard(tp)
         recovery_point = self.recovery_points.get(tp)
-        traces = vanished.look(self.disk, self.log_path(tp))
+        traces = missing_files.look(self.disk, self.log_path(tp))
         log = Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
             log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
@@ -323,7 +323,7 @@ class LogDirectory:
         )  # fmt: skip
         if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
             self.survived_epoch = -1  # damage: what was written is not all here
-        vanished.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0)
+        missing_files.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0)
         return log
 
     def create_log(

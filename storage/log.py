@@ -26,15 +26,15 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from kept.storage import (
-    closing,
+    clean_close,
     flush,
-    following,
+    follower_append,
     layout,
+    log_reader,
     producer_recovery,
-    reading,
     recovery,
-    replacement,
     retention,
+    segment_swapper,
     truncation,
 )
 from kept.storage.checkpoints import read_partition_metadata, write_partition_metadata
@@ -50,7 +50,7 @@ from kept.storage.errors import (
     vanished,
 )
 from kept.storage.flush import FlushTicket
-from kept.storage.reading import TimestampOffset
+from kept.storage.log_reader import TimestampOffset
 from kept.storage.records import CheckedBatch
 from kept.storage.segment import Segment
 from kept.storage.segments import Segments
@@ -113,7 +113,7 @@ class Log:
         self._tail: dict[int, int] = {}
         self._epoch = -1
         self.truncations = 0
-        self.replacement: replacement.Replacement | None = None
+        self.replacement: segment_swapper.Replacement | None = None
         """Segments that are being replaced: meanwhile retention takes none."""
         self.names_changed = False
         self.unsynced_snapshots = recovered.unsynced
@@ -342,7 +342,7 @@ class Log:
         Raises CorruptMessage, OffsetOutOfRange for an overlap. Staged like :meth:`append`; the
         epochs become durable before the recovery point passes them. None: nothing was staged.
         """
-        staged = following.append(self, batches, now_ms, max_leader_epoch)
+        staged = follower_append.append(self, batches, now_ms, max_leader_epoch)
         if staged is None:
             return None
         return AppendInfo(*staged, NO_TIMESTAMP, self.log_start_offset, False)
@@ -466,7 +466,7 @@ class Log:
             )
         if offset >= end_offset:
             return None
-        return reading.read_slice(self.segments, offset, max_bytes, end_offset, at_least_one)
+        return log_reader.read_slice(self.segments, offset, max_bytes, end_offset, at_least_one)
 
     def read_batches(self, offset: int, max_bytes: int, end_offset: int) -> bytes:
         """The same as bytes; empty when there is nothing."""
@@ -475,25 +475,25 @@ class Log:
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap ``start..end``."""
-        return reading.aborted_transactions(self.segments, start, end)
+        return log_reader.aborted_transactions(self.segments, start, end)
 
     def aborted_in_slice(
         self, offset: int, found: FileSlice | None, end_offset: int
     ) -> list[AbortedTxn]:
         """Those that overlap what :meth:`read` found for ``offset`` and ``end_offset``."""
-        return reading.aborted_in_slice(self.segments, offset, found, end_offset)
+        return log_reader.aborted_in_slice(self.segments, offset, found, end_offset)
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record that is not older than ``timestamp``."""
         self.write()
-        return reading.find_timestamp(
+        return log_reader.find_timestamp(
             self.disk, self.segments, timestamp, self.log_start_offset, self.written_end_offset
         )
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp."""
         self.write()
-        return reading.find_max_timestamp(self.disk, self.segments, self.log_start_offset)
+        return log_reader.find_max_timestamp(self.disk, self.segments, self.log_start_offset)
 
     # Start and end.
 
@@ -581,13 +581,13 @@ class Log:
 
     def replace_segments(self, plan: SwapPlan, now_ms: int) -> None:
         """Put cleaned segments in place of others (rule 11); their files are there and durable."""
-        replacement.replace(self, plan, now_ms)
+        segment_swapper.replace(self, plan, now_ms)
 
-    def begin_replacement(self, plan: SwapPlan) -> replacement.Replacement:
+    def begin_replacement(self, plan: SwapPlan) -> segment_swapper.Replacement:
         """The same in steps, for what blocks is to run in other threads. Raises InvariantViolation
         when the plan does not fit.
         """
-        self.replacement = replacement.Replacement(self, plan)
+        self.replacement = segment_swapper.Replacement(self, plan)
         return self.replacement
 
     @property
@@ -606,7 +606,7 @@ class Log:
 
     def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
         """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""
-        closing.close(self)
+        clean_close.close(self)
 
     def delete(self) -> None:
         """Remove the log's files; readers that hold slices keep reading."""

@@ -208,7 +208,7 @@ class _Opening:
 
         Not so where compaction may have done it: below the recovery point, below ``compacted_to``,
         or anywhere where a log is compacted and nobody knows how far. Nor where the next batch was
-        too far away for the segment (:mod:`kept.storage.following`).
+        too far away for the segment (:mod:`kept.storage.follower_append`).
         """
         if segment.next_offset >= next_base:
             return False

@@ -2,7 +2,7 @@
 (rule 11).
 
 The cleaner writes ``<base>.log.cleaned`` (and, if it wants, the indexes) and fsyncs them. Then, for
-one plan, ascending by group (:mod:`kept.storage.replacement`):
+one plan, ascending by group (:mod:`kept.storage.segment_swapper`):
 
 1. every output becomes ``.swap``, in descending order of offset; the directory is fsynced;
 2. group by group: the inputs become ``.deleted``, the outputs lose their suffix;

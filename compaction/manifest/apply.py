@@ -4,7 +4,7 @@
 :func:`apply` does, in this order, each step durable before the next:
 
 1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
-2. the segments of the manifest's plan are swapped (:mod:`kept.storage.replacement`);
+2. the segments of the manifest's plan are swapped (:mod:`kept.storage.segment_swapper`);
 3. the mark ``manifest-applied`` names the identity; older manifests go.
 
 Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
@@ -37,7 +37,7 @@ from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.storage.log import Log
-    from kept.storage.replacement import Replacement
+    from kept.storage.segment_swapper import Replacement
 
 MARK: Final = "manifest-applied"
 """Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""

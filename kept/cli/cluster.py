@@ -10,13 +10,13 @@ import click
 
 from kept.cli.output import say
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.waiting import teller
+from kept.cli.unavailable import teller
 from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.client.blocking import Client
     from kept.client.cluster import ClusterDescription, Outcome, Reassignment
-    from kept.client.moves import Plan
+    from kept.client.reassignment_plan import Plan
     from kept.client.view import Endpoint, TopicView
     from kept.storage.types import TopicPartition
 
@@ -72,12 +72,12 @@ def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
 
 def _status(client: Client) -> dict[str, Any]:
     from kept.client import cluster as operations
-    from kept.client import moves
+    from kept.client import reassignment_plan
 
     topics = client.metadata().topics  # first: a node answers in order, and may await a controller
     described = client.run(operations.describe_cluster())
-    replicas, leaders = moves.counts(topics.values())
-    under, offline = moves.troubled(topics)
+    replicas, leaders = reassignment_plan.counts(topics.values())
+    under, offline = reassignment_plan.troubled(topics)
     known = _epochs(client)
     uncompiled = _uncompiled(client)
     quorum = described.quorum
@@ -386,7 +386,7 @@ def reassign(
 
 
 def _planned(client: Client, targets: Sequence[str], nodes: tuple[int, ...]) -> Plan:
-    from kept.client import moves
+    from kept.client import reassignment_plan
     from kept.storage.types import TopicPartition
 
     plan: Plan = {}
@@ -394,7 +394,7 @@ def _planned(client: Client, targets: Sequence[str], nodes: tuple[int, ...]) -> 
         topic, number = _target(target)
         view = client.topic(topic)
         if number is None:
-            plan |= moves.spread(view, nodes)
+            plan |= reassignment_plan.spread(view, nodes)
         elif view.partitions[_known(view, number)].replicas != nodes:
             plan[TopicPartition(topic, number)] = nodes
     return plan
@@ -485,7 +485,7 @@ def drain(
 ) -> None:
     """Move every replica off NODE, so that it can be taken away; or with --leaders, leadership."""
     from kept.client import cluster as operations
-    from kept.client import moves
+    from kept.client import reassignment_plan
 
     with _client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
@@ -493,10 +493,10 @@ def drain(
             raise Failure(f"there is no node {number}; there are {_names(described)}")
         topics = client.metadata().topics
         if not leaders:
-            plan = moves.away_from(number, topics.values(), described.members)
+            plan = reassignment_plan.away_from(number, topics.values(), described.members)
             _move(client, plan, throttle, wait, as_json)
             return
-        plan = moves.leaders_away_from(number, topics.values())
+        plan = reassignment_plan.leaders_away_from(number, topics.values())
         _move(client, plan, throttle, True, as_json)
         led = [tp for tp in plan if topics[tp.topic].partitions[tp.partition].leader == number]
         if led:
@@ -515,7 +515,7 @@ def unregister(*, number: int, bootstrap: str) -> None:
     """Forget NODE, which was drained and stopped, and is gone for good."""
     from kept.cli.output import write
     from kept.client import cluster as operations
-    from kept.client import moves
+    from kept.client import reassignment_plan
 
     with _client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
@@ -524,7 +524,7 @@ def unregister(*, number: int, bootstrap: str) -> None:
         quorum = described.quorum
         if quorum is not None and number in {one.node_id for one in quorum.voters}:
             raise Failure(f"node {number} votes: kept cluster voter remove {number}")
-        replicas, _ = moves.counts(client.metadata().topics.values())
+        replicas, _ = reassignment_plan.counts(client.metadata().topics.values())
         if held := replicas.get(number, 0):
             raise Failure(f"node {number} has {held} replicas: kept cluster drain {number} --wait")
         client.run(operations.unregister(number))

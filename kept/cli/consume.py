@@ -72,7 +72,7 @@ def consume(
     )
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count per partition")
-    from kept.cli.waiting import explained, teller
+    from kept.cli.unavailable import explained, teller
     from kept.client.blocking import Client
     from kept.client.records import EARLIEST, LATEST, FetchLimits
     from kept.storage.types import IsolationLevel

@@ -9,7 +9,7 @@ import click
 
 from kept.cli.output import say
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.waiting import note_silent
+from kept.cli.unavailable import note_silent
 from kept.storage.printable import printable_line
 from kept.storage.types import decimal_number
 

@@ -69,7 +69,7 @@ def produce(
         raise click.UsageError("--json lines have their own keys and nulls")
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
-    from kept.cli.waiting import explained, teller
+    from kept.cli.unavailable import explained, teller
     from kept.client.blocking import Client
     from kept.storage.types import Codec
 

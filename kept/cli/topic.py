@@ -16,7 +16,7 @@ from kept.cli.shell import (
     json_option,
     pairs,
 )
-from kept.cli.waiting import note_silent, teller
+from kept.cli.unavailable import note_silent, teller
 from kept.storage.printable import printable_line
 
 if TYPE_CHECKING:

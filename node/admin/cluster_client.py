@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kept.client.aio import NodeConnection
+from kept.client.node_connection import NodeConnection
 from kept.storage.errors import (
     FencedLeaderEpoch,
     KafkaStorageError,

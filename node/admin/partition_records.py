@@ -29,7 +29,7 @@ from kept.storage.records import Record, build_batch, headers, read_piece
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from kept.client.aio import NodeConnection
+    from kept.client.node_connection import NodeConnection
     from kept.node.admin.cluster_client import Gateway
     from kept.node.node import Node
     from kept.storage.types import TopicPartition

@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
-from kept.replication.fetching import (
+from kept.replication.fetch_messages import (
     FetchAnswer,
     FetchRequest,
     PartitionAnswer,

@@ -11,17 +11,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from kept.client.aio import NodeConnection
+from kept.client.node_connection import NodeConnection
 from kept.node.replicas import fetch_codec
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
-from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings, Work
-from kept.replication.fetching import (
+from kept.replication.fetch_messages import (
     FetchRequest,
     OffsetsAnswer,
     OffsetsRequest,
 )
-from kept.replication.following import FollowingReplica, perform_all
+from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings, Work
+from kept.replication.follower_replica import FollowingReplica, perform_all
 from kept.storage.errors import (
     KafkaStorageError,
     KeptError,

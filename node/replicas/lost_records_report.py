@@ -22,7 +22,7 @@ from kept.storage.errors import MachineError
 if TYPE_CHECKING:
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
-    from kept.replication.reports import Losing, LostRecord
+    from kept.replication.effects import Losing, LostRecord
     from kept.storage.disk import Disk
 
 WHY: Final = (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from kept.cluster.metadata.records import NO_LEADER
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
+from kept.replication.effects import Losing, Truncated
 from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
 from kept.replication.manifests_events import Cut
-from kept.replication.reports import Losing, Truncated
 from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import TopicPartition
 

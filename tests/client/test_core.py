@@ -37,7 +37,7 @@ from kept.client.core import (
     ClientCore,
 )
 from kept.client.failures import ConnectionFailed, NoAnswer, NoController, NotKafka, failure
-from kept.client.leaderless import GRACE_MS, LINGERING_MS
+from kept.client.leader_errors import GRACE_MS, LINGERING_MS
 from kept.client.protocol import (
     decode_request,
     encode_response,

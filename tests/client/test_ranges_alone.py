@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.client.ranges import OffsetsLost, RangeReader
+from kept.client.range_reader import OffsetsLost, RangeReader
 from kept.client.records import EARLIEST, FetchLimits
 from kept.storage.errors import RequestTimedOut
 from kept.storage.records import build_batch, headers

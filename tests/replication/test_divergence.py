@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.replication.reports import Losing, LostRecord, Truncated
+from kept.replication.effects import Losing, LostRecord, Truncated
 from kept.storage.checkpoints import read_epochs
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.replication.trio import Node

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kept.replication import follower as core
-from kept.replication.fetching import OffsetsAnswer, PartitionAnswer, PartitionRequest
+from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer, PartitionRequest
 from kept.replication.follower import FollowerCore, State
 from kept.storage.errors import (
     CorruptMessage,

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kept.replication.effects import Losing, Truncated
 from kept.replication.events import BrokersChanged
-from kept.replication.reports import Losing, Truncated
 from kept.storage.errors import IneligibleReplica, InvalidUpdateVersion, KeptError
 from tests.replication.trio import Node
 

@@ -10,6 +10,15 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from kept.replication.events import BrokersChanged
+from kept.replication.fetch_messages import (
+    FENCED_LEADER_EPOCH,
+    FETCH_SESSION_ID_NOT_FOUND,
+    INVALID_FETCH_SESSION_EPOCH,
+    KAFKA_STORAGE_ERROR,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_LEADER_EPOCH,
+)
 from kept.replication.fetcher import (
     FetchAnswer,
     FetcherCore,
@@ -19,16 +28,7 @@ from kept.replication.fetcher import (
     PartitionAnswer,
     PartitionRequest,
 )
-from kept.replication.fetching import (
-    FENCED_LEADER_EPOCH,
-    FETCH_SESSION_ID_NOT_FOUND,
-    INVALID_FETCH_SESSION_EPOCH,
-    KAFKA_STORAGE_ERROR,
-    NOT_LEADER_OR_FOLLOWER,
-    OFFSET_OUT_OF_RANGE,
-    UNKNOWN_LEADER_EPOCH,
-)
-from kept.replication.following import perform_all
+from kept.replication.follower_replica import perform_all
 from kept.replication.partition import Partition
 from kept.storage import errors
 from kept.storage.records import headers

@@ -18,11 +18,11 @@ from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
 from kept.cluster.topic_config import log_config
 from kept.node.replicas.manifests import recover
+from kept.replication.effects import Truncated
 from kept.replication.events import ManifestPublished
 from kept.replication.isr import AlterIsrItem
 from kept.replication.manifests_events import Cut, ManifestRef
 from kept.replication.partition import Partition
-from kept.replication.reports import Truncated
 from kept.storage.errors import MachineError, NotLeaderOrFollower
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition

@@ -14,7 +14,7 @@ from tests.sim.planted import plant
 from tests.sim.planted_cluster import FOLLOWER, LEADER, LIFECYCLE, MEMBER, PARTITION, returns
 
 ELECTION = "kept.cluster.controller.partition_election"
-FOLLOWING = "kept.replication.following.FollowingReplica"
+FOLLOWING = "kept.replication.follower_replica.FollowingReplica"
 
 
 def cut_at_recovery_point(original: Any) -> Any:

@@ -14,8 +14,9 @@ from uuid import UUID
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
 from kept.cluster.topic_config import log_config
+from kept.replication.effects import Truncated
 from kept.replication.events import BrokersChanged, ProposeIsr
-from kept.replication.fetching import (
+from kept.replication.fetch_messages import (
     FENCED_LEADER_EPOCH,
     KAFKA_STORAGE_ERROR,
     NOT_LEADER_OR_FOLLOWER,
@@ -29,7 +30,6 @@ from kept.replication.fetching import (
 )
 from kept.replication.isr import AlterIsrItem
 from kept.replication.partition import Partition
-from kept.replication.reports import Truncated
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.errors import (
     FencedLeaderEpoch,

@@ -28,7 +28,7 @@ from kept.cluster.raft.messages import (
     Vote,
     VoteReply,
 )
-from kept.replication.fetching import FetchRequest, PartitionRequest
+from kept.replication.fetch_messages import FetchRequest, PartitionRequest
 from tests.cluster.raft.forged import forged
 from tests.cluster.raft.trial import data
 from tests.sim.cluster import CORE_KINDS, ClusterHistory

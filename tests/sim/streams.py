@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.metadata.records import NO_LEADER
+from kept.replication.fetch_messages import FetchAnswer, FetchRequest, OffsetsRequest
 from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings
-from kept.replication.fetching import FetchAnswer, FetchRequest, OffsetsRequest
-from kept.replication.following import perform_all
+from kept.replication.follower_replica import perform_all
 from kept.replication.partition import Partition
 from kept.storage.types import TopicPartition
 

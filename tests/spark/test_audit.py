@@ -201,7 +201,8 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
 
     monkeypatch.setattr(audits, "PAUSE_S", 0)
     said = [
-        "kept.client.ranges.OffsetsLost: t-0: offsets 0 to 4 are lost: the log starts at 5 now",
+        "kept.client.range_reader.OffsetsLost: t-0: offsets 0 to 4 are lost: "
+        "the log starts at 5 now",
         "kept.pipeline.options.BadOption: replica: t-0 is not in sync on node 2",
     ]
 
@@ -211,7 +212,7 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
         return "seen"
 
     assert audits._steady(look, time.monotonic() + 60) == "seen"
-    said = ["kept.client.ranges.OffsetsLost: t-0"]
+    said = ["kept.client.range_reader.OffsetsLost: t-0"]
     with pytest.raises(PySparkException, match="OffsetsLost"):
         audits._steady(look, time.monotonic())
     said = ["ZeroDivisionError: a strategy's own"]

@@ -9,12 +9,12 @@ import pytest
 from confluent_kafka import Producer
 
 from kept.client.blocking import Client
-from kept.client.ranges import OffsetsLost, RangeReader
+from kept.client.range_reader import OffsetsLost, RangeReader
 from kept.client.records import FetchLimits
 from kept.pipeline.batch import plan_batch
-from kept.pipeline.following import Following
 from kept.pipeline.options import BadOption, parse_read
-from kept.pipeline.planning import Bounds
+from kept.pipeline.read_plan import Bounds
+from kept.pipeline.stream_progress import Following
 from kept.storage.errors import RequestTimedOut
 from kept.storage.types import IsolationLevel, TopicPartition
 from tests.spark.topics import eventually

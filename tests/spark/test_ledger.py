@@ -15,7 +15,7 @@ from kept.client.records import FetchLimits
 from kept.pipeline import ledger
 from kept.pipeline.ledger import NotTheSame
 from kept.pipeline.options import BadOption, Connection, WriteOptions, parse_write
-from kept.pipeline.writing import TopicWriter
+from kept.pipeline.write_task import TopicWriter
 from kept.storage.records import headers
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.client.ranges import OffsetsLost
-from kept.pipeline import reading
+from kept.client.range_reader import OffsetsLost
+from kept.pipeline import read_task
 from kept.pipeline.options import Connection, parse_read
-from kept.pipeline.planning import Range
+from kept.pipeline.read_plan import Range
 from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import COMPACTED, compact, delete_before, fill
@@ -21,17 +21,17 @@ from tests.spark.topics import COMPACTED, compact, delete_before, fill
 @pytest.fixture(autouse=True)
 def clients() -> Iterator[None]:
     """None before, and none left open."""
-    assert not reading._clients
+    assert not read_task._clients
     yield
-    for client in reading._clients.values():
+    for client in read_task._clients.values():
         client.close()
-    reading._clients.clear()
+    read_task._clients.clear()
 
 
 def test_a_worker_loads_no_tools_for_tests() -> None:
     """kio takes in hypothesis where it is installed, as it is here. Others can import it still."""
     code = (
-        "import kept.pipeline.reading, sys; print('hypothesis' in sys.modules)\nimport hypothesis"
+        "import kept.pipeline.read_task, sys; print('hypothesis' in sys.modules)\nimport hypothesis"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -40,20 +40,20 @@ def test_a_worker_loads_no_tools_for_tests() -> None:
 
 def test_a_worker_stays_connected(kept_broker: Cluster) -> None:
     topic = kept_broker.create_topic()
-    one = reading.client_for(Connection(kept_broker.bootstrap))
+    one = read_task.client_for(Connection(kept_broker.bootstrap))
     one.bounds(topic)
     sockets = dict(one._sockets._sockets)
     assert sockets
-    again = reading.client_for(Connection(kept_broker.bootstrap))
+    again = read_task.client_for(Connection(kept_broker.bootstrap))
     again.bounds(topic)
     assert again is one and dict(one._sockets._sockets) == sockets
 
 
 def test_it_stays_connected_to_a_few_clusters() -> None:
-    made = [reading.client_for(Connection(f"h{n}:1")) for n in range(reading.MAX_CLIENTS + 1)]
+    made = [read_task.client_for(Connection(f"h{n}:1")) for n in range(read_task.MAX_CLIENTS + 1)]
     assert len({id(client) for client in made}) == len(made)
-    assert list(reading._clients.values()) == made[1:]
-    other = reading.client_for(Connection("h1:1", client_id="another"))
+    assert list(read_task._clients.values()) == made[1:]
+    other = read_task.client_for(Connection("h1:1", client_id="another"))
     assert other not in made
 
 
@@ -83,7 +83,7 @@ def test_no_key_is_missed_when_the_log_is_compacted_meanwhile(
         planned = Range(topic, 0, 0, client.bounds(topic)[0][1])
         for on in (True, False):
             found: dict[bytes, bytes] = {}
-            batches = reading.read_range(planned, options, schema, until_caught_up=on)
+            batches = read_task.read_range(planned, options, schema, until_caught_up=on)
             for number, batch in enumerate(batches):
                 found |= zip(*batch.to_pydict().values(), strict=True)
                 if number == 0 and on:
@@ -114,7 +114,7 @@ def test_what_is_deleted_while_a_task_reads_is_lost_and_named(
     with kept_broker.client() as client:
         for n in range(100):
             fill(client, topic, [n])
-        batches = reading.read_range(
+        batches = read_task.read_range(
             Range(topic, 0, 0, 100), options, pa.schema([("offset", pa.int64())])
         )
         found += next(batches).column(0).to_pylist()

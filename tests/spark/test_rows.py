@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kept.pipeline.options import Connection, WriteOptions
-from kept.pipeline.writing import TopicWriter
+from kept.pipeline.write_task import TopicWriter
 from kept.storage.records import Packer, pack_batch, records
 from kept.storage.types import Codec
 
@@ -19,7 +19,7 @@ OPTIONS = WriteOptions(Connection("h:1"), topic="t", include_timestamps=True)
 
 
 def written(batch: Any) -> list[tuple[Any, ...]]:
-    from kept.pipeline.writing import rows_of
+    from kept.pipeline.write_task import rows_of
 
     rows = rows_of(batch, OPTIONS, 0)
     packer = Packer(1, 1 << 20)
@@ -72,7 +72,7 @@ def test_slices_and_nulls() -> None:
 def test_a_batch_has_room_in_the_topic_and_in_the_worker(
     partitions: int, most: str | None, given: int, size: int
 ) -> None:
-    from kept.pipeline.writing import largest_batch
+    from kept.pipeline.write_task import largest_batch
 
     settings = [SimpleNamespace(name="max.message.bytes", value=most)]
     client: Any = SimpleNamespace(
@@ -86,11 +86,11 @@ def test_a_batch_has_room_in_the_topic_and_in_the_worker(
 def test_many_topics_are_not_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
 
-    from kept.pipeline import writing
+    from kept.pipeline import write_task
 
     sent = list[str]()
-    monkeypatch.setattr(writing, "MANY_TOPICS", 2)
-    monkeypatch.setattr(writing, "largest_batch", lambda *_: 1 << 20)
+    monkeypatch.setattr(write_task, "MANY_TOPICS", 2)
+    monkeypatch.setattr(write_task, "largest_batch", lambda *_: 1 << 20)
     monkeypatch.setattr(TopicWriter, "_partitions", lambda *_: 1)
     client: Any = SimpleNamespace(
         init_producer=lambda: (1, 0, {}), append=lambda topic, _: sent.append(topic)

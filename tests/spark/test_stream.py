@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from kept.client.blocking import Client
-from kept.pipeline.following import Following
 from kept.pipeline.options import parse_read
+from kept.pipeline.stream_progress import Following
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import delete_before, eventually, fill, has_limits, recreate

@@ -2,7 +2,7 @@
 
 The same for what a pass here made and for what was built from another replica's manifest. The loop
 does the renames of one group of segments at a time; all that blocks longer runs in the directory's
-threads (:mod:`kept.storage.replacement`). Before the first swap the closed segments are made
+threads (:mod:`kept.storage.segment_swapper`). Before the first swap the closed segments are made
 durable, those that stay as they are, too, and the recovery point is checkpointed: a start takes
 gaps below it for the work of compaction, and gaps above it for that of a power cut. Then the high
 watermark, which the caller has raised to the manifest's end, is checkpointed (rule 12).
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState, Published
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import HostedPartition
-    from kept.storage.replacement import Replacement
+    from kept.storage.segment_swapper import Replacement
     from kept.storage.types import TopicPartition
 
 

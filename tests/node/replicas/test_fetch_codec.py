@@ -11,7 +11,7 @@ from kio.static.constants import EntityType
 from kept.client import protocol
 from kept.node.kafka.codec import fetch as leader
 from kept.node.replicas import fetch_codec
-from kept.replication.fetching import FetchRequest, PartitionRequest
+from kept.replication.fetch_messages import FetchRequest, PartitionRequest
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
 

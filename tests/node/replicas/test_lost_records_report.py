@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kept.node.replicas import lost_records_report
-from kept.replication.reports import Losing, LostRecord
+from kept.replication.effects import Losing, LostRecord
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 

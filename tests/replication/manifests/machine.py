@@ -18,7 +18,7 @@ from kept.replication.events import (
     Effects,
     ManifestPublished,
 )
-from kept.replication.fetching import PartitionAnswer, PartitionRequest
+from kept.replication.fetch_messages import PartitionAnswer, PartitionRequest
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.types import TopicPartition
 from tests.replication.manifests import logs

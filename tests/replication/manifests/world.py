@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kept.replication import fetching
+from kept.replication import fetch_messages
 from kept.replication import follower as fol
 from kept.replication import manifests_events as ev
 from kept.replication.events import (
@@ -21,7 +21,7 @@ from kept.replication.events import (
     IsrRefused,
     Ticked,
 )
-from kept.replication.fetching import OffsetsAnswer, PartitionAnswer
+from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer
 from kept.replication.leader import LeaderCore
 from kept.replication.manifests import ManifestCore, Role
 from kept.replication.manifests_events import ManifestRef
@@ -262,18 +262,18 @@ class World:
         if epoch >= 0:
             found = leader.own_end_offset(epoch)
             if found is None:
-                return PartitionAnswer(TP, fetching.OFFSET_OUT_OF_RANGE)
+                return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
             if found[0] < epoch or found[1] < end:
                 self.saw("divergence")
                 return PartitionAnswer(TP, diverging=found)
         elif end > leader.log_end_offset:
-            return PartitionAnswer(TP, fetching.OFFSET_OUT_OF_RANGE)
+            return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
         try:
             effects = leader.leader.step(
                 Fetched(machine.id, end, self.now_ms, machine.broker_epoch)
             )
         except KeptError:
-            return PartitionAnswer(TP, fetching.NOT_LEADER_OR_FOLLOWER)
+            return PartitionAnswer(TP, fetch_messages.NOT_LEADER_OR_FOLLOWER)
         leader.leader_did(effects)
         rec = next((rec for rec in leader.disk.log if rec.offset >= end), None)
         if rec is not None and rec.offset > end:

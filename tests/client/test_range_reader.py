@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from kept.client.aborted_filter import aborted_batches
 from kept.client.blocking import Client
-from kept.client.committed import aborted_batches
-from kept.client.ranges import OffsetsLost, RangeReader
+from kept.client.range_reader import OffsetsLost, RangeReader
 from kept.client.records import FetchLimits
 from kept.storage.errors import OffsetOutOfRange
 from kept.storage.records import Field, build_batch, read_block

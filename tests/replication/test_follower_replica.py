@@ -9,7 +9,7 @@ import pytest
 from kept.replication.events import BrokersChanged, ProposeIsr
 from kept.replication.fetcher import FetcherCore
 from kept.replication.follower import NO_LEADER, Append, AskAgain, StartAt, TruncateTo
-from kept.replication.following import perform_all
+from kept.replication.follower_replica import perform_all
 from kept.replication.isr import REFUSED_PAUSE_MS
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.errors import (

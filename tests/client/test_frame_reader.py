@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from kept.client.incoming import LARGE_BYTES, MAX_RESPONSE_BYTES, Incoming
+from kept.client.frame_reader import LARGE_BYTES, MAX_RESPONSE_BYTES, Incoming
 from kept.storage.errors import CorruptMessage
 
 SIZES = (4, 5, 100, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 7, 4, LARGE_BYTES + 1)

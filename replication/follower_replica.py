@@ -16,12 +16,12 @@ import logging
 from collections.abc import Callable
 
 from kept.replication import follower
+from kept.replication.effects import Truncated
+from kept.replication.fetch_messages import Buffer
 from kept.replication.fetcher import FetcherCore, Work
-from kept.replication.fetching import Buffer
 from kept.replication.follower import NO_LEADER
-from kept.replication.losing import about_to_lose
-from kept.replication.reports import Truncated
-from kept.replication.upkeep import KeptReplica
+from kept.replication.lost_records import about_to_lose
+from kept.replication.maintenance import KeptReplica
 from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,

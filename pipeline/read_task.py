@@ -15,11 +15,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from kept.client.blocking import Client
-from kept.client.ranges import RangeReader
+from kept.client.range_reader import RangeReader
 from kept.client.records import FetchLimits
 from kept.pipeline.columns import ArrowBatches, wanted_fields
 from kept.pipeline.options import Connection, ReadOptions
-from kept.pipeline.planning import MIN_INT64, Range
+from kept.pipeline.read_plan import MIN_INT64, Range
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import read_block
 

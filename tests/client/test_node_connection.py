@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kept.client import aio
-from kept.client.aio import NodeConnection
+from kept.client import node_connection
+from kept.client.node_connection import NodeConnection
 from kept.storage.errors import NetworkException, RequestTimedOut
 
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -161,7 +161,7 @@ def test_a_request_that_nobody_waits_for_any_more_disturbs_no_other() -> None:
 
 
 def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "MAX_OUTSTANDING", 2)
+    monkeypatch.setattr(node_connection, "MAX_OUTSTANDING", 2)
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -213,6 +213,6 @@ def test_a_buffer_is_as_large_as_responses_are_of_late() -> None:
         del first
         for _ in range(200):
             view = await connection.request(1, 17, b"")
-        assert memoryview(view.obj).nbytes == aio.BUFFER_BYTES
+        assert memoryview(view.obj).nbytes == node_connection.BUFFER_BYTES
 
     talk(server, client)

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kept.client.committed import aborted_batches
+from kept.client.aborted_filter import aborted_batches
 from kept.client.records import EARLIEST, LATEST, FetchLimits
 from kept.storage.errors import (
     CorruptMessage,

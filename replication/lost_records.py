@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.replication.reports import Losing, LostRecord
+from kept.replication.effects import Losing, LostRecord
 from kept.storage.errors import KeptError
 from kept.storage.log import Log
 from kept.storage.records import headers, records

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kept.client.ranges import OffsetsLost
+from kept.client.range_reader import OffsetsLost
 from kept.client.records import EARLIEST, LATEST
 from kept.pipeline import offsets
 from kept.pipeline.admission import available, limited
 from kept.pipeline.batch import divide
 from kept.pipeline.options import AtOffsets, ReadOptions
-from kept.pipeline.planning import Bounds, Range, plan
+from kept.pipeline.read_plan import Bounds, Range, plan
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:

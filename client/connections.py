@@ -8,7 +8,7 @@ from typing import Final
 
 from kept.client.calls import Call, ToController, Waiting
 from kept.client.failures import NoController, api_name
-from kept.client.frame_reader import Incoming
+from kept.client.frame_reader import FrameReader
 from kept.client.protocol import encode_request, versions
 from kept.client.view import Endpoint
 from kept.storage.errors import InvalidRequest, UnsupportedVersion
@@ -34,7 +34,7 @@ class Connection:
     established: bool = False
     ready: bool = False
     asking_version: int = 0
-    incoming: Incoming = field(default_factory=Incoming)
+    incoming: FrameReader = field(default_factory=FrameReader)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: dict[int, Call | None] = field(default_factory=dict)
     in_flight_versions: dict[int, tuple[int, int]] = field(default_factory=dict)

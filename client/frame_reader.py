@@ -1,8 +1,8 @@
 """What comes over one connection, put together to whole responses.
 
 Small ones are gathered in a buffer. A large one is received in place: its bytes go where
-:meth:`Incoming.room` says, into memory that the next large one uses again. At 8 MiB a response that
-saves a third of what receiving costs; most of it is fresh pages.
+:meth:`FrameReader.room` says, into memory that the next large one uses again. At 8 MiB a response
+that saves a third of what receiving costs; most of it is fresh pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_RESPONSE_BYTES: Final = 512 * 1024 * 1024
 """A longer frame is not Kafka (an HTTP server's answer reads as 1.2 GB)."""
 
 
-class Incoming:
+class FrameReader:
     """The receiving side of a connection."""
 
     def __init__(self) -> None:

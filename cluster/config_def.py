@@ -1,6 +1,6 @@
 """What can be set on a topic or a broker: one typed definition for both.
 
-A :class:`Setting` knows its name, type, default, range and meaning, whether it can change while
+A :class:`ConfigDef` knows its name, type, default, range and meaning, whether it can change while
 the node runs, and whether kept honours it or accepts it without effect and why. Validation,
 DescribeConfigs, the configuration file and ``docs/configuration.md`` all read it. The tables are
 ``kept.cluster.topic_config`` (topics) and ``kept.node.config.definitions``.
@@ -69,7 +69,7 @@ class Synonym:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigDef:
     """One setting of a topic or a broker.
 
     ``default`` is text as a user would write it; None means unset (Kafka's null). ``low`` and
@@ -225,14 +225,14 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-class Settings(Mapping[str, Setting]):
+class Settings(Mapping[str, ConfigDef]):
     """Settings by name, in the order given. ``what`` ("topic", "broker") is used in messages."""
 
-    def __init__(self, what: str, settings: Iterable[Setting]) -> None:
+    def __init__(self, what: str, settings: Iterable[ConfigDef]) -> None:
         self.what = what
         self._by_name = {setting.name: setting for setting in settings}
 
-    def __getitem__(self, name: str) -> Setting:
+    def __getitem__(self, name: str) -> ConfigDef:
         return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -241,7 +241,7 @@ class Settings(Mapping[str, Setting]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def find(self, name: str) -> Setting:
+    def find(self, name: str) -> ConfigDef:
         """The setting called ``name``; InvalidConfig with the nearest valid name otherwise."""
         setting = self._by_name.get(name)
         if setting is None:
@@ -273,7 +273,7 @@ class SynonymEntry:
 class Entry:
     """One setting as DescribeConfigs shows it. ``value`` is None for sensitive ones."""
 
-    setting: Setting
+    setting: ConfigDef
     value: str | None
     source: Source
     read_only: bool
@@ -292,7 +292,7 @@ Layers = tuple[tuple[Source, Mapping[str, str]], ...]
 
 
 def broker_synonyms(
-    settings: Mapping[str, Setting], names: Iterable[str], layers: Layers
+    settings: Mapping[str, ConfigDef], names: Iterable[str], layers: Layers
 ) -> tuple[SynonymEntry, ...]:
     """Every place that gives one of the broker settings ``names`` (strongest first) a value.
 
@@ -319,5 +319,5 @@ def broker_synonyms(
     return tuple(entries)
 
 
-def _shown(setting: Setting, text: str) -> str | None:
+def _shown(setting: ConfigDef, text: str) -> str | None:
     return None if setting.sensitive else text

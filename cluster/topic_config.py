@@ -14,10 +14,10 @@ from dataclasses import fields
 from typing import Any, Final
 
 from kept.cluster.config_def import (
+    ConfigDef,
     Entry,
     Kind,
     Layers,
-    Setting,
     Settings,
     Source,
     Synonym,
@@ -33,10 +33,10 @@ from kept.storage.types import MAX_INT64, LogConfig, TimestampType
 __all__ = [
     "BUILT_IN_STRATEGIES",
     "TOPIC_SETTINGS",
+    "ConfigDef",
     "Entry",
     "Kind",
     "Layers",
-    "Setting",
     "Settings",
     "Source",
     "Synonym",
@@ -109,145 +109,145 @@ _MAX: Final = str(MAX_INT64)
 TOPIC_SETTINGS: Final = Settings(
     "topic",
     (
-        Setting(
+        ConfigDef(
             "cleanup.policy", Kind.LIST, "delete",
             "What happens to old segments: delete by time and size, compact to the latest record "
             "of every key, both, or nothing (an empty list).",
             choices=("compact", "delete"), synonyms=_log("cleanup.policy"),
         ),
-        Setting(
+        ConfigDef(
             "compression.gzip.level", Kind.INT, "-1",
             "Level with which the broker compresses gzip; -1 is the codec's default.",
             low=1, high=9, also=(-1,), synonyms=(Synonym("compression.gzip.level"),),
         ),
-        Setting(
+        ConfigDef(
             "compression.lz4.level", Kind.INT, "9",
             "Level with which the broker compresses lz4.",
             low=1, high=17, synonyms=(Synonym("compression.lz4.level"),),
         ),
-        Setting(
+        ConfigDef(
             "compression.type", Kind.STRING, "producer",
             "Codec of the batches in the log; 'producer' keeps the producer's.",
             choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
             synonyms=(Synonym("compression.type"),),
         ),
-        Setting(
+        ConfigDef(
             "compression.zstd.level", Kind.INT, "3",
             "Level with which the broker compresses zstd.",
             low=-131072, high=22, synonyms=(Synonym("compression.zstd.level"),),
         ),
-        Setting(
+        ConfigDef(
             "delete.retention.ms", Kind.LONG, "86400000",
             "How long a tombstone stays after the first pass that kept it: the time in which a "
             "consumer that reads from the start must be done to see every deletion.",
             low=0, synonyms=(Synonym("log.cleaner.delete.retention.ms"),),
         ),
-        Setting(
+        ConfigDef(
             "file.delete.delay.ms", Kind.LONG, "60000",
             "How long the files of a removed segment stay on disk.",
             low=0, synonyms=_log("segment.delete.delay.ms"),
         ),
-        Setting(
+        ConfigDef(
             "flush.messages", Kind.LONG, _MAX,
             "fsync after so many records; 1 makes every acknowledged record survive power loss.",
             low=1, synonyms=_log("flush.interval.messages"),
         ),
-        Setting(
+        ConfigDef(
             "flush.ms", Kind.LONG, _MAX,
             "fsync records that are older than this.",
             low=0, synonyms=_log("flush.interval.ms", ("flush.scheduler.interval.ms", 1)),
         ),
-        Setting(
+        ConfigDef(
             "follower.replication.throttled.replicas", Kind.LIST, "",
             "Replicas whose replication is throttled at the follower, as partition:broker, or '*'.",
             check=_throttled,
         ),
-        Setting(
+        ConfigDef(
             "index.interval.bytes", Kind.INT, "4096",
             "Bytes of log between two entries of the offset index.",
             low=0, synonyms=_log("index.interval.bytes"),
         ),
-        Setting(
+        ConfigDef(
             "leader.replication.throttled.replicas", Kind.LIST, "",
             "Replicas whose replication is throttled at the leader, as partition:broker, or '*'.",
             check=_throttled,
         ),
-        Setting(
+        ConfigDef(
             "local.retention.bytes", Kind.LONG, "-2",
             "Bytes kept locally of a topic with tiered storage; -2 follows retention.bytes.",
             low=-2, synonyms=_log("local.retention.bytes"), no_effect=_NO_TIERS,
         ),
-        Setting(
+        ConfigDef(
             "local.retention.ms", Kind.LONG, "-2",
             "Milliseconds kept locally of a topic with tiered storage; -2 follows retention.ms.",
             low=-2, synonyms=_log("local.retention.ms"), no_effect=_NO_TIERS,
         ),
-        Setting(
+        ConfigDef(
             "max.compaction.lag.ms", Kind.LONG, _MAX,
             "A record is compacted at the latest after this, whatever the dirty ratio.",
             low=1, synonyms=(Synonym("log.cleaner.max.compaction.lag.ms"),),
         ),
-        Setting(
+        ConfigDef(
             "max.message.bytes", Kind.INT, "1048588",
             "Largest record batch, compressed, with its header.",
             low=0, synonyms=(Synonym("message.max.bytes"),),
         ),
-        Setting(
+        ConfigDef(
             "message.timestamp.after.max.ms", Kind.LONG, "3600000",
             "How far in the future a record's timestamp may lie (CreateTime only).",
             low=0, synonyms=_log("message.timestamp.after.max.ms"),
         ),
-        Setting(
+        ConfigDef(
             "message.timestamp.before.max.ms", Kind.LONG, _MAX,
             "How far in the past a record's timestamp may lie (CreateTime only).",
             low=0, synonyms=_log("message.timestamp.before.max.ms"),
         ),
-        Setting(
+        ConfigDef(
             "message.timestamp.type", Kind.STRING, "CreateTime",
             "Whether records carry the producer's time or the broker's.",
             choices=("CreateTime", "LogAppendTime"), synonyms=_log("message.timestamp.type"),
         ),
-        Setting(
+        ConfigDef(
             "min.cleanable.dirty.ratio", Kind.DOUBLE, "0.5",
             "A log is compacted when the dirty share of its cleanable bytes is above this.",
             low=0, high=1, synonyms=(Synonym("log.cleaner.min.cleanable.ratio"),),
         ),
-        Setting(
+        ConfigDef(
             "min.compaction.lag.ms", Kind.LONG, "0",
             "A record stays uncompacted at least this long.",
             low=0, synonyms=(Synonym("log.cleaner.min.compaction.lag.ms"),),
         ),
-        Setting(
+        ConfigDef(
             "min.insync.replicas", Kind.INT, "1",
             "In-sync replicas that a produce with acks=all needs; capped by the replica count.",
             low=1, synonyms=(Synonym("min.insync.replicas"),),
         ),
-        Setting(
+        ConfigDef(
             "preallocate", Kind.BOOLEAN, "false",
             "Whether a new segment's file gets its full size at once.",
             synonyms=_log("preallocate"),
             no_effect="segments grow as they are written; file systems on Linux need no help.",
         ),
-        Setting(
+        ConfigDef(
             "remote.log.copy.disable", Kind.BOOLEAN, "false",
             "Whether a tiered topic stops copying segments away.", no_effect=_NO_TIERS,
         ),
-        Setting(
+        ConfigDef(
             "remote.log.delete.on.disable", Kind.BOOLEAN, "false",
             "Whether remote segments are deleted when tiering is turned off.", no_effect=_NO_TIERS,
         ),
-        Setting(
+        ConfigDef(
             "remote.storage.enable", Kind.BOOLEAN, "false",
             "Tiered storage for this topic.",
             refused="Tiered Storage functionality is disabled in the broker. "
             "Topic cannot be configured with remote log storage.",
         ),
-        Setting(
+        ConfigDef(
             "retention.bytes", Kind.LONG, "-1",
             "Bytes of a partition beyond which its oldest segments are deleted; -1: no limit.",
             synonyms=_log("retention.bytes"),
         ),
-        Setting(
+        ConfigDef(
             "retention.ms", Kind.LONG, "604800000",
             "Age at which segments are deleted; -1: no limit.",
             low=-1,
@@ -255,32 +255,32 @@ TOPIC_SETTINGS: Final = Settings(
                 "retention.ms", ("retention.minutes", _MINUTE), ("retention.hours", _HOUR)
             ),
         ),
-        Setting(
+        ConfigDef(
             "segment.bytes", Kind.INT, "1073741824",
             "Size at which a segment is closed and a new one begun.",
             low=MIN_SEGMENT_BYTES, synonyms=_log("segment.bytes"),
         ),
-        Setting(
+        ConfigDef(
             "segment.index.bytes", Kind.INT, "10485760",
             "Largest size of an index file; a full index closes the segment.",
             low=4, synonyms=_log("index.size.max.bytes"),
         ),
-        Setting(
+        ConfigDef(
             "segment.jitter.ms", Kind.LONG, "0",
             "Largest random time taken off segment.ms, so that segments do not all roll at once.",
             low=0, synonyms=_log("roll.jitter.ms", ("roll.jitter.hours", _HOUR)),
         ),
-        Setting(
+        ConfigDef(
             "segment.ms", Kind.LONG, "604800000",
             "Age at which a segment is closed even if it is not full.",
             low=1, synonyms=_log("roll.ms", ("roll.hours", _HOUR)),
         ),
-        Setting(
+        ConfigDef(
             "unclean.leader.election.enable", Kind.BOOLEAN, "false",
             "Whether a replica outside the ISR may lead when no other is left, losing records.",
             synonyms=(Synonym("unclean.leader.election.enable"),),
         ),
-        Setting(
+        ConfigDef(
             "kept.compaction.strategy", Kind.STRING, "latest",
             "Which records of a key survive compaction: latest, latest-n "
             "(kept.compaction.latest.n), highest-version (kept.compaction.version.header, "
@@ -288,17 +288,17 @@ TOPIC_SETTINGS: Final = Settings(
             "of an entry point in the group kept.compaction.strategies.",
             check=_strategy,
         ),
-        Setting(
+        ConfigDef(
             "kept.compaction.latest.n", Kind.INT, None,
             "Records kept of each key by the strategy latest-n.",
             low=1, high=10_000,
         ),
-        Setting(
+        ConfigDef(
             "kept.compaction.version.header", Kind.STRING, None,
             "Header that holds a record's version for the strategy highest-version.",
             check=_not_blank,
         ),
-        Setting(
+        ConfigDef(
             "kept.compaction.prefixes", Kind.STRING, None,
             "Strategy by prefix of the key, the longest match wins, for the strategy "
             "by-key-prefix: user.=latest-n:3,cfg.=latest. Keys without a match keep their latest "
@@ -426,7 +426,7 @@ def log_config(
 
 
 def default_from_broker(
-    setting: Setting, broker_settings: Mapping[str, Setting], layers: Layers
+    setting: ConfigDef, broker_settings: Mapping[str, ConfigDef], layers: Layers
 ) -> str | None:
     """The default that a broker's settings give a topic setting; None where they say nothing."""
     for _, given in layers:
@@ -444,7 +444,7 @@ def _scaled(value: Any, factor: int) -> Any:
     return value
 
 
-def inherited_entries(broker_settings: Mapping[str, Setting], layers: Layers) -> dict[str, Entry]:
+def inherited_entries(broker_settings: Mapping[str, ConfigDef], layers: Layers) -> dict[str, Entry]:
     """Every topic setting, by name, of a topic that sets none itself.
 
     ``layers`` are the broker's settings, dynamic ones first.

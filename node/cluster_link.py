@@ -18,20 +18,20 @@ from kept.client import protocol
 from kept.client.failures import failure
 from kept.cluster.controller.brokers import Registration
 from kept.node.config import listeners
-from kept.node.controller.controller import Controlling
+from kept.node.controller.controller import Controller
 from kept.node.internode import controller_rpc, peer_http
 from kept.node.internode.peers import Peers
 from kept.node.kafka import api
 from kept.node.kafka.forward_errors import UNANSWERED, refusal
 from kept.node.metadata import directory_ids, quorum_check
-from kept.node.metadata.broker_lifecycle import Brokering
-from kept.node.metadata.failure_suspicions import Departures
+from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
+from kept.node.metadata.failure_suspicions import FailureSuspicions
 from kept.node.metadata.join_timeout import Joining
-from kept.node.metadata.leadership_barrier import Confirming
-from kept.node.replicas.alter_partition import IsrChanges
+from kept.node.metadata.leadership_barrier import LeadershipBarrier
+from kept.node.replicas.alter_partition import AlterPartitionQueue
 from kept.node.replicas.fetch_loop import Fetchers
-from kept.node.replicas.manifests.notify import News
-from kept.node.replicas.manifests.replicate import Answers, Pulls
+from kept.node.replicas.manifests.notify import ManifestNotifier
+from kept.node.replicas.manifests.replicate import Answers, ManifestReplicator
 from kept.node.runtime.logging import log
 from kept.storage.errors import NetworkException, NotController
 
@@ -58,7 +58,7 @@ FOLLOW_S: Final = 1.0
 """How long a forwarded request waits for its effect to be seen at this node, too."""
 
 
-class Membership:
+class ClusterLink:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
@@ -76,14 +76,14 @@ class Membership:
             directory_id=node.metadata.member.directory_id,
             own_address=node.node_endpoint() or ("", 0),
         )
-        self.controlling = Controlling(node)
-        self.brokering: Brokering | None = None
+        self.controller = Controller(node)
+        self.broker_lifecycle: BrokerLifecycleManager | None = None
         self.fetchers = Fetchers(node)
-        self.isr_changes = IsrChanges(node)
-        self.confirming = Confirming(node)
-        self.manifests = Pulls(node)
-        self.news = News(node)
-        self._departures = Departures()
+        self.alter_partition = AlterPartitionQueue(node)
+        self.leadership_barrier = LeadershipBarrier(node)
+        self.manifests = ManifestReplicator(node)
+        self.news = ManifestNotifier(node)
+        self._departures = FailureSuspicions()
         self._joining = Joining(node, self.peers)
         self._voters: tuple[Voter, ...] = ()
         self._brokers: Mapping[int, Any] = {}
@@ -109,7 +109,7 @@ class Membership:
         peers.serve("ManifestChunk", answers.chunk)
         peers.serve("ManifestNews", self.manifests.news)
         peers.serve("Ask", partial(peer_http.answer, node))
-        self.controlling.start()
+        self.controller.start()
         metadata.start_ticking()
         metadata.pump()
         log.info("joining", voters=",".join(map(str, node.config.controller_quorum_voters)))
@@ -141,21 +141,21 @@ class Membership:
             clean_epoch,
             tuple(d.directory.directory_id for d in node.log_directories if d.offline is None),
         )
-        self.brokering = Brokering(node, registration)
-        self.brokering.controller_is(node.metadata.leader_id)
-        self.brokering.start()
-        self.brokering.image_acted_on(node.image)
-        self.brokering.logs_opened()
-        await self._joining.until(self.brokering.registered)
-        await self.brokering.running.wait()
+        self.broker_lifecycle = BrokerLifecycleManager(node, registration)
+        self.broker_lifecycle.controller_is(node.metadata.leader_id)
+        self.broker_lifecycle.start()
+        self.broker_lifecycle.image_acted_on(node.image)
+        self.broker_lifecycle.logs_opened()
+        await self._joining.until(self.broker_lifecycle.registered)
+        await self.broker_lifecycle.running.wait()
 
     async def leave(self) -> None:
         """Hand over what is led here, the partitions and then the metadata; done when the process
         may end.
         """
-        if self.brokering is not None:
-            watching = self._node.loop.create_task(self._watch_controller(self.brokering))
-            await self.brokering.shut_down()
+        if self.broker_lifecycle is not None:
+            watching = self._node.loop.create_task(self._watch_controller(self.broker_lifecycle))
+            await self.broker_lifecycle.shut_down()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         await self._hand_over()
@@ -175,30 +175,34 @@ class Membership:
         if led and metadata.leader_id is not None:
             log.info("controller handed over", to=metadata.leader_id)
 
-    async def _watch_controller(self, brokering: Brokering) -> None:
+    async def _watch_controller(self, broker_lifecycle: BrokerLifecycleManager) -> None:
         """The last nodes to stop have nobody to hand over to: they don't wait for an answer."""
         loop, metadata = self._node.loop, self._node.metadata
         patience_s = ELECTIONS * self._node.config.controller_quorum_fetch_timeout_ms / 1000
         known_at = loop.time()
         while True:
             if metadata.member.majority_is_gone:
-                brokering.no_controller("no majority of the controllers is left to hand over to")
+                broker_lifecycle.no_controller(
+                    "no majority of the controllers is left to hand over to"
+                )
             if metadata.leader_id is not None:
                 known_at = loop.time()
             elif loop.time() - known_at > patience_s:
-                brokering.no_controller(f"no controller for {patience_s:g} s to hand over to")
+                broker_lifecycle.no_controller(
+                    f"no controller for {patience_s:g} s to hand over to"
+                )
             await asyncio.sleep(RETRY_S)
 
     async def stop(self) -> None:
         """Speak with nobody any more."""
-        if self.brokering is not None:
-            await self.brokering.close()
-        await self.isr_changes.close()
-        await self.confirming.close()
+        if self.broker_lifecycle is not None:
+            await self.broker_lifecycle.close()
+        await self.alter_partition.close()
+        await self.leadership_barrier.close()
         await self.fetchers.stop()
         await self.manifests.stop()
         await self.news.stop()
-        await self.controlling.close()
+        await self.controller.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -207,15 +211,15 @@ class Membership:
     @property
     def broker_epoch(self) -> int:
         """Epoch of this node's registration; -1 before it."""
-        return -1 if self.brokering is None else self.brokering.broker_epoch
+        return -1 if self.broker_lifecycle is None else self.broker_lifecycle.broker_epoch
 
     # What is heard.
 
     def acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
         self._departures.image_moved(image, self._node.loop.time())
-        if self.brokering is not None:
-            self.brokering.image_acted_on(image)
+        if self.broker_lifecycle is not None:
+            self.broker_lifecycle.image_acted_on(image)
 
     def _metadata_moved(self) -> None:
         metadata, peers = self._node.metadata, self.peers
@@ -233,11 +237,11 @@ class Membership:
             # At once, not when it is acted on: a follower that restarted fetches with its new
             # broker epoch, and leaders refuse it until they know that.
             self._brokers = metadata.image.brokers
-            self._node.hosting.roles.brokers_changed()
-        self.controlling.metadata_moved()
+            self._node.replica_manager.roles.brokers_changed()
+        self.controller.metadata_moved()
         self._node.readiness.on_move()
-        if self.brokering is not None:
-            self.brokering.controller_is(metadata.leader_id)
+        if self.broker_lifecycle is not None:
+            self.broker_lifecycle.controller_is(metadata.leader_id)
 
     def _tell_of_vote(self) -> None:
         """A voter whose disk was replaced should not stay an observer unnoticed."""
@@ -264,7 +268,7 @@ class Membership:
         self._node.metrics.cluster.node_gone(node_id, now)
         self._departures.doubt(node_id, self._node.image, now)
         self._node.metadata.peer_down(node_id)
-        self.controlling.peer_down(node_id)
+        self.controller.peer_down(node_id)
 
     def connection_broke(self, node_id: int) -> None:
         """A connection to a leader broke: its process may be gone, and a probe will tell."""
@@ -361,7 +365,7 @@ class Membership:
                 async with asyncio.timeout(FOLLOW_S):
                     await self._node.metadata.acted(reply.index)
                     if logs:
-                        await self._node.hosting.changes.done_up_to(reply.index)
+                        await self._node.replica_manager.changes.done_up_to(reply.index)
             except TimeoutError:
                 log.warning("metadata lags behind the controller", index=reply.index)
             return reply

@@ -30,7 +30,7 @@ from kept.node.config.core_settings import raft_settings
 from kept.node.controller import unclean_elections
 from kept.node.controller.proposals import Change, decided
 from kept.node.coordinator.groups.coordinator import Coordinator
-from kept.node.grpc.lazy_server import Front
+from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.console.history import History
 from kept.node.kafka import api
 from kept.node.kafka.connection_quota import ConnectionQuota
@@ -42,11 +42,11 @@ from kept.node.metadata.metadata_log import Metadata
 from kept.node.metrics.counters import Metrics
 from kept.node.replicas import log_dirs as log_directories
 from kept.node.replicas import maintenance
-from kept.node.replicas.replica_manager import HostedDirectory, Hosting
+from kept.node.replicas.replica_manager import LocalDirectory, ReplicaManager
 from kept.node.runtime.executors import CALL_THREADS, FlushPool
 from kept.node.runtime.fd_quota import OpenFiles, check_room
 from kept.node.runtime.logging import log
-from kept.node.runtime.memory_budget import Budget, Share
+from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.node.runtime.yielding import Slices
 from kept.storage import producers
@@ -63,7 +63,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
-    from kept.node.cluster_link import Membership
+    from kept.node.cluster_link import ClusterLink
     from kept.node.compaction.cleaner import Cleaner
     from kept.node.config.node_config import NodeConfig
     from kept.node.internode.peers import Peers
@@ -87,14 +87,14 @@ class Node:
         self.cluster_id = ""
         self._broker_epoch = -1
         self.metadata = Metadata(self.loop)
-        self.membership: Membership | None = None
+        self.cluster_link: ClusterLink | None = None
         """This node among others; None for a lone one."""
-        self.budget = Budget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
-        self.inflating = Share(self.budget, config.inflating_max_bytes)
+        self.budget = MemoryBudget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
+        self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
         """What threads inflate batches into."""
         producers.ROOM.limit = config.producers_max
         self.open_files = OpenFiles(self)
-        self.hosting = Hosting(self)
+        self.replica_manager = ReplicaManager(self)
         self.client_connections = ConnectionQuota()
         self.node_connections = ConnectionQuota()
         """Those of the listener between nodes: clients' never count among them."""
@@ -113,10 +113,10 @@ class Node:
         self.dirty_history = History(self)
         self._warming: asyncio.Task[None] | None = None
         self.metrics = Metrics(self)
-        self.grpc_front = Front(self)
+        self.grpc_front = LazyServer(self)
         self.serve_until = float("inf")
         """Leadership is not acted on after this moment, by ``perf_counter``, without
-        :meth:`look_up`: this process may have stood still, and another node may lead."""
+        :meth:`check_stalled`: this process may have stood still, and another node may lead."""
         self.kernels = Kernels()
         self.ready = False
         self.readiness = Readiness(self.node_id)
@@ -126,7 +126,7 @@ class Node:
         self.stopped = asyncio.Event()
         self._pool = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
         self._proposals = asyncio.Lock()
-        self._timers = maintenance.Timers(self)
+        self._timers = maintenance.Maintenance(self)
         self._metadata_lock: Lock | None = None
         self._verifying_metadata = False
         self._broken: log_directories.Broken = {}
@@ -146,23 +146,23 @@ class Node:
     @property
     def broker_epoch(self) -> int:
         """Epoch of this node's registration; -1 before it."""
-        return self._broker_epoch if self.membership is None else self.membership.broker_epoch
+        return self._broker_epoch if self.cluster_link is None else self.cluster_link.broker_epoch
 
     @property
     def peers(self) -> Peers:
         """The other nodes. A lone node has none, and nobody asks."""
-        assert self.membership is not None
-        return self.membership.peers
+        assert self.cluster_link is not None
+        return self.cluster_link.peers
 
     @property
     def partitions(self) -> dict[TopicPartition, Partition]:
         """The partitions that this node hosts."""
-        return self.hosting.partitions
+        return self.replica_manager.partitions
 
     @property
-    def log_directories(self) -> list[HostedDirectory]:
+    def log_directories(self) -> list[LocalDirectory]:
         """The entries of ``log.dirs``."""
-        return self.hosting.directories
+        return self.replica_manager.directories
 
     @property
     def cleaner(self) -> Cleaner:
@@ -183,20 +183,20 @@ class Node:
         """Wall clock."""
         return int(time.time() * 1000)
 
-    def look_up(self) -> None:
+    def check_stalled(self) -> None:
         """It is later than ``serve_until``: suspend serving if this process stood still."""
-        if self.membership is not None and self.membership.brokering is not None:
-            self.membership.brokering.look_up()
+        if self.cluster_link is not None and self.cluster_link.broker_lifecycle is not None:
+            self.cluster_link.broker_lifecycle.check_stalled()
 
     def partition(self, tp: TopicPartition) -> Partition:
         """A partition that is served here.
 
         Raises UnknownTopicOrPartition, KafkaStorageError (its directory is offline).
         """
-        found = self.hosting.partitions.get(tp)
+        found = self.replica_manager.partitions.get(tp)
         if found is not None:
             return found
-        topic = self.hosting.by_name.get(tp.topic.encode())
+        topic = self.replica_manager.by_name.get(tp.topic.encode())
         if topic is not None:
             raise topic.absent(tp.partition)
         raise UnknownTopicOrPartition(f"no topic {tp.topic!r}")
@@ -216,8 +216,8 @@ class Node:
         return self.loop.create_task(self._propose(change))
 
     async def _propose(self, change: Change) -> int:
-        if self.membership is not None:
-            index = await self.membership.controlling.decide(change)
+        if self.cluster_link is not None:
+            index = await self.cluster_link.controller.decide(change)
         else:
             async with self._proposals:
                 records = await decided(change, lambda: self.metadata.image, self.slices)
@@ -226,7 +226,7 @@ class Node:
                 check_room(self, self.image, records)
                 index = await self.metadata.propose(records)
         await self.metadata.acted(index)
-        await self.hosting.changes.done(index)
+        await self.replica_manager.changes.done(index)
         return index
 
     async def _act_on(self, image: Image, delta: Delta) -> None:
@@ -234,10 +234,10 @@ class Node:
             self._reload_broker_settings()
         self.metrics.cluster.acting_on(image, delta, self.node_id)
         unclean_elections.tell(self, image, delta)
-        await self.hosting.apply(image, delta)
+        await self.replica_manager.apply(image, delta)
         self.groups.metadata_changed(image, delta)
-        if self.membership is not None:
-            self.membership.acted_on(image)
+        if self.cluster_link is not None:
+            self.cluster_link.acted_on(image)
         self.readiness.on_move()
 
     def _reload_broker_settings(self) -> None:
@@ -249,7 +249,7 @@ class Node:
                 self.config.inflight_max_bytes, self.config.inflight_max_bytes_per_ip
             )
             self.inflating.limit_bytes = self.config.inflating_max_bytes
-        self.hosting.limit_replication()
+        self.replica_manager.limit_replication()
 
     def new_id(self) -> uuid.UUID:
         """A random id whose text does not begin with a dash, as Kafka's."""
@@ -260,8 +260,8 @@ class Node:
 
     async def create_topic(self, name: str, **fields: Any) -> None:
         """Create a topic with the node's defaults; fields are those of ``CreateTopic``."""
-        if self.membership is not None:
-            await self.membership.create_topic(name, fields)
+        if self.cluster_link is not None:
+            await self.cluster_link.create_topic(name, fields)
             return
 
         def decide(image: Image) -> list[MetadataRecord]:
@@ -347,7 +347,7 @@ class Node:
         """Whether a replica's directory failed."""
         if replica != self.node_id:
             return False
-        hosted = self.hosting.by_name.get(topic.encode())
+        hosted = self.replica_manager.by_name.get(topic.encode())
         return hosted is not None and partition in hosted.offline
 
     def write_dirty(self, connection: Connection) -> None:
@@ -377,9 +377,9 @@ class Node:
 
     def machine_failed(self, error: MachineError) -> None:
         """A file call failed: its log directory goes offline."""
-        directory = self.hosting.directory_of(error)
+        directory = self.replica_manager.directory_of(error)
         if directory is not None:
-            self.hosting.fail(directory, error)
+            self.replica_manager.fail(directory, error)
         else:
             log.error("disk error", path=error.path, error=str(error))
 
@@ -427,15 +427,15 @@ class Node:
             self._reload_broker_settings()
             if self.is_broker:
                 self._open_directories()
-            if self.membership is None:
+            if self.cluster_link is None:
                 self._register()
                 await log_directories.mark_running(self, self.broker_epoch)
-                self.hosting.roles.serving = True
-            await self.hosting.start(self.metadata.begin())
+                self.replica_manager.roles.serving = True
+            await self.replica_manager.start(self.metadata.begin())
             self.metadata.act(self._act_on)
             self.groups.start()
-            if self.membership is not None and self.is_broker:
-                await self.membership.register(self._endpoints(), self._clean_epoch())
+            if self.cluster_link is not None and self.is_broker:
+                await self.cluster_link.register(self._endpoints(), self._clean_epoch())
             for listener in self.listeners:
                 await listener.start()
             self._timers.start()
@@ -447,7 +447,7 @@ class Node:
             for listener in self.all_listeners():
                 listener.stop_accepting()
             await self._leave_cluster()
-            await self.hosting.changes.stop()
+            await self.replica_manager.changes.stop()
             self._release()
             raise
 
@@ -457,17 +457,17 @@ class Node:
 
     async def _meet(self, node_listener: Listener) -> None:
         """Speak with the other nodes until the cluster is known."""
-        from kept.node.cluster_link import Membership
+        from kept.node.cluster_link import ClusterLink
 
-        self.membership = Membership(self)
-        await self.membership.start()
+        self.cluster_link = ClusterLink(self)
+        await self.cluster_link.start()
         await node_listener.start()
         self._timers.watch_connections()
-        await self.membership.cluster_id()
+        await self.cluster_link.cluster_id()
 
     async def _leave_cluster(self) -> None:
-        if self.membership is not None:
-            await self.membership.stop()
+        if self.cluster_link is not None:
+            await self.cluster_link.stop()
         await self.metadata.close()
 
     async def _warm_up(self) -> None:
@@ -529,7 +529,7 @@ class Node:
 
     def _flush_pool(self, number: int) -> FlushPool:
         def failed(error: MachineError) -> None:
-            self.hosting.fail(self.log_directories[number], error)
+            self.replica_manager.fail(self.log_directories[number], error)
 
         def observe(seconds: float) -> None:
             self.metrics.fsync(seconds)
@@ -566,8 +566,8 @@ class Node:
         """Stop cleanly; what is acknowledged is durable when this returns."""
         self.ready = False
         self.readiness.on_move()
-        if self.membership is not None and not self.failure:
-            await self.membership.leave()
+        if self.cluster_link is not None and not self.failure:
+            await self.cluster_link.leave()
         self._timers.stop()
         for listener in self.all_listeners():
             listener.stop_accepting()
@@ -577,23 +577,23 @@ class Node:
         await self.dirty_history.stop()
         if self._cleaner is not None:
             await self._cleaner.stop()
-        await self.hosting.close_manifests()
+        await self.replica_manager.close_manifests()
         await self.groups.stop()
         async with self._proposals:
             for listener in self.all_listeners():
                 listener.close_connections()
             await self._leave_cluster()
-            await self.hosting.changes.stop()
-            for hosted in self.hosting.hosted.values():
+            await self.replica_manager.changes.stop()
+            for hosted in self.replica_manager.hosted.values():
                 hosted.partition.resign()
             for directory in self.log_directories:
                 await directory.pool.drain()
                 await self._close_directory(directory)
         self._release()
 
-    async def _close_directory(self, directory: HostedDirectory) -> None:
+    async def _close_directory(self, directory: LocalDirectory) -> None:
         """Flush and close its logs, write its checkpoints, leave the mark."""
-        mine = [h for h in self.hosting.hosted.values() if h.directory is directory]
+        mine = [h for h in self.replica_manager.hosted.values() if h.directory is directory]
         clean = directory.offline is None
         if clean:
             closing = [directory.pool.run(h.partition.log.close, self.now_ms()) for h in mine]

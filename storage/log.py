@@ -113,7 +113,7 @@ class Log:
         self._tail: dict[int, int] = {}
         self._epoch = -1
         self.truncations = 0
-        self.replacement: segment_swapper.Replacement | None = None
+        self.replacement: segment_swapper.SegmentSwapper | None = None
         """Segments that are being replaced: meanwhile retention takes none."""
         self.names_changed = False
         self.unsynced_snapshots = recovered.unsynced
@@ -583,11 +583,11 @@ class Log:
         """Put cleaned segments in place of others (rule 11); their files are there and durable."""
         segment_swapper.replace(self, plan, now_ms)
 
-    def begin_replacement(self, plan: SwapPlan) -> segment_swapper.Replacement:
+    def begin_replacement(self, plan: SwapPlan) -> segment_swapper.SegmentSwapper:
         """The same in steps, for what blocks is to run in other threads. Raises InvariantViolation
         when the plan does not fit.
         """
-        self.replacement = segment_swapper.Replacement(self, plan)
+        self.replacement = segment_swapper.SegmentSwapper(self, plan)
         return self.replacement
 
     @property

@@ -1,15 +1,17 @@
 """The live half of a swap: :mod:`kept.storage.swap` has the protocol and what a start does.
 
-A :class:`Replacement` goes in steps, so that the thread of the log is held for renames only:
+A :class:`SegmentSwapper` goes in steps, so that the thread of the log is held for renames only:
 
 1. :meth:`Log.begin_replacement`, there: the plan fits the log, and from now on retention waits;
-2. :meth:`Replacement.prepare`, any thread: indexes, then every output becomes ``.swap``, durably;
-3. :meth:`Replacement.place_next`, there, group by group; between two of them the log may be used;
-4. :meth:`Replacement.finish`, any thread: the directory is fsynced;
-5. :meth:`Replacement.end`, there.
+2. :meth:`SegmentSwapper.prepare`, any thread: indexes, then every output becomes ``.swap``,
+durably;
+3. :meth:`SegmentSwapper.place_next`, there, group by group; between two of them the log may be
+used;
+4. :meth:`SegmentSwapper.finish`, any thread: the directory is fsynced;
+5. :meth:`SegmentSwapper.end`, there.
 
-Until the first group is placed :meth:`Replacement.withdraw` takes everything back; after that all
-groups must be. A truncation withdraws one that was not begun and completes one that was.
+Until the first group is placed :meth:`SegmentSwapper.withdraw` takes everything back; after that
+all groups must be. A truncation withdraws one that was not begun and completes one that was.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Replacement:
+class SegmentSwapper:
     """One swap in steps; see the module. Raises InvariantViolation when the plan does not fit."""
 
     def __init__(self, log: Log, plan: SwapPlan) -> None:

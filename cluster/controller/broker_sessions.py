@@ -1,9 +1,9 @@
 """Which brokers live, as the active controller sees it, and what it decides because of that. Pure.
 
-A controller that has become ready calls :meth:`Sessions.start`, from then on every event, and
-:meth:`Sessions.stop` when it leads no more. Every event returns effects: :class:`Probe` (connect to
-the broker's node listener and ask who is there) and :class:`Decide` (queue a decision: run it on
-the newest image, propose what it returns, then call :meth:`Sessions.decided`).
+A controller that has become ready calls :meth:`BrokerSessions.start`, from then on every event, and
+:meth:`BrokerSessions.stop` when it leads no more. Every event returns effects: :class:`Probe`
+(connect to the broker's node listener and ask who is there) and :class:`Decide` (queue a decision:
+run it on the newest image, propose what it returns, then call :meth:`BrokerSessions.decided`).
 
 **Evidence before silence.** A process that dies closes its connections. So a lost connection is
 followed by a probe at once: *refused* means nobody listens, and *another incarnation* answers that
@@ -166,7 +166,7 @@ class _Session:
     shutdown_index: int = -1  # its leaders had moved by then
 
 
-class Sessions:
+class BrokerSessions:
     """The active controller's view of the brokers' lives. See the module's description."""
 
     def __init__(

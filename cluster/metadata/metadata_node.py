@@ -16,14 +16,14 @@ The shell's duties, on top of those of :mod:`kept.cluster.raft`:
   evidence that a process died (connection broken *and* a probe refused), and never a guess;
 - messages of one ``take_messages()`` or outcome in order, those of an outcome after its work ran;
 - ``lost_proposals`` before ``applied``: an index that was lost holds another leader's entry;
-- when :attr:`MetadataMember.role` is no longer the leader's, whoever waits for a proposal is told
+- when :attr:`MetadataNode.role` is no longer the leader's, whoever waits for a proposal is told
   NotController: it may still be committed, and is then among ``applied``;
-- ``work.run()`` raises MachineError: call :meth:`MetadataMember.disk_failed`, then run that work
+- ``work.run()`` raises MachineError: call :meth:`MetadataNode.disk_failed`, then run that work
   again later (what it had written it does not write twice). KafkaStorageError, DamagedData and
   DirectoryRefused are final: the node stops;
-- :attr:`MetadataMember.refusal` is not None: the node stops with that message (DirectoryRefused).
+- :attr:`MetadataNode.refusal` is not None: the node stops with that message (DirectoryRefused).
 
-Decisions are taken only while :attr:`MetadataMember.controller_ready`. Several proposals may be
+Decisions are taken only while :attr:`MetadataNode.controller_ready`. Several proposals may be
 under way: each is checked against the image that the ones before it make, so that no entry that
 contradicts the image is ever written.
 
@@ -97,7 +97,7 @@ class Outcome:
     """Indexes of own proposals that another leader's entries replaced, or whose fate a snapshot
     hides: decide again on the new image."""
     role_changed: bool = False
-    """Role, leader or :attr:`MetadataMember.controller_ready` are not what they were."""
+    """Role, leader or :attr:`MetadataNode.controller_ready` are not what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Proposal:
     delta: Delta
 
 
-class MetadataMember:
+class MetadataNode:
     """One node's metadata. All calls but :meth:`Work.run` are made by one thread."""
 
     def __init__(
@@ -177,7 +177,7 @@ class MetadataMember:
         raft: RaftSettings | None = None,
         snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
         cluster_id: str | None = None,
-    ) -> MetadataMember:
+    ) -> MetadataNode:
         """Open the metadata of a directory, created when absent.
 
         ``directory_id`` is taken where the directory has no id of its own yet. ``voters``: from

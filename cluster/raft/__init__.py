@@ -14,7 +14,7 @@
 :mod:`.core`         the state machine made of these
 ===================  ===============================================================================
 
-What the shell owes the core (:class:`kept.cluster.metadata.metadata_node.MetadataMember` pays the
+What the shell owes the core (:class:`kept.cluster.metadata.metadata_node.MetadataNode` pays the
 first four):
 
 1. **Persist, then send.** ``ready()`` gives a :class:`~.ready.Ready`; write its hard state, its

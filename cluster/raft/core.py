@@ -30,7 +30,7 @@ from kept.cluster.raft.messages import (
     VoteReply,
 )
 from kept.cluster.raft.ready import RaftSettings, Ready, Role, Snapshot
-from kept.cluster.raft.voter_set import Membership
+from kept.cluster.raft.voter_set import VoterSet
 from kept.storage.errors import InvariantViolation
 
 
@@ -75,7 +75,7 @@ class RaftCore(Following):
         may be ahead of the log's base; it and what precedes it was committed.
         """
         entries = list(log.entries(log.base_index + 1, 1 << 62))
-        membership = Membership(log.base_index, voters)
+        membership = VoterSet(log.base_index, voters)
         membership.see(entries)
         super().__init__(
             node_id=node_id,

@@ -18,7 +18,7 @@ from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import NO_NODE, Message, PreVote
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role
-from kept.cluster.raft.voter_set import Membership
+from kept.cluster.raft.voter_set import VoterSet
 
 MAX_REFUSED: Final = 16
 """Refused messages that are remembered until the shell has told of them."""
@@ -33,7 +33,7 @@ class RaftState:
         node_id: int,
         directory_id: UUID,
         log: RaftLog,
-        membership: Membership,
+        membership: VoterSet,
         hard_state: HardState,
         random: Callable[[int], int],
         settings: RaftSettings,

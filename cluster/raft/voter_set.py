@@ -53,7 +53,7 @@ def check_change(old: tuple[Voter, ...], new: tuple[Voter, ...]) -> None:
         raise InvalidRequest(f"Voters {ids}: at least one, and no node twice")
 
 
-class Membership:
+class VoterSet:
     """The voters, and those before them while a change may still be taken back."""
 
     __slots__ = ("_changes",)

@@ -1,9 +1,9 @@
 """Where the records of a few keys are: what a survey notes for the check of its pass.
 
-A :class:`Watch` is filled while the log is scanned anyway. A hash that is not watched costs one
-look into a small table, so that nobody notices. Of each key it keeps the newest
-:data:`RING` offsets. The kernels read the hashes and write the offsets in place; the twins call
-:meth:`Watch.note`.
+A :class:`KeyTracker` is filled while the log is scanned anyway. A hash that is not watched costs
+one look into a small table, so that nobody notices. Of each key it keeps the newest :data:`RING`
+offsets. The kernels read the hashes and write the offsets in place; the twins call
+:meth:`KeyTracker.note`.
 
 A scan may pass over the same records again: only offsets above those noted before are new.
 """
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     whole: bool
 
 
-class Watch:
+class KeyTracker:
     """See the module. ``hashed``: a kernel has put the hashes of ``keys`` into the table."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
@@ -63,7 +63,7 @@ class Watch:
         return Seen(sorted(ring), count <= RING)
 
 
-def joined(key: bytes, below: Watch, above: Watch) -> Seen | None:
+def joined(key: bytes, below: KeyTracker, above: KeyTracker) -> Seen | None:
     """What two watches noted of a key; all offsets of ``above`` lie above those of ``below``."""
     low, high = below.seen(key), above.seen(key)
     if low is None or high is None:

@@ -37,7 +37,7 @@ class SegmentView:
 
 
 @dataclass(frozen=True, slots=True)
-class LogView:
+class LogSnapshot:
     """A log; the last of ``segments`` is the active one. ``last_stable_offset`` <= high
     watermark.
     """
@@ -61,13 +61,13 @@ class LogView:
 
 def view(
     log: Log, state: CompactionState, last_stable_offset: int, uncleanable: str | None = None
-) -> LogView:
+) -> LogSnapshot:
     """A log's view. Cheap: first timestamps are read once per segment. ``uncleanable``: why no pass
     may touch it.
     """
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
-    return LogView(
+    return LogSnapshot(
         log.topic_partition,
         log.topic_id,
         log.directory,

@@ -21,7 +21,7 @@ from kept.compaction.cleaner.job import (
     DEFAULT_CHECK_KEYS,
     DEFAULT_LOAD_FACTOR,
 )
-from kept.compaction.cleaner.log_snapshot import LogView, SegmentView
+from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentView
 from kept.compaction.manifest.manifest import Identity
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -102,7 +102,7 @@ def ratio(clean_bytes: int, cleanable_bytes: int) -> float:
     return cleanable_bytes / total if total else 0.0
 
 
-def cleanable_range(log: LogView, now_ms: int) -> CleanableRange:
+def cleanable_range(log: LogSnapshot, now_ms: int) -> CleanableRange:
     """Rule 1: what may be mapped, and what bounds it.
 
     A pass maps all that its manifest covers, and that end never goes down. So nothing may be mapped
@@ -129,13 +129,13 @@ def cleanable_range(log: LogView, now_ms: int) -> CleanableRange:
     return CleanableRange(first_dirty, end, bound)
 
 
-def _applied_end(log: LogView) -> int:
+def _applied_end(log: LogSnapshot) -> int:
     """Where the applied manifest ends, if a segment begins there; else 0."""
     end = log.state.end_offset
     return end if any(s.base_offset == end for s in log.segments) else 0
 
 
-def sizes(log: LogView, found: CleanableRange) -> tuple[int, int]:
+def sizes(log: LogSnapshot, found: CleanableRange) -> tuple[int, int]:
     """(clean, cleanable) bytes."""
     clean = sum(s.size_bytes for s in log.segments if s.end_offset <= found.first_dirty)
     cleanable = sum(
@@ -146,7 +146,7 @@ def sizes(log: LogView, found: CleanableRange) -> tuple[int, int]:
     return clean, cleanable
 
 
-def is_overdue(log: LogView, first_dirty: int, now_ms: int) -> bool:
+def is_overdue(log: LogSnapshot, first_dirty: int, now_ms: int) -> bool:
     """Rule 3: the oldest dirty segment is beyond ``max.compaction.lag.ms``."""
     oldest = [
         s.first_timestamp
@@ -157,14 +157,14 @@ def is_overdue(log: LogView, first_dirty: int, now_ms: int) -> bool:
     return bool(oldest) and min(oldest) < now_ms - lag_ms
 
 
-def expired_segments(log: LogView, now_ms: int) -> frozenset[int]:
+def expired_segments(log: LogSnapshot, now_ms: int) -> frozenset[int]:
     """Segments of the applied manifest with a delete horizon that has passed."""
     there = {segment.base_offset for segment in log.segments}
     passed = {base for base, horizon in log.state.horizons.items() if horizon <= now_ms}
     return frozenset(passed & there)
 
 
-def _covered(log: LogView) -> bool:
+def _covered(log: LogSnapshot) -> bool:
     """The applied manifest still describes the segments below its end, as a pass for horizons
     needs.
     """
@@ -173,7 +173,7 @@ def _covered(log: LogView) -> bool:
 
 
 def plan(
-    log: LogView, now_ms: int, limits: Limits, *, asked: bool = False, renew: bool = False
+    log: LogSnapshot, now_ms: int, limits: Limits, *, asked: bool = False, renew: bool = False
 ) -> Plan | NotNow:  # fmt: skip
     """What a pass would do now, or why none is due.
 
@@ -226,7 +226,7 @@ def plan(
     return made
 
 
-def _why_not(log: LogView, found: CleanableRange, cleanable: int, dirty_ratio: float) -> str:
+def _why_not(log: LogSnapshot, found: CleanableRange, cleanable: int, dirty_ratio: float) -> str:
     if not cleanable:
         if found.first_dirty >= log.log_end_offset:
             return "everything is clean"

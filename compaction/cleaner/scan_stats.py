@@ -2,7 +2,7 @@
 
 :func:`drive` feeds a :class:`~kept.compaction.kernels.kernel.SegmentScan` from a file and handles
 the batches that the kernel leaves to its caller: compressed, transactional and control batches.
-:class:`SegmentFacts` keeps what the pass needs of the result. All offsets in it are relative to the
+:class:`ScanStats` keeps what the pass needs of the result. All offsets in it are relative to the
 segment's base.
 """
 
@@ -61,7 +61,7 @@ class Control:
 
 
 @dataclass(slots=True)
-class SegmentFacts:
+class ScanStats:
     """See the module. ``events`` are transactions in log order: a producer id for its data (once
     in a row), or a :class:`Control`. ``cached``: the segment was in the page cache before
     the pass read it, so it is left there.
@@ -187,7 +187,7 @@ def drive(
     job: Job,
     disk: Disk,
     aborted: AbortedIndex,
-    facts: SegmentFacts | None,
+    facts: ScanStats | None,
     progress: Progress,
 ) -> None:
     """Run a scan over a segment; transactions and control batches go into ``facts`` when given.
@@ -230,7 +230,7 @@ def _special(
     header: BatchHeader,
     *,
     aborted: AbortedIndex,
-    facts: SegmentFacts | None,
+    facts: ScanStats | None,
     where: tuple[str, int],
 ) -> None:
     if header.is_control:

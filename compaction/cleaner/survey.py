@@ -20,11 +20,11 @@ from typing import Final
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job, Source
-from kept.compaction.cleaner.key_tracker import Seen, Watch, joined
+from kept.compaction.cleaner.key_tracker import KeyTracker, Seen, joined
 from kept.compaction.cleaner.scan_stats import (
     AbortedIndex,
     Progress,
-    SegmentFacts,
+    ScanStats,
     drive,
     producers_by_last_offset,
     quiet,
@@ -64,7 +64,7 @@ class Survey:
 
     manifest: Manifest
     groups: list[Group]
-    facts: list[SegmentFacts]
+    facts: list[ScanStats]
     survivors: dict[int, BitMap]
     markers: dict[int, Markers]
     scans: int = 0
@@ -90,19 +90,19 @@ def survey(
     ``log.cleaner.dedupe.buffer.size`` when not even one key fits into the map.
     """
     surveyor = _Surveyor(job, disk, progress, previous)
-    surveyor.below, surveyor.above = Watch(keys), Watch(keys)
+    surveyor.below, surveyor.above = KeyTracker(keys), KeyTracker(keys)
     return surveyor.run(strategy or resolve(job.config))
 
 
 class _Surveyor:
-    below: Watch
-    above: Watch
+    below: KeyTracker
+    above: KeyTracker
 
     def __init__(self, job: Job, disk: Disk, progress: Progress, previous: Manifest | None) -> None:
         self.job, self.disk, self.progress = job, disk, progress
         self.aborted = AbortedIndex(job.aborted)
         self.producers = producers_by_last_offset(job)
-        self.facts: dict[int, SegmentFacts] = {}
+        self.facts: dict[int, ScanStats] = {}
         self.survivors: dict[int, BitMap] = {}
         self.previous = previous
         self.before = {} if previous is None else {s.base_offset: s for s in previous.segments}
@@ -152,7 +152,7 @@ class _Surveyor:
         base = source.base_offset
         facts = None
         if base not in self.facts:
-            facts = self.facts[base] = SegmentFacts(source)
+            facts = self.facts[base] = ScanStats(source)
         found = kernel.SegmentScan(
             base, now_ms=self.job.now_ms, producers=self.producers,
             uncleanable=self.job.end_offset, **options,  # type: ignore[arg-type]
@@ -264,7 +264,7 @@ class _Surveyor:
 
     # Deciding.
 
-    def _settle(self, facts: SegmentFacts, markers: Markers, clean_to: int) -> None:
+    def _settle(self, facts: ScanStats, markers: Markers, clean_to: int) -> None:
         """Rule 5 for one segment, now that the map has spoken."""
         base, length = facts.source.base_offset, facts.source.end_offset - facts.source.base_offset
         alive = self.survivors[base]

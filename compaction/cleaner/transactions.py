@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job, Producer
-from kept.compaction.cleaner.scan_stats import ABORT, COMMIT, EMPTY, Control, SegmentFacts
+from kept.compaction.cleaner.scan_stats import ABORT, COMMIT, EMPTY, Control, ScanStats
 from kept.storage.txn_index import AbortedTxn
 
 
@@ -33,7 +33,7 @@ class Markers:
     aborted: list[AbortedTxn] = field(default_factory=list)
 
 
-def decide(job: Job, facts: Iterable[SegmentFacts], clean_to: int) -> dict[int, Markers]:
+def decide(job: Job, facts: Iterable[ScanStats], clean_to: int) -> dict[int, Markers]:
     """Markers by the base of their source segment; ``facts`` are in log order from the log's start.
 
     Above ``clean_to`` everything stays as it is.

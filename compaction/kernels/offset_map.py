@@ -27,7 +27,7 @@ from array import array
 from bisect import bisect_left
 from typing import Final
 
-from kept.compaction.cleaner.key_tracker import Watch
+from kept.compaction.cleaner.key_tracker import KeyTracker
 from kept.compaction.kernels.batches import Batches
 from kept.storage.errors import CorruptMessage
 from kept.storage.records.build import read_varint
@@ -149,7 +149,7 @@ class SegmentScan(Batches):
         now_ms: int = 0,
         producers: array[int] | None = None,
         uncleanable: int = -1,
-        watch: Watch | None = None,
+        watch: KeyTracker | None = None,
     ) -> None:
         if mode != FACTS and map is None:
             raise ValueError("this mode needs a map")

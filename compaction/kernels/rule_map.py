@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kept.compaction.cleaner.key_tracker import Watch
+from kept.compaction.cleaner.key_tracker import KeyTracker
 from kept.compaction.kernels.batches import Batches
 from kept.compaction.strategy import Kind, Rule, version_number
 from kept.storage.errors import CorruptMessage
@@ -203,7 +203,7 @@ class RuleScan(_Scan):
         *,
         first: int = 0,
         keep: bool = False,
-        watch: Watch | None = None,
+        watch: KeyTracker | None = None,
     ) -> None:
         super().__init__(base_offset, first)
         self._map, self._keep, self._watch = map, keep, watch

@@ -37,7 +37,7 @@ from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.storage.log import Log
-    from kept.storage.segment_swapper import Replacement
+    from kept.storage.segment_swapper import SegmentSwapper
 
 MARK: Final = "manifest-applied"
 """Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""
@@ -105,9 +105,9 @@ def apply(
     The log is made durable first: segments that stay as they are may lie between others, and once a
     manifest is applied a start takes a gap below its end for the work of compaction.
 
-    A node takes the same steps itself: :func:`publish`, :meth:`Replacement.prepare` and ``finish``,
-    :func:`conclude` and :func:`withdraw` touch nothing that is in use and run in a pool;
-    :func:`begin` and :meth:`Replacement.place_next` belong to the log's thread.
+    A node takes the same steps itself: :func:`publish`, :meth:`SegmentSwapper.prepare` and
+    ``finish``, :func:`conclude` and :func:`withdraw` touch nothing that is in use and run in a
+    pool; :func:`begin` and :meth:`SegmentSwapper.place_next` belong to the log's thread.
     """
     log.flush()
     published = publish(log.directory, log.disk, result, expected)
@@ -148,7 +148,7 @@ def publish(directory: str, disk: Disk, result: Result, expected: Identity | Non
     return Published(found, plan)
 
 
-def begin(log: Log, published: Published) -> Replacement:
+def begin(log: Log, published: Published) -> SegmentSwapper:
     """Start of step 2. A plan that does not fit the log raises InvariantViolation."""
     check_fits(log, published.manifest, published.plan)
     return log.begin_replacement(published.plan)
@@ -172,7 +172,7 @@ def conclude(
 
 
 def withdraw(
-    directory: str, disk: Disk, published: Published, replacement: Replacement | None = None
+    directory: str, disk: Disk, published: Published, replacement: SegmentSwapper | None = None
 ) -> None:
     """Take back a manifest of which nothing was placed, and its outputs.
 

@@ -24,8 +24,8 @@ from typing import Any, Final
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job
-from kept.compaction.cleaner.key_tracker import Watch
-from kept.compaction.cleaner.scan_stats import AbortedIndex, Progress, SegmentFacts, drive
+from kept.compaction.cleaner.key_tracker import KeyTracker
+from kept.compaction.cleaner.scan_stats import AbortedIndex, Progress, ScanStats, drive
 from kept.compaction.kernels import kernel
 from kept.compaction.kernels.rule_map import CLASSES, WORD_BYTES, slot_words
 from kept.compaction.strategy import (
@@ -86,17 +86,17 @@ def verdicts(
     job: Job,
     disk: Disk,
     strategy: Strategy,
-    facts: Mapping[int, SegmentFacts],
+    facts: Mapping[int, ScanStats],
     progress: Progress,
     *,
-    watch: Watch | None = None,
+    watch: KeyTracker | None = None,
 ) -> Verdicts:
     """What ``strategy`` keeps of the log; expired tombstones are still among it.
 
     Raises ConfigurationError naming ``log.cleaner.dedupe.buffer.size`` when the keys do not fit,
     and DamagedData where a segment is damaged.
     """
-    segments = _Segments(job, disk, facts, progress, watch or Watch(()))
+    segments = _Segments(job, disk, facts, progress, watch or KeyTracker(()))
     known = rules(strategy)
     if known is not None:
         return _by_rules(segments, known)
@@ -107,8 +107,8 @@ class _Segments:
     """The segments of one job, and reading them."""
 
     def __init__(
-        self, job: Job, disk: Disk, facts: Mapping[int, SegmentFacts], progress: Progress,
-        watch: Watch,
+        self, job: Job, disk: Disk, facts: Mapping[int, ScanStats], progress: Progress,
+        watch: KeyTracker,
     ) -> None:  # fmt: skip
         self.job, self.facts, self.watch = job, facts, watch
         self._disk, self._progress = disk, progress
@@ -181,7 +181,7 @@ def _new_map(segments: _Segments, known: tuple[Rule, ...], buffer_bytes: int) ->
     return found
 
 
-def _fill(segments: _Segments, rule_map: kernel.RuleMap, watch: Watch | None = None) -> None:
+def _fill(segments: _Segments, rule_map: kernel.RuleMap, watch: KeyTracker | None = None) -> None:
     first = segments.job.log_start_offset
     segments.scan(lambda base: kernel.RuleScan(base, rule_map, first=first, watch=watch))
 

@@ -65,7 +65,7 @@ _AGAIN: Final = (
 """Nothing was done, and a moment later it may be possible."""
 
 
-class Gateway:
+class ClusterClient:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
@@ -95,7 +95,7 @@ class Gateway:
     async def await_topic(self, topic: str) -> None:
         """Wait a moment for a topic that another node may just have made; then go on as it is."""
         loop, node = self._node.loop, self._node
-        end = loop.time() + (0.0 if node.membership is None else UNKNOWN_TOPIC_GRACE_S)
+        end = loop.time() + (0.0 if node.cluster_link is None else UNKNOWN_TOPIC_GRACE_S)
         while topic not in node.image.topics and loop.time() < end:
             await asyncio.sleep(BACKOFF_S)
 

@@ -141,9 +141,9 @@ async def elect_preferred(node: Node, tp: TopicPartition) -> None:
 
     Raises ElectionNotNeeded, PreferredLeaderNotAvailable, and what the way there raises.
     """
-    from kept.node.admin.cluster_client import Gateway
+    from kept.node.admin.cluster_client import ClusterClient
 
-    gateway = Gateway(node)
+    gateway = ClusterClient(node)
     wanted = {"topic": tp.topic, "partitions": [tp.partition]}
     values = {"election_type": PREFERRED, "topic_partitions": [wanted], "timeout": 10_000}
     try:

@@ -32,7 +32,7 @@ from kept.storage.records import headers, records
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.storage.disk import FileSlice
 
 IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", "uncleanable"
@@ -98,7 +98,7 @@ class CompactionStatus:
     replicas: tuple[ReplicaGenerations, ...] = ()
 
 
-def status(node: Node, hosted: HostedPartition) -> CompactionStatus:
+def status(node: Node, hosted: LocalReplica) -> CompactionStatus:
     """Where a compacted partition stands; no log is read."""
     cleaner = node.cleaner
     known = cleaner.state(hosted)
@@ -148,7 +148,7 @@ def _retry_at_ms(failure: Failure) -> int | None:
     return None if failure.stopped else failure.retry_at_ms
 
 
-def _generations(hosted: HostedPartition) -> dict[str, Any]:
+def _generations(hosted: LocalReplica) -> dict[str, Any]:
     """What is known of the manifests of all replicas."""
     core, leader = hosted.manifests.core, hosted.partition.core
     found: dict[str, Any] = {
@@ -194,7 +194,7 @@ def outcome(finished: asyncio.Future[Result | NotNow]) -> dict[str, Any]:
 # Dry runs.
 
 
-async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dict[str, Any]:
+async def explain(node: Node, hosted: LocalReplica, key: bytes | None) -> dict[str, Any]:
     """What a pass would do now, due or not, and the life of a key.
 
     Raises DryRunFailed, MovedMeanwhile (it is compacted again and again).
@@ -202,7 +202,7 @@ async def explain(node: Node, hosted: HostedPartition, key: bytes | None) -> dic
     return await again(hosted, lambda: _explained(node, hosted, key))
 
 
-async def _explained(node: Node, hosted: HostedPartition, key: bytes | None) -> dict[str, Any]:
+async def _explained(node: Node, hosted: LocalReplica, key: bytes | None) -> dict[str, Any]:
     cleaner = node.cleaner
     due = cleaner.plan_for(hosted)
     found = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
@@ -224,7 +224,7 @@ async def _explained(node: Node, hosted: HostedPartition, key: bytes | None) -> 
     return {**answer, "tombstones": said["dry_run"].pop("tombstones"), **said}
 
 
-def _tombstones(node: Node, hosted: HostedPartition) -> list[dict[str, Any]]:
+def _tombstones(node: Node, hosted: LocalReplica) -> list[dict[str, Any]]:
     """When the tombstones go that the last pass kept."""
     from kept.compaction.cleaner.explain import tombstones
 
@@ -235,7 +235,7 @@ def _tombstones(node: Node, hosted: HostedPartition) -> list[dict[str, Any]]:
     return [asdict(outlook) for outlook in tombstones(found)]
 
 
-def _job(node: Node, hosted: HostedPartition, found: Plan) -> jobs.Job:
+def _job(node: Node, hosted: LocalReplica, found: Plan) -> jobs.Job:
     known = node.cleaner.state(hosted)
     return job_for(
         hosted.partition.log,
@@ -247,7 +247,7 @@ def _job(node: Node, hosted: HostedPartition, found: Plan) -> jobs.Job:
     )
 
 
-def sources_from(hosted: HostedPartition, end_offset: int) -> list[jobs.Source]:
+def sources_from(hosted: LocalReplica, end_offset: int) -> list[jobs.Source]:
     """The segments from ``end_offset`` on, as far as they are written."""
     seen = view(hosted.partition.log, CompactionState(), hosted.partition.last_stable_offset)
     return [
@@ -257,7 +257,7 @@ def sources_from(hosted: HostedPartition, end_offset: int) -> list[jobs.Source]:
     ]
 
 
-async def _records_of(node: Node, hosted: HostedPartition, key: bytes) -> list[Mapping[str, Any]]:
+async def _records_of(node: Node, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
     """Every record of a key that is in the log."""
     log, known = hosted.partition.log, node.cleaner.state(hosted)
     return await dry_run.find_key(
@@ -308,7 +308,7 @@ def cleaner(node: Node) -> dict[str, Any]:
     }
 
 
-async def passes(node: Node, hosted: HostedPartition) -> dict[str, Any]:
+async def passes(node: Node, hosted: LocalReplica) -> dict[str, Any]:
     """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
     removal journal knows of the last ones, newest first. Raises DamagedData, MachineError.
     """
@@ -336,7 +336,7 @@ async def passes(node: Node, hosted: HostedPartition) -> dict[str, Any]:
     }
 
 
-async def life_of_key(node: Node, hosted: HostedPartition, key: bytes) -> list[Mapping[str, Any]]:
+async def life_of_key(node: Node, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
     """Every record of a key in the log, with what a pass would do to it. Raises as
     :func:`explain`.
     """
@@ -351,7 +351,7 @@ async def life_of_key(node: Node, hosted: HostedPartition, key: bytes) -> list[M
 
 
 async def why_missing(
-    node: Node, hosted: HostedPartition, offset: int, key: bytes | None
+    node: Node, hosted: LocalReplica, offset: int, key: bytes | None
 ) -> dict[str, Any]:
     """``fate``, ``explanation``, and the generation and reason that removed it, where known.
 
@@ -362,7 +362,7 @@ async def why_missing(
 
 
 async def _why_missing(
-    node: Node, hosted: HostedPartition, offset: int, key: bytes | None
+    node: Node, hosted: LocalReplica, offset: int, key: bytes | None
 ) -> dict[str, Any]:
     from kept.compaction.cleaner import removal_log
 
@@ -399,7 +399,7 @@ async def _why_missing(
     return answer
 
 
-def _batch_of(hosted: HostedPartition, offset: int) -> FileSlice | None:
+def _batch_of(hosted: LocalReplica, offset: int) -> FileSlice | None:
     """Where the batch is that would hold an offset."""
     log = hosted.partition.log
     if not log.log_start_offset <= offset < hosted.partition.high_watermark:

@@ -1,7 +1,7 @@
 """Consumer groups of the whole cluster and how far behind they are, as any Kafka client sees them.
 
 Groups lie with their coordinators and high watermarks with the leaders, so this node asks the
-others in Kafka's protocol (:class:`kept.node.admin.cluster_client.Gateway`): one ListGroups,
+others in Kafka's protocol (:class:`kept.node.admin.cluster_client.ClusterClient`): one ListGroups,
 DescribeGroups and OffsetFetch a group, one ListOffsets a thousand partitions of a leader. A node
 that does not answer leaves out what it has, and that is said (``unanswered``).
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.groups import decode_assignment
 from kept.client.records import LATEST
-from kept.node.admin.cluster_client import Gateway
-from kept.node.runtime.yielding import breathe
+from kept.node.admin.cluster_client import ClusterClient
+from kept.node.runtime.yielding import checkpoint
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 
@@ -114,7 +114,7 @@ async def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
     committed = found.committed.get(name, {})
     rows = []
     for number, tp in enumerate(sorted({*committed, *owners})):
-        await breathe(number)
+        await checkpoint(number)
         at, end = committed.get(tp), found.ends.get(tp)
         lag = None if end is None else end - (0 if at is None else at)
         rows.append(
@@ -138,7 +138,7 @@ def _unanswered(found: _Found) -> list[dict[str, Any]]:
 
 
 async def _look(node: Node, matches: Any) -> tuple[_Found, list[str], int]:
-    gateway, found = Gateway(node), _Found()
+    gateway, found = ClusterClient(node), _Found()
     try:
         alive = [n for n, broker in node.image.brokers.items() if not broker.fenced]
         await asyncio.gather(*(_list(gateway, one, found) for one in alive))
@@ -170,14 +170,14 @@ def _leader(node: Node, tp: TopicPartition) -> int:
     return topic.partitions[tp.partition].leader if known and topic is not None else -1
 
 
-async def _list(gateway: Gateway, broker: int, found: _Found) -> None:
+async def _list(gateway: ClusterClient, broker: int, found: _Found) -> None:
     values = {"states_filter": ()}
     answer = await _call(gateway, broker, LIST_GROUPS, values, found)
     for one in () if answer is None else answer.groups:
         found.states[str(one.group_id)] = broker, str(one.group_state)
 
 
-async def _describe(gateway: Gateway, broker: int, names: list[str], found: _Found) -> None:
+async def _describe(gateway: ClusterClient, broker: int, names: list[str], found: _Found) -> None:
     """One group a request: an answer is read at a stretch."""
     for name in names:
         values: dict[str, Any] = {"groups": [name], "include_authorized_operations": False}
@@ -207,7 +207,7 @@ def _note_committed(answer: Any, found: _Found) -> None:
 
 
 async def _ends(
-    gateway: Gateway, leader: int, tps: Iterable[TopicPartition], found: _Found
+    gateway: ClusterClient, leader: int, tps: Iterable[TopicPartition], found: _Found
 ) -> None:
     left = iter(tps)
     while some := tuple(islice(left, ENDS_TOGETHER)):
@@ -215,7 +215,7 @@ async def _ends(
 
 
 async def _some_ends(
-    gateway: Gateway, leader: int, tps: Iterable[TopicPartition], found: _Found
+    gateway: ClusterClient, leader: int, tps: Iterable[TopicPartition], found: _Found
 ) -> None:
     topics: dict[str, list[dict[str, int]]] = {}
     for tp in tps:
@@ -237,7 +237,7 @@ async def _some_ends(
 
 
 async def _call(
-    gateway: Gateway, broker: int, api: tuple[int, int], values: dict[str, Any], found: _Found
+    gateway: ClusterClient, broker: int, api: tuple[int, int], values: dict[str, Any], found: _Found
 ) -> Any:
     """The answer of a node; None where there is none, and why is noted."""
     try:

@@ -93,7 +93,7 @@ async def ask_leader(
     RequestTimedOut.
     """
     leader = _leader(node, tp.topic, tp.partition)
-    if here or leader == node.node_id or (leader < 0 and tp in node.hosting.hosted):
+    if here or leader == node.node_id or (leader < 0 and tp in node.replica_manager.hosted):
         return None
     if leader < 0:
         raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
@@ -146,7 +146,9 @@ async def _journal_of(
 ) -> Mapping[str, Any]:
     if replica == node.node_id:
         node.partition(tp)
-        return await compaction_status.why_missing(node, node.hosting.hosted[tp], offset, None)
+        return await compaction_status.why_missing(
+            node, node.replica_manager.hosted[tp], offset, None
+        )
     query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
     found: Mapping[str, Any] = await ask_json(node, replica, WHY_MISSING, query)
     return found
@@ -169,7 +171,7 @@ async def _here(node: Node, topic: str, numbers: list[int], wait: bool) -> _Said
     said, passes = _Said(), {}
     for number in numbers:
         tp = TopicPartition(topic, number)
-        hosted = node.hosting.hosted.get(tp)
+        hosted = node.replica_manager.hosted.get(tp)
         if hosted is None or not hosted.partition.is_leader:
             said.outcomes[number] = _failed(_not_led(node, topic, number))
             continue

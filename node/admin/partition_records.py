@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from kept.client.node_connection import NodeConnection
-    from kept.node.admin.cluster_client import Gateway
+    from kept.node.admin.cluster_client import ClusterClient
     from kept.node.node import Node
     from kept.storage.types import TopicPartition
 
@@ -74,7 +74,7 @@ class Appended(NamedTuple):
 
 
 async def append(
-    gateway: Gateway, tp: TopicPartition, record: NewRecord, patience_s: float
+    gateway: ClusterClient, tp: TopicPartition, record: NewRecord, patience_s: float
 ) -> Appended:
     """Append a record; done when every replica in sync has it.
 
@@ -125,7 +125,7 @@ def _ms(moment: Any) -> int:
 class Reader:
     """Reads one partition. ``position`` is the next offset."""
 
-    def __init__(self, node: Node, gateway: Gateway, tp: TopicPartition) -> None:
+    def __init__(self, node: Node, gateway: ClusterClient, tp: TopicPartition) -> None:
         self._node = node
         self._gateway = gateway
         self._tp = tp

@@ -12,7 +12,7 @@ import base64
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.records import EARLIEST
-from kept.node.admin.cluster_client import Gateway
+from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.partition_records import Reader
 from kept.storage.errors import InvalidRequest
 
@@ -49,7 +49,7 @@ async def browse(
         raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
     if offset is not None and timestamp is not None:
         raise InvalidRequest("offset and timestamp are both given; use one of them")
-    gateway = Gateway(node)
+    gateway = ClusterClient(node)
     reader = Reader(node, gateway, tp)
     try:
         await reader.seek(EARLIEST)

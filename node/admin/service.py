@@ -24,7 +24,7 @@ from kept.node.compaction import replica_digests
 from kept.node.compaction.replica_digests import Wanted
 from kept.node.metrics.cluster_exposition import is_under_replicated
 from kept.node.replicas import lost_records_report
-from kept.node.runtime.yielding import Pace, breathe
+from kept.node.runtime.yielding import Pace, checkpoint
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -36,7 +36,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.storage.log import Log
 
 MAX_SEGMENTS: Final = 1000
@@ -70,7 +70,7 @@ class Admin:
             return None if node.metadata.leader_id is not None else "no controller is elected"
         offline = {d.name: d.offline for d in node.log_directories if d.offline is not None}
         return node.readiness.unready(
-            node.image, node.broker_epoch, offline, node.hosting.left_closed
+            node.image, node.broker_epoch, offline, node.replica_manager.left_closed
         )
 
     # The cluster and its topics.
@@ -90,7 +90,7 @@ class Admin:
                 replicas.update(record.replicas)
                 under_replicated += is_under_replicated(record)
                 offline += self._offline(topic.name, record) is not None
-                await pace.breathe()
+                await pace.checkpoint()
         return {
             "cluster_id": node.cluster_id,
             "version": kept.__version__,
@@ -139,15 +139,15 @@ class Admin:
     async def _change_voters(
         self, add: bool, node_id: int, host: str = "", port: int = 0, *, allowed: bool
     ) -> dict[str, Any]:
-        membership = self._node.membership
+        cluster_link = self._node.cluster_link
         from kept.node.controller.quorum_reconfiguration import refuse_alone, refuse_strangers
         from kept.node.internode.controller_rpc import ChangeVotersRequest
 
         refuse_alone(self._node)
         if not allowed:
             refuse_strangers(self._node)
-        assert membership is not None
-        await membership.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
+        assert cluster_link is not None
+        await cluster_link.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
         return {"voters": [voter.node_id for voter in self._node.image.voters]}
 
     def _spaces(self) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ class Admin:
         found = []
         for number, topic in enumerate(sorted(self._node.image.topics.values(), key=_name)):
             found.append(await self._summary(topic))
-            await breathe(number)
+            await checkpoint(number)
         return {"topics": found}
 
     async def _summary(self, topic: TopicImage) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Admin:
                 size_bytes += partition.log.size_bytes
                 policy = policy or sorted(partition.log.config.cleanup_policy)
             offline += self._offline(topic.name, record) is not None
-            await breathe(number)
+            await checkpoint(number)
         return {
             "name": topic.name,
             "topic_id": str(topic.topic_id),
@@ -223,7 +223,7 @@ class Admin:
         partitions = []
         for number, record in enumerate(wanted):
             partitions.append(self._partition(name, record, segments))
-            await breathe(number)
+            await checkpoint(number)
         found = {
             **await self._summary(topic),
             "config": settings_given(self._node.image, ResourceType.TOPIC, name),
@@ -383,7 +383,7 @@ class Admin:
 
     def compaction_status(self, tp: TopicPartition) -> CompactionStatus | None:
         """Where a partition stands; None when it is not here or not compacted."""
-        hosted = self._node.hosting.hosted.get(tp)
+        hosted = self._node.replica_manager.hosted.get(tp)
         if hosted is None or not hosted.partition.log.config.compact:
             return None
         return compaction_status.status(self._node, hosted)
@@ -397,7 +397,7 @@ class Admin:
             self._compacted(topic)
         found: list[dict[str, Any]] = []
         for number, tp in enumerate(sorted(self._node.partitions)):
-            await breathe(number)
+            await checkpoint(number)
             status = None if topic not in (None, tp.topic) else self.compaction_status(tp)
             if status is not None:
                 found.append({**_named(tp), **asdict(status)})
@@ -408,7 +408,7 @@ class Admin:
         known = len(self._topic(topic).partitions)
         if partition is not None:
             self._known(topic, partition)
-        if not self._node.hosting.config_for(self._node.image, topic).compact:
+        if not self._node.replica_manager.config_for(self._node.image, topic).compact:
             raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
         numbers = range(known) if partition is None else (partition,)
         return [TopicPartition(topic, number) for number in numbers]
@@ -448,9 +448,9 @@ class Admin:
             found.append({**_named(tp), **mine})
         return {"partitions": found}
 
-    def _hosted(self, tp: TopicPartition) -> HostedPartition:
+    def _hosted(self, tp: TopicPartition) -> LocalReplica:
         self._node.partition(tp)
-        return self._node.hosting.hosted[tp]
+        return self._node.replica_manager.hosted[tp]
 
     async def why_missing(
         self, topic: str, partition: int, offset: int, key: bytes | None, *, here: bool = False
@@ -483,7 +483,7 @@ class Admin:
             self._known(topic, partition or 0)
         wanted = [
             hosted.partition.log.directory
-            for tp, hosted in sorted(self._node.hosting.hosted.items())
+            for tp, hosted in sorted(self._node.replica_manager.hosted.items())
             if topic in (None, tp.topic) and partition in (None, tp.partition)
         ]
 

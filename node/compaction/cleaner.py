@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedDirectory, HostedPartition
+    from kept.node.replicas.replica_manager import LocalDirectory, LocalReplica
 
 STOP_WAIT_S: Final = 5.0
 ASKED_S: Final = 0.05
@@ -120,7 +120,7 @@ class Cleaner:
 
     def start(self) -> None:
         """Begin to look for work, unless ``log.cleaner.enable`` is false."""
-        self._node.hosting.compaction_moved = self._moved
+        self._node.replica_manager.compaction_moved = self._moved
         if self._node.config.log_cleaner_enable:
             self._loop_task = self._node.loop.create_task(self._run())
 
@@ -137,7 +137,7 @@ class Cleaner:
         self._wake.set()
         for running in list(self.running.values()):
             running.work.cancel()
-        await self._node.hosting.close_manifests()
+        await self._node.replica_manager.close_manifests()
         tasks = [*self._tasks, *([self._loop_task] if self._loop_task else [])]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_WAIT_S)
@@ -153,12 +153,12 @@ class Cleaner:
 
     # What operations call.
 
-    def state(self, hosted: HostedPartition) -> CompactionState:
+    def state(self, hosted: LocalReplica) -> CompactionState:
         """What compaction has come to in a log."""
         return hosted.compaction or CompactionState()
 
     def plan_for(
-        self, hosted: HostedPartition, *, asked: bool = False, limits: Limits | None = None
+        self, hosted: LocalReplica, *, asked: bool = False, limits: Limits | None = None
     ) -> Plan | NotNow:
         """What a pass would do now, or why none is due."""
         partition = hosted.partition
@@ -172,7 +172,7 @@ class Cleaner:
         renew = hosted.manifests.renew
         return plan(found, self._node.now_ms(), limits, asked=asked, renew=renew)
 
-    def limits(self, hosted: HostedPartition) -> Limits:
+    def limits(self, hosted: LocalReplica) -> Limits:
         """What one pass may use."""
         config = self._node.config
         threads = max(config.log_cleaner_threads, 1)
@@ -187,7 +187,7 @@ class Cleaner:
     def status(self, tp: TopicPartition) -> Status:
         """Everything about one log. Raises UnknownTopicOrPartition and its like."""
         self._node.partition(tp)
-        hosted = self._node.hosting.hosted[tp]
+        hosted = self._node.replica_manager.hosted[tp]
         return Status(
             tp,
             self.plan_for(hosted),
@@ -222,7 +222,7 @@ class Cleaner:
 
     def retry(self, tp: TopicPartition) -> bool:
         """Try a log that failed without waiting any longer; False: it had not failed."""
-        hosted = self._node.hosting.hosted.get(tp)
+        hosted = self._node.replica_manager.hosted.get(tp)
         found = hosted is not None and hosted.manifests.retry()
         found = self.failures.retry(tp) or found
         self._wake.set()
@@ -255,7 +255,7 @@ class Cleaner:
             chosen = await self._choose()
             if chosen is None:
                 return
-            hosted = self._node.hosting.hosted.get(chosen.topic_partition)
+            hosted = self._node.replica_manager.hosted.get(chosen.topic_partition)
             if hosted is None:
                 continue
             partition = hosted.partition
@@ -280,16 +280,16 @@ class Cleaner:
     def _look_for_work(self, plans: list[Plan]) -> Iterator[None]:
         """Plan every log that may need it, in steps. One with only an active segment never does."""
         enabled = self._node.config.log_cleaner_enable
-        hosting = self._node.hosting
-        limits: dict[HostedDirectory, Limits] = {}
-        for tp, hosted in list(hosting.hosted.items()):
+        replica_manager = self._node.replica_manager
+        limits: dict[LocalDirectory, Limits] = {}
+        for tp, hosted in list(replica_manager.hosted.items()):
             yield
             partition = hosted.partition
             asked = tp in self._asked
             wanted = asked or (
                 enabled and len(partition.log.segments) > 1 and partition.config.compact
             )
-            if not wanted or tp in self.running or hosting.hosted.get(tp) is not hosted:
+            if not wanted or tp in self.running or replica_manager.hosted.get(tp) is not hosted:
                 continue
             if partition.offline is not None or not partition.is_leader:
                 if asked:
@@ -306,7 +306,7 @@ class Cleaner:
             elif asked:
                 self._answer(tp, found)
 
-    def _prepare(self, hosted: HostedPartition) -> bool:
+    def _prepare(self, hosted: LocalReplica) -> bool:
         """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
         partition, now_ms = hosted.partition, self._node.now_ms()
         asked, log_ = self._asked[partition.topic_partition], partition.log
@@ -331,7 +331,7 @@ class Cleaner:
 
     # One pass.
 
-    async def _pass(self, hosted: HostedPartition, running: Running) -> None:
+    async def _pass(self, hosted: LocalReplica, running: Running) -> None:
         tp = running.plan.topic_partition
         mine = self._asked.get(tp) if running.plan.asked else None
         try:
@@ -373,7 +373,7 @@ class Cleaner:
             took_ms=took_ms,
         )
 
-    def _failed(self, hosted: HostedPartition, running: Running, error: KeptError) -> None:
+    def _failed(self, hosted: LocalReplica, running: Running, error: KeptError) -> None:
         tp = running.plan.topic_partition
         if running.work.cancelled or self._stopping:
             self._answer(tp, NotNow(tp, "the pass was cancelled"))
@@ -395,9 +395,9 @@ class Cleaner:
         )
         self._answer(tp, error)
         if isinstance(error, MachineError):
-            self._node.hosting.fail(hosted.directory, error)
+            self._node.replica_manager.fail(hosted.directory, error)
 
-    async def _clean(self, hosted: HostedPartition, running: Running) -> Result:
+    async def _clean(self, hosted: LocalReplica, running: Running) -> Result:
         """Plan to result: run the worker, then publish its manifest and put its files into place.
 
         While that waits for other replicas the next log has its turn.
@@ -430,7 +430,7 @@ class Cleaner:
             manifests.end_pass()
         return result
 
-    def _check(self, hosted: HostedPartition, running: Running) -> None:
+    def _check(self, hosted: LocalReplica, running: Running) -> None:
         """A pass is thrown away when it was cancelled, or leadership, directory or a part of what
         it reads are gone; whatever it came to.
         """

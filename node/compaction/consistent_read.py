@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 _T = TypeVar("_T")
 
@@ -21,17 +21,17 @@ TRIES: Final = 20
 RETRY_S: Final = 0.25
 
 
-class MovedMeanwhile(RetriableError):
+class ConcurrentlyModified(RetriableError):
     """The log was compacted or cut while it was read, or has another generation than was asked."""
 
 
-def generation(hosted: HostedPartition) -> str | None:
+def generation(hosted: LocalReplica) -> str | None:
     """The generation that was applied last; None before the first."""
     known = hosted.compaction
     return None if known is None or known.applied is None else str(known.applied)
 
 
-async def undisturbed(hosted: HostedPartition, read: Callable[[], Awaitable[_T]]) -> _T:
+async def undisturbed(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
     """What ``read`` comes to while the files stay. Raises MovedMeanwhile when they do not."""
     log = hosted.partition.log
     before = generation(hosted), log.truncations
@@ -46,14 +46,14 @@ async def undisturbed(hosted: HostedPartition, read: Callable[[], Awaitable[_T]]
                 raise failed
             return found
     tp = hosted.partition.topic_partition
-    raise MovedMeanwhile(f"{tp}: it is being compacted; try again") from failed
+    raise ConcurrentlyModified(f"{tp}: it is being compacted; try again") from failed
 
 
-async def again(hosted: HostedPartition, read: Callable[[], Awaitable[_T]]) -> _T:
+async def again(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
     """As :func:`undisturbed`, tried for some seconds."""
     for _ in range(TRIES - 1):
         try:
             return await undisturbed(hosted, read)
-        except MovedMeanwhile:
+        except ConcurrentlyModified:
             await asyncio.sleep(RETRY_S)
     return await undisturbed(hosted, read)

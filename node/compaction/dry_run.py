@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from kept.node.runtime.subprocess import Child, ChildFailed, spawn
+from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
 from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def _in_turn(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]
             raise RequestTimedOut(f"the dry run took more than {TIMEOUT_S:.0f} s") from error
 
 
-async def _talk(child: Child, question: Mapping[str, Any]) -> Mapping[str, Any]:
+async def _talk(child: ChildProcess, question: Mapping[str, Any]) -> Mapping[str, Any]:
     heard: list[Mapping[str, Any]] = [{}]
     try:
         _, words = await child.converse(json.dumps(question), heard.append)

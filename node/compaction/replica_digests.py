@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.compaction_status import sources_from
 from kept.node.compaction import dry_run
-from kept.node.compaction.consistent_read import MovedMeanwhile, generation, undisturbed
+from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, undisturbed
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 MAX_PARTS: Final = 4096
 
@@ -33,7 +33,7 @@ class ReplicaState:
     high_watermark: int
 
 
-def state(node: Node, hosted: HostedPartition) -> ReplicaState:
+def state(node: Node, hosted: LocalReplica) -> ReplicaState:
     """Where this replica stands."""
     partition = hosted.partition
     return ReplicaState(
@@ -55,7 +55,7 @@ class Wanted:
     parts: int | None = None
 
 
-async def digests(node: Node, hosted: HostedPartition, wanted: Wanted) -> dict[str, Any]:
+async def digests(node: Node, hosted: LocalReplica, wanted: Wanted) -> dict[str, Any]:
     """What the files of this replica come to.
 
     Raises InvalidRequest for a range that is not here, MovedMeanwhile, DryRunFailed.
@@ -70,7 +70,7 @@ async def digests(node: Node, hosted: HostedPartition, wanted: Wanted) -> dict[s
         raise InvalidRequest(f"parts must be 1 to {MAX_PARTS}, not {wanted.parts}")
     known = hosted.compaction
     if generation(hosted) != wanted.generation:
-        raise MovedMeanwhile(
+        raise ConcurrentlyModified(
             f"{partition.topic_partition}: generation {generation(hosted)} is here now"
         )
     question = {

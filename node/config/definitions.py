@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from kept.cluster.topic_config import TOPIC_SETTINGS, Kind, Setting, Settings, Update
+from kept.cluster.topic_config import TOPIC_SETTINGS, ConfigDef, Kind, Settings, Update
 from kept.node.config.unsupported import ACCEPTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 
@@ -25,12 +25,12 @@ _READ_ONLY: Final = Update.READ_ONLY
 _MAX_INT: Final = str(MAX_INT32)
 
 
-def _at_start(name: str, kind: Kind, default: str | None, doc: str, **more: Any) -> Setting:
+def _at_start(name: str, kind: Kind, default: str | None, doc: str, **more: Any) -> ConfigDef:
     """A setting that is read when the node starts."""
-    return Setting(name, kind, default, doc, update=_READ_ONLY, **more)
+    return ConfigDef(name, kind, default, doc, update=_READ_ONLY, **more)
 
 
-def _topic_defaults() -> list[Setting]:
+def _topic_defaults() -> list[ConfigDef]:
     """The strongest broker synonym of every topic setting: same type, range and default."""
     nullable = {"log.flush.interval.ms", "log.retention.ms", "log.roll.jitter.ms", "log.roll.ms"}
     found = []
@@ -185,7 +185,7 @@ _REPLICATION: Final = (
         "replica.lag.time.max.ms", _LONG, "30000",
         "A follower that has not caught up for so long leaves the ISR.", low=10,
     ),
-    Setting(
+    ConfigDef(
         "num.replica.fetchers", _INT, "1",
         "Connections to fetch over from each leader.", low=1, high=64,
     ),
@@ -218,12 +218,12 @@ _REPLICATION: Final = (
         "socket.connection.setup.timeout.ms", _LONG, "10000",
         "How long a connection to a leader may take.", low=1,
     ),
-    Setting(
+    ConfigDef(
         "leader.replication.throttled.rate", _LONG, str(MAX_INT64),
         "Bytes a second that this node gives to followers that are not in sync, of the replicas "
         "that leader.replication.throttled.replicas of their topics name; taken over 11 s.", low=0,
     ),
-    Setting(
+    ConfigDef(
         "follower.replication.throttled.rate", _LONG, str(MAX_INT64),
         "Bytes a second that this node fetches for replicas here that are not in sync and that "
         "follower.replication.throttled.replicas of their topics name; taken over 11 s.", low=0,
@@ -296,7 +296,7 @@ _LOG: Final = (
         "replica.high.watermark.checkpoint.interval.ms", _LONG, "5000",
         "How often high watermarks are written.", low=1,
     ),
-    Setting(
+    ConfigDef(
         "producer.id.expiration.ms", _INT, "86400000",
         "How long an idle producer's sequence numbers are remembered.", low=1,
     ),
@@ -311,24 +311,24 @@ _CLEANER: Final = (
         "log.cleaner.enable", _BOOLEAN, "true",
         "Whether compacted topics are compacted.",
     ),
-    Setting(
+    ConfigDef(
         "log.cleaner.threads", _INT, "1",
         "Worker processes that compact, at most.", low=0, high=64,
     ),
-    Setting(
+    ConfigDef(
         "log.cleaner.dedupe.buffer.size", _LONG, "134217728",
         "Memory for the offset maps of all workers together. What does not fit takes further "
         "passes.", low=1 << 20,
     ),
-    Setting(
+    ConfigDef(
         "log.cleaner.io.buffer.load.factor", _DOUBLE, "0.9",
         "How full an offset map may get.", low=0.1, high=0.95,
     ),
-    Setting(
+    ConfigDef(
         "log.cleaner.backoff.ms", _LONG, "15000",
         "How long the cleaner sleeps when no log needs it.", low=0,
     ),
-    Setting(
+    ConfigDef(
         "log.cleaner.io.max.bytes.per.second", _DOUBLE, "1.7976931348623157E308",
         "Bytes that the cleaner reads and writes in a second, at most.", low=1,
     ),
@@ -357,13 +357,13 @@ _NETWORK: Final = (
         "connections.max.idle.ms", _LONG, "600000",
         "A connection without requests is closed after this; negative: never.",
     ),
-    Setting(
+    ConfigDef(
         "max.connections", _INT, _MAX_INT,
         "Connections at a time, all listeners of clients together, in every protocol; fewer where "
         "open files (RLIMIT_NOFILE), less one for each replica and an eighth (at most 500), leave "
         "fewer. For those between nodes there is kept.node.max.connections.", low=0,
     ),
-    Setting(
+    ConfigDef(
         "max.connections.per.ip", _INT, _MAX_INT,
         "Connections at a time from one address, to all listeners of clients together, in every "
         "protocol.", low=0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kept.cluster.topic_config import TOPIC_SETTINGS, Setting
+from kept.cluster.topic_config import TOPIC_SETTINGS, ConfigDef
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
 from kept.node.config.sources import variable
 from kept.node.config.unsupported import REFUSED_PREFIXES
@@ -103,13 +103,13 @@ def _topics() -> Iterable[tuple[str, ...]]:
         yield (*_common(setting), synonyms, _meaning(setting))
 
 
-def _common(setting: Setting) -> tuple[str, str, str, str]:
+def _common(setting: ConfigDef) -> tuple[str, str, str, str]:
     default = "*null*" if setting.default is None else f"`{setting.default}`"
     default = '""' if setting.default == "" else default
     return f"`{setting.name}`", setting.kind.name.lower(), default, setting.allowed
 
 
-def _meaning(setting: Setting) -> str:
+def _meaning(setting: ConfigDef) -> str:
     text = setting.doc
     if setting.no_effect:
         text += f" *Accepted, no effect: {setting.no_effect}*"
@@ -125,7 +125,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[s
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def _by_reason(settings: Iterable[Setting]) -> Iterable[str]:
+def _by_reason(settings: Iterable[ConfigDef]) -> Iterable[str]:
     reasons: dict[str, list[str]] = {}
     for setting in settings:
         reasons.setdefault(setting.no_effect, []).append(f"`{setting.name}`")

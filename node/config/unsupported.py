@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.cluster.topic_config import Kind, Setting, Update
+from kept.cluster.topic_config import ConfigDef, Kind, Update
 
 _NO_SECURITY: Final = "kept does not authenticate, authorize or encrypt yet"
 _NO_CLASSES: Final = "kept runs no Java classes"
@@ -29,14 +29,14 @@ REFUSED_PREFIXES: Final = {
 """Families of Kafka settings that are refused, with the reason."""
 
 
-def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[Setting]:
+def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigDef]:
     """Settings from rows of (name, type, default, range as "low:high" and letters for updates)."""
     found = []
     for name, kind, default, rest in rows:
         bounds, _, update = rest.partition(" ")
         low, _, high = bounds.partition(":")
         found.append(
-            Setting(
+            ConfigDef(
                 name,
                 Kind[kind.upper()],
                 default,
@@ -50,9 +50,9 @@ def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[Setting
     return found
 
 
-def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[Setting]:
+def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[ConfigDef]:
     return [
-        Setting(
+        ConfigDef(
             name,
             Kind[kind.upper()],
             default,

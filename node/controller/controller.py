@@ -3,8 +3,8 @@
 Decisions are pure functions of the image (``kept.cluster.controller.decisions``). They queue here:
 each is taken on the image that the one before it left, proposed, and done when it is in the image.
 Whoever asks at a node that does not lead gets NotController. Liveness is the core's
-(:class:`kept.cluster.controller.broker_sessions.Sessions`); this module gives it time, probes and
-decisions.
+(:class:`kept.cluster.controller.broker_sessions.BrokerSessions`); this module gives it time, probes
+and decisions.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.controller import brokers, partition_election
-from kept.cluster.controller.broker_sessions import Decide, Effect, Probe, Sessions
+from kept.cluster.controller.broker_sessions import BrokerSessions, Decide, Effect, Probe
 from kept.cluster.controller.brokers import Registration
 from kept.cluster.controller.partition_election import AlterIsr, UncleanAllowed
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord, ResourceType
 from kept.node.config.core_settings import TICK_MS, session_settings
 from kept.node.controller.proposals import Change, decided
-from kept.node.controller.quorum_reconfiguration import Voting
+from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import failure_of
 from kept.node.runtime.clock import elapsed_ms
@@ -38,13 +38,13 @@ TICK_S: Final = 0.1
 UNCLEAN: Final = "unclean.leader.election.enable"
 
 
-class Controlling:
+class Controller:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.sessions = Sessions(session_settings(node.config), self._unclean_allowed)
-        self.voting = Voting(node)
+        self.sessions = BrokerSessions(session_settings(node.config), self._unclean_allowed)
+        self.quorum_reconfiguration = QuorumReconfiguration(node)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
@@ -67,7 +67,7 @@ class Controlling:
             ("Heartbeat", self._heartbeat),
             ("AlterPartitions", self._alter_partitions),
             ("AllocateProducerIds", self._allocate_producer_ids),
-            ("ChangeVoters", self.voting.change),
+            ("ChangeVoters", self.quorum_reconfiguration.change),
             ("Confirm", self._confirm),
         ):
             peers.serve(method, handler)

@@ -34,7 +34,7 @@ async def decided(change: Change, current: Callable[[], Image], slices: Slices) 
             return records
         pace = Pace()
         found = await slices.finish(records)
-        await pace.breathe()  # what follows checks them and writes them down, at a stretch
+        await pace.checkpoint()  # what follows checks them and writes them down, at a stretch
         if current() is image:
             return found
     raise NotController("the metadata moved while a change was decided")

@@ -27,7 +27,7 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.cluster.metadata.metadata_node import MetadataMember
+    from kept.cluster.metadata.metadata_node import MetadataNode
     from kept.cluster.raft.progress import Progress
     from kept.node.node import Node
 
@@ -38,7 +38,7 @@ LOOK_S: Final = 0.02
 
 def refuse_alone(node: Node) -> None:
     """Raises PolicyViolation where there is nobody else who could vote."""
-    if node.membership is None:
+    if node.cluster_link is None:
         raise PolicyViolation(
             f"node {node.node_id} runs alone, as its own voter: to add others, start it with a "
             "controller.quorum.voters that names them too"
@@ -55,7 +55,7 @@ def refuse_strangers(node: Node) -> NoReturn:
     )
 
 
-class Voting:
+class QuorumReconfiguration:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
@@ -63,7 +63,7 @@ class Voting:
         self._under_way = ""
 
     @property
-    def _member(self) -> MetadataMember:
+    def _member(self) -> MetadataNode:
         return self._node.metadata.member
 
     async def change(self, request: ChangeVotersRequest) -> ChangeVotersReply:

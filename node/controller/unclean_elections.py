@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def reports(node: Node) -> Reports:
     """What replicas have told the controller of their logs; nothing in a cluster of one."""
-    return {} if node.membership is None else node.membership.controlling.sessions.reports
+    return {} if node.cluster_link is None else node.cluster_link.controller.sessions.reports
 
 
 def tell(node: Node, image: Image, delta: Delta) -> None:

@@ -25,7 +25,7 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kept.node.admin.cluster_client import Gateway
+    from kept.node.admin.cluster_client import ClusterClient
     from kept.node.node import Node
     from kept.storage.records import Record
 
@@ -46,7 +46,7 @@ MAX_TIMESTAMP: Final = 1 << 60
 class Broker:
     """The service of one node."""
 
-    def __init__(self, node: Node, gateway: Gateway) -> None:
+    def __init__(self, node: Node, gateway: ClusterClient) -> None:
         self._node = node
         self._gateway = gateway
         self._sticky = itertools.count()

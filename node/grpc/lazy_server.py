@@ -26,7 +26,7 @@ NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
 
 
-class Front:
+class LazyServer:
     """gRPC clients of one node."""
 
     def __init__(self, node: Node) -> None:

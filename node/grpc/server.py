@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.cluster_client import Gateway
+from kept.node.admin.cluster_client import ClusterClient
 from kept.node.grpc import admin, broker, health
 from kept.node.grpc.reflection import Symbols
 from kept.node.internode import grpc_options
@@ -40,7 +40,7 @@ class Server:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._gateway = Gateway(node)
+        self._gateway = ClusterClient(node)
         self._private = PrivateServer(SOCKET)
 
     @property

@@ -19,7 +19,7 @@ End = Callable[[], None]
 """Ends a connection; its answer is given up."""
 
 
-class Turns:
+class ResponseLimiter:
     """Of one node. A context manager: inside, a request has its turn."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.service import DEFAULT_RECORDS, MAX_SEGMENTS, Admin
 from kept.node.http.server import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
-from kept.node.runtime.yielding import breathe
+from kept.node.runtime.yielding import checkpoint
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -102,7 +102,7 @@ async def _asked(node: Node, wanted: int, request: HttpRequest) -> HttpResponse:
     """What another node answers."""
     from kept.node.internode.peer_http import ask
 
-    if node.membership is None:
+    if node.cluster_link is None:
         raise InvalidRequest(f"there is no node {wanted}: node {node.node_id} is alone")
     reply = await ask(node, wanted, request)
     return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
@@ -198,7 +198,7 @@ async def _healthz(_node: Node, _request: HttpRequest) -> HttpResponse:
 async def _readyz(node: Node, _request: HttpRequest) -> HttpResponse:
     reason = Admin(node).unready()
     if reason is None:
-        strays = node.hosting.strays.paths
+        strays = node.replica_manager.strays.paths
         more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SAID])
         return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
@@ -465,7 +465,7 @@ async def _encoded(value: Mapping[str, Any]) -> AsyncIterator[bytes]:
             if len(out) >= CHUNK_BYTES:
                 yield bytes(out)
                 out.clear()
-            await breathe(position)
+            await checkpoint(position)
         out += b"]"
     yield bytes(out) + b"}\n"
 

@@ -36,7 +36,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import h11
 
 import kept
-from kept.node.http.response_limiter import Turns
+from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
@@ -68,7 +68,7 @@ _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
 _CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyDictionary()
-_TURNS: Final[WeakKeyDictionary[Node, Turns]] = WeakKeyDictionary()
+_TURNS: Final[WeakKeyDictionary[Node, ResponseLimiter]] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._endless = False
-        self._turns = _TURNS.setdefault(node, Turns())
+        self._turns = _TURNS.setdefault(node, ResponseLimiter())
         self.waits_since: float | None = None
         """When it began to wait for a request, by the loop's clock; None while it serves one."""
 

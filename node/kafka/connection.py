@@ -32,8 +32,8 @@ from kept.node.kafka import api
 from kept.node.kafka.codec.produce import frame_end, parse_run
 from kept.node.kafka.handlers.delayed_produce import write
 from kept.node.kafka.handlers.produce import handle_run
-from kept.node.kafka.response_slot import Reply, Segment
-from kept.node.kafka.response_writer import Sender
+from kept.node.kafka.response_slot import ResponseSlot, Segment
+from kept.node.kafka.response_writer import ResponseWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import Sliced
@@ -41,7 +41,7 @@ from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
 
 if TYPE_CHECKING:
-    from kept.node.kafka.handlers.delayed_produce import Produced, ProducedRun
+    from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProduceRun
     from kept.node.kafka.handlers.fetch import PendingFetch
     from kept.node.kafka.handlers.group_requests import Waiting
     from kept.node.kafka.listener import HandedOver, Listener
@@ -87,8 +87,8 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = 0.0
         self.dirty: dict[Partition, None] = {}
         """Partitions with batches of this readiness event, staged and not yet written."""
-        self.unwritten: list[Produced | ProducedRun] = []
-        self.run: ProducedRun | None = None
+        self.unwritten: list[DelayedProduce | DelayedProduceRun] = []
+        self.run: DelayedProduceRun | None = None
         """The last place in the order of responses, if it takes further plain requests."""
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
@@ -113,12 +113,12 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = False
         self._reading = True
         self._in_event = False
-        self._replies: deque[Reply] = deque()
+        self._replies: deque[ResponseSlot] = deque()
         self._owed = 0
         """Requests in ``_replies``, but for those that the open run took after its first."""
         self._sliced: set[Sliced[Any]] = set()
         """Requests and responses of many entries that are worked off in slices."""
-        self._sender: Sender | None = None
+        self._sender: ResponseWriter | None = None
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
         self._stalled = False
@@ -144,7 +144,9 @@ class Connection(asyncio.BufferedProtocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.last_active = self.node.loop.time()
         self.account = self.node.budget.account(self.host)
-        self._sender = Sender(self.node, sock.fileno(), self._sent, self.abort, self.account)
+        self._sender = ResponseWriter(
+            self.node, sock.fileno(), self._sent, self.abort, self.account
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The peer is gone, or we closed: give everything back."""
@@ -254,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = self.node.loop.time()
         self.event_started = started = perf_counter()
         if started >= self.node.serve_until:
-            self.node.look_up()
+            self.node.check_stalled()
         turn_end = started + TURN_S
         turned = False
         now_ms = 0
@@ -391,11 +393,11 @@ class Connection(asyncio.BufferedProtocol):
             self.host,
         )
         try:
-            membership = self.node.membership
+            cluster_link = self.node.cluster_link
             answer: Any
-            if served.key in api.FORWARDED and membership is not None:
+            if served.key in api.FORWARDED and cluster_link is not None:
                 body = bytes(frame[position:])
-                answer = membership.answered(context, served.key, version, body, request)
+                answer = cluster_link.answered(context, served.key, version, body, request)
             else:
                 answer = api.handler(served.key)(context, request)
         # The one place that reports our own bugs.
@@ -411,7 +413,7 @@ class Connection(asyncio.BufferedProtocol):
         version: int,
         correlation_id: int,
         answer: Any,
-        reply: Reply | None,
+        reply: ResponseSlot | None,
         started: float,
     ) -> None:
         """Send a handler's answer: values, or a body that is encoded already, or a future or
@@ -476,7 +478,9 @@ class Connection(asyncio.BufferedProtocol):
             self._sliced.add(future)
         future.add_done_callback(done)
 
-    def _respond(self, served: api.Api, frame: bytes, reply: Reply | None, started: float) -> None:
+    def _respond(
+        self, served: api.Api, frame: bytes, reply: ResponseSlot | None, started: float
+    ) -> None:
         self.node.metrics.request(served.key, self.node.loop.time() - started)
         if reply is None:
             self.reply([frame])
@@ -634,20 +638,20 @@ class Connection(asyncio.BufferedProtocol):
                 if type(segment) is not FileSlice:
                     self._made_bytes += len(segment)
 
-    def expect_as(self, reply: Reply) -> None:
+    def expect_as(self, reply: ResponseSlot) -> None:
         """Like :meth:`expect`, with a place that the caller made."""
         if self.run is not None:
             self.close_run()
         self._replies.append(reply)
         self._owed += 1
 
-    def expect(self) -> Reply:
+    def expect(self) -> ResponseSlot:
         """Keep the place of a response that is made later."""
-        reply = Reply()
+        reply = ResponseSlot()
         self.expect_as(reply)
         return reply
 
-    def open_run(self, run: ProducedRun) -> ProducedRun:
+    def open_run(self, run: DelayedProduceRun) -> DelayedProduceRun:
         """Keep a place that takes further plain requests until another place follows."""
         self.expect_as(run)
         self.unwritten.append(run)
@@ -665,7 +669,7 @@ class Connection(asyncio.BufferedProtocol):
         """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
         self.node.metrics.request(api_key, perf_counter() - started, requests)
 
-    def complete(self, reply: Reply, segments: list[Segment]) -> None:
+    def complete(self, reply: ResponseSlot, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
         reply.segments = segments
         if not self._in_event and self.transport is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
 
 
-class SilentConnections:
+class HandshakeTimeouts:
     """The silent connections of one listener, oldest first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, patience_s: float, limit: int) -> None:

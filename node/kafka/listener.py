@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.kafka import api
 from kept.node.kafka.connection import Connection
 from kept.node.kafka.handlers import fetch, produce
-from kept.node.kafka.handshake_timeout import SilentConnections
+from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.runtime.logging import log
 from kept.storage.errors import ConfigurationError
 
@@ -88,7 +88,7 @@ class Listener:
         self.replica_warning_at = 0.0
         """From this time on, by the loop's clock, another refused replica is told of."""
         config = node.config
-        self.silent = SilentConnections(
+        self.silent = HandshakeTimeouts(
             node.loop, config.silent_ms / 1000, config.silent_max_connections
         )
         self.takeovers: dict[bytes, TakeOver] = dict.fromkeys(HTTP_METHODS, take_over_http)

@@ -8,7 +8,7 @@ Segment = bytes | FileSlice
 """What a response consists of: bytes, and slices of log files."""
 
 
-class Reply:
+class ResponseSlot:
     """One place; ``segments`` is None until the response is made, or those of all ``requests``."""
 
     __slots__ = ("requests", "segments")

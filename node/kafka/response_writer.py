@@ -22,7 +22,7 @@ from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.runtime.memory_budget import Budget
+    from kept.node.runtime.memory_budget import MemoryBudget
 
 SENDFILE_BYTES: Final = 32 * 1024
 """Below this a copy is cheaper than the calls that ``sendfile`` needs: it took 4.5 us against 5.2
@@ -36,7 +36,7 @@ TURN_BYTES: Final = 4 * 1024 * 1024
 MAX_BUFFERS: Final = 64
 
 
-class Sender:
+class ResponseWriter:
     """A queue in front of a socket. ``on_progress`` is called when what had to wait was sent,
     ``on_failure`` when nothing can be sent any more. Bytes that wait are drawn on ``budget``, the
     node's if none is given.
@@ -61,7 +61,7 @@ class Sender:
         fd: int,
         on_progress: Callable[[], None],
         on_failure: Callable[[], None],
-        budget: Budget | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self._node = node
         self._budget = node.budget if budget is None else budget

@@ -36,7 +36,7 @@ TICKS_PER_STALL: Final = 8
 CALL_S: Final = 2.0
 
 
-class Brokering:
+class BrokerLifecycleManager:
     """See the module."""
 
     def __init__(self, node: Node, registration: Registration) -> None:
@@ -96,7 +96,7 @@ class Brokering:
         seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
         self._ticker = self._node.loop.call_later(seconds, self._tick)
 
-    def look_up(self) -> None:
+    def check_stalled(self) -> None:
         """Before leadership is acted on, later than the last tick allows: was this a stall?"""
         self._step(broker_lifecycle.Tick(elapsed_ms()))
 
@@ -151,9 +151,9 @@ class Brokering:
                     self._spawn(self._heartbeat(effect))
                 case broker_lifecycle.StopServing():
                     log.warning("serving suspended", reason=effect.reason)
-                    self._node.hosting.roles.suspend()
+                    self._node.replica_manager.roles.suspend()
                 case broker_lifecycle.ResumeServing():
-                    self._node.hosting.roles.resume(self.core.image)
+                    self._node.replica_manager.roles.resume(self.core.image)
                 case broker_lifecycle.Exit():
                     self._exit(effect)
         valid_until_ms = self.core.valid_until_ms
@@ -199,7 +199,7 @@ class Brokering:
         request = HeartbeatRequest(
             effect.broker_id,
             effect.broker_epoch,
-            self._node.hosting.changes.led_up_to(effect.applied_index),
+            self._node.replica_manager.changes.led_up_to(effect.applied_index),
             wants_fence=effect.wants_fence,
             wants_shutdown=effect.wants_shutdown,
             logs=tuple(self._logs(effect.report)),
@@ -225,7 +225,7 @@ class Brokering:
         """How long the logs are that the controller asks for."""
         found = []
         for topic_id, number in report:
-            topic = self._node.hosting.by_id.get(topic_id.bytes)
+            topic = self._node.replica_manager.by_id.get(topic_id.bytes)
             hosted = None if topic is None else topic.partitions.get(number)
             record = self._node.image.partition(topic_id, number)
             if hosted is None or record is None:

@@ -28,7 +28,7 @@ LINGER_S: Final = 5.0
 """Clients that had a connection have asked for the next leader by then."""
 
 
-class Departures:
+class FailureSuspicions:
     """Whom this node saw go. Times are the loop's, in seconds."""
 
     def __init__(self) -> None:

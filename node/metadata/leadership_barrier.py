@@ -26,7 +26,7 @@ ANSWER_S: Final = 2.0
 Then = Callable[[bool], None]
 
 
-class Confirming:
+class LeadershipBarrier:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
@@ -61,10 +61,10 @@ class Confirming:
 
     async def _confirm(self) -> bool:
         node = self._node
-        controller, membership = node.metadata.leader_id, node.membership
-        if controller is None or membership is None:
+        controller, cluster_link = node.metadata.leader_id, node.cluster_link
+        if controller is None or cluster_link is None:
             return False
-        request = ConfirmRequest(node.node_id, membership.broker_epoch)
+        request = ConfirmRequest(node.node_id, cluster_link.broker_epoch)
         try:
             async with asyncio.timeout(ANSWER_S):
                 reply = await node.peers.call(controller, "Confirm", request, ANSWER_S)

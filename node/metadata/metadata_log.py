@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kept.cluster.metadata.metadata_files import Work
-from kept.cluster.metadata.metadata_node import SNAPSHOT_AFTER_BYTES, MetadataMember
+from kept.cluster.metadata.metadata_node import SNAPSHOT_AFTER_BYTES, MetadataNode
 from kept.cluster.metadata.snapshot import check_install
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import WAL_NAME
@@ -58,7 +58,7 @@ class Metadata:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.member: MetadataMember
+        self.member: MetadataNode
         self.send: Callable[[Message], None] = _nobody
         self.probe: Callable[[int], None] = _nobody
         """Look whether a node's process is there; :meth:`peer_down` if not."""
@@ -97,8 +97,8 @@ class Metadata:
         settings: RaftSettings,
         snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
     ) -> None:
-        """Open the member. Blocks. Raises as :meth:`MetadataMember.open`."""
-        self.member = MetadataMember.open(
+        """Open the member. Blocks. Raises as :meth:`MetadataNode.open`."""
+        self.member = MetadataNode.open(
             path,
             disk,
             node_id=node_id,

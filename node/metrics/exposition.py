@@ -52,8 +52,8 @@ async def render(node: Node) -> AsyncIterator[bytes]:
                 yield "".join(out).encode()
                 out.clear()
                 size = 0
-            await pace.breathe()
-        await pace.breathe()
+            await pace.checkpoint()
+        await pace.checkpoint()
     if out:
         yield "".join(out).encode()
 
@@ -140,7 +140,7 @@ def _process(node: Node) -> Iterator[Metric | None]:
     yield gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
     offline = sum(1 for directory in node.log_directories if directory.offline is not None)
     yield gauge("offline_log_directories", "Log directories that failed.", offline)
-    strays = len(node.hosting.strays.paths)
+    strays = len(node.replica_manager.strays.paths)
     yield gauge("stray_logs", "Logs set aside, which the metadata does not know.", strays)
     yield from _disks(node)
 

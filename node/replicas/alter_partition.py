@@ -56,7 +56,7 @@ class _Resignation:
         self._item = None
 
 
-class IsrChanges:
+class AlterPartitionQueue:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
@@ -90,7 +90,9 @@ class IsrChanges:
 
     def _resign_again(self, tp: TopicPartition) -> None:
         del self._later[tp]
-        self._node.hosting.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
+        self._node.replica_manager.roles.lost(
+            tp, self._node.image.partition(tp.topic, tp.partition)
+        )
 
     async def close(self) -> None:
         """Ask for nothing more."""

@@ -16,39 +16,39 @@ from typing import TYPE_CHECKING, Final
 from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.storage.log import Log
 
 LOOK_AT: Final = 32
 """Logs that are looked at between two looks at the clock, where a look costs next to nothing."""
 
 
-class Attention:
+class DirtyLogs:
     """The logs of one node that jobs have to look at."""
 
     def __init__(self) -> None:
-        self.stirred: set[HostedPartition] = set()
-        self.unflushed: dict[HostedPartition, None] = {}
+        self.stirred: set[LocalReplica] = set()
+        self.unflushed: dict[LocalReplica, None] = {}
         """Something is to be made durable, or will be by ``flush.ms``."""
-        self.unsettled: dict[HostedPartition, None] = {}
+        self.unsettled: dict[LocalReplica, None] = {}
         """The high watermark may have moved since it was checkpointed, or moves by itself."""
-        self.written: set[HostedPartition] = set()
+        self.written: set[LocalReplica] = set()
         """Something may have been written since its file was last looked for."""
         self.left = False
         """A log left this node since then: it is to leave the checkpoint."""
-        self.leaving: dict[HostedPartition, None] = {}
+        self.leaving: dict[LocalReplica, None] = {}
         """Files wait for ``file.delete.delay.ms``."""
-        self._roll_ms: dict[HostedPartition, int] = {}
-        self._queue: list[tuple[int, int, HostedPartition]] = []
+        self._roll_ms: dict[LocalReplica, int] = {}
+        self._queue: list[tuple[int, int, LocalReplica]] = []
         """By the moment of their roll; entries that are not in ``_roll_ms`` count no more."""
         self._queued = 0
 
-    def begin(self, hosted: HostedPartition) -> None:
+    def begin(self, hosted: LocalReplica) -> None:
         """A log is here from now on."""
         hosted.partition.log.on_stir = partial(self.stirred.add, hosted)
         self.stirred.add(hosted)
 
-    def end(self, hosted: HostedPartition) -> None:
+    def end(self, hosted: LocalReplica) -> None:
         """It is not here any more."""
         hosted.partition.log.at_rest = False
         self.stirred.discard(hosted)
@@ -94,7 +94,7 @@ class Attention:
             if partition.high_watermark >= partition.log.log_end_offset:
                 del self.unsettled[hosted]
 
-    def aged(self, now_ms: int) -> Iterator[HostedPartition]:
+    def aged(self, now_ms: int) -> Iterator[LocalReplica]:
         """The logs whose active segment may be due to be rolled, for its age alone."""
         while self._queue and self._queue[0][0] < now_ms:
             due_ms, _, hosted = heappop(self._queue)

@@ -32,7 +32,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 LIST_OFFSETS: Final = 2
 LIST_OFFSETS_VERSION: Final = 6
@@ -53,7 +53,7 @@ class Fetchers:
     def __len__(self) -> int:
         return len(self._where)
 
-    def follow(self, hosted: HostedPartition, leader_id: int, leader_epoch: int) -> None:
+    def follow(self, hosted: LocalReplica, leader_id: int, leader_epoch: int) -> None:
         """Fetch a partition from that leader, from now on."""
         partition = hosted.partition
         tp = partition.topic_partition
@@ -78,7 +78,7 @@ class Fetchers:
             del self._streams[key]
             stream.stop()
 
-    def throttle(self, hosted: HostedPartition) -> None:
+    def throttle(self, hosted: LocalReplica) -> None:
         """Whether a partition is throttled has changed; one not followed is no error."""
         key = self._where.get(hosted.partition.topic_partition)
         if key is not None:
@@ -105,7 +105,7 @@ class _Stream:
     def __init__(self, node: Node, leader_id: int) -> None:
         self._node = node
         self._leader_id = leader_id
-        self._hosted: dict[TopicPartition, HostedPartition] = {}
+        self._hosted: dict[TopicPartition, LocalReplica] = {}
         self._topics: fetch_codec.Topics = {}
         """What answers may be about."""
         self._left: list[tuple[bytes, TopicPartition]] = []
@@ -127,12 +127,12 @@ class _Stream:
         self._patience_s = config.replica_socket_timeout_ms / 1000
         """How much longer than its ``max_wait_ms`` a request may take before the leader counts as
         silent."""
-        self.core = FetcherCore(leader_id, settings, node.hosting.follower_quota)
+        self.core = FetcherCore(leader_id, settings, node.replica_manager.follower_quota)
         self.task = node.loop.create_task(self._run())
 
     # Membership.
 
-    def follow(self, hosted: HostedPartition, leader_epoch: int) -> None:
+    def follow(self, hosted: LocalReplica, leader_epoch: int) -> None:
         """Follow a partition, or go on in another epoch."""
         partition = hosted.partition
         tp = partition.topic_partition
@@ -169,7 +169,7 @@ class _Stream:
                     self._topics.pop(topic_id, None)
         self._left.clear()
 
-    def throttle(self, hosted: HostedPartition) -> None:
+    def throttle(self, hosted: LocalReplica) -> None:
         """Ask for it as fast as it may be asked for now."""
         self.core.set_throttled(hosted.partition.topic_partition, hosted.throttled_as_follower)
         self._woken.set()
@@ -269,8 +269,8 @@ class _Stream:
             self._connection.close()
             self._connection = None
         self.core.failed(request, monotonic_ms())
-        if self._node.membership is not None:
-            self._node.membership.connection_broke(self._leader_id)
+        if self._node.cluster_link is not None:
+            self._node.cluster_link.connection_broke(self._leader_id)
         if not self._complained:
             self._complained = True
             log.warning("leader does not answer", leader=self._leader_id, error=str(error))

@@ -2,8 +2,8 @@
 
 A directory that cannot be read or written is offline from the start, like one that fails later.
 What the others lack may be on it, so no log of this node is created anew meanwhile
-(:meth:`kept.node.replicas.replica_manager.Hosting.start`). One that is missing, empty or another's
-is no broken disk: it is refused (:mod:`kept.node.metadata.directory_ids`).
+(:meth:`kept.node.replicas.replica_manager.ReplicaManager.start`). One that is missing, empty or
+another's is no broken disk: it is refused (:mod:`kept.node.metadata.directory_ids`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kept.node.metadata import directory_ids
-from kept.node.replicas.replica_manager import HostedDirectory
+from kept.node.replicas.replica_manager import LocalDirectory
 from kept.storage import layout
 from kept.storage.directory import LogDirectory, refuse_kafka
 from kept.storage.errors import MachineError
@@ -45,7 +45,7 @@ def open_all(node: Node, found: Broken, pool: Callable[[int], FlushPool]) -> Non
     as :meth:`LogDirectory.open` and :func:`known_directories.refuse_missing`, MachineError only
     when no directory is left.
     """
-    disk, config, hosting = node.disk, node.config, node.hosting
+    disk, config, replica_manager = node.disk, node.config, node.replica_manager
     broken = dict(found)
     directory_ids.refuse_missing(disk, config.metadata_log_dir, config.log_dirs, broken)
     node.reads_in_memory = False
@@ -57,12 +57,14 @@ def open_all(node: Node, found: Broken, pool: Callable[[int], FlushPool]) -> Non
                 broken[path] = error
         if path in broken:
             directory = LogDirectory.broken(path, disk, broken[path])
-        hosting.directories.append(HostedDirectory(directory, pool(len(hosting.directories)), path))
+        replica_manager.directories.append(
+            LocalDirectory(directory, pool(len(replica_manager.directories)), path)
+        )
     _refuse_none(config.log_dirs, broken)
-    for hosted in hosting.directories:
+    for hosted in replica_manager.directories:
         if hosted.name in broken:
-            hosting.fail(hosted, broken[hosted.name])
-    opened = [one.directory for one in hosting.directories if one.offline is None]
+            replica_manager.fail(hosted, broken[hosted.name])
+    opened = [one.directory for one in replica_manager.directories if one.offline is None]
     directory_ids.remember(disk, config.metadata_log_dir, opened, broken)
 
 
@@ -70,12 +72,12 @@ async def mark_running(node: Node, broker_epoch: int) -> None:
     """This process is registered with that epoch: what it writes from now on is lost with the page
     cache only, and the marks tell the next one whether that is the same.
     """
-    for hosted in node.hosting.directories:
+    for hosted in node.replica_manager.directories:
         if hosted.offline is None:
             try:
                 await hosted.pool.run(hosted.directory.mark_running, broker_epoch)
             except (MachineError, OSError) as error:
-                node.hosting.fail(hosted, error)
+                node.replica_manager.fail(hosted, error)
 
 
 def _open(node: Node, path: str) -> LogDirectory:

@@ -25,7 +25,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedDirectory, HostedPartition
+    from kept.node.replicas.replica_manager import LocalDirectory, LocalReplica
     from kept.storage.log import Log
 
 PARTITIONS_A_TURN: Final = 256
@@ -37,15 +37,13 @@ class _Leaving:
 
     __slots__ = ("directory", "hosted", "log")
 
-    def __init__(
-        self, directory: HostedDirectory, log_: Log, hosted: HostedPartition | None
-    ) -> None:
+    def __init__(self, directory: LocalDirectory, log_: Log, hosted: LocalReplica | None) -> None:
         self.directory = directory
         self.log = log_
         self.hosted = hosted
 
 
-class LogChanges:
+class LogLifecycle:
     """See the module. All calls are made on the node's loop."""
 
     def __init__(self, node: Node) -> None:
@@ -78,7 +76,7 @@ class LogChanges:
             self._led_from.setdefault(tp, index)
         self._want(tp, index)
 
-    def remove(self, tp: TopicPartition, hosted: HostedPartition, index: int) -> None:
+    def remove(self, tp: TopicPartition, hosted: LocalReplica, index: int) -> None:
         """Entry ``index`` wants a log no more; nobody serves it since this call."""
         self._leaving[tp] = _Leaving(hosted.directory, hosted.partition.log, hosted)
         self._want(tp, index)
@@ -88,7 +86,7 @@ class LogChanges:
         if tp in self._due or tp in self._begun:
             self._want(tp, index)
 
-    def remove_unwanted(self, tp: TopicPartition, directory: HostedDirectory, log_: Log) -> None:
+    def remove_unwanted(self, tp: TopicPartition, directory: LocalDirectory, log_: Log) -> None:
         """A log was not wanted any more when it was made."""
         self._leaving[tp] = _Leaving(directory, log_, None)
         self._want(tp, None)
@@ -159,14 +157,14 @@ class LogChanges:
         leaving = [self._leaving.pop(tp) for tp in turn if tp in self._leaving]
         if leaving:
             await self._mark_deleted(leaving)
-        await self._node.hosting.open_wanted(turn)
+        await self._node.replica_manager.open_wanted(turn)
 
     async def _mark_deleted(self, leaving: list[_Leaving]) -> None:
         for one in leaving:
             if one.hosted is not None:
                 await one.hosted.manifests.close()
             await one.directory.pool.quiet(one.log)
-        for directory in self._node.hosting.directories:
+        for directory in self._node.replica_manager.directories:
             logs = [(one.log, uuid.uuid4()) for one in leaving if one.directory is directory]
             if not logs:
                 continue
@@ -175,7 +173,7 @@ class LogChanges:
                     directory.directory.mark_all_deleted, logs, self._node.now_ms()
                 )
             except MachineError as error:
-                self._node.hosting.fail(directory, error.as_failure())
+                self._node.replica_manager.fail(directory, error.as_failure())
             else:
                 removals = [
                     (one.log.topic_id, one.log.topic_partition.partition)

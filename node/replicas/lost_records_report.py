@@ -21,7 +21,7 @@ from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.effects import Losing, LostRecord
     from kept.storage.disk import Disk
 
@@ -31,7 +31,7 @@ WHY: Final = (
 )
 
 
-def report(node: Node, hosted: HostedPartition, losing: Losing) -> None:
+def report(node: Node, hosted: LocalReplica, losing: Losing) -> None:
     """Write the report; blocks. A disk that refuses it is told: the cut goes ahead."""
     partition = hosted.partition
     tp = partition.topic_partition

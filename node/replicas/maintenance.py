@@ -24,7 +24,7 @@ from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedDirectory, HostedPartition
+    from kept.node.replicas.replica_manager import LocalDirectory, LocalReplica
     from kept.replication.partition import Partition
     from kept.storage.log import Log
     from kept.storage.segment import Segment
@@ -50,7 +50,7 @@ Job = Callable[[], Iterator[None]]
 """Starts a job; it may be paused wherever it yields."""
 
 
-class Timers:
+class Maintenance:
     """The periodic jobs of one node."""
 
     def __init__(self, node: Node) -> None:
@@ -60,7 +60,7 @@ class Timers:
         self._writing: set[tuple[str, Checkpoint]] = set()
         self._looking: set[str] = set()
         """Directories that a thread looks for; it may hang where a disk does."""
-        self._idle: list[HostedPartition] = []
+        self._idle: list[LocalReplica] = []
         """Replicas whose turn to be looked for comes though nobody writes to them."""
         self._free_at = 0.0
         """When the next slice of any job may begin: slices of several would add up to a stall."""
@@ -129,21 +129,21 @@ class Timers:
 
     def _each(
         self,
-        job: Callable[[HostedPartition], Any],
-        chosen: Iterable[HostedPartition] | None = None,
+        job: Callable[[LocalReplica], Any],
+        chosen: Iterable[LocalReplica] | None = None,
     ) -> Iterator[None]:
         """Run a job for every partition, or those chosen; a disk error takes its directory offline
         only.
         """
-        hosting = self._node.hosting
-        for hosted in list(hosting.hosted.values()) if chosen is None else chosen:
+        replica_manager = self._node.replica_manager
+        for hosted in list(replica_manager.hosted.values()) if chosen is None else chosen:
             tp = hosted.partition.topic_partition
-            if hosting.hosted.get(tp) is not hosted:
+            if replica_manager.hosted.get(tp) is not hosted:
                 continue
             try:
                 job(hosted)
             except MachineError as error:
-                hosting.fail(hosted.directory, error)
+                replica_manager.fail(hosted.directory, error)
             except KeptError as error:
                 log.error("job failed", topic=tp.topic, partition=tp.partition, error=str(error))
             yield
@@ -152,12 +152,12 @@ class Timers:
 
     def checkpoint_high_watermarks(self) -> Iterator[None]:
         """replication-offset-checkpoint, where one can have moved."""
-        attention = self._node.hosting.attention
-        yield from attention.gather(self._node.now_ms())
-        if not attention.unsettled and not attention.left:
+        dirty_logs = self._node.replica_manager.dirty_logs
+        yield from dirty_logs.gather(self._node.now_ms())
+        if not dirty_logs.unsettled and not dirty_logs.left:
             return
         if not any(kind is Checkpoint.HIGH_WATERMARKS for _, kind in self._writing):
-            attention.settle()
+            dirty_logs.settle()
         yield from self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
 
     def checkpoint_recovery_points(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class Timers:
         self, kind: Checkpoint, value: Callable[[Partition], int | None]
     ) -> Iterator[None]:
         """Write what changed since the last time, in the directory's threads."""
-        for directory in self._node.hosting.directories:
+        for directory in self._node.replica_manager.directories:
             key = (directory.name, kind)
             if key in self._writing:
                 continue
@@ -191,15 +191,15 @@ class Timers:
     def _checkpointed(
         self,
         key: tuple[str, Checkpoint],
-        directory: HostedDirectory,
+        directory: LocalDirectory,
         done: asyncio.Future[Any],
     ) -> None:
         self._writing.discard(key)
         error = done.exception()
         if error is not None:
-            self._node.hosting.attention.left = True  # it is written at the next turn
+            self._node.replica_manager.dirty_logs.left = True  # it is written at the next turn
         if isinstance(error, MachineError):
-            self._node.hosting.fail(directory, error)
+            self._node.replica_manager.fail(directory, error)
         elif error is not None:
             log.exception("checkpoint failed", error, path=directory.name)
 
@@ -207,10 +207,10 @@ class Timers:
 
     def expel_lagging(self) -> Iterator[None]:
         """Replicas that lag leave the ISR, half of ``replica.lag.time.max.ms`` late at most."""
-        if self._node.membership is None:
+        if self._node.cluster_link is None:
             return iter(())  # a lone node has no other
         if perf_counter() >= self._node.serve_until:
-            self._node.look_up()  # if this node stood still, nobody lagged
+            self._node.check_stalled()  # if this node stood still, nobody lagged
         now_ms = monotonic_ms()
         return self._each(lambda hosted: hosted.partition.tick(now_ms))
 
@@ -218,7 +218,7 @@ class Timers:
         """Delete what is too old or too much; only the leader decides (rule 43)."""
         now_ms = self._node.now_ms()
 
-        def one(hosted: HostedPartition) -> None:
+        def one(hosted: LocalReplica) -> None:
             for base_offset, reason in hosted.partition.retention(now_ms) or ():
                 tp = hosted.partition.topic_partition
                 log.info(
@@ -234,10 +234,10 @@ class Timers:
     def roll_idle(self) -> Iterator[None]:
         """Roll active segments that are too old though nobody appends (rule 3)."""
         now_ms = self._node.now_ms()
-        attention = self._node.hosting.attention
-        yield from attention.gather(monotonic_ms())
+        dirty_logs = self._node.replica_manager.dirty_logs
+        yield from dirty_logs.gather(monotonic_ms())
         yield from self._each(
-            lambda hosted: hosted.partition.log.maybe_roll(now_ms), attention.aged(now_ms)
+            lambda hosted: hosted.partition.log.maybe_roll(now_ms), dirty_logs.aged(now_ms)
         )
 
     def flush_due(self) -> Iterator[None]:
@@ -246,15 +246,15 @@ class Timers:
         By the clock that never jumps: records wait for ``flush.ms`` whatever somebody sets.
         """
         now_ms = monotonic_ms()
-        attention = self._node.hosting.attention
-        yield from attention.gather(now_ms)
+        dirty_logs = self._node.replica_manager.dirty_logs
+        yield from dirty_logs.gather(now_ms)
         due = []
-        for number, hosted in enumerate(list(attention.unflushed)):
+        for number, hosted in enumerate(list(dirty_logs.unflushed)):
             log_ = hosted.partition.log
             if wants_flush(log_, now_ms):
                 due.append(hosted)
             elif not flushes_later(log_):
-                attention.unflushed.pop(hosted, None)
+                dirty_logs.unflushed.pop(hosted, None)
             if number % LOOK_AT == LOOK_AT - 1:
                 yield
         yield from self._each(lambda hosted: hosted.directory.pool.flush(hosted.partition.log), due)
@@ -262,12 +262,12 @@ class Timers:
     def delete_expired(self) -> Iterator[None]:
         """Remove files and logs whose ``file.delete.delay.ms`` is over, in threads."""
         now_ms = self._node.now_ms()
-        attention = self._node.hosting.attention
+        dirty_logs = self._node.replica_manager.dirty_logs
 
-        def one(hosted: HostedPartition) -> None:
+        def one(hosted: LocalReplica) -> None:
             log_ = hosted.partition.log
             if not log_.waiting_deletes:
-                attention.leaving.pop(hosted, None)
+                dirty_logs.leaving.pop(hosted, None)
                 return
             if paths := retention.take_expired(log_, now_ms):
                 self._in_thread(hosted.directory, remove, log_, paths)
@@ -279,9 +279,9 @@ class Timers:
                 self._node.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
                 raise
 
-        yield from attention.gather(monotonic_ms())
-        yield from self._each(one, list(attention.leaving))
-        for directory in self._node.hosting.directories:
+        yield from dirty_logs.gather(monotonic_ms())
+        yield from self._each(one, list(dirty_logs.leaving))
+        for directory in self._node.replica_manager.directories:
             if directory.offline is None:
                 self._in_thread(directory, directory.directory.purge, now_ms)
 
@@ -293,34 +293,34 @@ class Timers:
         directory. Writes and fsyncs there succeed, and keep nothing. Of the other files some are
         looked for each time, all of them in turn.
         """
-        attention = self._node.hosting.attention
-        yield from attention.gather(monotonic_ms())
-        attention.written.update(self._next_idle())
-        chosen: dict[HostedDirectory, list[HostedPartition]] = {}
-        for number, hosted in enumerate(list(attention.written)):
+        dirty_logs = self._node.replica_manager.dirty_logs
+        yield from dirty_logs.gather(monotonic_ms())
+        dirty_logs.written.update(self._next_idle())
+        chosen: dict[LocalDirectory, list[LocalReplica]] = {}
+        for number, hosted in enumerate(list(dirty_logs.written)):
             chosen.setdefault(hosted.directory, []).append(hosted)
             if number % LOOK_AT == LOOK_AT - 1:
                 yield
-        for directory in self._node.hosting.directories:
+        for directory in self._node.replica_manager.directories:
             if directory.offline is None and directory.name not in self._looking:
                 several = chosen.get(directory, [])[:FILES_A_JOB]
-                attention.written.difference_update(several)
+                dirty_logs.written.difference_update(several)
                 self._look_for(directory, several)
                 yield
         self._node.look_for_metadata()
 
-    def _next_idle(self) -> list[HostedPartition]:
-        hosted = self._node.hosting.hosted
+    def _next_idle(self) -> list[LocalReplica]:
+        hosted = self._node.replica_manager.hosted
         if not self._idle:
             self._idle = list(hosted.values())
         turn = self._idle[-IDLE_FILES_A_TURN:]
         del self._idle[-IDLE_FILES_A_TURN:]
         return [one for one in turn if hosted.get(one.partition.topic_partition) is one]
 
-    def _look_for(self, directory: HostedDirectory, several: list[HostedPartition]) -> None:
+    def _look_for(self, directory: LocalDirectory, several: list[LocalReplica]) -> None:
         active = [(one, one.partition.log.active_segment) for one in several]
 
-        def look() -> list[tuple[HostedPartition, Segment]]:
+        def look() -> list[tuple[LocalReplica, Segment]]:
             directory.directory.verify()
             return [(one, segment) for one, segment in active if not segment.is_in_place]
 
@@ -328,26 +328,26 @@ class Timers:
             self._looking.discard(directory.name)
             error = finished.exception()
             if isinstance(error, MachineError):
-                self._node.hosting.fail(directory, error)
+                self._node.replica_manager.fail(directory, error)
                 return
             if error is not None:
                 log.exception("looking for files failed", error, path=directory.name)
                 return
-            hosting = self._node.hosting
+            replica_manager = self._node.replica_manager
             for hosted, segment in finished.result():
                 log_ = hosted.partition.log
-                here = hosting.hosted.get(hosted.partition.topic_partition) is hosted
+                here = replica_manager.hosted.get(hosted.partition.topic_partition) is hosted
                 if here and log_.active_segment is segment:  # not rolled or deleted meanwhile
-                    hosting.fail(directory, vanished(segment.path(layout.LOG)))
+                    replica_manager.fail(directory, vanished(segment.path(layout.LOG)))
 
         self._looking.add(directory.name)
         directory.pool.run(look).add_done_callback(looked)
 
-    def _in_thread(self, directory: HostedDirectory, function: Any, *args: Any) -> None:
+    def _in_thread(self, directory: LocalDirectory, function: Any, *args: Any) -> None:
         def done(finished: asyncio.Future[Any]) -> None:
             error = finished.exception()
             if isinstance(error, MachineError):
-                self._node.hosting.fail(directory, error)
+                self._node.replica_manager.fail(directory, error)
             elif error is not None:
                 log.exception("deletion failed", error, path=directory.name)
 
@@ -382,12 +382,12 @@ def advance(steps: Iterator[None]) -> bool:
 
 def collecting(
     node: Node,
-    directory: HostedDirectory,
+    directory: LocalDirectory,
     value: Callable[[Partition], int | None],
     found: dict[TopicPartition, int],
 ) -> Iterator[None]:
     """Put into ``found`` what a checkpoint of a directory holds, in steps."""
-    for tp, hosted in list(node.hosting.hosted.items()):
+    for tp, hosted in list(node.replica_manager.hosted.items()):
         if hosted.directory is directory:
             number = value(hosted.partition)
             if number is not None:
@@ -396,7 +396,7 @@ def collecting(
 
 
 def collect(
-    node: Node, directory: HostedDirectory, value: Callable[[Partition], int | None]
+    node: Node, directory: LocalDirectory, value: Callable[[Partition], int | None]
 ) -> dict[TopicPartition, int]:
     """The same at once."""
     found: dict[TopicPartition, int] = {}

@@ -23,13 +23,13 @@ from kept.cluster.topic_config import log_config
 from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC
 from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_COMPRESSED_BYTES
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.replicas.dirty_logs import Attention
-from kept.node.replicas.log_lifecycle import LogChanges
+from kept.node.replicas.dirty_logs import DirtyLogs
+from kept.node.replicas.log_lifecycle import LogLifecycle
 from kept.node.replicas.manifests import recover as manifests_found
 from kept.node.replicas.manifests.replica import ReplicaManifests
-from kept.node.replicas.manifests.status import Known
-from kept.node.replicas.role_changes import Roles
-from kept.node.replicas.stray_logs import Strays
+from kept.node.replicas.manifests.status import ManifestStatus
+from kept.node.replicas.role_changes import RoleChanges
+from kept.node.replicas.stray_logs import StrayLogs
 from kept.node.runtime.executors import Callback, FlushPool
 from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
@@ -64,7 +64,7 @@ LOGS_A_JOB: Final = 64
 """Logs that a thread opens, creates or renames before the loop hears of them."""
 
 
-class HostedDirectory:
+class LocalDirectory:
     """One of ``log.dirs`` with its threads. ``offline`` is the reason once it failed."""
 
     def __init__(self, directory: LogDirectory, pool: FlushPool, name: str) -> None:
@@ -75,7 +75,7 @@ class HostedDirectory:
         self.count = 0
 
 
-class HostedPartition:
+class LocalReplica:
     """A replica on this node, with what requests need beside it."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class HostedPartition:
         "throttled_as_leader",
     )
 
-    def __init__(self, partition: Partition, directory: HostedDirectory) -> None:
+    def __init__(self, partition: Partition, directory: LocalDirectory) -> None:
         self.partition = partition
         self.directory = directory
         self.compaction: CompactionState | None = None
@@ -129,7 +129,7 @@ class HostedPartition:
         return done
 
 
-class HostedTopic:
+class LocalTopic:
     """A topic's partitions on this node, by number."""
 
     __slots__ = ("count", "name", "offline", "partitions", "topic_id")
@@ -139,7 +139,7 @@ class HostedTopic:
         self.topic_id = topic_id
         self.count = count
         """Partitions of the topic, here and elsewhere."""
-        self.partitions: dict[int, HostedPartition] = {}
+        self.partitions: dict[int, LocalReplica] = {}
         self.offline: dict[int, str] = {}
 
     def absent(self, index: int) -> KeptError:
@@ -159,24 +159,24 @@ class _Opening:
     topic_id: uuid.UUID
     record: PartitionRecord
     config: LogConfig
-    directory: HostedDirectory = field(init=False)
+    directory: LocalDirectory = field(init=False)
     exists: bool = False
     stray: str | None = None
 
 
-_Opened: TypeAlias = "tuple[Log, CompactionState | None, Known]"
+_Opened: TypeAlias = "tuple[Log, CompactionState | None, ManifestStatus]"
 
 
-class Hosting:
+class ReplicaManager:
     """What this node hosts, for requests, timers and the cleaner."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.by_name: dict[bytes, HostedTopic] = {}
-        self.by_id: dict[bytes, HostedTopic] = {}
+        self.by_name: dict[bytes, LocalTopic] = {}
+        self.by_id: dict[bytes, LocalTopic] = {}
         self.partitions: dict[TopicPartition, Partition] = {}
-        self.hosted: dict[TopicPartition, HostedPartition] = {}
-        self.directories: list[HostedDirectory] = []
+        self.hosted: dict[TopicPartition, LocalReplica] = {}
+        self.directories: list[LocalDirectory] = []
         self._quiet_until: dict[str, float] = {}
         self.left_closed = 0
         """Replicas that there were too few open files for."""
@@ -187,12 +187,12 @@ class Hosting:
         """What followers out of sync may take from here."""
         self.follower_quota = ReplicationQuota()
         """What replicas here that are out of sync may fetch."""
-        self.roles = Roles(node)
-        self.strays = Strays(node)
-        self.changes = LogChanges(node)
+        self.roles = RoleChanges(node)
+        self.strays = StrayLogs(node)
+        self.changes = LogLifecycle(node)
         self.image = Image()
         """The newest image whose roles were taken here; logs follow it (:attr:`changes`)."""
-        self.attention = Attention()
+        self.dirty_logs = DirtyLogs()
         self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
         """Generations that are built and put into place at a time."""
         self.compaction_moved: Callable[[TopicPartition], None] = lambda _: None
@@ -215,7 +215,7 @@ class Hosting:
             compression_type=config.compression_type,
         )
 
-    def _throttle(self, image: Image, topic: str, several: Iterable[HostedPartition]) -> None:
+    def _throttle(self, image: Image, topic: str, several: Iterable[LocalReplica]) -> None:
         """Note which of a topic's partitions are throttled here."""
         as_leader = reassignment.throttled(image, topic, reassignment.LEADER_REPLICAS)
         as_follower = reassignment.throttled(image, topic, reassignment.FOLLOWER_REPLICAS)
@@ -231,7 +231,7 @@ class Hosting:
         self.leader_quota.bytes_per_second = config.leader_replication_throttled_rate
         self.follower_quota.bytes_per_second = config.follower_replication_throttled_rate
 
-    def _configure(self, hosted: HostedPartition, config: LogConfig) -> None:
+    def _configure(self, hosted: LocalReplica, config: LogConfig) -> None:
         hosted.partition.update_config(config)
         hosted.rules = rules = self._rules(config)
         hosted.loop_rules = rules.within(
@@ -261,7 +261,7 @@ class Hosting:
         """
         self.image = image
         self._defaults = self._node.config.topic_defaults()
-        found: dict[TopicPartition, list[tuple[HostedDirectory, uuid.UUID | None]]] = {}
+        found: dict[TopicPartition, list[tuple[LocalDirectory, uuid.UUID | None]]] = {}
         for directory in self.directories:
             for entry in self._scan(directory):
                 if entry.is_stray:
@@ -342,7 +342,7 @@ class Hosting:
         log.error("logs left closed", count=self.left_closed, why=why)
         return openings[:limit]
 
-    def _scan(self, directory: HostedDirectory) -> list[FoundLog]:
+    def _scan(self, directory: LocalDirectory) -> list[FoundLog]:
         try:
             return [] if directory.offline is not None else directory.directory.scan()
         except ResourceExhausted:
@@ -351,7 +351,7 @@ class Hosting:
             self.fail(directory, error)
             return []
 
-    def _several(self, tp: TopicPartition, places: list[HostedDirectory]) -> None:
+    def _several(self, tp: TopicPartition, places: list[LocalDirectory]) -> None:
         """One log is in several directories, as after one was copied by hand, or an old disk came
         back. Which one holds what was acknowledged, nobody knows here: none is opened or removed.
         """
@@ -378,13 +378,13 @@ class Hosting:
                     why=f"its records, up to offset {end} at least, are lost here: it begins anew",
                 )
 
-    def _register(self, topic: TopicImage) -> HostedTopic:
-        hosted = HostedTopic(topic.name, topic.topic_id, len(topic.partitions))
+    def _register(self, topic: TopicImage) -> LocalTopic:
+        hosted = LocalTopic(topic.name, topic.topic_id, len(topic.partitions))
         self.by_name[topic.name.encode()] = hosted
         self.by_id[topic.topic_id.bytes] = hosted
         return hosted
 
-    def _emptiest(self) -> HostedDirectory:
+    def _emptiest(self) -> LocalDirectory:
         online = [one for one in self.directories if one.offline is None]
         if not online:
             raise KafkaStorageError("every log directory is offline")
@@ -422,7 +422,7 @@ class Hosting:
         opening.directory, opening.stray, opening.exists = stray.directory, stray.name, True
         return True
 
-    def _wanted(self, tp: TopicPartition) -> tuple[HostedTopic, PartitionRecord] | None:
+    def _wanted(self, tp: TopicPartition) -> tuple[LocalTopic, PartitionRecord] | None:
         """A partition's topic and state where the image has a replica of it here."""
         record = self.image.partition(tp.topic, tp.partition)
         topic = self.by_name.get(tp.topic.encode())
@@ -454,7 +454,7 @@ class Hosting:
                     if self._reconfigured != reconfigured:
                         opening.config = self.config_for(self.image, opening.tp.topic)
                     self._host(opening, wanted[1], *outcome)
-                await pace.breathe()
+                await pace.checkpoint()
         await self.roles.elected()
 
     def _not_wanted(self, opening: _Opening, outcome: _Opened | Exception) -> None:
@@ -473,7 +473,7 @@ class Hosting:
         new = [opening for opening in several if not opening.exists]
         created: list[_Opened | Exception]
         try:
-            created = [(log_, None, Known()) for log_ in self._create(new)] if new else []
+            created = [(log_, None, ManifestStatus()) for log_ in self._create(new)] if new else []
         except ResourceExhausted as error:
             created = self._one_by_one(new) if len(new) > 1 else [error]
         except MachineError as error:
@@ -550,7 +550,7 @@ class Hosting:
         record: PartitionRecord,
         log_: Log,
         state: CompactionState | None,
-        known: Known,
+        known: ManifestStatus,
     ) -> None:
         """A log is open: it is served from now on, in the role that ``record`` gives it."""
         tp = opening.tp
@@ -564,14 +564,14 @@ class Hosting:
             on_machine_error=lambda error: self._failed_under(hosted, error),
             on_effect=lambda effect: self.roles.heard(hosted, effect),
         )
-        hosted = HostedPartition(partition, opening.directory)
+        hosted = LocalReplica(partition, opening.directory)
         hosted.compaction = state
         hosted.manifests = ReplicaManifests(self._node, hosted, known)
         self._configure(hosted, opening.config)
         self._throttle(self.image, tp.topic, (hosted,))
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
-        self.attention.begin(hosted)
+        self.dirty_logs.begin(hosted)
         self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
         self.roles.take(hosted, record)
 
@@ -594,7 +594,7 @@ class Hosting:
             self._register(created)
         me = self._node.node_id
         for change in delta.partitions:
-            await pace.breathe()
+            await pace.checkpoint()
             tp, before, record = change.topic_partition, change.before, change.after
             hosted = self.hosted.get(tp)
             topic = self.by_name[tp.topic.encode()]
@@ -618,16 +618,16 @@ class Hosting:
         for record in gone.partitions:
             if self._node.node_id in record.replicas:
                 self._remove(topic, TopicPartition(gone.name, record.partition))
-                await pace.breathe()
+                await pace.checkpoint()
 
-    def _remove(self, topic: HostedTopic, tp: TopicPartition) -> None:
+    def _remove(self, topic: LocalTopic, tp: TopicPartition) -> None:
         """A replica is not to be here any more: it is served no more, and its log goes."""
         hosted = topic.partitions.pop(tp.partition, None)
         if hosted is None:
             self.changes.forget(tp, self.image.index)
             return
         del self.partitions[tp], self.hosted[tp]
-        self.attention.end(hosted)
+        self.dirty_logs.end(hosted)
         hosted.directory.count -= 1
         self._node.partition_gone(tp)
         self.roles.leave(hosted)
@@ -642,7 +642,7 @@ class Hosting:
 
     # Failure.
 
-    def directory_of(self, error: MachineError) -> HostedDirectory | None:
+    def directory_of(self, error: MachineError) -> LocalDirectory | None:
         """The directory whose file an error names."""
         for one in self.directories:
             if error.path == one.name or error.path.startswith(one.name.rstrip("/") + "/"):
@@ -659,12 +659,12 @@ class Hosting:
             self._quiet_until[error.path] = now + NOISE_INTERVAL_S
             log.error("a log is damaged", path=error.path, error=str(error))
 
-    def _failed_under(self, hosted: HostedPartition, error: MachineError) -> None:
+    def _failed_under(self, hosted: LocalReplica, error: MachineError) -> None:
         """A replica could not use its files; one that was deleted has none to use."""
         if self.hosted.get(hosted.partition.topic_partition) is hosted:
             self.fail(hosted.directory, error)
 
-    def fail(self, directory: HostedDirectory, error: BaseException) -> None:
+    def fail(self, directory: LocalDirectory, error: BaseException) -> None:
         """Take a log directory offline with all its partitions; not for want of descriptors."""
         if directory.offline is not None:
             return
@@ -682,7 +682,7 @@ class Hosting:
             if hosted.directory is not directory:
                 continue
             del self.hosted[tp]
-            self.attention.end(hosted)
+            self.dirty_logs.end(hosted)
             del self.partitions[tp]
             topic = self.by_name.get(tp.topic.encode())
             if topic is not None:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 
-class Roles:
+class RoleChanges:
     """See the module. ``serving``: roles are taken; ``suspended``: but nobody is served."""
 
     def __init__(self, node: Node) -> None:
@@ -34,7 +34,7 @@ class Roles:
         self.suspended = False
         self._electing: set[asyncio.Future[Any]] = set()
 
-    def take(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+    def take(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         """Become to a partition what ``record`` says."""
         if not self.serving or hosted.partition.offline is not None:
             return
@@ -45,7 +45,7 @@ class Roles:
         else:
             self._follow(hosted, record)
 
-    def _lead(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+    def _lead(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
         partition, node = hosted.partition, self._node
         metrics = node.metrics.cluster
@@ -83,13 +83,13 @@ class Roles:
                 ticket.done()
                 metrics.failed_over(noticed, node.loop.time())
             elif isinstance(error, MachineError):
-                self._node.hosting.fail(hosted.directory, error)
+                self._node.replica_manager.fail(hosted.directory, error)
             else:
                 log.exception("leader epoch not saved", error)
 
         saving.add_done_callback(saved)
 
-    def _follow(self, hosted: HostedPartition, record: PartitionRecord) -> None:
+    def _follow(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         partition = hosted.partition
         unclean = self._node.metadata.member.history.unclean
         partition.unclean_epoch = unclean.get(record.key, -1)
@@ -103,31 +103,31 @@ class Roles:
         )
         if record.leader == NO_LEADER:
             self._stop_following(hosted)
-        elif news and (membership := self._node.membership) is not None:
-            membership.fetchers.follow(hosted, record.leader, record.leader_epoch)
+        elif news and (cluster_link := self._node.cluster_link) is not None:
+            cluster_link.fetchers.follow(hosted, record.leader, record.leader_epoch)
         hosted.manifests.follow(record)
 
-    def _stop_following(self, hosted: HostedPartition) -> None:
-        membership = self._node.membership
-        if membership is not None:
-            membership.fetchers.stop_following(hosted.partition.topic_partition)
+    def _stop_following(self, hosted: LocalReplica) -> None:
+        cluster_link = self._node.cluster_link
+        if cluster_link is not None:
+            cluster_link.fetchers.stop_following(hosted.partition.topic_partition)
 
-    def throttled(self, hosted: HostedPartition) -> None:
+    def throttled(self, hosted: LocalReplica) -> None:
         """Whether it is throttled as a follower may have changed."""
-        membership = self._node.membership
-        if membership is not None:
-            membership.fetchers.throttle(hosted)
+        cluster_link = self._node.cluster_link
+        if cluster_link is not None:
+            cluster_link.fetchers.throttle(hosted)
 
     def lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
         """A replica here is offline: fetch it no more, leave its ISR, let another one lead."""
-        membership = self._node.membership
-        if membership is None or not self.serving or record is None:
+        cluster_link = self._node.cluster_link
+        if cluster_link is None or not self.serving or record is None:
             return
-        membership.fetchers.stop_following(tp)
+        cluster_link.fetchers.stop_following(tp)
         if self._node.node_id in record.isr and len(record.isr) > 1:
-            membership.isr_changes.resign(tp, record)
+            cluster_link.alter_partition.resign(tp, record)
 
-    def leave(self, hosted: HostedPartition) -> None:
+    def leave(self, hosted: LocalReplica) -> None:
         """It is not hosted here any more."""
         self._stop_following(hosted)
         hosted.partition.resign()
@@ -143,13 +143,13 @@ class Roles:
     def resume(self, image: Image) -> None:
         """The node may serve: take every role of ``image``, or go on with it."""
         first, self.serving, self.suspended = not self.serving, True, False
-        for tp, hosted in list(self._node.hosting.hosted.items()):
+        for tp, hosted in list(self._node.replica_manager.hosted.items()):
             record = image.partition(tp.topic, tp.partition)
             if record is not None and record.topic_id == hosted.partition.topic_id:
                 self.take(hosted, record)
             if not first:
                 hosted.partition.resume()
-        for topic in self._node.hosting.by_name.values():
+        for topic in self._node.replica_manager.by_name.values():
             for number in topic.offline:
                 self.lost(TopicPartition(topic.name, number), image.partition(topic.name, number))
         self._node.groups.roles_taken(image)
@@ -157,18 +157,18 @@ class Roles:
     def suspend(self) -> None:
         """Serve nobody until :meth:`resume`."""
         self.suspended = True
-        for hosted in self._node.hosting.hosted.values():
+        for hosted in self._node.replica_manager.hosted.values():
             hosted.partition.suspend()
 
     def brokers_changed(self) -> None:
         """Who may join an ISR has changed, or which process of a broker may fetch."""
         event = self._brokers(self._node.image)
-        for hosted in list(self._node.hosting.hosted.values()):
+        for hosted in list(self._node.replica_manager.hosted.values()):
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
                 partition.step(event)
-        if self._node.membership is not None:
-            self._node.membership.news.brokers_changed()
+        if self._node.cluster_link is not None:
+            self._node.cluster_link.news.brokers_changed()
 
     @staticmethod
     def _brokers(image: Image) -> BrokersChanged:
@@ -179,11 +179,11 @@ class Roles:
 
     # What partitions tell.
 
-    def heard(self, hosted: HostedPartition, effect: Any) -> None:
+    def heard(self, hosted: LocalReplica, effect: Any) -> None:
         """An effect of a partition that concerns others."""
-        membership = self._node.membership
-        if isinstance(effect, ProposeIsr) and membership is not None:
-            membership.isr_changes.ask(hosted.partition)
+        cluster_link = self._node.cluster_link
+        if isinstance(effect, ProposeIsr) and cluster_link is not None:
+            cluster_link.alter_partition.ask(hosted.partition)
         elif isinstance(effect, ManifestPublished):
             hosted.manifests.published(effect.identity)
         elif isinstance(effect, Truncated):
@@ -193,7 +193,7 @@ class Roles:
 
             lost_records_report.report(self._node, hosted, effect)
 
-    def _truncated(self, hosted: HostedPartition, effect: Truncated) -> None:
+    def _truncated(self, hosted: LocalReplica, effect: Truncated) -> None:
         """Recovery points are durable before a truncated log takes appends."""
         tp = hosted.partition.topic_partition
         say = log.warning if hosted.partition.may_lose else log.info
@@ -201,5 +201,5 @@ class Roles:
         try:
             hosted.directory.directory.state_recovery_point(tp, effect.recovery_point)
         except MachineError as error:
-            self._node.hosting.fail(hosted.directory, error.as_failure())
+            self._node.replica_manager.fail(hosted.directory, error.as_failure())
         hosted.manifests.tell(Cut(effect.log_end_offset))

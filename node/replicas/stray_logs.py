@@ -22,7 +22,7 @@ from kept.storage.types import LogConfig, TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.replica_history import ReplicaKey
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedDirectory
+    from kept.node.replicas.replica_manager import LocalDirectory
     from kept.storage.directory import FoundLog
 
 WHY = (
@@ -34,7 +34,7 @@ WHY = (
 class Stray(NamedTuple):
     """A log that was set aside; ``name`` is that of its directory."""
 
-    directory: HostedDirectory
+    directory: LocalDirectory
     name: str
 
     @property
@@ -43,7 +43,7 @@ class Stray(NamedTuple):
         return f"{self.directory.name}/{self.name}"
 
 
-class Strays:
+class StrayLogs:
     """See the module. Called on the node's loop."""
 
     def __init__(self, node: Node) -> None:
@@ -57,7 +57,7 @@ class Strays:
         """The directories that were set aside, in order."""
         return sorted(stray.path for stray in (*self._known.values(), *self._unknown))
 
-    async def add(self, directory: HostedDirectory, found: FoundLog) -> None:
+    async def add(self, directory: LocalDirectory, found: FoundLog) -> None:
         """One that an earlier start set aside; it goes if its removal was seen since."""
         stray = Stray(directory, found.directory_name)
         if found.topic_id is None:
@@ -71,7 +71,7 @@ class Strays:
         try:
             await directory.pool.run(self._node.disk.remove_tree, stray.path)
         except MachineError as error:
-            self._node.hosting.fail(directory, error)
+            self._node.replica_manager.fail(directory, error)
 
     def wanted(self, key: ReplicaKey) -> Stray | None:
         """The log of a replica that the image wants here, if it was set aside: to be put back."""
@@ -83,7 +83,7 @@ class Strays:
         return stray
 
     async def not_wanted(
-        self, directory: HostedDirectory, tp: TopicPartition, topic_id: uuid.UUID | None
+        self, directory: LocalDirectory, tp: TopicPartition, topic_id: uuid.UUID | None
     ) -> None:
         """The image does not want this log here: remove it, or set it aside; what cannot be read as
         a log is left alone.
@@ -100,9 +100,9 @@ class Strays:
         except DamagedData as error:
             log.warning("a directory that is no log of this cluster is left alone", why=str(error))
         except MachineError as error:
-            self._node.hosting.fail(directory, error)
+            self._node.replica_manager.fail(directory, error)
 
-    async def _unborn(self, directory: HostedDirectory, tp: TopicPartition) -> None:
+    async def _unborn(self, directory: LocalDirectory, tp: TopicPartition) -> None:
         if await directory.pool.run(directory.directory.remove_unborn, tp):
             log.info("a creation that was interrupted", topic=tp.topic, partition=tp.partition)
             return
@@ -113,7 +113,7 @@ class Strays:
             why="its partition.metadata, which says whose it is, is missing or damaged",
         )
 
-    async def _delete(self, directory: HostedDirectory, tp: TopicPartition) -> None:
+    async def _delete(self, directory: LocalDirectory, tp: TopicPartition) -> None:
         stray = await directory.pool.run(
             lambda: directory.directory.open_log(tp, None, LogConfig(), now_ms=self._node.now_ms())
         )

@@ -4,7 +4,7 @@ Each replica keeps its active segment open, each connection is a descriptor. Wit
 connection is accepted and no segment rolled. Of RLIMIT_NOFILE (``ulimit -n``, ``LimitNOFILE``)
 
 - :func:`reserved` many are never replicas': a topic that would use one is refused before it is
-  made, whoever asks for it (:class:`FileRoom`), and a node that holds more replicas than that at
+  made, whoever asks for it (:class:`FdQuota`), and a node that holds more replicas than that at
   its start leaves some of them closed;
 - half of those are never connections' either: closed segments, indexes, the cleaner, other nodes
   (:meth:`OpenFiles.connection_limit`).
@@ -66,7 +66,7 @@ class OpenFiles:
         work of this node leave.
         """
         limit = file_limit()
-        left = limit - reserved(limit) // 2 - len(self._node.hosting.hosted)
+        left = limit - reserved(limit) // 2 - len(self._node.replica_manager.hosted)
         left -= self._node.node_connections.count
         return min(self._node.config.max_connections, max(left, 0))
 
@@ -85,7 +85,7 @@ class OpenFiles:
                 "out of open files or memory",
                 error=str(error),
                 limit=file_limit(),
-                replicas=len(self._node.hosting.hosted),
+                replicas=len(self._node.replica_manager.hosted),
                 connections=self._node.connection_count,
                 why="it is tried again; raise LimitNOFILE (ulimit -n), or lower max.connections",
             )
@@ -109,7 +109,7 @@ class OpenFiles:
         disk.max_reopenable = min(MAX_REOPENABLE, reserved(limit) // 4)
 
 
-class FileRoom:
+class FdQuota:
     """What one decision may still create. Brokers are taken to have the limit of this one, and
     this one knows its connections.
     """
@@ -181,5 +181,5 @@ def check_room(node: Node, image: Image, records: Iterable[MetadataRecord]) -> N
         if isinstance(record, PartitionRecord):
             before = image.partition(record.topic_id, record.partition)
             if before is None or not set(record.replicas) <= set(before.replicas):
-                FileRoom(node, image).take(records)
+                FdQuota(node, image).take(records)
                 return

@@ -1,18 +1,18 @@
 """Bytes in flight, of one node: what requests and responses may hold in memory together.
 
 Every connection draws on it for request bytes beyond its small base buffer and for response bytes
-that its peer has not taken yet, through the :meth:`~Budget.account` of its address, which may hold
-a part of the whole. A connection that finds either of them empty stops reading until bytes come
-back.
+that its peer has not taken yet, through the :meth:`~MemoryBudget.account` of its address, which may
+hold a part of the whole. A connection that finds either of them empty stops reading until bytes
+come back.
 
 Nobody waits for ever. The first to draw always may, so that a request larger than the whole budget
 still passes. Requests are drawn for as their bytes come in, so several that are half read may hold
 all there is: therefore one of those that hold something already may pass the limit at a time, until
 it gives back. What is out is thus at most the limit, one request, and what responses forced.
 
-What batches inflate to is drawn in turn (:class:`Share`). Who draws on a share holds nothing of it
-while it waits, and who has drawn waits for nothing, so shares cannot deadlock either, not even
-while frames hold the whole budget.
+What batches inflate to is drawn in turn (:class:`BudgetShare`). Who draws on a share holds nothing
+of it while it waits, and who has drawn waits for nothing, so shares cannot deadlock either, not
+even while frames hold the whole budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 
-class Budget:
+class MemoryBudget:
     """A limit in bytes with a queue of those who wait for it, perhaps inside another one.
 
     ``limit_bytes`` is the most that may be out; ``used_bytes`` what is out now. What is drawn here
@@ -46,7 +46,7 @@ class Budget:
         self,
         limit_bytes: int,
         account_limit_bytes: int | None = None,
-        parent: Budget | None = None,
+        parent: MemoryBudget | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.account_limit_bytes = account_limit_bytes
@@ -55,15 +55,15 @@ class Budget:
         self._waiters: deque[Callable[[], None]] = deque()
         self._passing: object | None = None
         """Who may pass the limit, since it holds a part of what it needs."""
-        self._refused_by: Budget | None = None
-        self._accounts: WeakValueDictionary[str, Budget] = WeakValueDictionary()
+        self._refused_by: MemoryBudget | None = None
+        self._accounts: WeakValueDictionary[str, MemoryBudget] = WeakValueDictionary()
 
-    def account(self, address: str) -> Budget:
+    def account(self, address: str) -> MemoryBudget:
         """What one address may draw; kept while somebody uses it."""
         account = self._accounts.get(address)
         if account is None:
             limit = self.account_limit_bytes
-            account = Budget(self.limit_bytes if limit is None else limit, parent=self)
+            account = MemoryBudget(self.limit_bytes if limit is None else limit, parent=self)
             self._accounts[address] = account
         return account
 
@@ -79,7 +79,7 @@ class Budget:
         ``holder`` names who draws, if it holds something that it gives back only once it has this,
         too: one such may pass the limit.
         """
-        level: Budget | None = self
+        level: MemoryBudget | None = self
         while level is not None:
             if not level._admits(size_bytes, holder):
                 self._refused_by = None if level is self else level
@@ -136,7 +136,7 @@ class Budget:
         )
 
 
-class Share:
+class BudgetShare:
     """A part of a budget that is drawn in turn: first come, first served.
 
     ``limit_bytes`` is the most that may be out of it; the first to draw always may, whatever else
@@ -145,7 +145,7 @@ class Share:
 
     __slots__ = ("_budget", "_queue", "limit_bytes", "used_bytes")
 
-    def __init__(self, budget: Budget, limit_bytes: int) -> None:
+    def __init__(self, budget: MemoryBudget, limit_bytes: int) -> None:
         self._budget = budget
         self.limit_bytes = limit_bytes
         self.used_bytes = 0

@@ -31,7 +31,7 @@ class ChildFailed(Exception):
     """A child said something that is no answer, or went away while it was asked."""
 
 
-class Child:
+class ChildProcess:
     """A running process, its stdin and what it says; :func:`spawn` makes one."""
 
     stdin: asyncio.StreamWriter
@@ -115,7 +115,7 @@ class Child:
         return code, said.rpartition("\n")[2]
 
 
-async def spawn(command: Sequence[str], line_bytes: int) -> Child:
+async def spawn(command: Sequence[str], line_bytes: int) -> ChildProcess:
     """Start a process; ``line_bytes`` is the longest line that it may say. Raises OSError."""
     pairs = [socket.socketpair() for _ in range(3)]
     try:
@@ -136,7 +136,7 @@ async def spawn(command: Sequence[str], line_bytes: int) -> Child:
     finally:
         for _, theirs in pairs:
             theirs.close()
-    child = Child(pid)
+    child = ChildProcess(pid)
     streams = [await asyncio.open_connection(sock=ours, limit=line_bytes) for ours, _ in pairs]
     child._ends = [writer for _, writer in streams]
     child.stdin = streams[0][1]

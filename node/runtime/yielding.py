@@ -1,6 +1,6 @@
 """Long work on the loop in short slices: nobody else waits more than a moment for it.
 
-Coroutines pause with :func:`breathe` or :class:`Pace`. A handler that answers small requests in
+Coroutines pause with :func:`checkpoint` or :class:`Pace`. A handler that answers small requests in
 place, and a decision or an encoder that is called from plain code, is a generator that yields after
 each item: :class:`Slices` runs the first steps at once and the rest, if there is any, one slice per
 turn of the loop, however many such works there are.
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from kept.client.steps import Steps, finished
 
-__all__ = ["Pace", "Sliced", "Slices", "Steps", "breathe", "finished"]
+__all__ = ["Pace", "Sliced", "Slices", "Steps", "checkpoint", "finished"]
 
 T = TypeVar("T")
 
@@ -31,14 +31,14 @@ class Pace:
     def __init__(self) -> None:
         self._until = perf_counter() + SLICE_S
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         """Let others run, when it is time."""
         if perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = perf_counter() + SLICE_S
 
 
-async def breathe(position: int) -> None:
+async def checkpoint(position: int) -> None:
     """Let others run, once every :data:`ITEMS_PER_SLICE` items."""
     if position % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
         await asyncio.sleep(0)

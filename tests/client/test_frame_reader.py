@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from kept.client.frame_reader import LARGE_BYTES, MAX_RESPONSE_BYTES, Incoming
+from kept.client.frame_reader import LARGE_BYTES, MAX_RESPONSE_BYTES, FrameReader
 from kept.storage.errors import CorruptMessage
 
 SIZES = (4, 5, 100, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 7, 4, LARGE_BYTES + 1)
@@ -18,7 +18,7 @@ def sent(sizes: tuple[int, ...]) -> tuple[list[bytes], bytes]:
     return frames, b"".join(struct.pack(">i", len(f)) + f for f in frames)
 
 
-def receive(incoming: Incoming, stream: bytes, most: int, draw: random.Random) -> list[bytes]:
+def receive(incoming: FrameReader, stream: bytes, most: int, draw: random.Random) -> list[bytes]:
     """As a shell does, with pieces of at most so many bytes; copies of what comes out."""
     found, at = [], 0
     while at < len(stream):
@@ -43,11 +43,11 @@ def test_whatever_the_pieces(most: int, seed: int) -> None:
     sizes = SIZES if most > 7 else (4, 5, 100, LARGE_BYTES, 6)
     for _ in range(1 if most == 7 else 5):
         frames, stream = sent(tuple(draw.sample(sizes, len(sizes))))
-        assert receive(Incoming(), stream, most, draw) == frames
+        assert receive(FrameReader(), stream, most, draw) == frames
 
 
 def test_large_ones_share_their_memory() -> None:
-    incoming, places = Incoming(), set()
+    incoming, places = FrameReader(), set()
     frames, _ = sent((2 * LARGE_BYTES,) * 4)
     for frame in frames:
         incoming.take(struct.pack(">i", len(frame)) + frame[:10])
@@ -63,7 +63,7 @@ def test_large_ones_share_their_memory() -> None:
 
 @pytest.mark.parametrize("size", [0, 3, -1, MAX_RESPONSE_BYTES + 1])
 def test_what_is_no_response(size: int) -> None:
-    incoming = Incoming()
+    incoming = FrameReader()
     incoming.take(struct.pack(">i", size) + b"HTTP")
     with pytest.raises(CorruptMessage, match="does not speak the Kafka protocol"):
         incoming.next()

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.controller import decisions as decide
-from kept.cluster.controller.broker_sessions import TIMEOUT, Probe, Sessions, SessionSettings
+from kept.cluster.controller.broker_sessions import TIMEOUT, BrokerSessions, Probe, SessionSettings
 from kept.cluster.controller.partition_election import AlterIsr
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER
@@ -32,7 +32,7 @@ class Together:
         self.apply(decide.create_topic(self.image, decide.CreateTopic("t", TOPIC, 1, 3)))
         self.epochs = {node: self.epoch(node) for node in NODES}
         self.now_ms = 1000
-        self.sessions = Sessions(SessionSettings())
+        self.sessions = BrokerSessions(SessionSettings())
         self.probes = self.perform(self.sessions.start(self.image, self.now_ms))
 
     @staticmethod

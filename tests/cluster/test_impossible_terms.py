@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import VotersRecord
 from kept.cluster.metadata.snapshot import check_install, encode_snapshot
 from kept.cluster.metadata.voters import Voter
@@ -21,8 +21,8 @@ from kept.testing.simulated_disk import SimulatedDisk
 VOTERS = tuple(Voter(n, UUID(int=n + 1), f"n{n}", 1) for n in range(3))
 
 
-def opened(disk: SimulatedDisk, **more) -> MetadataMember:
-    return MetadataMember.open(
+def opened(disk: SimulatedDisk, **more) -> MetadataNode:
+    return MetadataNode.open(
         "/meta",
         disk,
         node_id=0,

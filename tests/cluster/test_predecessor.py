@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from tests.cluster.metadata.test_metadata_node import Cluster
 
 
-def next_leader(cluster: Cluster, before: MetadataMember) -> MetadataMember:
+def next_leader(cluster: Cluster, before: MetadataNode) -> MetadataNode:
     for _ in range(200):
         for member in cluster.members.values():
             if member is not before and member.controller_ready:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from kept.compaction.cleaner.job import Job, Source
-from kept.compaction.cleaner.scan_stats import COMMIT, Control, SegmentFacts
+from kept.compaction.cleaner.scan_stats import COMMIT, Control, ScanStats
 from kept.compaction.cleaner.transactions import Markers, decide
 from kept.compaction.manifest.manifest import Identity
 from kept.storage.types import LogConfig
@@ -22,7 +22,7 @@ def marker(at: int, horizon_ms: int = PASSED) -> Control:
 def decided(*events: int | Control, end: int = 20, clean_to: int = 20, **rest: bool) -> Markers:
     """Of one segment 0..20."""
     source = Source(0, 20, 1000, 0)
-    facts = SegmentFacts(source, events=list(events))
+    facts = ScanStats(source, events=list(events))
     job = Job(
         "d", "t", 0, str(UUID(int=1)), Identity(1, 1), 0, 0, end, (source,), NOW, b"",
         LogConfig(delete_retention_ms=500), **rest,

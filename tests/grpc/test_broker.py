@@ -12,7 +12,7 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.calls import ToLeader
 from kept.client.partitioner import partition_for_key
-from kept.node.admin.cluster_client import Gateway
+from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.partition_records import Reader
 from kept.storage.errors import PolicyViolation
 from kept.storage.types import TopicPartition
@@ -198,16 +198,16 @@ def test_a_followed_topic_that_is_deleted(kept_broker, rpc, client):
 
 
 def test_a_topic_of_another_node_is_waited_for():
-    async def wait(membership):
+    async def wait(cluster_link):
         loop, topics = asyncio.get_running_loop(), {}
         image = SimpleNamespace(topics=topics)
-        node = SimpleNamespace(loop=loop, membership=membership, image=image)
+        node = SimpleNamespace(loop=loop, cluster_link=cluster_link, image=image)
         loop.call_later(0.05, topics.update, {"t": 1})
-        await Gateway(node).await_topic("t")
+        await ClusterClient(node).await_topic("t")
         return "t" in topics
 
-    assert asyncio.run(wait(membership=object()))
-    assert not asyncio.run(wait(membership=None)), "a lone node knows all there is"
+    assert asyncio.run(wait(cluster_link=object()))
+    assert not asyncio.run(wait(cluster_link=None)), "a lone node knows all there is"
 
 
 def test_a_topic_made_anew_is_another_one():

@@ -22,7 +22,13 @@ from kept.compaction.manifest import follow, follow_worker, manifest, manifest_s
 from kept.compaction.manifest.apply import CompactionState
 from kept.compaction.manifest.follow import LogsDiffer
 from kept.compaction.manifest.manifest import Identity, Manifest
-from kept.node.replicas.manifests.status import Known, base_name, is_alone, leads, others_apply
+from kept.node.replicas.manifests.status import (
+    ManifestStatus,
+    base_name,
+    is_alone,
+    leads,
+    others_apply,
+)
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown, ManifestOffered
 from kept.replication.leader import Follower, LeaderCore
@@ -107,7 +113,7 @@ class SimManifests:
 
     def __init__(
         self, replicas: CompactingReplicas, partition: Partition, state: CompactionState | None,
-        known: Known,
+        known: ManifestStatus,
     ) -> None:  # fmt: skip
         self.replicas = replicas
         self.node = replicas.node

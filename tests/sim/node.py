@@ -1,6 +1,6 @@
 """A simulated node: a metadata member, a broker's life, the controller's part, partitions.
 
-The twin of what ``node/`` does with asyncio: ``metadata``, ``controlling``, ``brokering``.
+The twin of what ``node/`` does with asyncio: ``metadata``, ``controlling``, ``broker_lifecycle``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kept.cluster.controller import broker_lifecycle, brokers, partition_electio
 from kept.cluster.controller.broker_lifecycle import BrokerLifecycle, LifecycleSettings
 from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
+    BrokerSessions,
     Decide,
     Probe,
-    Sessions,
     SessionSettings,
 )
 from kept.cluster.controller.brokers import Registration
@@ -78,7 +78,7 @@ class SimNode(RaftApp):
             previous_broker_epoch(self.directories.all), self.directories.ids,
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
-        self.sessions = Sessions(SESSIONS, unclean_allowed)
+        self.sessions = BrokerSessions(SESSIONS, unclean_allowed)
         self.replicas = history.replicas_of(self)
         self.decisions: deque[Decision] = deque()
         self.deciding: tuple[int, Callable[[KeptError | None], None]] | None = None

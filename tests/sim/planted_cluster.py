@@ -12,7 +12,7 @@ FOLLOWER = "kept.replication.follower.FollowerCore"
 PARTITION = "kept.replication.partition.Partition"
 REPLICA = "kept.replication.replica.Replica"
 LIFECYCLE = "kept.cluster.controller.broker_lifecycle.BrokerLifecycle"
-MEMBER = "kept.cluster.metadata.metadata_node.MetadataMember"
+MEMBER = "kept.cluster.metadata.metadata_node.MetadataNode"
 
 
 def returns(value: Any) -> Any:

@@ -10,7 +10,7 @@ from kept.cluster.raft.messages import NO_NODE, AppendReply
 from kept.cluster.raft.ready import Role
 from tests.sim.planted import plant
 
-MEMBER = "kept.cluster.metadata.metadata_node.MetadataMember"
+MEMBER = "kept.cluster.metadata.metadata_node.MetadataNode"
 LEADING = "kept.cluster.raft.leader.Leading"
 ELECTION = "kept.cluster.raft.election.Election"
 FOLLOWING = "kept.cluster.raft.follower.Following"
@@ -214,7 +214,7 @@ plant(
     1,
     "election-safety leader-completeness committed-differs",
     "a majority of the voters",
-    ("kept.cluster.raft.voter_set.Membership.quorum", majority_is_one),
+    ("kept.cluster.raft.voter_set.VoterSet.quorum", majority_is_one),
 )
 plant(
     "own-disk-uncounted",

@@ -254,5 +254,5 @@ plant(
 plant(
     "fenced-one-by-one", "crashes", 2, "slow-return",
     "an ISR of which nobody is left stays whole: two of three are enough (33)",
-    ("kept.cluster.controller.broker_sessions.Sessions._fence", one_at_a_time),
+    ("kept.cluster.controller.broker_sessions.BrokerSessions._fence", one_at_a_time),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.metadata_files import Work
-from kept.cluster.metadata.metadata_node import MetadataMember, Outcome
+from kept.cluster.metadata.metadata_node import MetadataNode, Outcome
 from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.metadata.snapshot import check_install
 from kept.cluster.metadata.voters import Voter
@@ -66,7 +66,7 @@ class RaftApp:
         self.process = machine.generation
         seed = machine.world.between(0, 1 << 30)
         self.random = Random(seed)
-        self.member = MetadataMember.open(
+        self.member = MetadataNode.open(
             "/meta",
             machine.disk,
             node_id=self.node_id,

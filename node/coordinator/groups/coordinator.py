@@ -40,7 +40,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.partition import Partition
 
 FIND_WAIT_S: Final = 3.0
@@ -100,7 +100,9 @@ class Coordinator:
             if number not in mine or mine[number].leader_epoch != epoch:
                 self._drop(number)
         for number, record in mine.items():
-            hosted = self._node.hosting.hosted.get(TopicPartition(GROUP_METADATA_TOPIC, number))
+            hosted = self._node.replica_manager.hosted.get(
+                TopicPartition(GROUP_METADATA_TOPIC, number)
+            )
             if hosted is None or number in self._shards:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
@@ -115,7 +117,7 @@ class Coordinator:
         """What the groups of all shards hold."""
         return GroupMemory(self.settings().groups_max_bytes)
 
-    def _shard(self, number: int, hosted: HostedPartition, leader_epoch: int) -> Shard:
+    def _shard(self, number: int, hosted: LocalReplica, leader_epoch: int) -> Shard:
         return Shard(self._node, number, hosted, leader_epoch, self.settings(), self.memory)
 
     def _drop(self, number: int) -> None:
@@ -193,7 +195,7 @@ class Coordinator:
         pace = Pace()
         for group in groups:
             one_of_each.setdefault(self.partition_of(group), group)
-            await pace.breathe()
+            await pace.checkpoint()
         while not all(map(self._is_settled, one_of_each.values())):
             waiting = loop.create_future()
             self._waiting.append(waiting)
@@ -211,7 +213,7 @@ class Coordinator:
         shard = self._shards.get(number)
         if shard is not None:
             return shard.is_active or shard.failed is not None
-        topic = self._node.hosting.by_name.get(GROUP_METADATA_TOPIC.encode())
+        topic = self._node.replica_manager.by_name.get(GROUP_METADATA_TOPIC.encode())
         return topic is not None and number in topic.offline
 
     def _wake(self) -> None:

@@ -33,7 +33,7 @@ from kept.node.coordinator.groups.group import (
     STABLE,
     Group,
 )
-from kept.node.coordinator.groups.join_group import Membership
+from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
 from kept.node.coordinator.groups.offsets import (
@@ -107,7 +107,7 @@ class GroupCore:
         self._deferred: list[DeferredAnswer] = []
         self._last_append = 0
         self._effects: list[Effect] = []
-        self.membership = Membership(self)
+        self.membership = GroupMembership(self)
         self._offsets = OffsetRequests(self)
 
     # Loading.

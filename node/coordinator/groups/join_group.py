@@ -52,7 +52,7 @@ class _StaticMember:
     session_timeout_ms: int
 
 
-class Membership:
+class GroupMembership:
     """Requests and timers that concern members."""
 
     def __init__(self, core: GroupCore) -> None:

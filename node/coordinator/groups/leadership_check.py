@@ -30,8 +30,12 @@ SPARE_S: Final = 1.0
 
 def is_in_doubt(node: Node) -> bool:
     """Whether no controller has answered this node for so long that it may have been replaced."""
-    members = node.membership
-    return members is not None and members.brokering is not None and members.brokering.may_be_fenced
+    members = node.cluster_link
+    return (
+        members is not None
+        and members.broker_lifecycle is not None
+        and members.broker_lifecycle.may_be_fenced
+    )
 
 
 async def still_leads(node: Node, shard: Shard) -> bool:

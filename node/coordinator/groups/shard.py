@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import uuid
 
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 PART_BYTES: Final = 256 * 1024
 """Size of the batches over which tombstones are spread that need not be in one."""
@@ -76,7 +76,7 @@ class Shard:
         self,
         node: Node,
         number: int,
-        hosted: HostedPartition,
+        hosted: LocalReplica,
         leader_epoch: int,
         settings: ev.GroupSettings,
         memory: GroupMemory | None = None,
@@ -168,10 +168,10 @@ class Shard:
         it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
         groups stay unloaded. A lone node decides itself.
         """
-        membership = self._node.membership
-        while membership is not None:
+        cluster_link = self._node.cluster_link
+        while cluster_link is not None:
             answer: asyncio.Future[bool] = self._node.loop.create_future()
-            membership.confirming.ask(partial(_answer_once, answer))
+            cluster_link.leadership_barrier.ask(partial(_answer_once, answer))
             if await answer:
                 return
             await asyncio.sleep(BARRIER_RETRY_S)

@@ -89,7 +89,7 @@ def pulse(node: Node) -> dict[str, Any]:
 
 def partition_pulse(node: Node, tp: TopicPartition) -> dict[str, Any] | None:
     """What moves in a partition, if it is here."""
-    hosted = node.hosting.hosted.get(tp)
+    hosted = node.replica_manager.hosted.get(tp)
     if hosted is None:
         return None
     log = hosted.partition.log

@@ -16,7 +16,7 @@ from kept.node.runtime.yielding import Pace
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.storage.types import TopicPartition
 
 INTERVAL_S: Final = 15.0
@@ -82,14 +82,14 @@ class History:
         self._number += 1
         self._times[number] = node.now_ms()
         self._times.pop(number - SAMPLES, None)
-        for tp, hosted in list(node.hosting.hosted.items()):
-            await pace.breathe()
+        for tp, hosted in list(node.replica_manager.hosted.items()):
+            await pace.checkpoint()
             partition = hosted.partition
             if (
                 not partition.is_leader
                 or not partition.config.compact
                 or len(partition.log.segments) < 2
-                or node.hosting.hosted.get(tp) is not hosted
+                or node.replica_manager.hosted.get(tp) is not hosted
             ):
                 continue
             line = self._lines.get(tp)
@@ -99,7 +99,7 @@ class History:
                 line = self._lines[tp] = _Line(number)
             line.add(number, self._ratio(hosted, line))
 
-    def _ratio(self, hosted: HostedPartition, line: _Line) -> float:
+    def _ratio(self, hosted: LocalReplica, line: _Line) -> float:
         seen = _identity(hosted)
         lag_ms = hosted.partition.log.config.min_compaction_lag_ms
         if line.seen == seen and line.ratios and line.ratios[-1] != UNKNOWN and not lag_ms:
@@ -129,7 +129,7 @@ class History:
         ]
 
 
-def _identity(hosted: HostedPartition) -> Any:
+def _identity(hosted: LocalReplica) -> Any:
     log, known = hosted.partition.log, hosted.compaction
     return (
         log.log_start_offset,

@@ -21,7 +21,7 @@ from kept.storage.records import check
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 LOOP_BYTES: Final = 1024 * 1024
 """Records of one batch that the loop walks, inflated: up to 3 ms. Kafka's largest batch, by its
@@ -37,7 +37,7 @@ DRAW_FACTOR: Final = 8
 COPIES: Final = 2
 """Inflated records are held twice for a moment: in the pieces of their codec, and joined."""
 
-Job = tuple[memoryview, "HostedPartition"]
+Job = tuple[memoryview, "LocalReplica"]
 Done = Callable[[list[Any], "BaseException | None"], None]
 
 

@@ -48,7 +48,7 @@ async def describe_configs(ctx: RequestContext, request: Any) -> Values:
     # What is named twice is answered once: else a small request has an answer without bound.
     for resource in _once(request.resources):
         results.append(_describe(ctx.node, resource, request, ctx.api_version))
-        await pace.breathe()
+        await pace.checkpoint()
     return {"results": results}
 
 

@@ -2,10 +2,10 @@
 
 A batch that was staged is answered when it counts: acks=1 after the write, acks=-1 when the high
 watermark passes, either after the fsync where ``flush.messages`` asks for it. Two shapes:
-:class:`Produced` is one request of any kind; a :class:`ProducedRun` is the requests of one plain
-batch that came one after another in one readiness event, which is nearly all there ever is. A run
-waits, and is answered, as one: one place in the connection's order, one waiter per partition, one
-timer, one buffer of responses.
+:class:`DelayedProduce` is one request of any kind; a :class:`DelayedProduceRun` is the requests of
+one plain batch that came one after another in one readiness event, which is nearly all there ever
+is. A run waits, and is answered, as one: one place in the connection's order, one waiter per
+partition, one timer, one buffer of responses.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kept.node.kafka.handlers.leader_hints import (
     endpoints,
 )
 from kept.node.kafka.handlers.produce_errors import failure, in_line, needs_proof, refusal
-from kept.node.kafka.response_slot import Reply
+from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime import error_codes
 from kept.node.runtime.yielding import Sliced, Steps, finished
 from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.partition import Partition
     from kept.storage.log import AppendInfo
 
-Entry = tuple[codec.One, "HostedPartition", "AppendInfo"]
+Entry = tuple[codec.One, "LocalReplica", "AppendInfo"]
 """A request of a run, where its batch went, and at which offsets."""
 
 
 class Doubt(NamedTuple):
     """A batch whose refusal is final, if this node leads in ``leader_epoch`` as it thinks."""
 
-    hosted: HostedPartition
+    hosted: LocalReplica
     leader_epoch: int
     error: KeptError
     topic: int
@@ -53,13 +53,13 @@ def _late(connection: Connection) -> int:
     A leader that has not heard of a controller for a session may not lead any more. Producers ask
     for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
     """
-    members = connection.node.membership
-    brokering = None if members is None else members.brokering
-    lost = brokering is not None and brokering.out_of_touch
+    members = connection.node.cluster_link
+    broker_lifecycle = None if members is None else members.broker_lifecycle
+    lost = broker_lifecycle is not None and broker_lifecycle.out_of_touch
     return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
 
 
-class Produced:
+class DelayedProduce:
     """One request, from its append to its answer."""
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Produced:
         self.acks = acks
         self.timeout_ms = timeout_ms
         self._topics: list[tuple[bytes, list[codec.PartitionResult]]] = []
-        self._appended: list[tuple[HostedPartition, int, int, int]] = []
+        self._appended: list[tuple[LocalReplica, int, int, int]] = []
         """(partition, its end offset after the append, topic's place, result's place)"""
         self._doubts: list[Doubt] = []
         self._waits = 0
@@ -105,7 +105,7 @@ class Produced:
         self._topics.append((name, results))
         return results
 
-    def appended(self, hosted: HostedPartition, index: int, info: AppendInfo) -> None:
+    def appended(self, hosted: LocalReplica, index: int, info: AppendInfo) -> None:
         """A batch was staged."""
         results = self._topics[-1][1]
         self._appended.append((hosted, info.last_offset + 1, len(self._topics) - 1, len(results)))
@@ -115,7 +115,7 @@ class Produced:
             )
         )
 
-    def refused(self, index: int, error: KeptError, hosted: HostedPartition | None) -> None:
+    def refused(self, index: int, error: KeptError, hosted: LocalReplica | None) -> None:
         """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
         results = self._topics[-1][1]
         if hosted is not None and self.acks != 0:
@@ -144,10 +144,10 @@ class Produced:
                 self._waits += 1
                 hosted.flush(end_offset, self._waiter(topic, place))
         if self._doubts:
-            membership = self._connection.node.membership
-            assert membership is not None
+            cluster_link = self._connection.node.cluster_link
+            assert cluster_link is not None
             self._waits += 1
-            membership.confirming.ask(self._confirmed)
+            cluster_link.leadership_barrier.ask(self._confirmed)
         self._waits -= 1
         if self._waits == 0:
             self._answer()
@@ -218,7 +218,7 @@ class Produced:
                     )
                     return
 
-    def _encode(self, reply: Reply) -> None:
+    def _encode(self, reply: ResponseSlot) -> None:
         connection = self._connection
         steps = encoded_steps(connection, self.version, self._correlation_id, self._topics)
         frame = connection.node.slices.run(steps)
@@ -228,7 +228,7 @@ class Produced:
             connection.complete(reply, [frame])
 
 
-class ProducedRun(Reply):
+class DelayedProduceRun(ResponseSlot):
     """Requests of one plain batch each, in their order, with the same acks (1 or -1) and timeout.
 
     ``entries`` grow while the run is its connection's open one. The answer leaves when the last of
@@ -259,13 +259,13 @@ class ProducedRun(Reply):
         """A partition among them wants its fsync first."""
         self._errors: dict[int, codec.PartitionResult] = {}
         """By place in ``entries``."""
-        self._commits: dict[HostedPartition, Any] = {}
+        self._commits: dict[LocalReplica, Any] = {}
         """Who waits for the high watermark, and how it is called back."""
-        self._flushes: set[HostedPartition] = set()
+        self._flushes: set[LocalReplica] = set()
         self._timer: Any = None
 
     def written(self, failed: dict[Partition, KeptError]) -> None:
-        """As :meth:`Produced.written`."""
+        """As :meth:`DelayedProduce.written`."""
         if failed:
             for hosted in {entry[1] for entry in self.entries if entry[1].partition in failed}:
                 self._fail(hosted, failed[hosted.partition])
@@ -275,7 +275,7 @@ class ProducedRun(Reply):
             self._answer()
 
     def _wait(self, failed: dict[Partition, KeptError]) -> None:
-        ends: dict[HostedPartition, int] = {}
+        ends: dict[LocalReplica, int] = {}
         for _, hosted, info in self.entries:
             ends[hosted] = max(info.last_offset + 1, ends.get(hosted, 0))
         # All that is waited for is noted first: a waiter may be called at once.
@@ -296,7 +296,7 @@ class ProducedRun(Reply):
         elif self.segments is None:
             self._answer()
 
-    def _committed(self, hosted: HostedPartition, error: BaseException | None) -> None:
+    def _committed(self, hosted: LocalReplica, error: BaseException | None) -> None:
         if self.segments is not None:
             return
         if error is not None:
@@ -306,7 +306,7 @@ class ProducedRun(Reply):
         del self._commits[hosted]
         self._maybe_answer()
 
-    def _flushed(self, hosted: HostedPartition, error: BaseException | None) -> None:
+    def _flushed(self, hosted: LocalReplica, error: BaseException | None) -> None:
         if self.segments is not None:
             return
         if error is not None:
@@ -318,7 +318,7 @@ class ProducedRun(Reply):
         if not self._commits and not self._flushes:
             self._answer()
 
-    def _fail(self, hosted: HostedPartition, error: BaseException, committed: int = 0) -> None:
+    def _fail(self, hosted: LocalReplica, error: BaseException, committed: int = 0) -> None:
         """Note an error for a partition's batches that end above ``committed``."""
         for place, (one, where, info) in enumerate(self.entries):
             if where is hosted and info.last_offset >= committed and place not in self._errors:

@@ -47,8 +47,8 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.kafka.response_slot import Reply
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.kafka.response_slot import ResponseSlot
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.partition import Partition
 
 FROM_FOLLOWERS: Final = 11
@@ -117,7 +117,7 @@ class PendingFetch:
         if connection.node.config.replica_selector_class == RACK_AWARE:
             self._rack = request.rack_id.decode("utf-8", "replace")
             session.awaits_commits = request.replica_id >= 0 and session.id != SESSIONLESS
-        self._reply: Reply | None = None
+        self._reply: ResponseSlot | None = None
         self._is_parked = False
         self._started = connection.node.loop.time()
         self._timer: Any = None
@@ -279,7 +279,7 @@ class PendingFetch:
         if self._connection.transport is not None:
             self._respond(results, reply)
 
-    def _respond(self, results: Found, reply: Reply | None) -> None:
+    def _respond(self, results: Found, reply: ResponseSlot | None) -> None:
         """Make the answer and send it, at its place if it has one."""
         connection = self._connection
         work = connection.node.slices.run(self._encode(results))
@@ -329,7 +329,7 @@ class PendingFetch:
         """Read what is due, one partition a step."""
         node = self._connection.node
         if perf_counter() >= node.serve_until:
-            node.look_up()
+            node.check_stalled()
         left = self._max_bytes
         size = 0
         urgent = False
@@ -353,7 +353,7 @@ class PendingFetch:
                 cached.watch()
             yield
             if len(results) > IN_PLACE_STEPS and perf_counter() >= node.serve_until:
-                node.look_up()
+                node.check_stalled()
         self._results = []
         return results, size, urgent
 
@@ -409,12 +409,12 @@ class PendingFetch:
         node = self._connection.node
         return preferred_replica(node, partition, wanted.fetch_offset, self._rack)
 
-    def _must_wait(self, hosted: HostedPartition) -> bool:
+    def _must_wait(self, hosted: LocalReplica) -> bool:
         """A replica that is throttled, not in sync, and had its share gets nothing (KIP-73)."""
         return (
             hosted.throttled_as_leader
             and self._request.replica_id not in hosted.partition.isr
-            and self._connection.node.hosting.leader_quota.exceeded(monotonic_ms())
+            and self._connection.node.replica_manager.leader_quota.exceeded(monotonic_ms())
         )
 
     def _count_throttled(self, cached: CachedPartition, size_bytes: int) -> None:
@@ -424,7 +424,7 @@ class PendingFetch:
         except KeptError:
             return  # it has gone since it was read
         if hosted.throttled_as_leader:
-            quota = self._connection.node.hosting.leader_quota
+            quota = self._connection.node.replica_manager.leader_quota
             quota.record(size_bytes, monotonic_ms())
 
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
@@ -434,7 +434,7 @@ class PendingFetch:
         elif isinstance(error, DamagedData):
             # As Kafka: consumers stop with it. A storage error they would try again for ever.
             code = error_codes.CORRUPT_MESSAGE
-            self._connection.node.hosting.damaged(error)
+            self._connection.node.replica_manager.damaged(error)
         elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
@@ -503,8 +503,8 @@ def _count_taken(connection: Connection, request: codec.FetchRequest, version: i
     What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of partitions
     that are not here nothing is remembered: a client may invent any number of them.
     """
-    hosting = connection.node.hosting
-    topics = hosting.by_id if version >= codec.TOPIC_IDS else hosting.by_name
+    replica_manager = connection.node.replica_manager
+    topics = replica_manager.by_id if version >= codec.TOPIC_IDS else replica_manager.by_name
     positions, taken = connection.positions, 0
     for name, partitions in request.topics:
         topic = topics.get(name)

@@ -59,7 +59,7 @@ async def find_coordinator(ctx: RequestContext, request: Any) -> dict[str, Any]:
         found, pace = [], Pace()
         for key in keys:
             found.append(_coordinator(ctx, key))
-            await pace.breathe()
+            await pace.checkpoint()
     if batched:
         return {
             "coordinators": [

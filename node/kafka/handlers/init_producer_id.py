@@ -63,14 +63,14 @@ class ProducerIds:
             return self._left.pop()
 
     async def _block(self) -> range:
-        membership = self._node.membership
-        if membership is None:
+        cluster_link = self._node.cluster_link
+        if cluster_link is None:
             return await self._own_block()
         loop = self._node.loop
         deadline = loop.time() + ALLOCATE_S
         while True:
             try:
-                return await membership.producer_ids()
+                return await cluster_link.producer_ids()
             except _PASSING as error:
                 if loop.time() >= deadline:
                     log.warning("no producer ids", error=str(error))

@@ -30,11 +30,11 @@ def current_leader(
 ) -> tuple[int, int] | None:
     """(leader id, leader epoch) of a partition that is led elsewhere; None when nobody knows."""
     node = connection.node
-    topic = (node.hosting.by_id if by_id else node.hosting.by_name).get(name)
+    topic = (node.replica_manager.by_id if by_id else node.replica_manager.by_name).get(name)
     record = None if topic is None else node.image.partition(topic.name, partition)
     if record is None or record.leader in (-1, node.node_id):
         return None
-    if node.membership is not None and node.membership.seems_gone(record.leader):
+    if node.cluster_link is not None and node.cluster_link.seems_gone(record.leader):
         return None
     return record.leader, record.leader_epoch
 

@@ -66,7 +66,7 @@ def metadata(ctx: RequestContext, request: Any) -> Steps[Answer]:
 
 def _in_doubt(node: Node, names: list[str]) -> bool:
     """Whether a leader that is asked for seems to be gone."""
-    members = node.membership
+    members = node.cluster_link
     if members is None or not members.doubts_anybody:
         return False
     topics = [node.image.topics[name] for name in names if name in node.image.topics]
@@ -211,11 +211,11 @@ def offline_replicas(
 
 
 def _lingers(node: Node, broker_id: int) -> bool:
-    return node.membership is not None and node.membership.lingers(broker_id)
+    return node.cluster_link is not None and node.cluster_link.lingers(broker_id)
 
 
 def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> Steps[dict[str, Any]]:
-    members = ctx.node.membership
+    members = ctx.node.cluster_link
     partitions = []
     for number, record in enumerate(topic.partitions):
         yield

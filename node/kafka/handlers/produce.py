@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Final
 from kept.node.kafka import api
 from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_TOTAL_BYTES, BatchChecks, Job
-from kept.node.kafka.handlers.delayed_produce import Produced, ProducedRun, write, write_staged
+from kept.node.kafka.handlers.delayed_produce import (
+    DelayedProduce,
+    DelayedProduceRun,
+    write,
+    write_staged,
+)
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import IN_PLACE_STEPS, Sliced, Steps
@@ -36,7 +41,7 @@ from kept.storage.records import check
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.partition import Partition
     from kept.storage.records import CheckedBatch
 
@@ -72,7 +77,7 @@ def handle(
     """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
     check_entries(connection, api.PRODUCE, version, frame, position)
     request = codec.parse(frame, position, version)
-    produced = Produced(connection, version, correlation_id, request.acks, request.timeout_ms)
+    produced = DelayedProduce(connection, version, correlation_id, request.acks, request.timeout_ms)
     if request.acks not in ACKS or request.transactional_id is not None:
         _refuse(produced, request)
         connection.unwritten.append(produced)
@@ -112,7 +117,7 @@ def handle(
 
 def _check_and_append(  # noqa: PLR0917
     connection: Connection,
-    produced: Produced,
+    produced: DelayedProduce,
     request: codec.ProduceRequest,
     frame: memoryview,
     outcomes: list[Outcome],
@@ -145,7 +150,7 @@ def _check_and_append(  # noqa: PLR0917
 
 def _append_all(
     connection: Connection,
-    produced: Produced,
+    produced: DelayedProduce,
     request: codec.ProduceRequest,
     outcomes: list[Outcome],
     failed: dict[Partition, KeptError],
@@ -171,7 +176,7 @@ def _append_all(
                 write_staged(connection, failed)
             yield
             if done >= IN_PLACE_STEPS and perf_counter() >= node.serve_until:
-                node.look_up()
+                node.check_stalled()
 
 
 def handle_run(
@@ -181,13 +186,17 @@ def handle_run(
 
     The first of another kind, or all after one that closed the connection, are not.
     """
-    hosting = connection.node.hosting
+    replica_manager = connection.node.replica_manager
     dirty, run = connection.dirty, connection.run
     served = appended = records = size = walked = 0
     for one in ones:
         version, _, acks, timeout_ms, name, index, start, end = one
         try:
-            topic = hosting.by_id[name] if version >= codec.TOPIC_IDS else hosting.by_name[name]
+            topic = (
+                replica_manager.by_id[name]
+                if version >= codec.TOPIC_IDS
+                else replica_manager.by_name[name]
+            )
             hosted = topic.partitions[index]
         except KeyError:
             break
@@ -210,7 +219,7 @@ def handle_run(
         records += checked.record_count
         size += checked.size_bytes
         if run is None or run.acks != acks or run.timeout_ms != timeout_ms:
-            run = connection.open_run(ProducedRun(connection, acks, timeout_ms))
+            run = connection.open_run(DelayedProduceRun(connection, acks, timeout_ms))
         run.entries.append((one, hosted, info))
         if hosted.sync:
             run.sync = True
@@ -222,24 +231,24 @@ def handle_run(
 
 
 def _refuse_one(
-    connection: Connection, one: codec.One, hosted: HostedPartition, error: KeptError
+    connection: Connection, one: codec.One, hosted: LocalReplica, error: KeptError
 ) -> None:
-    failed = Produced(connection, one[0], one[1], one[2], one[3])
+    failed = DelayedProduce(connection, one[0], one[1], one[2], one[3])
     failed.topic(one[4])
     failed.refused(one[5], error, hosted)
     connection.node.metrics.refused()
     connection.unwritten.append(failed)
 
 
-def find(connection: Connection, name: bytes, index: int, version: int) -> HostedPartition:
+def find(connection: Connection, name: bytes, index: int, version: int) -> LocalReplica:
     """The partition that a request names; raises UnknownTopicOrPartition, UnknownTopicId..."""
-    hosting = connection.node.hosting
+    replica_manager = connection.node.replica_manager
     if version >= codec.TOPIC_IDS:
-        topic = hosting.by_id.get(name)
+        topic = replica_manager.by_id.get(name)
         if topic is None:
             raise UnknownTopicId("no topic has this id")
     else:
-        topic = hosting.by_name.get(name)
+        topic = replica_manager.by_name.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"no topic {name.decode('utf-8', 'replace')!r}")
     hosted = topic.partitions.get(index)
@@ -261,8 +270,8 @@ def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memory
 
 def _append(  # noqa: PLR0917
     connection: Connection,
-    produced: Produced,
-    hosted: HostedPartition | None,
+    produced: DelayedProduce,
+    hosted: LocalReplica | None,
     index: int,
     checked: CheckedBatch | KeptError,
     now_ms: int,
@@ -284,7 +293,7 @@ def _append(  # noqa: PLR0917
     produced.appended(hosted, index, info)
 
 
-def _refuse(produced: Produced, request: codec.ProduceRequest) -> None:
+def _refuse(produced: DelayedProduce, request: codec.ProduceRequest) -> None:
     """Answer every partition with what is wrong with the whole request."""
     if request.acks not in ACKS:
         code = error_codes.INVALID_REQUIRED_ACKS
@@ -315,7 +324,7 @@ def _jobs(
 
 def _check_in_thread(  # noqa: PLR0917
     connection: Connection,
-    produced: Produced,
+    produced: DelayedProduce,
     request: codec.ProduceRequest,
     frame: memoryview,
     outcomes: list[Outcome],
@@ -333,7 +342,7 @@ def _check_in_thread(  # noqa: PLR0917
             _give_up(connection, error)
             return
         if perf_counter() >= node.serve_until:
-            node.look_up()
+            node.check_stalled()
         work = node.slices.run(_append_all(connection, produced, request, outcomes, failed))
         if isinstance(work, Sliced):
             work.add_done_callback(appended)
@@ -351,7 +360,9 @@ def _check_in_thread(  # noqa: PLR0917
     BatchChecks(node, jobs, node.now_ms(), outcomes, needed_bytes).start(checked)
 
 
-def _finish(connection: Connection, produced: Produced, failed: dict[Partition, KeptError]) -> None:
+def _finish(
+    connection: Connection, produced: DelayedProduce, failed: dict[Partition, KeptError]
+) -> None:
     """All that could be appended is staged: write, answer, and serve what waited."""
     connection.unwritten.append(produced)
     write(connection, failed)

@@ -33,7 +33,7 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 _NOT_JUDGED: Final = (
     UnknownTopicOrPartition,
@@ -56,7 +56,7 @@ BEHIND_S: Final = 30.0
 
 
 def refusal(
-    connection: Connection, index: int, error: KeptError, hosted: HostedPartition | None
+    connection: Connection, index: int, error: KeptError, hosted: LocalReplica | None
 ) -> codec.PartitionResult:
     """The result of a batch that ``hosted`` did not take; it says where the log starts."""
     if hosted is not None:
@@ -67,13 +67,13 @@ def refusal(
     return result._replace(log_start_offset=hosted.partition.log_start_offset)
 
 
-def needs_proof(connection: Connection, error: KeptError, hosted: HostedPartition) -> bool:
+def needs_proof(connection: Connection, error: KeptError, hosted: LocalReplica) -> bool:
     """Whether ``error`` may be said only by a leader that was not replaced unawares."""
-    of_others = hosted.partition.replicated and connection.node.membership is not None
+    of_others = hosted.partition.replicated and connection.node.cluster_link is not None
     return of_others and isinstance(error, _OF_SEQUENCES)
 
 
-def in_line(connection: Connection, error: KeptError, hosted: HostedPartition) -> KeptError:
+def in_line(connection: Connection, error: KeptError, hosted: LocalReplica) -> KeptError:
     """``error``, or that of a batch before it which comes again."""
     partition, now_s = hosted.partition, connection.node.loop.time()
     if isinstance(error, _COMES_AGAIN):

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kept.client.protocol import Values
-from kept.node.controller.quorum_reconfiguration import Voting, refuse_alone, refuse_strangers
+from kept.node.controller.quorum_reconfiguration import (
+    QuorumReconfiguration,
+    refuse_alone,
+    refuse_strangers,
+)
 from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.node.kafka.listener import may_change_voters
 from kept.node.runtime.error_codes import code_for, message_for
@@ -59,7 +63,7 @@ async def _answer(change: Awaitable[None]) -> Values:
 
 
 async def _add(ctx: RequestContext, request: Any) -> None:
-    node, voting = ctx.node, _voting(ctx, request)
+    node, quorum_reconfiguration = ctx.node, _voting(ctx, request)
     node_id, name = request.voter_id, _listener_name(node)
     voters = {voter.node_id: voter for voter in node.metadata.member.voters}
     if node_id in voters:
@@ -76,7 +80,7 @@ async def _add(ctx: RequestContext, request: Any) -> None:
     )
     try:
         async with asyncio.timeout(request.timeout.total_seconds()):
-            await voting.change(change)
+            await quorum_reconfiguration.change(change)
     except TimeoutError:
         raise RequestTimedOut(
             f"it is not known yet whether node {node_id} votes: describe the quorum"
@@ -84,11 +88,13 @@ async def _add(ctx: RequestContext, request: Any) -> None:
 
 
 async def _remove(ctx: RequestContext, request: Any) -> None:
-    voting = _voting(ctx, request)
-    await voting.change(ChangeVotersRequest(False, request.voter_id, _directory(request)))
+    quorum_reconfiguration = _voting(ctx, request)
+    await quorum_reconfiguration.change(
+        ChangeVotersRequest(False, request.voter_id, _directory(request))
+    )
 
 
-def _voting(ctx: RequestContext, request: Any) -> Voting:
+def _voting(ctx: RequestContext, request: Any) -> QuorumReconfiguration:
     node = ctx.node
     if request.cluster_id not in (None, node.cluster_id):
         raise InconsistentClusterId(
@@ -97,8 +103,8 @@ def _voting(ctx: RequestContext, request: Any) -> Voting:
     refuse_alone(node)
     if not may_change_voters(ctx.listener_name == _listener_name(node), ctx.client_host):
         refuse_strangers(node)
-    assert node.membership is not None
-    return node.membership.controlling.voting
+    assert node.cluster_link is not None
+    return node.cluster_link.controller.quorum_reconfiguration
 
 
 def _listener_name(node: Node) -> str:

@@ -21,8 +21,8 @@ from kept.cluster.metadata.records import MetadataRecord
 from kept.node.controller import unclean_elections
 from kept.node.kafka.handlers.propose import Decided, decide
 from kept.node.runtime.error_codes import code_for, message_for
-from kept.node.runtime.fd_quota import FileRoom
-from kept.node.runtime.yielding import Steps, breathe
+from kept.node.runtime.fd_quota import FdQuota
+from kept.node.runtime.yielding import Steps, checkpoint
 from kept.storage.errors import (
     ElectionNotNeeded,
     InvalidRequest,
@@ -113,7 +113,7 @@ async def _by_topic(
     """
     found: dict[str, list[Values]] = {}
     for number, (tp, error) in enumerate(outcomes):
-        await breathe(number)
+        await checkpoint(number)
         found.setdefault(tp.topic, []).append({key: tp.partition, **_top(error)})
     return [{topic: name, results: several} for name, several in found.items()]
 
@@ -179,7 +179,7 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
     may_change = getattr(request, "allow_replication_factor_change", True)
 
     def decision(image: Image) -> Steps[Decided[_Decided]]:
-        room = FileRoom(ctx.node, image)
+        room = FdQuota(ctx.node, image)
 
         def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
             records = decisions.reassign(

@@ -28,7 +28,7 @@ from kept.node.kafka.handlers.propose import Decided, decide
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import code_for, message_for
-from kept.node.runtime.fd_quota import FileRoom
+from kept.node.runtime.fd_quota import FdQuota
 from kept.node.runtime.yielding import Steps
 from kept.storage.errors import (
     InvalidReplicaAssignment,
@@ -62,7 +62,7 @@ def _each(
     name_of: Callable[[Wanted], Values],
     validate_only: bool,
     *,
-    room: FileRoom | None = None,
+    room: FdQuota | None = None,
 ) -> Steps[tuple[list[Values], list[MetadataRecord]]]:
     """Decide one after the other, each on the image that those before it leave, and within the
     room there is. (A decision's records fit the image that it was taken on.)
@@ -123,7 +123,7 @@ async def create_topics(ctx: RequestContext, request: Any) -> Values:
             lambda image, topic: _create(node, image, topic, tries),
             _uncreated,
             request.validate_only,
-            room=FileRoom(node, image),
+            room=FdQuota(node, image),
         )
 
     answers = [{**_NOT_CREATED, **answer} for answer in answers]
@@ -312,7 +312,7 @@ async def create_partitions(ctx: RequestContext, request: Any) -> Values:
             _add_partitions,
             lambda topic: {"name": topic.name},
             request.validate_only,
-            room=FileRoom(ctx.node, image),
+            room=FdQuota(ctx.node, image),
         )
 
     return {"results": answers + await decide(ctx.node, decision)}

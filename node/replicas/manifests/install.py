@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
     from kept.compaction.manifest.apply import CompactionState, Published
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
-    from kept.storage.segment_swapper import Replacement
+    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.storage.segment_swapper import SegmentSwapper
     from kept.storage.types import TopicPartition
 
 
 async def place(
-    node: Node, hosted: HostedPartition, result: Result, check: Callable[[], None]
+    node: Node, hosted: LocalReplica, result: Result, check: Callable[[], None]
 ) -> Published:
     """Make the manifest recoverable and swap the segments.
 
@@ -58,7 +58,7 @@ async def place(
     return published
 
 
-async def conclude(node: Node, hosted: HostedPartition, published: Published) -> CompactionState:
+async def conclude(node: Node, hosted: LocalReplica, published: Published) -> CompactionState:
     """Make the mark name it; a copy of the manifest that is held is not needed any more."""
     pool, directory = hosted.directory.pool, hosted.partition.log.directory
     state: CompactionState = await pool.run(
@@ -74,20 +74,18 @@ async def conclude(node: Node, hosted: HostedPartition, published: Published) ->
     return state
 
 
-async def checkpoint_cleaned(node: Node, hosted: HostedPartition) -> None:
+async def checkpoint_cleaned(node: Node, hosted: LocalReplica) -> None:
     """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
     changes = hosted.directory.directory.changes
     cleaned = {
         tp: one.compaction.clean_to
-        for tp, one in node.hosting.hosted.items()
+        for tp, one in node.replica_manager.hosted.items()
         if one.directory is hosted.directory and one.compaction is not None
     }
     await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, changes)
 
 
-async def _make_durable(
-    hosted: HostedPartition, end_offset: int, check: Callable[[], None]
-) -> None:
+async def _make_durable(hosted: LocalReplica, end_offset: int, check: Callable[[], None]) -> None:
     """All closed segments are, and a start will know. Once more where the log was cut meanwhile."""
     directory, log_ = hosted.directory, hosted.partition.log
     while True:
@@ -108,20 +106,20 @@ async def _make_durable(
 
 
 async def _checkpoint(
-    hosted: HostedPartition, kind: Checkpoint, *what: dict[TopicPartition, int] | int
+    hosted: LocalReplica, kind: Checkpoint, *what: dict[TopicPartition, int] | int
 ) -> None:
     directory = hosted.directory
     await directory.pool.run(directory.directory.write_checkpoints, kind, *what)
 
 
 async def _swap(
-    node: Node, hosted: HostedPartition, published: Published, check: Callable[[], None]
+    node: Node, hosted: LocalReplica, published: Published, check: Callable[[], None]
 ) -> None:
     """Prepare in a thread, place group by group here. Until the first group is placed, a plan that
     does not fit any more is withdrawn; after that all of it is placed.
     """
     directory, log_ = hosted.directory, hosted.partition.log
-    replacement: Replacement | None = None
+    replacement: SegmentSwapper | None = None
     try:
         try:
             check()

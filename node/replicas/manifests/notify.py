@@ -18,7 +18,7 @@ from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.leader import LeaderCore
     from kept.replication.progress import Follower
 
@@ -41,18 +41,18 @@ class _Told:
     wait_s: float
 
 
-class News:
+class ManifestNotifier:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._open: dict[HostedPartition, dict[int, _Told]] = {}
-        self._fresh: dict[HostedPartition, None] = {}
+        self._open: dict[LocalReplica, dict[int, _Told]] = {}
+        self._fresh: dict[LocalReplica, None] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
 
-    def announce(self, hosted: HostedPartition) -> None:
+    def announce(self, hosted: LocalReplica) -> None:
         """A leader here has something for its followers, or they are others now."""
         if not hosted.partition.replicated:
             return
@@ -65,7 +65,7 @@ class News:
 
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
-        for hosted in self._node.hosting.hosted.values():
+        for hosted in self._node.replica_manager.hosted.values():
             if hosted.manifests.core.settled and hosted.manifests.core.held is not None:
                 self.announce(hosted)
 
@@ -92,7 +92,7 @@ class News:
             if everything:
                 look_at = loop.time() + LOOK_S
             looked, self._fresh = list(self._open if everything else self._fresh), {}
-            news: dict[int, list[HostedPartition]] = {}
+            news: dict[int, list[LocalReplica]] = {}
             for number, hosted in enumerate(looked):
                 if number % BREATHE == BREATHE - 1:
                     await asyncio.sleep(0)
@@ -108,11 +108,15 @@ class News:
                 continue
         self._task = None
 
-    def _look(self, hosted: HostedPartition, news: dict[int, list[HostedPartition]]) -> bool:
+    def _look(self, hosted: LocalReplica, news: dict[int, list[LocalReplica]]) -> bool:
         """Note who is to be told of a partition; False when nobody lacks anything."""
         node, core = self._node, hosted.partition.core
         tp = hosted.partition.topic_partition
-        if not core.leading or core.offered is None or node.hosting.hosted.get(tp) is not hosted:
+        if (
+            not core.leading
+            or core.offered is None
+            or node.replica_manager.hosted.get(tp) is not hosted
+        ):
             return False
         # One that was announced while others were looked at may have been closed since.
         told, now, lacking = self._open.setdefault(hosted, {}), node.loop.time(), False
@@ -134,12 +138,12 @@ class News:
             news.setdefault(replica, []).append(hosted)
         return lacking
 
-    def _send(self, broker: int, several: list[HostedPartition]) -> None:
+    def _send(self, broker: int, several: list[LocalReplica]) -> None:
         task = self._node.loop.create_task(self._tell(broker, several))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _tell(self, broker: int, several: list[HostedPartition]) -> None:
+    async def _tell(self, broker: int, several: list[LocalReplica]) -> None:
         items = tuple(
             calls.ManifestNews(
                 hosted.partition.topic_id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kept.node.replicas.manifests.status import Known
+from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.runtime.logging import log
 from kept.storage import layout
 from kept.storage.disk import Disk
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
 
 
-def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, Known]:
+def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, ManifestStatus]:
     """What compaction left in a log's directory. ``alone``: there are no other replicas.
 
     Raises DamagedData where a swap was under way and its plan cannot be read.
     """
     names = disk.listdir(path)
     if not any(name.startswith((layout.MANIFEST_PREFIX, layout.HELD_MANIFEST)) for name in names):
-        return None, Known()
+        return None, ManifestStatus()
     from kept.compaction.manifest import apply
 
     try:
-        return apply.load_state(path, disk), Known()
+        return apply.load_state(path, disk), ManifestStatus()
     except DamagedData as error:
         if any(name.endswith(layout.SWAP) for name in names):
             raise
@@ -40,7 +40,7 @@ def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, 
 
 def after(
     path: str, disk: Disk, state: CompactionState, alone: bool, log_end_offset: int
-) -> tuple[CompactionState | None, Known]:
+) -> tuple[CompactionState | None, ManifestStatus]:
     """The log was opened, and a swap completed: make the mark say so, and read what is held.
 
     A log that ends below what is held lost its tail in a power cut, or was not fetched so far.
@@ -68,7 +68,7 @@ def after(
     except DamagedData as error:
         log.error("manifest given up", path=path, error=str(error))
         return None, _lost(path, disk, alone)
-    known = Known(None if newest is None else ref_of(newest), applied)
+    known = ManifestStatus(None if newest is None else ref_of(newest), applied)
     to = max((one.end_offset for one in (known.held, applied) if one is not None), default=0)
     if to > log_end_offset:
         log.warning(
@@ -83,7 +83,7 @@ def after(
     return (None if applied is None else state), known
 
 
-def _lost(path: str, disk: Disk, alone: bool) -> Known:
+def _lost(path: str, disk: Disk, alone: bool) -> ManifestStatus:
     """No manifest is relied on. A lone replica cleans anew; one of several asks its leader."""
     from kept.compaction.manifest import manifest_store
 
@@ -91,4 +91,4 @@ def _lost(path: str, disk: Disk, alone: bool) -> Known:
         manifest_store.forget(path, disk)
     else:
         manifest_store.lose(path, disk)
-    return Known(lost=not alone)
+    return ManifestStatus(lost=not alone)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
-from kept.node.replicas.manifests.retry import Trouble
+from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     APPLY_MS,
     APPLY_PASSES,
-    Known,
+    ManifestStatus,
     base_name,
     is_alone,
     leads,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kept.node.node import Node
     from kept.node.replicas.manifests.store import Files, Made
     from kept.node.replicas.manifests.workers import Work
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
 
 CUT_RETRY_S: Final = 0.1
 NEVER: Final = MAX_INT64
@@ -80,12 +80,12 @@ class ReplicaManifests:
         "trouble",
     )
 
-    def __init__(self, node: Node, hosted: HostedPartition, known: Known) -> None:
+    def __init__(self, node: Node, hosted: LocalReplica, known: ManifestStatus) -> None:
         self._node = node
         self._hosted = hosted
         self._partition = hosted.partition
         self.core = ManifestCore(node.node_id, known.held, known.applied, known.lost)
-        self.trouble = Trouble(node, self._partition.topic_partition, self.retry)
+        self.trouble = RetrySchedule(node, self._partition.topic_partition, self.retry)
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
         it took."""
@@ -131,14 +131,14 @@ class ReplicaManifests:
 
     def _resign(self, record: PartitionRecord) -> None:
         """What it held cannot be read, and may have been published: another one should lead."""
-        tp, membership = self._partition.topic_partition, self._node.membership
+        tp, cluster_link = self._partition.topic_partition, self._node.cluster_link
         log.error(
             "what this replica held is damaged: another one is to lead",
             topic=tp.topic,
             partition=tp.partition,
         )
-        if membership is not None:
-            membership.isr_changes.resign(tp, record)
+        if cluster_link is not None:
+            cluster_link.alter_partition.resign(tp, record)
 
     def follow(self, record: PartitionRecord) -> None:
         """Another node leads, or none; or the ISR changed."""
@@ -183,15 +183,15 @@ class ReplicaManifests:
 
     def ask(self) -> None:
         """Pull from the leader that is followed."""
-        membership = self._node.membership
-        if membership is not None and self.core.role is Role.FOLLOWER and not self._closed:
-            membership.manifests.ask(self._hosted)
+        cluster_link = self._node.cluster_link
+        if cluster_link is not None and self.core.role is Role.FOLLOWER and not self._closed:
+            cluster_link.manifests.ask(self._hosted)
 
     def _announce(self) -> None:
         """Tell the followers that there is news."""
-        membership = self._node.membership
-        if membership is not None and not self._closed:
-            membership.news.announce(self._hosted)
+        cluster_link = self._node.cluster_link
+        if cluster_link is not None and not self._closed:
+            cluster_link.news.announce(self._hosted)
 
     # Pulls.
 
@@ -313,7 +313,7 @@ class ReplicaManifests:
         try:
             change()
         except MachineError as error:
-            self._node.hosting.fail(self._hosted.directory, error.as_failure())
+            self._node.replica_manager.fail(self._hosted.directory, error.as_failure())
         self._hosted.compaction = None
         self._partition.applied_end = 0
 
@@ -327,9 +327,9 @@ class ReplicaManifests:
         except KafkaStorageError as error:
             log.error("log not cut", partition=str(self._partition), error=str(error))
         else:
-            membership = self._node.membership
-            if membership is not None:
-                membership.fetchers.nudge(self._partition.topic_partition)
+            cluster_link = self._node.cluster_link
+            if cluster_link is not None:
+                cluster_link.fetchers.nudge(self._partition.topic_partition)
 
     # Storing.
 
@@ -397,7 +397,7 @@ class ReplicaManifests:
         if made is not None and not made.outcome.done():
             made.outcome.set_result(None)
         self.ask()
-        self._node.hosting.compaction_moved(self._partition.topic_partition)
+        self._node.replica_manager.compaction_moved(self._partition.topic_partition)
         try:
             await self._slow.checkpoint_cleaned()
         except KeptError as error:
@@ -440,7 +440,7 @@ class ReplicaManifests:
             if still_wanted():
                 ref = ManifestRef((epoch, generation), epoch, state.end_offset)
                 self.tell(ev.BaseMade(ref))
-            self._node.hosting.compaction_moved(self._partition.topic_partition)
+            self._node.replica_manager.compaction_moved(self._partition.topic_partition)
 
     # Passes of this leader.
 
@@ -540,7 +540,7 @@ class ReplicaManifests:
         heard = self._reject(error)
         if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
             if not heard:
-                self._node.hosting.fail(self._hosted.directory, error)
+                self._node.replica_manager.fail(self._hosted.directory, error)
             return
         if self._closed:
             return

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kept.compaction.manifest.manifest import Manifest
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.replication.partition import Partition
 
 CALL_S: Final = 10.0
@@ -93,9 +93,9 @@ def asked_in(request: calls.PullManifestsRequest, pull: calls.ManifestPull) -> e
     )  # fmt: skip
 
 
-def hosted_of(node: Node, topic_id: UUID, partition: int) -> HostedPartition:
+def hosted_of(node: Node, topic_id: UUID, partition: int) -> LocalReplica:
     """A replica here. Raises UnknownTopicId, NotLeaderOrFollower."""
-    topic = node.hosting.by_id.get(topic_id.bytes)
+    topic = node.replica_manager.by_id.get(topic_id.bytes)
     if topic is None:
         raise UnknownTopicId(f"no topic with id {topic_id}")
     hosted = topic.partitions.get(partition)
@@ -104,15 +104,15 @@ def hosted_of(node: Node, topic_id: UUID, partition: int) -> HostedPartition:
     return hosted
 
 
-class Pulls:
+class ManifestReplicator:
     """What this node asks of its leaders."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._due: dict[int, dict[HostedPartition, None]] = {}
+        self._due: dict[int, dict[LocalReplica, None]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def ask(self, hosted: HostedPartition) -> None:
+    def ask(self, hosted: LocalReplica) -> None:
         """A partition has something to ask of its leader, or to say."""
         leader = hosted.partition.leader_id
         if leader in (NO_LEADER, self._node.node_id):
@@ -124,7 +124,7 @@ class Pulls:
     async def news(self, request: calls.ManifestNewsRequest) -> calls.ManifestNewsReply:
         """A leader says that it has something."""
         for item in request.news:
-            topic = self._node.hosting.by_id.get(item.topic_id.bytes)
+            topic = self._node.replica_manager.by_id.get(item.topic_id.bytes)
             hosted = None if topic is None else topic.partitions.get(item.partition)
             if hosted is not None and hosted.partition.leader_id == request.leader_id:
                 hosted.manifests.ask()
@@ -154,9 +154,9 @@ class Pulls:
             del self._tasks[leader]
             self._due.pop(leader, None)
 
-    async def _try(self, leader: int, batch: list[HostedPartition]) -> bool:
+    async def _try(self, leader: int, batch: list[LocalReplica]) -> bool:
         """Whether the leader answered; what it did not answer is asked again."""
-        asking: dict[HostedPartition, ev.PullRequest] = {}
+        asking: dict[LocalReplica, ev.PullRequest] = {}
         for hosted in batch:
             if hosted.partition.leader_id == leader:
                 request = hosted.manifests.pull()
@@ -181,7 +181,7 @@ class Pulls:
                 self.ask(hosted)
         return answered
 
-    async def _exchange(self, leader: int, asking: dict[HostedPartition, ev.PullRequest]) -> None:
+    async def _exchange(self, leader: int, asking: dict[LocalReplica, ev.PullRequest]) -> None:
         node = self._node
         pulls = tuple(
             pull_of(hosted.partition.topic_id, hosted.partition.topic_partition.partition, asked)
@@ -201,7 +201,7 @@ class Pulls:
             told = ev.PullAnswer(held, published, tuple(bodies))
             hosted.manifests.pulled(asked, told, bodies)
 
-    def _refused(self, hosted: HostedPartition, asked: ev.PullRequest, error: KeptError) -> None:
+    def _refused(self, hosted: LocalReplica, asked: ev.PullRequest, error: KeptError) -> None:
         """One partition has no answer: ask for it again after a while."""
         manifests = hosted.manifests
         tp = hosted.partition.topic_partition
@@ -212,7 +212,7 @@ class Pulls:
             self._node.loop.call_later(REFUSED_S, manifests.ask)
 
     async def _bodies(
-        self, leader: int, hosted: HostedPartition, asked: ev.PullRequest,
+        self, leader: int, hosted: LocalReplica, asked: ev.PullRequest,
         found: Sequence[calls.ManifestBody],
     ) -> dict[ManifestRef, Manifest]:  # fmt: skip
         """The manifests that came. Raises CorruptMessage, DamagedData, and as a call does."""
@@ -227,7 +227,7 @@ class Pulls:
         return bodies
 
     async def _fetch(
-        self, leader: int, hosted: HostedPartition, asked: ev.PullRequest,
+        self, leader: int, hosted: LocalReplica, asked: ev.PullRequest,
         body: calls.ManifestBody,
     ) -> bytes:  # fmt: skip
         data = bytearray()
@@ -309,7 +309,7 @@ class Answers:
         piece = data[request.position : request.position + CHUNK_BYTES]
         return calls.ManifestChunkReply(piece, crc32c(piece))
 
-    async def _body(self, hosted: HostedPartition, ref: ManifestRef) -> bytes:
+    async def _body(self, hosted: LocalReplica, ref: ManifestRef) -> bytes:
         """A manifest as it travels. Raises FileNotFoundError, DamagedData, MachineError."""
         key = hosted, ref
         data = self._sending.get(key)

@@ -21,7 +21,7 @@ ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was a
 
 
 @dataclass(slots=True)
-class Trouble:
+class RetrySchedule:
     """Why the last try to store or apply failed, and how often in a row."""
 
     node: Node = field(repr=False)

@@ -26,7 +26,7 @@ or so many times as long as its pass took."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ManifestStatus:
     """What a start found: manifests held and applied; ``lost``: they could not be read."""
 
     held: ManifestRef | None = None

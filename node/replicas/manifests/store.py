@@ -41,7 +41,7 @@ would keep a replica that comes back out of the ISR for minutes.
 if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
     from kept.node.node import Node
-    from kept.node.replicas.replica_manager import HostedPartition
+    from kept.node.replicas.replica_manager import LocalReplica
     from kept.storage.log import Log
 
 
@@ -84,7 +84,7 @@ class Computing:
 class Files:
     """See the module."""
 
-    def __init__(self, node: Node, hosted: HostedPartition) -> None:
+    def __init__(self, node: Node, hosted: LocalReplica) -> None:
         self._node = node
         self._hosted = hosted
         self.computing: Computing | None = None
@@ -174,7 +174,7 @@ class Files:
         ``made``: a pass has left the outputs. Raises Withdrawn, PassFailed, KeptError, OSError.
         """
         log_ = self._hosted.partition.log
-        async with self._turn, self._node.hosting.appliers:
+        async with self._turn, self._node.replica_manager.appliers:
             while True:
                 self.check(work)
                 result = await self._result(work, ref, made)
@@ -263,7 +263,7 @@ class Files:
             if not still_wanted():
                 raise Withdrawn(f"{hosted.partition}: another leader was elected")
 
-        async with self._turn, node.hosting.appliers:
+        async with self._turn, node.replica_manager.appliers:
             await self.no_pass()
             async with self._lock:
                 check()

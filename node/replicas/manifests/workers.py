@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.worker import result_from
 from kept.node.replicas.manifests.failures import PassFailed
-from kept.node.runtime.subprocess import Child, ChildFailed, spawn
+from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
@@ -28,7 +28,7 @@ class Work:
         self.total_bytes = 0
         self.uncompiled: tuple[str, ...] = ()
         self.cancelled = False
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
 
     def cancel(self) -> None:
         """It is not wanted any more: end the process, if it runs."""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kept.cluster.controller import decisions as decide
 from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
+    BrokerSessions,
     Decide,
     Probe,
-    Sessions,
     SessionSettings,
 )
 from kept.cluster.controller.heartbeats import ReplicaLog
@@ -33,7 +33,7 @@ class Controller:
         self.held: list[Decide] | None = None
         self.made: list[str] = []
         self.probes: list[int] = []
-        self.sessions = Sessions(SessionSettings(**times), lambda _: lambda _topic: unclean)
+        self.sessions = BrokerSessions(SessionSettings(**times), lambda _: lambda _topic: unclean)
         self.run(self.sessions.start(self.image, self.now_ms))
         for node in nodes:
             self.register(node)
@@ -204,7 +204,7 @@ def test_a_new_controller_probes_whoever_takes_part() -> None:
     c = Controller()
     c.lost(3)
     c.probed(3, None, c.epoch(3))
-    fresh = Sessions(SessionSettings())
+    fresh = BrokerSessions(SessionSettings())
     effects = fresh.start(c.image, 5)
     assert effects == [Probe(1, c.epoch(1)), Probe(2, c.epoch(2))], "3 is fenced"
     assert fresh.probed(1, None, 6, c.epoch(1)) == [], "2 may have died with it"

@@ -7,7 +7,7 @@ import pytest
 
 from kept.cluster.metadata.dump import dump_metadata, is_metadata_file
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import ClusterRecord, ConfigRecord, encode_batch
 from kept.cluster.metadata.snapshot import write_snapshot
 from kept.cluster.metadata.wal import Entry, HardState, WriteAheadLog, write_hard_state
@@ -70,7 +70,7 @@ def test_the_hard_state(directory) -> None:
 
 
 def test_the_identity(directory) -> None:
-    MetadataMember.open(
+    MetadataNode.open(
         directory, Disk(), node_id=4, directory_id=UUID(int=7), random=lambda n: n - 1
     )
     assert list(dump_metadata(f"{directory}/identity")) == [

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_node import MetadataMember, Outcome
+from kept.cluster.metadata.metadata_node import MetadataNode, Outcome
 from kept.cluster.metadata.records import (
     BrokerRecord,
     ClusterRecord,
@@ -70,14 +70,14 @@ def listed(*node_ids: int) -> tuple[Voter, ...]:
 
 def open_member(
     disk: Disk, node_id: int = 0, voters: tuple[Voter, ...] = (), **more
-) -> MetadataMember:
+) -> MetadataNode:
     more.setdefault("directory_id", UUID(int=100 + node_id))
-    return MetadataMember.open(
+    return MetadataNode.open(
         DIR, disk, node_id=node_id, voters=voters, random=Random(node_id).randrange, **more
     )
 
 
-def settle(member: MetadataMember) -> list[Outcome]:
+def settle(member: MetadataNode) -> list[Outcome]:
     outcomes = []
     while (work := member.work()) is not None:
         work.run()
@@ -86,7 +86,7 @@ def settle(member: MetadataMember) -> list[Outcome]:
     return outcomes
 
 
-def propose(member: MetadataMember, records) -> int:
+def propose(member: MetadataNode, records) -> int:
     index = member.propose(records)
     settle(member)
     assert member.image.index >= index
@@ -101,7 +101,7 @@ class Cluster:
         self.more = more
         self.disks = {i: SimulatedDisk(seed=i) for i in range(voters + observers)}
         self.voters = range(voters)
-        self.members: dict[int, MetadataMember] = {}
+        self.members: dict[int, MetadataNode] = {}
         self.outcomes: dict[int, list[Outcome]] = {i: [] for i in self.disks}
         self.cut: set[int] = set()
 
@@ -133,7 +133,7 @@ class Cluster:
                 member.tick()
             self.deliver()
 
-    def leader(self) -> MetadataMember:
+    def leader(self) -> MetadataNode:
         for _ in range(60):
             leading = [m for m in self.members.values() if m.controller_ready]
             if leading and not {leading[0].node_id} & self.cut:
@@ -196,14 +196,14 @@ def test_what_was_proposed_is_there_after_reopening(tmp_path) -> None:
     path = str(tmp_path / "a" / "meta")
     topic = UUID(int=1)
     for number in range(8):  # raftos cannot read its log back after the fifth write
-        member = MetadataMember.open(
+        member = MetadataNode.open(
             path, Disk(), node_id=0, directory_id=UUID(int=number + 1), random=Random(1).randrange
         )
         assert settings_in(member.image) == number
         assert member.term == number + 1 and member.directory_id == UUID(int=1)
         propose(member, setting(number))
     propose(member, [TopicRecord("t", topic), PartitionRecord(topic, 0, (0,), (0,), 0, 0, 0)])
-    again = MetadataMember.open(
+    again = MetadataNode.open(
         path, Disk(), node_id=0, directory_id=NOWHERE, random=Random(1).randrange
     )
     assert again.image.partition("t", 0) == member.image.partition("t", 0)
@@ -472,7 +472,7 @@ def test_reads_and_transfer(cluster) -> None:
     )
 
 
-def hand_over(cluster: Cluster, leader: MetadataMember, ticks: int = 0) -> int:
+def hand_over(cluster: Cluster, leader: MetadataNode, ticks: int = 0) -> int:
     """As a node that stops does; how often it was asked again."""
     asked = 0
     while leader.hand_over():

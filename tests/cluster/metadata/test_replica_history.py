@@ -9,7 +9,7 @@ import pytest
 
 from kept.cluster.metadata.dump import dump_metadata, is_metadata_file
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kept.cluster.metadata.replica_history import FILE, ReplicaHistory, read_history, write_history
 from kept.cluster.metadata.snapshot import difference
@@ -169,24 +169,24 @@ def test_it_is_read_as_it_was_written_and_damage_is_named():
 # With the files of a member.
 
 
-def open_member(disk: SimulatedDisk, **more) -> MetadataMember:
-    return MetadataMember.open(
+def open_member(disk: SimulatedDisk, **more) -> MetadataNode:
+    return MetadataNode.open(
         DIR, disk, node_id=ME, directory_id=UUID(int=100), random=lambda _: 0, **more
     )
 
 
-def propose(member: MetadataMember, *records) -> None:
+def propose(member: MetadataNode, *records) -> None:
     member.propose(records)
     work(member)
 
 
-def work(member: MetadataMember) -> None:
+def work(member: MetadataNode) -> None:
     while (job := member.work()) is not None:
         job.run()
         member.done(job)
 
 
-def alone_then_unclean(member: MetadataMember) -> None:
+def alone_then_unclean(member: MetadataNode) -> None:
     state = PartitionRecord(TOPIC, 0, (0, 1), (0,), 0, 0, 0)
     propose(member, TopicRecord("t", TOPIC), state)
     unclean = replace(state, leader=1, isr=(1,), leader_epoch=1, partition_epoch=1, unclean=True)

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import ClusterRecord, ConfigRecord, TopicRecord
 from kept.cluster.metadata.snapshot import (
     decode_snapshot,
@@ -35,8 +35,8 @@ def settings_in(image: Image) -> int:
     return len(names)
 
 
-def open_lone(disk: Disk, after_bytes: int = 1 << 30) -> MetadataMember:
-    return MetadataMember.open(
+def open_lone(disk: Disk, after_bytes: int = 1 << 30) -> MetadataNode:
+    return MetadataNode.open(
         DIR,
         disk,
         node_id=0,
@@ -46,7 +46,7 @@ def open_lone(disk: Disk, after_bytes: int = 1 << 30) -> MetadataMember:
     )
 
 
-def propose(member: MetadataMember, records: list[ConfigRecord]) -> None:
+def propose(member: MetadataNode, records: list[ConfigRecord]) -> None:
     member.propose(records)
     while (work := member.work()) is not None:
         work.run()

@@ -14,7 +14,7 @@ from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import NO_NODE, Append, InstallSnapshot
 from kept.cluster.raft.progress import Pace, Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
-from kept.cluster.raft.voter_set import Membership, check_change, voters_entry, voters_in
+from kept.cluster.raft.voter_set import VoterSet, check_change, voters_entry, voters_in
 from kept.storage.errors import InvalidRequest, InvariantViolation, KeptError
 from tests.cluster.raft.trial import Trial, data, directory, voter
 
@@ -385,7 +385,7 @@ def test_changes_that_are_no_single_step() -> None:
 
 
 def test_a_truncated_change_is_taken_back() -> None:
-    membership = Membership(0, (voter(0),))
+    membership = VoterSet(0, (voter(0),))
     two, three = (voter(0), voter(1)), (voter(0), voter(1), voter(2))
     membership.see([Entry(1, 5, voters_entry(two)), Entry(1, 8, voters_entry(three))])
     assert membership.at(7) == two and membership.at(8) == three

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kept.compaction.cleaner import planner
-from kept.compaction.cleaner.log_snapshot import LogView, SegmentView
+from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentView
 from kept.compaction.cleaner.planner import (
     Failures,
     Limits,
@@ -33,7 +33,7 @@ def log(*bases, end=100, state=None, lso=None, start=0, config=COMPACT, stamps=N
         SegmentView(b, e, size, largest, first, 0)
         for b, e, (first, largest) in zip(bases, ends, stamps, strict=True)
     )
-    return LogView(
+    return LogSnapshot(
         TP, uuid.UUID(int=1), "/t-0", segments, start, end, end if lso is None else lso, config,
         state or CompactionState(),
     )  # fmt: skip

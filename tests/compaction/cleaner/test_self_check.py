@@ -249,7 +249,7 @@ def test_a_scan_that_misses_a_record(world, monkeypatch, name):
     """What was drawn is not among what it saw."""
     w = filled(world, name)
     of_key = [r.offset for r in w.records() if r.key == b"k2"]
-    real = key_tracker.Watch.seen
+    real = key_tracker.KeyTracker.seen
 
     def half_blind(self, key):
         seen = real(self, key)
@@ -257,14 +257,14 @@ def test_a_scan_that_misses_a_record(world, monkeypatch, name):
             return seen
         return key_tracker.Seen([o for o in seen.offsets if o not in of_key[:15]], seen.whole)
 
-    monkeypatch.setattr(key_tracker.Watch, "seen", half_blind)
+    monkeypatch.setattr(key_tracker.KeyTracker, "seen", half_blind)
     refused(w, "key 'k2'.*not among those that the scan saw")
 
 
 def test_a_map_that_takes_two_keys_for_one(world, monkeypatch):
     """A collision of hashes, which the keyed hash makes unlikely."""
     w = filled(world)
-    real = key_tracker.Watch.seen
+    real = key_tracker.KeyTracker.seen
 
     def mixed(self, key):
         found, other = real(self, key), real(self, b"k1")
@@ -272,7 +272,7 @@ def test_a_map_that_takes_two_keys_for_one(world, monkeypatch):
             return found
         return key_tracker.Seen(sorted(found.offsets + other.offsets), found.whole)
 
-    monkeypatch.setattr(key_tracker.Watch, "seen", mixed)
+    monkeypatch.setattr(key_tracker.KeyTracker, "seen", mixed)
     w.append((b"k1", b"newest"))
     w.roll()
     refused(w, "key 'k2'.*it has another one")
@@ -405,7 +405,7 @@ def test_a_small_map_takes_many_scans_and_each_record_is_noted_once(world, name)
 
 def test_a_watch_with_a_full_table():
     """Keys whose places are taken are not watched, and say so."""
-    found = key_tracker.Watch([b"a", b"b", b"a"])
+    found = key_tracker.KeyTracker([b"a", b"b", b"a"])
     assert found.keys == [b"a", b"b"]
     found.note(b"a", 5)
     found.note(b"a", 5)

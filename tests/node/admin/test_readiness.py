@@ -99,7 +99,9 @@ def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
     (directory,) = node.log_directories
 
     async def fail():
-        node.hosting.fail(directory, MachineError(directory.name, "open", OSError(5, "EIO")))
+        node.replica_manager.fail(
+            directory, MachineError(directory.name, "open", OSError(5, "EIO"))
+        )
 
     lone.run(fail())
     assert any("is offline" in why for why in said())

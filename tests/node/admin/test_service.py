@@ -17,7 +17,7 @@ NOW = 1_700_000_000_000
 def append(lone, topic, records, partition=0):
     """Append (key, value) pairs, one batch each, and roll."""
     tp = TopicPartition(topic, partition)
-    hosted = lone.node.hosting.hosted[tp]
+    hosted = lone.node.replica_manager.hosted[tp]
     for number, (key, value) in enumerate(records):
         batch = build_batch([(NOW + number, key, value, ())])
         hosted.partition.append(check(batch, hosted.rules, NOW), NOW)
@@ -113,7 +113,9 @@ def test_an_offline_directory(lone):
     directory = lone.node.log_directories[0]
 
     async def fail():
-        lone.node.hosting.fail(directory, MachineError("x", "write", OSError(errno.EIO, "EIO")))
+        lone.node.replica_manager.fail(
+            directory, MachineError("x", "write", OSError(errno.EIO, "EIO"))
+        )
 
     lone.run(fail())
     (partition,) = lone.get("/api/v1/topics/t")["partitions"]

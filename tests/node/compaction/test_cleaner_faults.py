@@ -24,7 +24,7 @@ WAIT_S = 60
 def filled(lone):
     """A log of several segments with 40 records of 3 keys."""
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
-    hosted = lone.node.hosting.hosted[TP]
+    hosted = lone.node.replica_manager.hosted[TP]
     now = int(time.time() * 1000)
     for i in range(40):
         batch = build_batch([(now, b"k%d" % (i % 3), b"%d" % i * 20, ())])
@@ -86,11 +86,11 @@ def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, cal
     monkeypatch.setattr(disk, call, failing, raising=False)
     with pytest.raises(MachineError, match="I/O error"):
         clean(lone)
-    assert "I/O error" in lone.node.hosting.directories[0].offline
-    assert TP not in lone.node.hosting.hosted
+    assert "I/O error" in lone.node.replica_manager.directories[0].offline
+    assert TP not in lone.node.replica_manager.hosted
     monkeypatch.setattr(disk, call, real)
     restarted = again(lone, lone_node)
-    hosted = restarted.node.hosting.hosted[TP]
+    hosted = restarted.node.replica_manager.hosted[TP]
     hosted.partition.log.check_invariants()
     assert newest(hosted) == expected
     clean(restarted)
@@ -107,7 +107,7 @@ def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, mo
     monkeypatch.setattr(manifest, "decode", lambda path, data: decode(path, data[: len(data) // 2]))
     with pytest.raises(DamagedData):
         clean(lone)
-    assert lone.node.hosting.directories[0].offline is None
+    assert lone.node.replica_manager.directories[0].offline is None
     assert newest(hosted) == expected and len(hosted.partition.log.segments) > 3
     monkeypatch.undo()
     assert clean(lone).records_removed == 37
@@ -145,7 +145,7 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
         log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
         log_cleaner_enable="false",
     )  # fmt: skip
-    hosted = restarted.node.hosting.hosted[TP]
+    hosted = restarted.node.replica_manager.hosted[TP]
     assert hosted.compaction is None and newest(hosted) == expected
     clean(restarted)
     assert newest(hosted) == expected
@@ -157,7 +157,7 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
 
 def begin_at(lone, offset):
     """As DeleteRecords and retention do it."""
-    log = lone.node.hosting.hosted[TP].partition.log
+    log = lone.node.replica_manager.hosted[TP].partition.log
     log.advance_log_start(offset, lone.node.now_ms())
     log.delete_old_segments(lone.node.now_ms(), log.log_end_offset)
     log.delete_expired(1 << 60)

@@ -20,7 +20,7 @@ WAIT_S = 60
 
 
 def append(lone, *rows):
-    hosted = lone.node.hosting.hosted[TP]
+    hosted = lone.node.replica_manager.hosted[TP]
     now = int(time.time() * 1000)
     batch = build_batch([(now, key, value, ()) for key, value in rows])
     hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
@@ -78,7 +78,7 @@ def test_explain_says_when_each_tombstone_goes_also_of_a_clean_log(with_tombston
     assert clean["dry_run"] is None
     assert clean["tombstones"] == [two]
     assert [(r["offset"], r["removable_at_ms"]) for r in clean["key"]] == [(3, horizon_ms)]
-    lone.node.hosting.hosted[TP].partition.log.roll(lone.node.now_ms())
+    lone.node.replica_manager.hosted[TP].partition.log.roll(lone.node.now_ms())
     dirty = explained(lone, "&key=c")
     assert dirty["tombstones"][0] == two
     (third,) = dirty["tombstones"][1:]

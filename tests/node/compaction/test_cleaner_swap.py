@@ -57,7 +57,7 @@ def read(hosted):
 def filled(lone_node):
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
-    hosted = lone.node.hosting.hosted[TP]
+    hosted = lone.node.replica_manager.hosted[TP]
     write(hosted, 40)
     assert len(hosted.partition.log.segments) > 3
     return lone, hosted

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kept.node.compaction import consistent_read as module
-from kept.node.compaction.consistent_read import MovedMeanwhile, again, undisturbed
+from kept.node.compaction.consistent_read import ConcurrentlyModified, again, undisturbed
 from kept.storage.errors import DamagedData
 
 
@@ -60,7 +60,7 @@ def test_what_was_read_meanwhile_does_not_count(what):
         else:
             hosted.manifests.busy = True
 
-    with pytest.raises(MovedMeanwhile):
+    with pytest.raises(ConcurrentlyModified):
         ends_up(hosted, reader(happens))
 
 
@@ -72,8 +72,8 @@ def test_it_is_read_again(monkeypatch):
         hosted.partition.log.truncations += 1
 
     assert ends_up(hosted, reader(moves, moves, "found"), again) == "found"
-    with pytest.raises(MovedMeanwhile):
+    with pytest.raises(ConcurrentlyModified):
         ends_up(hosted, reader(*[moves] * module.TRIES), again)
     hosted.manifests.busy = True
-    with pytest.raises(MovedMeanwhile):
+    with pytest.raises(ConcurrentlyModified):
         ends_up(hosted, reader(), again)

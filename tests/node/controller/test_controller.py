@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kept.node.controller.controller import Controlling
+from kept.node.controller.controller import Controller
 from kept.node.runtime.clock import elapsed_ms
 from kept.node.runtime.yielding import Slices
 from kept.storage.errors import InvalidRequest, NetworkException
@@ -37,10 +37,10 @@ class FakeMetadata:
         return int(index)
 
 
-def controlling(metadata: FakeMetadata) -> Controlling:
+def controlling(metadata: FakeMetadata) -> Controller:
     loop = asyncio.get_running_loop()
     node: Any = SimpleNamespace(metadata=metadata, loop=loop, slices=Slices(loop))
-    made = Controlling.__new__(Controlling)
+    made = Controller.__new__(Controller)
     made._node, made._turn, made._tasks = node, asyncio.Lock(), set()
     return made
 

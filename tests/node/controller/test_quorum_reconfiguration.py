@@ -10,7 +10,7 @@ import pytest
 
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.progress import Progress
-from kept.node.controller.quorum_reconfiguration import Voting
+from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
 from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.storage.errors import InvalidRequest, NotController, VoterNotFound
 
@@ -55,7 +55,7 @@ def play(scene) -> None:
             peer_address={3: ("node-3", 10092)}.get,
         )
         async with asyncio.timeout(60):
-            await scene(Voting(node), metadata)
+            await scene(QuorumReconfiguration(node), metadata)
 
     asyncio.run(whole())
 
@@ -73,24 +73,26 @@ def ids(voters: tuple[Voter, ...]) -> list[int]:
 
 
 def test_a_second_change_is_refused_while_the_first_is_under_way():
-    async def scene(voting, metadata):
-        first = asyncio.ensure_future(voting.change(remove(2)))
+    async def scene(quorum_reconfiguration, metadata):
+        first = asyncio.ensure_future(quorum_reconfiguration.change(remove(2)))
         assert ids(await metadata.proposed.get()) == [0, 1]
         with pytest.raises(InvalidRequest, match="node 2 is being removed; try again"):
-            await voting.change(remove(1))
+            await quorum_reconfiguration.change(remove(1))
         metadata.commits.release()
         assert (await first).index == 51
         metadata.commits.release()
-        assert (await voting.change(remove(1))).index == 51, "also after one that was refused"
+        assert (await quorum_reconfiguration.change(remove(1))).index == 51, (
+            "also after one that was refused"
+        )
 
     play(scene)
 
 
 def test_a_disk_that_was_replaced_leaves_before_the_new_one_joins():
-    async def scene(voting, metadata):
+    async def scene(quorum_reconfiguration, metadata):
         new = UUID(int=777)
         metadata.member.core.progress[2] = Progress(new, 1, TICKS, 0)
-        change = asyncio.ensure_future(voting.change(add(2)))
+        change = asyncio.ensure_future(quorum_reconfiguration.change(add(2)))
         await asyncio.sleep(0.05)
         assert metadata.proposed.empty(), "it has not caught up"
         metadata.member.core.progress[2].match_index = 50
@@ -105,7 +107,7 @@ def test_a_disk_that_was_replaced_leaves_before_the_new_one_joins():
 
 
 def test_what_is_refused_and_what_would_be_right():
-    async def scene(voting, metadata):
+    async def scene(quorum_reconfiguration, metadata):
         core = metadata.member.core
         core.progress[3] = Progress(UUID(int=103), 51, TICKS, 50)
         core.progress[4] = Progress(UUID(int=104), 51, TICKS, 50)
@@ -118,16 +120,16 @@ def test_what_is_refused_and_what_would_be_right():
             (add(3, directory_id=UUID(int=5)), f"follows from directory {UUID(int=103)}"),
         ):
             with pytest.raises(InvalidRequest, match=words):
-                await voting.change(request)
+                await quorum_reconfiguration.change(request)
         core.progress[1].heard_at = TICKS - 11
         core.down.add(2)
         with pytest.raises(InvalidRequest, match=r"\[0, 1\] only \[0\] would be alive"):
-            await voting.change(remove(2))
+            await quorum_reconfiguration.change(remove(2))
         with pytest.raises(InvalidRequest, match=r"\[0, 1, 2, 3\] only \[0, 3\] would be alive"):
-            await voting.change(add(3))
+            await quorum_reconfiguration.change(add(3))
         metadata.leads, metadata.leader_id = False, 2
         with pytest.raises(NotController) as caught:
-            await voting.change(add(3))
+            await quorum_reconfiguration.change(add(3))
         assert caught.value.leader_id == 2
         assert metadata.proposed.empty()
 
@@ -135,20 +137,22 @@ def test_what_is_refused_and_what_would_be_right():
 
 
 def test_the_last_voter_stays():
-    async def scene(voting, metadata):
+    async def scene(quorum_reconfiguration, metadata):
         metadata.member.voters = metadata.member.voters[:1]
         with pytest.raises(InvalidRequest, match="node 0 is the last voter: add another one first"):
-            await voting.change(remove(0))
+            await quorum_reconfiguration.change(remove(0))
 
     play(scene)
 
 
 def test_who_is_removed_is_named_by_its_disk_too():
-    async def scene(voting, metadata):
+    async def scene(quorum_reconfiguration, metadata):
         wrong = ChangeVotersRequest(False, 2, UUID(int=777))
         with pytest.raises(VoterNotFound, match=f"votes from directory {UUID(int=102)}, not"):
-            await voting.change(wrong)
-        change = asyncio.ensure_future(voting.change(ChangeVotersRequest(False, 2, UUID(int=102))))
+            await quorum_reconfiguration.change(wrong)
+        change = asyncio.ensure_future(
+            quorum_reconfiguration.change(ChangeVotersRequest(False, 2, UUID(int=102)))
+        )
         assert ids(await metadata.proposed.get()) == [0, 1]
         metadata.commits.release()
         await change

@@ -11,7 +11,7 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client import protocol
-from kept.node.cluster_link import Membership
+from kept.node.cluster_link import ClusterLink
 from kept.node.kafka import api
 from kept.node.kafka.forward_errors import refusal
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
@@ -77,5 +77,5 @@ def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error):
     request = protocol.build(cls, REQUESTS[64])
     me: Any = SimpleNamespace(forward=forward)
     context: Any = SimpleNamespace()
-    found = asyncio.run(Membership.answered(me, context, 64, 0, b"", request))
+    found = asyncio.run(ClusterLink.answered(me, context, 64, 0, b"", request))
     assert isinstance(found, dict) and found["error_code"] == 7

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kept.node import cluster_link
-from kept.node.cluster_link import Membership
+from kept.node.cluster_link import ClusterLink
 from kept.node.internode.controller_rpc import ForwardReply, ForwardRequest
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 
@@ -42,12 +42,14 @@ def forward(answers: list[Any], monkeypatch) -> tuple[bytes, list[ForwardRequest
 
     async def scene() -> bytes:
         changes = SimpleNamespace(done_up_to=acted)
-        hosting = SimpleNamespace(changes=changes)
-        node = SimpleNamespace(loop=asyncio.get_running_loop(), metadata=metadata, hosting=hosting)
+        replica_manager = SimpleNamespace(changes=changes)
+        node = SimpleNamespace(
+            loop=asyncio.get_running_loop(), metadata=metadata, replica_manager=replica_manager
+        )
         me: Any = SimpleNamespace(_node=node, peers=SimpleNamespace(call=call))
-        me._call_controller = partial(Membership._call_controller, me)
-        me._while_it_leads = partial(Membership._while_it_leads, me)
-        return await Membership.forward(me, CONTEXT, 19, 7, b"body")
+        me._call_controller = partial(ClusterLink._call_controller, me)
+        me._while_it_leads = partial(ClusterLink._while_it_leads, me)
+        return await ClusterLink.forward(me, CONTEXT, 19, 7, b"body")
 
     return asyncio.run(scene()), asked
 

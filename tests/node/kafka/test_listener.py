@@ -13,7 +13,7 @@ from kept.node.config.node_config import NodeConfig
 from kept.node.http import server
 from kept.node.kafka import listener
 from kept.node.kafka.connection_quota import ConnectionQuota
-from kept.node.kafka.handshake_timeout import SilentConnections
+from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import HandedOver, Listener, may_change_voters
 from kept.storage.errors import ConfigurationError
 
@@ -265,7 +265,7 @@ def test_the_oldest_silent_one_goes() -> None:
     found = Site(kept_silent_max_connections="2").listener()
     several = admitted(found, HERE, HERE, HERE)
     assert [peer.aborted for peer in several] == [[""], [], []]
-    assert isinstance(found.silent, SilentConnections) and found.silent._patience_s == 10.0
+    assert isinstance(found.silent, HandshakeTimeouts) and found.silent._patience_s == 10.0
 
 
 # Addresses.

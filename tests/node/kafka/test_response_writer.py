@@ -15,9 +15,9 @@ from kept.node.kafka.response_writer import (
     MAX_COPIED_BYTES,
     SENDFILE_BYTES,
     TURN_BYTES,
-    Sender,
+    ResponseWriter,
 )
-from kept.node.runtime.memory_budget import Budget
+from kept.node.runtime.memory_budget import MemoryBudget
 from kept.storage import disk as disk_module
 from kept.storage.disk import Disk, FileSlice
 from tests.tools.needs import cannot_run
@@ -61,11 +61,13 @@ class Bench:
         self.node = SimpleNamespace(
             loop=self.loop,
             disk=disk,
-            budget=Budget(1 << 30),
+            budget=MemoryBudget(1 << 30),
             reads_in_memory=in_memory,
             in_pool=lambda f, *args: self.loop.run_in_executor(None, f, *args),
         )
-        self.sender = Sender(self.node, self.ours.fileno(), self.on_progress, self.on_failure)
+        self.sender = ResponseWriter(
+            self.node, self.ours.fileno(), self.on_progress, self.on_failure
+        )
 
     def on_progress(self):
         self.progress += 1
@@ -281,7 +283,7 @@ def test_others_get_their_turn(content):
     file = disk.open_read(str(path))
     total = 3 * TURN_BYTES
 
-    class Endless(Sender):
+    class Endless(ResponseWriter):
         """Over a socket that is never full."""
 
         __slots__ = ("sent",)

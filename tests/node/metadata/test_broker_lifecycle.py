@@ -14,7 +14,7 @@ from kept.cluster.controller.brokers import Registration, register_broker
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NoOpRecord
 from kept.node.internode.controller_rpc import HeartbeatReply
-from kept.node.metadata.broker_lifecycle import NEVER, Brokering
+from kept.node.metadata.broker_lifecycle import NEVER, BrokerLifecycleManager
 from kept.node.runtime import clock
 
 SESSION_S = 9.0
@@ -29,7 +29,7 @@ class Loop:
         return self.now
 
 
-def brokering(heartbeat) -> tuple[Loop, Brokering]:
+def brokering(heartbeat) -> tuple[Loop, BrokerLifecycleManager]:
     loop = Loop()
     config = SimpleNamespace(
         broker_session_timeout_ms=9000, broker_heartbeat_interval_ms=2000, stall_ms=2000,
@@ -39,9 +39,9 @@ def brokering(heartbeat) -> tuple[Loop, Brokering]:
     changes = SimpleNamespace(led_up_to=lambda index: index)
     node = SimpleNamespace(
         loop=loop, config=config, peers=SimpleNamespace(heartbeat=heartbeat), serve_until=0.0,
-        hosting=SimpleNamespace(changes=changes),
+        replica_manager=SimpleNamespace(changes=changes),
     )  # fmt: skip
-    return loop, Brokering(node, Registration(1, UUID(int=1), ()))
+    return loop, BrokerLifecycleManager(node, Registration(1, UUID(int=1), ()))
 
 
 def beat(number: int) -> SimpleNamespace:
@@ -105,15 +105,15 @@ def test_a_machine_that_slept_is_noticed_though_its_clock_stood_still(monkeypatc
         node: Any = broker._node
         suspended: list[str] = []
         roles = SimpleNamespace(suspend=lambda: suspended.append("now"), resume=lambda image: None)
-        node.hosting.roles = roles
+        node.replica_manager.roles = roles
         me = broker.core.registration
         image, _ = Image().apply(register_broker(Image(), me))
         broker._step(broker_lifecycle.Start(clock.elapsed_ms()))
         broker.image_acted_on(image)
-        broker.look_up()
+        broker.check_stalled()
         assert 0 < node.serve_until - perf_counter() <= 2
         slept = 3600
-        broker.look_up()
+        broker.check_stalled()
         assert suspended == ["now"]
         assert node.serve_until == NEVER, "partitions refuse by themselves"
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.node.metadata.failure_suspicions import DOUBT_S, LINGER_S, Departures
+from kept.node.metadata.failure_suspicions import DOUBT_S, LINGER_S, FailureSuspicions
 
 
 def image(epoch=7, *, fenced=False):
@@ -19,7 +19,7 @@ NOBODY = SimpleNamespace(brokers={})
 
 @pytest.fixture
 def doubting():
-    made = Departures()
+    made = FailureSuspicions()
     made.doubt(1, image(), 100.0)
     return made
 
@@ -46,13 +46,13 @@ def test_others_are_not_doubted(doubting):
 
 @pytest.mark.parametrize("known", [image(fenced=True), NOBODY])
 def test_of_whom_the_image_says_it_there_is_no_doubt(known):
-    made = Departures()
+    made = FailureSuspicions()
     made.doubt(1, known, 100.0)
     assert not made.is_doubted(1, image(), 100.0)
 
 
 def test_one_that_was_fenced_lingers_for_a_while():
-    made = Departures()
+    made = FailureSuspicions()
     made.image_moved(image(), 100.0)
     assert not made.lingers(1, 100.0)
     made.image_moved(image(fenced=True), 101.0)
@@ -62,13 +62,13 @@ def test_one_that_was_fenced_lingers_for_a_while():
 
 
 def test_one_that_was_fenced_before_this_node_looked_does_not():
-    made = Departures()
+    made = FailureSuspicions()
     made.image_moved(image(fenced=True), 100.0)
     assert not made.lingers(1, 100.0)
 
 
 def test_one_that_came_back_and_went_again():
-    made = Departures()
+    made = FailureSuspicions()
     for at, fenced in ((100.0, False), (101.0, True), (102.0, False)):
         made.image_moved(image(fenced=fenced), at)
     assert not made.lingers(1, 102.0)

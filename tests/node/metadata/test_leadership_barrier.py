@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kept.node.internode.controller_rpc import ConfirmReply, ConfirmRequest
-from kept.node.metadata.leadership_barrier import Confirming
+from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.storage.errors import NetworkException, NotController, StaleBrokerEpoch
 
 
@@ -40,15 +40,15 @@ def play(scene, leader_id=2):
         node: Any = SimpleNamespace(
             node_id=1,
             loop=asyncio.get_running_loop(),
-            membership=SimpleNamespace(broker_epoch=7),
+            cluster_link=SimpleNamespace(broker_epoch=7),
             peers=SimpleNamespace(call=controller.call),
             metadata=SimpleNamespace(leader_id=leader_id, acted=controller.act),
         )
         heard: list[Any] = []
-        confirming = Confirming(node)
+        leadership_barrier = LeadershipBarrier(node)
         async with asyncio.timeout(60):
-            await scene(confirming, controller, heard)
-        await confirming.close()
+            await scene(leadership_barrier, controller, heard)
+        await leadership_barrier.close()
 
     asyncio.run(whole())
 
@@ -59,12 +59,12 @@ async def turns() -> None:
 
 
 def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
-    async def scene(confirming, controller, heard):
+    async def scene(leadership_barrier, controller, heard):
         controller.acted.set()
-        confirming.ask(lambda found: heard.append(("first", found)))
-        confirming.ask(lambda found: heard.append(("with it", found)))
+        leadership_barrier.ask(lambda found: heard.append(("first", found)))
+        leadership_barrier.ask(lambda found: heard.append(("with it", found)))
         await turns()
-        confirming.ask(lambda found: heard.append(("later", found)))
+        leadership_barrier.ask(lambda found: heard.append(("later", found)))
         controller.answers.put_nowait(ConfirmReply(9))
         await turns()
         assert heard == [("first", True), ("with it", True)]
@@ -72,7 +72,7 @@ def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
         await turns()
         assert heard[2:] == [("later", True)]
         assert controller.asked == [ConfirmRequest(1, 7)] * 2
-        confirming.ask(lambda found: heard.append(("again", found)))
+        leadership_barrier.ask(lambda found: heard.append(("again", found)))
         controller.answers.put_nowait(ConfirmReply(9))
         await turns()
         assert heard[3:] == [("again", True)]
@@ -81,8 +81,8 @@ def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
 
 
 def test_an_answer_counts_when_it_was_acted_on():
-    async def scene(confirming, controller, heard):
-        confirming.ask(heard.append)
+    async def scene(leadership_barrier, controller, heard):
+        leadership_barrier.ask(heard.append)
         controller.answers.put_nowait(ConfirmReply(9))
         await turns()
         assert heard == []
@@ -97,8 +97,8 @@ def test_an_answer_counts_when_it_was_acted_on():
     "error", [NotController("no"), NetworkException("gone"), StaleBrokerEpoch("another")]
 )
 def test_nobody_who_can_say(error):
-    async def scene(confirming, controller, heard):
-        confirming.ask(heard.append)
+    async def scene(leadership_barrier, controller, heard):
+        leadership_barrier.ask(heard.append)
         controller.answers.put_nowait(error)
         await turns()
         assert heard == [False]
@@ -107,8 +107,8 @@ def test_nobody_who_can_say(error):
 
 
 def test_no_controller_is_known():
-    async def scene(confirming, _controller, heard):
-        confirming.ask(heard.append)
+    async def scene(leadership_barrier, _controller, heard):
+        leadership_barrier.ask(heard.append)
         await turns()
         assert heard == [False]
 

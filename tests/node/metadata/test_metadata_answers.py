@@ -32,7 +32,7 @@ class Node:
     slices = Slices(SimpleNamespace())  # type: ignore[arg-type]
 
     def __init__(self) -> None:
-        self.membership = Members()
+        self.cluster_link = Members()
         self.waited: list[int] = []
         self.elects = True
         self.metadata = SimpleNamespace(acted=self.acted)

@@ -205,16 +205,16 @@ def test_every_partition_when_asked(lone_node):
 
 def test_an_offline_partition(lone):
     lone.create("t")
-    gone = lone.node.hosting.partitions.pop(TopicPartition("t", 0))
+    gone = lone.node.replica_manager.partitions.pop(TopicPartition("t", 0))
     found = scrape(lone)
     assert one(found, "kept_offline_partitions") == 1
     assert partitions(found, "kept_partition_offline") == {("t", "0")}
-    lone.node.hosting.partitions[TopicPartition("t", 0)] = gone
+    lone.node.replica_manager.partitions[TopicPartition("t", 0)] = gone
 
 
 def test_group_lag(lone, monkeypatch):
     lone.create("t", 2, message_timestamp_before_max_ms=str(2**62))
-    hosted = lone.node.hosting.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.replica_manager.hosted[TopicPartition("t", 0)]
     hosted.partition.append(check(build_batch([(1, b"k", b"v", ())] * 5), hosted.rules, 1), 1)
     hosted.partition.write()
 
@@ -236,7 +236,7 @@ def test_group_lag(lone, monkeypatch):
 def test_a_pass_is_counted(lone_node):
     lone = lone_node(log_cleaner_backoff_ms="3600000", kept_metrics_partitions="all")
     lone.create("t", cleanup_policy="compact", message_timestamp_before_max_ms=str(2**62))
-    hosted = lone.node.hosting.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.replica_manager.hosted[TopicPartition("t", 0)]
     for _ in range(3):
         hosted.partition.append(check(build_batch([(1, b"k", b"v" * 99, ())]), hosted.rules, 1), 1)
     hosted.partition.write()

@@ -77,9 +77,9 @@ def test_a_scrape_of_10000_partitions_holds_the_loop_for_a_moment_only(lone_node
             super().__init__()
             self.began = time.thread_time()
 
-        async def breathe(self):
+        async def checkpoint(self):
             until, taken = self._until, time.thread_time() - self.began
-            await super().breathe()
+            await super().checkpoint()
             if self._until != until:  # it paused
                 slices.append(taken * 1000)
                 self.began = time.thread_time()

@@ -13,7 +13,7 @@ from kept.cluster.metadata.records import PartitionRecord
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import failure_of
 from kept.node.replicas import alter_partition
-from kept.node.replicas.alter_partition import IsrChanges
+from kept.node.replicas.alter_partition import AlterPartitionQueue
 from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import NetworkException, StaleBrokerEpoch
 from kept.storage.types import TopicPartition
@@ -57,7 +57,7 @@ def test_trouble_ends_nothing(trouble) -> None:
             metadata=SimpleNamespace(leader_id=1),
             peers=SimpleNamespace(call=call),
         )
-        changes = IsrChanges(node)  # type: ignore[arg-type]
+        changes = AlterPartitionQueue(node)  # type: ignore[arg-type]
         for _ in range(2):
             partition = Asking()
             changes.ask(partition)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
             metadata=SimpleNamespace(leader_id=1),
             peers=SimpleNamespace(call=call),
         )
-        changes = IsrChanges(node)  # type: ignore[arg-type]
+        changes = AlterPartitionQueue(node)  # type: ignore[arg-type]
         partition = Undecided()
         changes.ask(partition)  # type: ignore[arg-type]
         async with asyncio.timeout(60):
@@ -138,8 +138,8 @@ def test_a_lost_replica_that_is_taken_back_leaves_again_after_a_while() -> None:
             config=SimpleNamespace(replica_fetch_wait_max_ms=100),
             image=SimpleNamespace(partition=lambda *_: record),
         )
-        changes = IsrChanges(node)  # type: ignore[arg-type]
-        node.hosting = SimpleNamespace(roles=SimpleNamespace(lost=changes.resign))
+        changes = AlterPartitionQueue(node)  # type: ignore[arg-type]
+        node.replica_manager = SimpleNamespace(roles=SimpleNamespace(lost=changes.resign))
         began = node.loop.time()
         changes.resign(tp, record)
         async with asyncio.timeout(60):

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.snapshot import write_snapshot
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import api
@@ -142,7 +142,7 @@ def written(tmp_path_factory):
     for name in ("stopped", "killed"):
         # What a node alone does not write yet, or only after 4 MiB.
         meta = str(root / name / "meta")
-        member = MetadataMember.open(
+        member = MetadataNode.open(
             meta, Disk({}), node_id=0, directory_id=UUID(int=1), random=Random(1).randrange
         )
         write_snapshot(Disk({}), meta, member.image, member.term)
@@ -177,7 +177,9 @@ def start(directory: str):
             return error, {}, []
         try:
             await node.settled()
-            offline = [why for t in node.hosting.by_name.values() for why in t.offline.values()]
+            offline = [
+                why for t in node.replica_manager.by_name.values() for why in t.offline.values()
+            ]
             return None, contents(node), offline
         finally:
             await node.stop()

@@ -15,7 +15,7 @@ def test_the_directory_is_not_renamed_under_the_flush(lone_node, monkeypatch) ->
     lone = lone_node()
     lone.create("t")
     node = lone.node
-    hosted = node.hosting.hosted[TP]
+    hosted = node.replica_manager.hosted[TP]
     partition, disk = hosted.partition, node.disk
     now_ms = node.now_ms()
     batch = memoryview(bytearray(build_batch([(now_ms, b"k", b"v", ())])))

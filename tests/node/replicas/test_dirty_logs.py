@@ -25,11 +25,11 @@ class Kit:
         monkeypatch.setattr(maintenance, "monotonic_ms", lambda: monotonic_ms() + self.ahead_ms)
         self.timers = self.node._timers
         self.timers.stop()
-        self.attention = self.node.hosting.attention
+        self.dirty_logs = self.node.replica_manager.dirty_logs
 
     def make(self, name, **config):
         self.lone.create(name, **config)
-        return self.node.hosting.hosted[TopicPartition(name, 0)]
+        return self.node.replica_manager.hosted[TopicPartition(name, 0)]
 
     def configure(self, name, key, value):
         record = ConfigRecord(ResourceType.TOPIC, name, key, value)
@@ -81,9 +81,9 @@ def looked_at(kit, monkeypatch):
         return each(lambda hosted: (seen.append(hosted.partition.log), job(hosted)), chosen)
 
     monkeypatch.setattr(kit.timers, "_each", noted)
-    values = kit.node.hosting.directories[0].directory.write_checkpoints
+    values = kit.node.replica_manager.directories[0].directory.write_checkpoints
     monkeypatch.setattr(
-        kit.node.hosting.directories[0].directory,
+        kit.node.replica_manager.directories[0].directory,
         "write_checkpoints",
         lambda *args: (seen.append("checkpoint"), values(*args)),
     )
@@ -124,7 +124,7 @@ def test_settings_that_change_reach_logs_at_rest(kit):
     log = hosted.partition.log
     kit.append(hosted)
     kit.all_jobs()
-    assert hosted not in kit.attention.unflushed
+    assert hosted not in kit.dirty_logs.unflushed
     kit.configure("quiet", "flush.ms", "1000")
     kit.run(kit.timers.flush_due)
     kit.ahead_ms += 1_001
@@ -148,7 +148,7 @@ def test_each_segment_has_its_own_age(kit):
         kit.ahead_ms += 61_000
         kit.run(kit.timers.roll_idle)
         assert len(log.segments) == rolled + 1
-    assert len(kit.attention._queue) <= 2
+    assert len(kit.dirty_logs._queue) <= 2
 
 
 def test_a_segment_that_was_rolled_early_leaves_nothing_in_the_queue(kit):
@@ -157,7 +157,7 @@ def test_a_segment_that_was_rolled_early_leaves_nothing_in_the_queue(kit):
         kit.append(hosted, size=900)
         kit.run(kit.timers.roll_idle)
     assert len(hosted.partition.log.segments) == 200
-    assert len(kit.attention._queue) <= 2 * maintenance.LOOK_AT
+    assert len(kit.dirty_logs._queue) <= 2 * maintenance.LOOK_AT
 
 
 def test_high_watermarks_that_move_by_themselves_are_looked_at(kit, monkeypatch):
@@ -178,17 +178,22 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
     for name in ("goes", "stays"):
         kit.append(kit.make(name, segment_ms="60000"))
     kit.all_jobs()
-    gone = kit.node.hosting.hosted[TopicPartition("goes", 0)]
+    gone = kit.node.replica_manager.hosted[TopicPartition("goes", 0)]
     kit.lone.run(kit.node.propose([RemoveTopicRecord(kit.node.image.topics["goes"].topic_id)]))
     kit.all_jobs()
     directory = kit.node.log_directories[0].directory
     assert set(directory.high_watermarks) == {TopicPartition("stays", 0)}
-    attention = kit.attention
+    dirty_logs = kit.dirty_logs
     gone.partition.log.stir()
-    for several in (attention.stirred, attention.unflushed, attention.unsettled, attention.leaving):
+    for several in (
+        dirty_logs.stirred,
+        dirty_logs.unflushed,
+        dirty_logs.unsettled,
+        dirty_logs.leaving,
+    ):
         assert gone not in several
     kit.ahead_ms += 61_000
-    assert gone not in list(attention.aged(kit.node.now_ms()))
+    assert gone not in list(dirty_logs.aged(kit.node.now_ms()))
 
 
 def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
@@ -214,7 +219,7 @@ def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
         log.truncate_to(2)
 
     kit.lone.run(cut())
-    assert hosted in kit.attention.stirred
+    assert hosted in kit.dirty_logs.stirred
 
 
 def test_a_segment_that_the_cleaner_rolls_is_flushed(kit):

@@ -56,10 +56,10 @@ def test_every_directory_that_works_is_marked_as_in_use() -> None:
         )  # fmt: skip
 
     several = [directory("breaks"), directory("offline", "it broke"), directory("works")]
-    hosting = SimpleNamespace(
+    replica_manager = SimpleNamespace(
         directories=several, fail=lambda one, error: failed.append((one.name, error.path))
     )
-    node: Any = SimpleNamespace(hosting=hosting)
+    node: Any = SimpleNamespace(replica_manager=replica_manager)
     asyncio.run(log_dirs.mark_running(node, 7))
     assert marked == [("breaks", 7), ("works", 7)]
     assert failed == [("breaks", "breaks")]

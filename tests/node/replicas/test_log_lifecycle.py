@@ -110,14 +110,14 @@ def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stall
         await node.propose([elected(node, "open")])
         partition = node.partition(OPEN)
         assert partition.leader_epoch == 1
-        await node.hosting.roles.elected()
+        await node.replica_manager.roles.elected()
         append(node)
         assert not creating.done()
         with pytest.raises(NotLeaderOrFollower, match="no open replica"):
             node.partition(WAITING)
         stalled.go.set()
         await creating
-        assert len(node.hosting.by_name[b"waiting"].partitions) == 600
+        assert len(node.replica_manager.by_name[b"waiting"].partitions) == 600
 
     play(lone, scene)
 
@@ -171,8 +171,8 @@ def test_a_topic_that_is_deleted_before_its_log_is_made(lone, stalled, monkeypat
         await node.metadata.acted(node.image.index + 1)
         stalled.go.set()
         await asyncio.gather(created, deleting, first, other)
-        await node.hosting.changes.done_up_to(node.image.index)
-        assert node.hosting.changes.waiting == 0
+        await node.replica_manager.changes.done_up_to(node.image.index)
+        assert node.replica_manager.changes.waiting == 0
         (directory,) = node.log_directories
         names = os.listdir(directory.name)
         assert f"{name}-0" not in names
@@ -212,7 +212,7 @@ def test_a_broker_has_not_taken_over_what_waits_to_be_opened(lone, stalled):
         elsewhere = replace(state, leader=-1)
         creating = node.propose([name, elsewhere])
         await reached(stalled.reached)
-        changes, before = node.hosting.changes, node.image.index
+        changes, before = node.replica_manager.changes, node.image.index
         assert changes.led_up_to(before) == before
         leading = node.propose([replace(elsewhere, leader=0, leader_epoch=1, partition_epoch=1)])
         await node.metadata.acted(before + 1)
@@ -247,10 +247,10 @@ def test_a_stop_waits_for_what_is_being_made_and_leaves_the_rest_to_the_next_sta
     lone._stopped = True
     assert disk.made == ["waiting-0"]
     again = lone_node(**settings)
-    assert set(again.node.hosting.by_name[b"waiting"].partitions) == {0, 1, 2}
+    assert set(again.node.replica_manager.by_name[b"waiting"].partitions) == {0, 1, 2}
 
 
-class Waiting(log_lifecycle.LogChanges):
+class Waiting(log_lifecycle.LogLifecycle):
     """Its turns are taken by the test."""
 
     async def _run(self) -> None:
@@ -290,7 +290,7 @@ def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
 def test_who_is_wanted_again_meanwhile_does_not_lead_yet() -> None:
     seen = []
 
-    class Turns(log_lifecycle.LogChanges):
+    class Turns(log_lifecycle.LogLifecycle):
         async def _change(self, turn: list[TopicPartition]) -> None:
             seen.append((turn, self.led_up_to(9)))
             if len(seen) == 1:
@@ -320,13 +320,16 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
             pool=SimpleNamespace(quiet=quiet, run_apart=refuse),
             directory=SimpleNamespace(mark_all_deleted=None),
         )
-        hosting = SimpleNamespace(
+        replica_manager = SimpleNamespace(
             directories=[directory], fail=lambda *given: failed.append(given), open_wanted=quiet
         )
         node = SimpleNamespace(
-            loop=asyncio.get_running_loop(), hosting=hosting, now_ms=lambda: 7, metadata=None
+            loop=asyncio.get_running_loop(),
+            replica_manager=replica_manager,
+            now_ms=lambda: 7,
+            metadata=None,
         )
-        changes = log_lifecycle.LogChanges(node)
+        changes = log_lifecycle.LogLifecycle(node)
         changes.remove_unwanted(WAITING, directory, SimpleNamespace())
         async with asyncio.timeout(WAIT_S):
             while changes.waiting or changes._task is not None:

@@ -19,14 +19,14 @@ def append(partition, count: int) -> None:
 
 
 def lose(lone, start: int) -> None:
-    hosted = lone.node.hosting.hosted[TP]
+    hosted = lone.node.replica_manager.hosted[TP]
     end = hosted.partition.log_end_offset
     records = tuple(LostRecord(offset, b"k", False) for offset in range(start, end))
     lost_records_report.report(lone.node, hosted, Losing(start, end, start, records, None))
 
 
 def spans(lone) -> list[tuple[int, int]]:
-    directory = lone.node.hosting.hosted[TP].partition.log.directory
+    directory = lone.node.replica_manager.hosted[TP].partition.log.directory
     found = list(lost_records_report.reports(directory, lone.node.disk))
     names = [name for name in os.listdir(directory) if name.startswith("lost-")]
     assert len(names) == len(found)

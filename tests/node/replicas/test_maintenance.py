@@ -32,7 +32,7 @@ class Kit:
         self.timers = self.node._timers
 
     def hosted(self, topic):
-        return self.node.hosting.hosted[TopicPartition(topic, 0)]
+        return self.node.replica_manager.hosted[TopicPartition(topic, 0)]
 
     def append(self, topic, count=1, size=10, **more):
         hosted = self.hosted(topic)
@@ -269,7 +269,7 @@ def test_each_job_is_done_as_often_as_its_setting_says(monkeypatch, idle_ms, loo
         connections_max_idle_ms=idle_ms,
     )
     done = {}
-    jobs = maintenance.Timers(SimpleNamespace(config=config))
+    jobs = maintenance.Maintenance(SimpleNamespace(config=config))
     monkeypatch.setattr(jobs, "_every", lambda ms, name, job: done.setdefault(name, (ms, job)))
     jobs.start()
     assert {name: ms for name, (ms, _) in done.items()} == {
@@ -309,13 +309,13 @@ def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys,
     def broken(*_):
         raise fail_with(error, directory.name)
 
-    attention = kit.node.hosting.attention
+    dirty_logs = kit.node.replica_manager.dirty_logs
     kit.on_loop(kit.timers.look_for_files)
     kit.drain()
     if job == "checkpoint":
         directory.directory.write_checkpoints = broken
         kit.on_loop(kit.timers.checkpoint_high_watermarks)
-        assert not attention.unsettled and not attention.left
+        assert not dirty_logs.unsettled and not dirty_logs.left
     elif job == "purge":
         directory.directory.purge = broken
         kit.on_loop(kit.timers.delete_expired)
@@ -325,7 +325,7 @@ def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys,
     kit.drain()
     assert (directory.offline is not None) is (error == "disk")
     if job == "checkpoint":
-        assert attention.left, "it is written at the next turn"
+        assert dirty_logs.left, "it is written at the next turn"
         directory.directory.write_checkpoints = whole
     what = {"checkpoint": "checkpoint", "purge": "deletion", "verify": "looking for files"}[job]
     told = f'event="{what} failed"' in capsys.readouterr().err
@@ -384,7 +384,7 @@ def test_a_directory_is_looked_for_once_at_a_time_and_never_when_it_is_offline(k
     kit.on_loop(kit.timers.look_for_files)
     kit.drain()
     assert len(looks) == 2
-    kit.on_loop(lambda: kit.node.hosting.fail(directory, fail_with("disk", directory.name)))
+    kit.on_loop(lambda: kit.node.replica_manager.fail(directory, fail_with("disk", directory.name)))
     kit.on_loop(kit.timers.look_for_files)
     kit.drain()
     assert len(looks) == 2
@@ -395,16 +395,16 @@ def test_nobody_lags_for_the_time_that_this_node_stood_still(kit, late_s, looked
     kit = kit()
     calls = []
     node = SimpleNamespace(
-        membership=object(),
+        cluster_link=object(),
         serve_until=maintenance.perf_counter() - late_s,
-        look_up=lambda: calls.append("look up"),
-        hosting=SimpleNamespace(hosted={}),
+        check_stalled=lambda: calls.append("look up"),
+        replica_manager=SimpleNamespace(hosted={}),
     )
-    assert list(maintenance.Timers(node).expel_lagging()) == []
+    assert list(maintenance.Maintenance(node).expel_lagging()) == []
     assert calls == ["look up"] * looked
-    node.membership = None
+    node.cluster_link = None
     node.serve_until = 0.0
-    assert list(maintenance.Timers(node).expel_lagging()) == []
+    assert list(maintenance.Maintenance(node).expel_lagging()) == []
     assert calls == ["look up"] * looked
 
 
@@ -419,8 +419,8 @@ def test_jobs_over_many_logs_leave_the_loop_free_in_between(kit, monkeypatch, jo
         monkeypatch.setattr(maintenance, "LOOK_AT", at)
         for topic in ("first", "second"):
             hosted = kit.hosted(topic)
-            kit.node.hosting.attention.unflushed[hosted] = None
-            kit.node.hosting.attention.written.add(hosted)
+            kit.node.replica_manager.dirty_logs.unflushed[hosted] = None
+            kit.node.replica_manager.dirty_logs.written.add(hosted)
         steps.append(kit.lone.run(counted(getattr(kit.timers, job))))
         kit.drain()
     assert [one - steps[2] for one in steps] == [2, 1, 0]

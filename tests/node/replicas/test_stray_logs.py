@@ -31,7 +31,7 @@ from kept.storage.types import TopicPartition
 
 def delete_without_the_disk(lone, name: str) -> None:
     """Delete a topic, and stop before its logs are renamed."""
-    lone.run(lone.node.hosting.changes.stop())
+    lone.run(lone.node.replica_manager.changes.stop())
     lone.run(lone.node.propose([RemoveTopicRecord(lone.node.image.topics[name].topic_id)]))
 
 
@@ -76,7 +76,7 @@ def test_a_deletion_that_only_a_snapshot_knows_is_still_carried_out(lone_node, t
     again = lone_node(**settings)
     assert "gone" not in again.node.image.topics
     assert list((tmp_path / "log").glob("gone-0.*-delete"))
-    assert again.node.hosting.strays.paths == []
+    assert again.node.replica_manager.strays.paths == []
 
 
 def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_path, capfd):
@@ -101,7 +101,7 @@ def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_pat
     (tmp_path / "meta" / FILE).unlink()  # go on without: somebody says so
     capfd.readouterr()
     again = lone_node(**settings)
-    paths = again.node.hosting.strays.paths
+    paths = again.node.replica_manager.strays.paths
     assert [os.path.basename(path)[:7] for path in paths] == ["lost-0.", "lost-1."]
     assert all(path.endswith("-stray") for path in paths)
     said = capfd.readouterr().err
@@ -116,14 +116,14 @@ def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_pat
     again.create("lost")  # another topic of that name leaves them alone
     again.stop()
     third = lone_node(**settings)
-    assert third.node.hosting.strays.paths == paths
+    assert third.node.replica_manager.strays.paths == paths
     third.run(third.node.propose([RemoveTopicRecord(third.node.image.topics["lost"].topic_id)]))
     known = [TopicRecord("lost", topic_id)]
     known += [PartitionRecord(topic_id, n, (0,), (0,), 0, 0, 0) for n in range(2)]
     third.run(third.node.propose(known))  # as when another voter's log has them
     assert third.node.partition(TopicPartition("lost", 0)).log.log_end_offset == 1
     assert third.node.partition(TopicPartition("lost", 1)).log.log_end_offset == 0
-    assert third.node.hosting.strays.paths == []
+    assert third.node.replica_manager.strays.paths == []
     third.stop()
     assert lone_node(**settings).node.partition(TopicPartition("lost", 0)).high_watermark == 1
 
@@ -141,7 +141,7 @@ def test_after_a_crash_too_no_log_goes_that_nobody_has_deleted(lone_node, tmp_pa
     whole = (tmp_path / "crashed" / WAL_NAME).read_bytes()
     (tmp_path / "crashed" / WAL_NAME).write_bytes(whole[:before] + bytes(len(whole) - before))
     again = lone_node(**settings)
-    (path,) = again.node.hosting.strays.paths
+    (path,) = again.node.replica_manager.strays.paths
     assert os.path.basename(path).startswith("lost-0.")
 
 
@@ -149,7 +149,7 @@ def test_a_replica_that_moved_away_is_deleted(lone_node, tmp_path):
     settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
     lone = lone_node(**settings)
     lone.create("moved")
-    lone.run(lone.node.hosting.changes.stop())
+    lone.run(lone.node.replica_manager.changes.stop())
     state = lone.node.image.partition("moved", 0)
     away = replace(state, replicas=(5,), isr=(5,), leader=5, leader_epoch=1, partition_epoch=1)
     lone.run(lone.node.propose([away]))
@@ -188,7 +188,7 @@ def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
 
     monkeypatch.setattr(Disk, call, failing)
     lone = start()
-    directories = {one.name: one.offline for one in lone.node.hosting.directories}
+    directories = {one.name: one.offline for one in lone.node.replica_manager.directories}
     assert "I/O error" in directories[first] and directories[second] is None
     lone.create("t")
     assert os.path.isdir(f"{second}/t-0")
@@ -211,7 +211,7 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
 
     monkeypatch.setattr(Disk, "mkdir", failing)
     lone.create("t", partitions=8)
-    topic = lone.node.hosting.by_name[b"t"]
+    topic = lone.node.replica_manager.by_name[b"t"]
     assert failed and len(topic.offline) == 4, "the emptier directory takes every second one"
     assert {one.directory.name for one in topic.partitions.values()} == {second}
     assert len(topic.partitions) == 4
@@ -277,7 +277,10 @@ def test_an_id_that_is_damaged_or_another_topics_deletes_no_log(filled, wrong):
         damaged = (path.parent / "other-0" / layout.PARTITION_METADATA).read_bytes()
     file.write_bytes(damaged)
     lone = start()
-    assert "partition.metadata: damaged: topic id is" in lone.node.hosting.by_name[b"t"].offline[0]
+    assert (
+        "partition.metadata: damaged: topic id is"
+        in lone.node.replica_manager.by_name[b"t"].offline[0]
+    )
     assert (path / f"{0:020}.log").stat().st_size > 0
     assert file.read_bytes() == damaged
 
@@ -291,7 +294,7 @@ def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_
     lone.stop()
     twice = TopicPartition("t", next(n for n in (0, 1) if os.path.exists(f"{second}/t-{n}")))
     shutil.copytree(f"{second}/t-{twice.partition}", f"{first}/t-{twice.partition}")
-    topic = lone_node(**settings).node.hosting.by_name[b"t"]
+    topic = lone_node(**settings).node.replica_manager.by_name[b"t"]
     assert set(topic.partitions) == {1 - twice.partition}
     said = f"several times: {first}/t-{twice.partition}, {second}/t-{twice.partition}; move all but"
     assert said in topic.offline[twice.partition]

@@ -28,8 +28,8 @@ class Site:
         self.lone = lone_node(log_dirs=dirs, metadata_log_dir=self.meta)
         self.node = self.lone.node
         self.lone.create("t", partitions=2)
-        self.doomed = self.node.hosting.hosted[TopicPartition("t", 0)].directory
-        self.other = self.node.hosting.hosted[TopicPartition("t", 1)].directory
+        self.doomed = self.node.replica_manager.hosted[TopicPartition("t", 0)].directory
+        self.other = self.node.replica_manager.hosted[TopicPartition("t", 1)].directory
         assert self.doomed is not self.other
         for number in range(2):
             self.append(number)
@@ -41,7 +41,7 @@ class Site:
 
     def flush(self, number: int, topic: str = "t") -> None:
         """What an acknowledgement with ``flush.messages`` waits for."""
-        hosted = self.node.hosting.hosted[TopicPartition(topic, number)]
+        hosted = self.node.replica_manager.hosted[TopicPartition(topic, number)]
 
         async def flushed() -> None:
             await hosted.flushed(hosted.partition.log_end_offset)
@@ -111,7 +111,7 @@ def test_a_log_or_its_active_segment_that_goes_fails_the_directory_once_written(
 
 
 def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
-    timers, attention = site.node._timers, site.node.hosting.attention
+    timers, dirty_logs = site.node._timers, site.node.replica_manager.dirty_logs
     timers.stop()
 
     def look() -> None:
@@ -121,7 +121,7 @@ def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
 
     look()
     look()
-    assert not attention.written
+    assert not dirty_logs.written
     move(f"{site.doomed.name}/t-0")
     look()
     site.assert_failed()
@@ -174,7 +174,7 @@ def test_what_a_node_does_to_its_own_files_is_no_failure(site):
             partition.delete_records(-1, 1000)
             partition.retention(1 << 60)
             site.append(number, "passing")
-            hosted = site.node.hosting.hosted[TopicPartition("passing", number)]
+            hosted = site.node.replica_manager.hosted[TopicPartition("passing", number)]
             hosted.directory.pool.flush(hosted.partition.log)
             if turn % 2:
                 partition.maybe_roll(1 << 60)

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from kept.cluster.metadata import metadata_files
-from kept.cluster.metadata.metadata_node import MetadataMember
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.raft.ready import Role
 from kept.node.kafka.listener import Listener
 from kept.node.runtime import fd_quota
-from kept.node.runtime.fd_quota import FileRoom, check_room
+from kept.node.runtime.fd_quota import FdQuota, check_room
 from kept.storage.disk import HEADROOM
 from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.records import CheckRules, build_batch, check
@@ -52,7 +52,7 @@ def test_topics_that_come_by_themselves_are_bounded_as_those_that_are_created(lo
     names = [f"auto-{number:02d}" for number in range(70)]
     codes = name_them(lone, names)
     assert codes == {n: "none" if i < 60 else "policy_violation" for i, n in enumerate(names)}
-    assert len(lone.node.hosting.hosted) == 60
+    assert len(lone.node.replica_manager.hosted) == 60
     said = capfd.readouterr().err
     assert said.count('event="topic not created"') == 1 and "more than open files allow" in said
     assert name_them(lone, ["__consumer_offsets"]) == {"__consumer_offsets": "policy_violation"}
@@ -86,7 +86,7 @@ def test_each_broker_is_looked_at_on_its_own(lone, limit):
     image, node = lone.node.image, lone.node
     held = image.topics["t"].partitions
     limit(32)
-    room = FileRoom(node, image)  # 24 replicas each
+    room = FdQuota(node, image)  # 24 replicas each
     moves = [replace(record, replicas=(*record.replicas, 7)) for record in held]
     for record in moves[:24]:
         room.take([record])
@@ -143,7 +143,7 @@ def test_a_want_of_descriptors_takes_nothing_offline(lone, capfd):
 def test_a_flush_that_finds_none_is_done_the_next_time(lone):
     lone.create("t")
     append(lone)
-    hosted = lone.node.hosting.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.replica_manager.hosted[TopicPartition("t", 0)]
     points = lone.node.disk.fail_points
     points["flush.synced"] = want_of_descriptors
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_found_none_is_written_at_the_next_turn(lone):
     node = lone.node
     points = node.disk.fail_points
     points["atomic.written"] = want_of_descriptors
-    attention = node.hosting.attention
+    dirty_logs = node.replica_manager.dirty_logs
 
     async def turn() -> None:
         for _ in node._timers.checkpoint_high_watermarks():
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_found_none_is_written_at_the_next_turn(lone):
             await asyncio.sleep(0.001)
 
     lone.run(turn())
-    assert attention.left
+    assert dirty_logs.left
     del points["atomic.written"]
     lone.run(turn())
     (directory,) = node.log_directories
@@ -197,9 +197,9 @@ def test_a_checkpoint_that_found_none_is_written_at_the_next_turn(lone):
 
 def test_the_reason_names_what_the_node_has(lone, limit):
     limit(8)
-    fake = SimpleNamespace(node_id=0, connection_count=3, hosting=lone.node.hosting)
+    fake = SimpleNamespace(node_id=0, connection_count=3, replica_manager=lone.node.replica_manager)
     lone.create("t", partitions=2)
-    room = FileRoom(fake, lone.node.image)
+    room = FdQuota(fake, lone.node.image)
     record = lone.node.image.partition("t", 0)
     with pytest.raises(PolicyViolation, match="broker 0 has 2 and 3 connections"):
         room.take([replace(record, partition=n) for n in range(2, 12)])
@@ -208,7 +208,7 @@ def test_the_reason_names_what_the_node_has(lone, limit):
 def test_a_snapshot_that_finds_no_descriptor_is_written_when_there_is_one(monkeypatch):
     disk = SimulatedDisk()
     disk.mkdir("/meta")
-    member = MetadataMember.open(
+    member = MetadataNode.open(
         "/meta", disk, node_id=1, directory_id=uuid.UUID(int=1), random=lambda n: 0,
         snapshot_after_bytes=100,
     )  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kept.node.runtime.memory_budget import Budget, Share
+from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 
 
 def test_the_first_always_may_and_others_wait():
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     assert budget.take(500)
     assert not budget.take(1)
     woken = []
@@ -19,7 +19,7 @@ def test_the_first_always_may_and_others_wait():
 
 
 def test_those_who_wait_are_called_once_in_order():
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     budget.take(100)
     order = []
     for name in "abc":
@@ -32,7 +32,7 @@ def test_those_who_wait_are_called_once_in_order():
 
 
 def test_responses_are_counted_even_beyond_the_limit():
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.force(25)
     assert budget.exhausted
     assert not budget.take(1)
@@ -42,7 +42,7 @@ def test_responses_are_counted_even_beyond_the_limit():
 
 def test_one_of_those_who_hold_something_may_pass_the_limit():
     """Else two requests that are half read would wait for each other for ever."""
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     assert budget.take(50, "a") and budget.take(50, "b")
     assert not budget.take(30), "who holds nothing can wait"
     assert budget.take(30, "a"), "who holds something can not"
@@ -58,7 +58,7 @@ def test_one_of_those_who_hold_something_may_pass_the_limit():
 
 
 def test_the_next_may_pass_though_the_limit_is_still_passed():
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     for name in "abc":
         budget.take(30, name)
     assert budget.take(80, "a")
@@ -72,7 +72,7 @@ def test_the_next_may_pass_though_the_limit_is_still_passed():
 
 
 def test_an_address_may_hold_its_part_and_no_more():
-    budget = Budget(100, 40)
+    budget = MemoryBudget(100, 40)
     mine, yours = budget.account("192.0.2.1"), budget.account("192.0.2.2")
     assert budget.account("192.0.2.1") is mine
     assert mine.take(40) and not mine.take(1)
@@ -88,7 +88,7 @@ def test_an_address_may_hold_its_part_and_no_more():
 
 
 def test_an_account_waits_for_whichever_refused():
-    budget = Budget(100, 60)
+    budget = MemoryBudget(100, 60)
     mine, yours = budget.account("a"), budget.account("b")
     yours.take(60)
     mine.take(10)
@@ -100,7 +100,7 @@ def test_an_account_waits_for_whichever_refused():
 
 
 def test_an_account_nobody_uses_is_forgotten():
-    budget = Budget(100, 40)
+    budget = MemoryBudget(100, 40)
     account = budget.account("a")
     account.take(5)
     account.give(5)
@@ -109,7 +109,7 @@ def test_an_account_nobody_uses_is_forgotten():
 
 
 def test_a_share_is_drawn_in_turn():
-    share = Share(Budget(1000), 100)
+    share = BudgetShare(MemoryBudget(1000), 100)
     order = []
     for name, size in (("a", 60), ("b", 60), ("c", 10)):
         share.draw(size, lambda name=name: order.append(name))
@@ -121,8 +121,8 @@ def test_a_share_is_drawn_in_turn():
 
 
 def test_a_share_never_waits_for_the_rest_of_the_budget():
-    budget = Budget(100)
-    share = Share(budget, 25)
+    budget = MemoryBudget(100)
+    share = BudgetShare(budget, 25)
     budget.force(100)  # frames that wait to be checked hold all of it
     order = []
     share.draw(500, lambda: order.append("a"))

@@ -13,13 +13,13 @@ import lz4.frame
 import pytest
 
 from kept.client import protocol
-from kept.node.admin.cluster_client import Gateway
+from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.partition_records import PIECE_RECORDS, Reader
 from kept.node.admin.record_browser import browse
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers import batch_checks, produce
-from kept.node.runtime.memory_budget import Share
+from kept.node.runtime.memory_budget import BudgetShare
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition
@@ -285,7 +285,7 @@ def test_a_thread_inflates_into_what_was_drawn(lone, watched):
     lone.create("t")
     drawn = []
 
-    class Spy(Share):
+    class Spy(BudgetShare):
         def draw(self, size_bytes, granted):
             drawn.append(size_bytes)
             super().draw(size_bytes, granted)
@@ -555,7 +555,7 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(frame(tiny(50_000)))
             assert (await client.produced()).error_code == 0
-        gateway = Gateway(lone.node)
+        gateway = ClusterClient(lone.node)
         reader = Reader(lone.node, gateway, TopicPartition("t", 0))
         await reader.seek(0)
         (batch,) = await reader.fetch(wait=False)
@@ -578,7 +578,7 @@ def test_a_reader_that_is_given_up_gives_back(lone):
 
     async def go():
         inflating = lone.node.inflating
-        gateway = Gateway(lone.node)
+        gateway = ClusterClient(lone.node)
         reader = Reader(lone.node, gateway, TopicPartition("t", 0))
         inflating.draw(inflating.limit_bytes, lambda: None)
         waiting = asyncio.ensure_future(reader._piece(tiny(50_000), 10))

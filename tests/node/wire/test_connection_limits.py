@@ -180,11 +180,13 @@ def test_clients_and_strangers_keep_no_node_from_the_others(three: Cluster) -> N
     ("listener", "host"), [("CLIENTS", "10.1.2.3"), ("NODES", "10.1.2.3"), ("CLIENTS", "127.0.0.1")]
 )
 def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener, host) -> None:
-    voting = object()
+    quorum_reconfiguration = object()
     node = SimpleNamespace(
         cluster_id="c",
         config=SimpleNamespace(node_listener=SimpleNamespace(name="NODES")),
-        membership=SimpleNamespace(controlling=SimpleNamespace(voting=voting)),
+        cluster_link=SimpleNamespace(
+            controller=SimpleNamespace(quorum_reconfiguration=quorum_reconfiguration)
+        ),
         node_endpoint=lambda: ("here", 9192),
     )
     ctx: Any = SimpleNamespace(node=node, listener_name=listener, client_host=host)
@@ -193,4 +195,4 @@ def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener,
         with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):
             raft_voters._voting(ctx, request)
     else:
-        assert raft_voters._voting(ctx, request) is voting
+        assert raft_voters._voting(ctx, request) is quorum_reconfiguration

@@ -45,8 +45,8 @@ class FakeNode:
         defaults = ev.GroupSettings()
         settings = {name: getattr(defaults, name) for name in names}
         self.config = SimpleNamespace(offsets_commit_timeout_ms=60_000, **settings)
-        self.hosting = SimpleNamespace(hosted={}, by_name={})
-        self.membership = None
+        self.replica_manager = SimpleNamespace(hosted={}, by_name={})
+        self.cluster_link = None
         self.groups = Coordinator(self)  # type: ignore[arg-type]
         self.groups.start()
 
@@ -56,7 +56,7 @@ class FakeNode:
     def apply(self, *records: Any) -> None:
         self.image, delta = self.image.apply(records)
         for change in delta.partitions:
-            hosted = self.hosting.hosted.get(change.topic_partition)
+            hosted = self.replica_manager.hosted.get(change.topic_partition)
             if hosted is not None:
                 self.lead(hosted.partition, change.after)
         self.groups.metadata_changed(self.image, delta)
@@ -74,7 +74,7 @@ class FakeNode:
 
     def host(self, number: int, partition: FakePartition | None = None) -> FakePartition:
         found = partition or FakePartition()
-        self.hosting.hosted[TopicPartition(GROUP_METADATA_TOPIC, number)] = SimpleNamespace(
+        self.replica_manager.hosted[TopicPartition(GROUP_METADATA_TOPIC, number)] = SimpleNamespace(
             partition=found, rules=CheckRules(), sync=False
         )
         return found
@@ -165,7 +165,7 @@ async def test_leadership_comes_and_goes() -> None:
     group = group_in(3)
     node.host(3)
     node.apply(*node.created())
-    partition = node.hosting.hosted[TopicPartition(GROUP_METADATA_TOPIC, 3)].partition
+    partition = node.replica_manager.hosted[TopicPartition(GROUP_METADATA_TOPIC, 3)].partition
     assert (await result(commit(node, group))).error is ErrorCode.none
     partition.hold = True
     waiting = commit(node, group)
@@ -221,8 +221,8 @@ async def test_a_lost_partition_takes_its_groups_along() -> None:
     node.apply(*node.created())
     waiting = commit(node, group)
     tp = TopicPartition(GROUP_METADATA_TOPIC, 0)
-    del node.hosting.hosted[tp]
-    node.hosting.by_name[tp.topic.encode()] = SimpleNamespace(offline={0: "disk"})
+    del node.replica_manager.hosted[tp]
+    node.replica_manager.by_name[tp.topic.encode()] = SimpleNamespace(offline={0: "disk"})
     node.groups.partition_gone(tp)
     assert (await result(waiting)).error is ErrorCode.not_coordinator
     with pytest.raises(NotCoordinator):

@@ -119,7 +119,7 @@ class Fixture:
             config=SimpleNamespace(**settings),
             image=SimpleNamespace(topics={"orders": SimpleNamespace(topic_id=TOPIC_ID)}),
             now_ms=lambda: int(time.time() * 1000),
-            membership=None,
+            cluster_link=None,
         )
         group_settings = ev.GroupSettings(group_initial_rebalance_delay_ms=0)
         hosted: Any = self.hosted
@@ -474,7 +474,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     partition = await filled(50)
     f = Fixture(partition)
     asked: list[Callable[[bool], None]] = []
-    f.node.membership = SimpleNamespace(confirming=SimpleNamespace(ask=asked.append))
+    f.node.cluster_link = SimpleNamespace(leadership_barrier=SimpleNamespace(ask=asked.append))
     whole = f.node.image.topics
     f.node.image.topics = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -495,7 +495,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     assert bytes(partition.log) == log_before and not partition.staged
     f.shard.unload()
     gone = Fixture(partition)
-    gone.node.membership = f.node.membership
+    gone.node.cluster_link = f.node.cluster_link
     gone.node.image.topics = {}
     while not asked:
         await asyncio.sleep(0)
@@ -509,7 +509,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
 async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
     f = Fixture(await filled(50))
     asked: list[Callable[[bool], None]] = []
-    f.node.membership = SimpleNamespace(confirming=SimpleNamespace(ask=asked.append))
+    f.node.cluster_link = SimpleNamespace(leadership_barrier=SimpleNamespace(ask=asked.append))
     f.node.image.topics = {}
     while not asked:
         await asyncio.sleep(0)

@@ -10,8 +10,8 @@ import pytest
 
 from kept.client import protocol
 from kept.node.kafka.handlers import delayed_produce, produce, produce_errors
-from kept.node.kafka.response_slot import Reply
-from kept.node.runtime.memory_budget import Budget, Share
+from kept.node.kafka.response_slot import ResponseSlot
+from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.yielding import Slices
 from kept.storage.errors import (
     InvalidProducerEpoch,
@@ -32,9 +32,9 @@ class Asker:
             loop=loop,
             now_ms=lambda: 0,
             in_pool=self._in_pool,
-            membership=None,
+            cluster_link=None,
             slices=Slices(loop),
-            inflating=Share(Budget(1 << 30), 1 << 30),
+            inflating=BudgetShare(MemoryBudget(1 << 30), 1 << 30),
             config=types.SimpleNamespace(inflated_max_bytes=1 << 20),
         )
         self.peer = "asker"
@@ -47,13 +47,13 @@ class Asker:
     def _in_pool(self, *_: Any) -> asyncio.Future[Any]:
         return self.job
 
-    def expect(self) -> Reply:
-        return Reply()
+    def expect(self) -> ResponseSlot:
+        return ResponseSlot()
 
     def answered(self, _key: int, requests: int, _started: float) -> None:
         self.counted = requests
 
-    def complete(self, reply: Reply, segments: list[Any]) -> None:
+    def complete(self, reply: ResponseSlot, segments: list[Any]) -> None:
         reply.segments = segments
         self.happened.append("answered")
 
@@ -94,7 +94,7 @@ def synced(flushes: list[Any], *, durable: bool) -> Any:
 @pytest.mark.parametrize("durable", [(True, False), (False, True), (True, True)])
 def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
     flushes: list[Any] = []
-    request = delayed_produce.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
+    request = delayed_produce.DelayedProduce(asker, 9, 1, acks=1, timeout_ms=10_000)
     request.topic(b"t")
     info = types.SimpleNamespace(
         base_offset=0, last_offset=0, log_append_time=-1, log_start_offset=0
@@ -110,7 +110,7 @@ def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
 
 def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     request = types.SimpleNamespace(topics=[])
-    answer = delayed_produce.Produced(asker, 9, 1, acks=1, timeout_ms=10_000)
+    answer = delayed_produce.DelayedProduce(asker, 9, 1, acks=1, timeout_ms=10_000)
     produce._check_in_thread(asker, answer, request, memoryview(b""), [])
     asker.job.set_exception(MemoryError("no room to inflate"))
     asker.node.loop.call_soon(asker.node.loop.stop)
@@ -141,7 +141,7 @@ class Committing:
 
 
 def committing_request(asker, acks, *partitions):
-    request = delayed_produce.Produced(asker, 9, 1, acks=acks, timeout_ms=10_000)
+    request = delayed_produce.DelayedProduce(asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     for index, one in enumerate(partitions):
         info = types.SimpleNamespace(
@@ -170,8 +170,10 @@ def test_a_request_of_acks_1_waits_for_no_commit(asker):
     assert partition.commits == [] and asker.happened == ["answered"]
 
 
-def run_of(asker: Asker, acks: int, *places: tuple[Committing, int]) -> delayed_produce.ProducedRun:
-    run = delayed_produce.ProducedRun(asker, acks, timeout_ms=10_000)
+def run_of(
+    asker: Asker, acks: int, *places: tuple[Committing, int]
+) -> delayed_produce.DelayedProduceRun:
+    run = delayed_produce.DelayedProduceRun(asker, acks, timeout_ms=10_000)
     for number, (hosted, base) in enumerate(places):
         one = (9, number, acks, 10_000, b"t", 0, 0, 0)
         run.entries.append((one, hosted, AppendInfo(base, base + 4, -1, 0, False)))
@@ -179,7 +181,7 @@ def run_of(asker: Asker, acks: int, *places: tuple[Committing, int]) -> delayed_
     return run
 
 
-def answers(run: delayed_produce.ProducedRun) -> list[tuple[int, int, int]]:
+def answers(run: delayed_produce.DelayedProduceRun) -> list[tuple[int, int, int]]:
     """(correlation id, error code, base offset) of each response."""
     (data,) = run.segments
     found, at = [], 0
@@ -258,8 +260,8 @@ def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
 
 @pytest.mark.parametrize(("lost", "code"), [(True, 6), (False, 7)])
 def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
-    brokering = types.SimpleNamespace(out_of_touch=lost)
-    asker.node.membership = types.SimpleNamespace(brokering=brokering)
+    broker_lifecycle = types.SimpleNamespace(out_of_touch=lost)
+    asker.node.cluster_link = types.SimpleNamespace(broker_lifecycle=broker_lifecycle)
     run = run_of(asker, -1, (Committing(), 0))
     run.written({})
     run._expire()
@@ -278,9 +280,11 @@ class Doubtful(Hosted):
 def refused(asker, error, hosted, acks=-1):
     """A request whose one batch is refused; and whom its proof was asked of."""
     questions: list[Any] = []
-    confirming = types.SimpleNamespace(ask=questions.append)
-    asker.node.membership = types.SimpleNamespace(brokering=None, confirming=confirming)
-    request = delayed_produce.Produced(asker, 9, 1, acks=acks, timeout_ms=10_000)
+    leadership_barrier = types.SimpleNamespace(ask=questions.append)
+    asker.node.cluster_link = types.SimpleNamespace(
+        broker_lifecycle=None, leadership_barrier=leadership_barrier
+    )
+    request = delayed_produce.DelayedProduce(asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     request.refused(0, error("t-0: 5 came after 3"), hosted)
     request.written({})

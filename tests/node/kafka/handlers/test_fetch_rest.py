@@ -18,7 +18,7 @@ import pytest
 from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.handlers import fetch as handler
-from kept.node.kafka.response_slot import Reply
+from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime.yielding import Slices
 from kept.replication.events import BrokersChanged
 from kept.replication.partition import Partition
@@ -96,8 +96,8 @@ class Reader:
         self.waiting = True
         self.complete(None, answer)
 
-    def expect(self) -> Reply:
-        return Reply()
+    def expect(self) -> ResponseSlot:
+        return ResponseSlot()
 
     def complete(self, _, answer) -> None:
         session_id, grouped = answer
@@ -205,7 +205,7 @@ class World:
         self.node = SimpleNamespace(
             loop=self.loop,
             config=SimpleNamespace(fetch_max_bytes=1 << 20, replica_selector_class=""),
-            hosting=SimpleNamespace(
+            replica_manager=SimpleNamespace(
                 by_id={TOPIC: SimpleNamespace(partitions=hosted)}, leader_quota=ReplicationQuota()
             ),
             metrics=SimpleNamespace(fetched=lambda *_, **__: None, request=lambda *_: None),

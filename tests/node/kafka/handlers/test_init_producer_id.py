@@ -50,8 +50,8 @@ def test_a_producer_names_its_id_and_its_epoch_or_neither(producer_id, epoch):
     assert answer["producer_id"] == -1
 
 
-def node(membership: Membership) -> Any:
-    made = SimpleNamespace(membership=membership, loop=asyncio.get_running_loop())
+def node(cluster_link: Membership) -> Any:
+    made = SimpleNamespace(cluster_link=cluster_link, loop=asyncio.get_running_loop())
     made.producer_ids = ProducerIds(made)
     return made
 
@@ -68,8 +68,8 @@ def test_a_change_of_controllers_is_waited_for(monkeypatch):
     monkeypatch.setattr(producer_ids, "RETRY_S", 0)
 
     async def run() -> Any:
-        membership = Membership(NotController("elected anew"), StaleBrokerEpoch("again"))
-        ctx: Any = SimpleNamespace(node=node(membership))
+        cluster_link = Membership(NotController("elected anew"), StaleBrokerEpoch("again"))
+        ctx: Any = SimpleNamespace(node=node(cluster_link))
         return await asked(ctx)
 
     assert asyncio.run(run()) == {"error_code": 0, "producer_id": 10, "producer_epoch": 0}

@@ -11,7 +11,7 @@ import pytest
 from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests.failures import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
-from kept.node.replicas.manifests.status import Known
+from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.manifests.workers import Work
 from kept.replication import manifests_events as ev
 from kept.replication.events import CommitKnown
@@ -45,10 +45,10 @@ def replica() -> Telling:
         node_id=1,
         loop=SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=print)),
         image=SimpleNamespace(partition=lambda *_: None),
-        membership=None,
+        cluster_link=None,
     )
     hosted: Any = SimpleNamespace(partition=SimpleNamespace(topic_partition=tp))
-    found = Telling(node, hosted, Known())
+    found = Telling(node, hosted, ManifestStatus())
     found.told = []
     found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
     return found

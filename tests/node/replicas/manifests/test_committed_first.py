@@ -34,7 +34,7 @@ def checkpointed(lone, *, write=False):
     directory = lone.node.log_directories[0]
     path = f"{directory.name}/{layout.HIGH_WATERMARKS}"
     if write:
-        known = lone.node.hosting.hosted[TP].partition.high_watermark
+        known = lone.node.replica_manager.hosted[TP].partition.high_watermark
         directory.directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: known})
     return read_offsets(lone.node.disk, path)[TP]
 
@@ -49,7 +49,7 @@ def watched(lone, monkeypatch):
     real = applying.begin
 
     def begin(log, published):
-        partition = lone.node.hosting.hosted[TP].partition
+        partition = lone.node.replica_manager.hosted[TP].partition
         seen.append((partition.high_watermark, checkpointed(lone), published.manifest.end_offset))
         return real(log, published)
 

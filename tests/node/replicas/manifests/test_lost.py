@@ -12,7 +12,7 @@ import pytest
 from kept.compaction.manifest import manifest_store
 from kept.node.replicas.manifests import install, recover
 from kept.node.replicas.manifests.failures import Withdrawn
-from kept.node.replicas.manifests.status import Known
+from kept.node.replicas.manifests.status import ManifestStatus
 from kept.replication.manifests_events import ManifestRef, PassDone, Stored
 from kept.storage.errors import DamagedData
 from kept.storage.records import build_batch, check
@@ -27,7 +27,7 @@ def damaged(lone_node):
     """A log with a generation, whose manifest was torn while it was one of two replicas."""
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact")
-    hosted = lone.node.hosting.hosted[TP]
+    hosted = lone.node.replica_manager.hosted[TP]
     now = int(time.time() * 1000)
     batch = build_batch([(now, b"k", b"1", ()), (now, b"k", b"2", ())])
     hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
@@ -36,17 +36,17 @@ def damaged(lone_node):
     core.held = core.applied = None
     core.lost = True
     resigned = []
-    isr_changes = SimpleNamespace(
+    alter_partition = SimpleNamespace(
         resign=lambda tp, record: resigned.append(tp), ask=lambda partition: None
     )
-    lone.node.membership = SimpleNamespace(
-        isr_changes=isr_changes,
+    lone.node.cluster_link = SimpleNamespace(
+        alter_partition=alter_partition,
         news=SimpleNamespace(announce=lambda hosted: None),
         fetchers=SimpleNamespace(stop_following=lambda tp: None),
         broker_epoch=1,
     )
     yield lone, hosted, resigned
-    lone.node.membership = None
+    lone.node.cluster_link = None
 
 
 def elect(lone, hosted, **changes):
@@ -55,7 +55,7 @@ def elect(lone, hosted, **changes):
     lone.run(asyncio.sleep(0))
 
     async def take():
-        lone.node.hosting.roles.take(hosted, record)
+        lone.node.replica_manager.roles.take(hosted, record)
 
     lone.run(take())
     return record.leader_epoch
@@ -145,7 +145,7 @@ def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, be
     (done,) = lone.ask(44, 1, resources=[topic], validate_only=False).responses
     assert done.error_code.name == "none"
     assert "kept.compacted.before" not in lone.get("/api/v1/topics/t")["config"]
-    hosted = lone.node.hosting.hosted[TP]
+    hosted = lone.node.replica_manager.hosted[TP]
     epoch = elect(lone, hosted, unclean=True)
     core = hosted.manifests.core
     until(lone, lambda: core.settled)
@@ -163,7 +163,7 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
     state, _ = recover.before(path, disk, alone)
     assert recover.after(path, disk, state, alone, end)[1].applied == core.applied
     state, known = recover.after(path, disk, state, alone, end - 1)
-    assert state is None and known == Known(lost=not alone)
+    assert state is None and known == ManifestStatus(lost=not alone)
     state, found = recover.before(path, disk, alone)
     assert (found if state is None else recover.after(path, disk, state, alone, end)[1]) == known
 
@@ -193,9 +193,9 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
 
     manifest_store.lose(path, disk)
     for _ in range(2):
-        assert start() == Known(lost=not alone)
+        assert start() == ManifestStatus(lost=not alone)
         assert said == ([("info", "manifest awaited")] if not alone or _ == 0 else [])
     for junk in (b"\0", bytes(100), b"junk"):
         disk.write_atomic(f"{path}/held-manifest", junk)
-        assert start() == Known(lost=not alone)
+        assert start() == ManifestStatus(lost=not alone)
         assert said == [("error", "manifest given up")], junk

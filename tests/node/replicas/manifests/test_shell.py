@@ -15,7 +15,7 @@ from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import replica as shell
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
-from kept.node.replicas.manifests.status import Known
+from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.manifests.workers import Work
 from kept.replication import manifests_events as ev
 from kept.replication.manifests import Role
@@ -65,11 +65,11 @@ def replica(calls) -> Written:
         loop=SimpleNamespace(call_later=later),
         image=SimpleNamespace(partition=lambda *_: SimpleNamespace(isr=(1, 2))),
         cleaner=SimpleNamespace(renew=note("renew")),
-        hosting=SimpleNamespace(fail=note("fail")),
-        membership=SimpleNamespace(
+        replica_manager=SimpleNamespace(fail=note("fail")),
+        cluster_link=SimpleNamespace(
             manifests=SimpleNamespace(ask=note("ask")),
             news=SimpleNamespace(announce=note("announce")),
-            isr_changes=SimpleNamespace(resign=note("resign")),
+            alter_partition=SimpleNamespace(resign=note("resign")),
             fetchers=SimpleNamespace(nudge=note("nudge")),
         ),
     )
@@ -79,7 +79,7 @@ def replica(calls) -> Written:
         cut_to_fetch_again=lambda offset: calls.append(("cut", offset)),
     )  # fmt: skip
     hosted: Any = SimpleNamespace(partition=partition, directory="directory", compaction="state")
-    found = Written(node, hosted, Known())
+    found = Written(node, hosted, ManifestStatus())
     found.calls = calls
     found.core = SimpleNamespace(  # type: ignore[assignment]
         role=Role.FOLLOWER, leader_epoch=3, synced=True, held=OLDER, told=OLDER, applied=OLDER,
@@ -194,7 +194,7 @@ def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
     replica._closed = False
     replica._announce()
     assert calls == [("announce",)]
-    replica._node.membership = None
+    replica._node.cluster_link = None
     replica.ask()
     replica._announce()
     assert calls == [("announce",)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kept.node.replicas.manifests import status
-from kept.node.replicas.manifests.retry import Trouble
+from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     base_name,
     is_alone,
@@ -33,7 +33,7 @@ class Clock:
         self.loop = SimpleNamespace(call_later=self.call_later)
         self.retries = 0
         node: Any = self
-        self.trouble = Trouble(node, TopicPartition("t", 0), self.retry)
+        self.trouble = RetrySchedule(node, TopicPartition("t", 0), self.retry)
 
     def now_ms(self) -> int:
         return 5_000

@@ -51,7 +51,7 @@ class Site:
         )  # fmt: skip
         self.node: Any = SimpleNamespace(
             disk="disk", config=config, now_ms=lambda: 7, in_pool=self.in_pool,
-            hosting=SimpleNamespace(appliers=asyncio.Semaphore(1)),
+            replica_manager=SimpleNamespace(appliers=asyncio.Semaphore(1)),
             kernels=SimpleNamespace(worker_lacks=lambda names: self.calls.append(("lacks", names))),
             cleaner=SimpleNamespace(limits=lambda hosted: "limits"),
         )  # fmt: skip
@@ -372,6 +372,6 @@ def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
     here = SimpleNamespace(directory=site.directory, compaction=SimpleNamespace(clean_to=40))
     plain = SimpleNamespace(directory=site.directory, compaction=None)
     other = SimpleNamespace(directory=object(), compaction=SimpleNamespace(clean_to=50))
-    site.node.hosting.hosted = {"here": here, "plain": plain, "other": other}
+    site.node.replica_manager.hosted = {"here": here, "plain": plain, "other": other}
     asyncio.run(site.files.checkpoint_cleaned())
     assert written == [(Checkpoint.CLEANER, {"here": 40}, 4)]

@@ -106,7 +106,7 @@ class Pair:
         topic = SimpleNamespace(name="t", partitions={0: hosted(leader, True)})
         loop = asyncio.get_running_loop()
         at_leader = SimpleNamespace(
-            loop=loop, hosting=SimpleNamespace(by_id={TOPIC_ID.bytes: topic})
+            loop=loop, replica_manager=SimpleNamespace(by_id={TOPIC_ID.bytes: topic})
         )
         self.answers = replicate.Answers(at_leader)
         self.calls: list[str] = []
@@ -124,7 +124,7 @@ class Pair:
             peers=SimpleNamespace(call=self.call),
         )
         self.follower = FollowerShell()
-        self.pulls = replicate.Pulls(node)
+        self.pulls = replicate.ManifestReplicator(node)
 
     async def call(self, node_id, method, request, timeout_s):
         assert node_id == LEADER
@@ -282,9 +282,9 @@ class Told:
             node_id=LEADER,
             loop=asyncio.get_running_loop(),
             peers=SimpleNamespace(call=self.call),
-            hosting=SimpleNamespace(hosted={TP: self.hosted}),
+            replica_manager=SimpleNamespace(hosted={TP: self.hosted}),
         )
-        self.news = notify.News(node)
+        self.news = notify.ManifestNotifier(node)
 
     async def call(self, broker, method, request, timeout_s) -> None:
         assert method == "ManifestNews" and len(request.news) == 1
@@ -352,7 +352,7 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         monkeypatch.setattr(notify, "BREATHE", 2)
         told = Told(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
-        hosted = told.news._node.hosting.hosted
+        hosted = told.news._node.replica_manager.hosted
         for number, one in enumerate([told.hosted, *others]):
             one.partition.core.step(Fetched(2, 10, 0, 5))
             one.partition.core.step(ManifestOffered((3, 1), 0))

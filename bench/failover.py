@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import frames
-from rig import Bench
-from trios import HOST, NODES, Trio
+from harness import Bench
+from three_node_clusters import HOST, NODES, Trio
 
 from kept.storage.types import Codec
 

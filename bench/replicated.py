@@ -12,10 +12,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
-import floor
+import baseline
 import frames
-from rig import GB, Bench
-from trios import NODES, Trio
+from harness import GB, Bench
+from three_node_clusters import NODES, Trio
 
 from kept.storage.types import Codec
 
@@ -33,7 +33,7 @@ IDLE_S = 5.0
 LEAST_REQUESTS = 48
 CELL_BYTES = 0.1e9
 """No more than so much in one measurement: what is written is to find memory that was used a moment
-ago (:func:`floor.use_memory`)."""
+ago (:func:`baseline.use_memory`)."""
 SETTINGS = {"log_segment_delete_delay_ms": "500"}
 DELETED_S = 1.5
 LATENCY_RATE = 500
@@ -153,7 +153,7 @@ def cell(load: Load, what: str, size: int, connections: int) -> None:
     partition, leader = load.place(topic)
     frame = _frame(topic, partition, size)
     count = load.count_for(leader, frame, connections, MEASURE_S * bench.scale)
-    floor.use_memory(bench, NODES * REPEATS * count * len(frame))
+    baseline.use_memory(bench, NODES * REPEATS * count * len(frame))
     costs = [load.cost(leader, frame, connections, count) for _ in range(REPEATS)]
     load.drop(topic)
     middle = sorted(costs, key=lambda cost: cost.total)[REPEATS // 2]

@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import failover
+import loop_stalls
 import replicated
 import size
-import stalls
-from floor import FLOOR
-from goals import GOALS, goal_of, scaled_goal_of
-from rig import Row
+from baseline import FLOOR
+from harness import Row
+from targets import GOALS, goal_of, scaled_goal_of
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "bench.json"
@@ -46,9 +46,9 @@ every few seconds (the two figures of "Machine" tell what that costs).
 
 
 ELSEWHERE = """## Not in this run
-`bench/stalls.py --clean`: p99 at 500 requests a second during a pass against without, the median of
-three: 1.34, 1.31 and 0.72 in three runs on a quiet machine (goal 1.5). The one try in the table
-above says more of its disk: 1.9 to 13 in six runs, Kafka 0.4 to 14.
+`bench/loop_stalls.py --clean`: p99 at 500 requests a second during a pass against without, the
+median of three: 1.34, 1.31 and 0.72 in three runs on a quiet machine (goal 1.5). The one try in the
+table above says more of its disk: 1.9 to 13 in six runs, Kafka 0.4 to 14.
 
 `bench/cleaner.py`, 1 GB in the page cache: the cleaner alone 0.95-1.35 CPU-s/GB, all dirty or half
 clean, 2.2-2.5 from a cold page cache; 17.8 bytes of offset map a key (goal 20). Strategies:
@@ -217,7 +217,7 @@ second largest.
 
 **Partitions.** {_said(size)}
 
-**Stalls.** {_said(stalls)} A stall counts as far as the loop used the processor in it."""
+**Stalls.** {_said(loop_stalls)} A stall counts as far as the loop used the processor in it."""
 
 
 def _said(module: ModuleType) -> str:

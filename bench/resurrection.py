@@ -17,8 +17,8 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import trios
-from trios import NODES, Trio
+import three_node_clusters
+from three_node_clusters import NODES, Trio
 
 from kept.client.blocking import OutRecord
 from kept.client.cluster import elect_leaders, reassign
@@ -101,7 +101,11 @@ def tell(trio: Trio) -> Outcome:
 
 @contextlib.contextmanager
 def running(broker: str) -> Iterator[Trio]:
-    with trios.kept(**CLEANER) if broker == "kept" else trios.kafka(**CLEANER) as trio:
+    with (
+        three_node_clusters.kept(**CLEANER)
+        if broker == "kept"
+        else three_node_clusters.kafka(**CLEANER) as trio
+    ):
         yield trio
 
 

@@ -22,19 +22,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import baseline
 import brokers
+import compaction_x3
 import failover
-import floor
+import loop_stalls
 import machine
 import replicated
 import single
 import size
 import spark
-import stalls
-import thrice
-import trios
+import three_node_clusters
+from harness import Bench
 from report import RESULT, plot, table
-from rig import Bench
 
 Measure = Callable[[Bench, Any], None]
 Opener = Callable[[], AbstractContextManager[Any]]
@@ -68,20 +68,20 @@ ONE: dict[str, Opener] = {
     "kept": lambda: brokers.kept(log_cleaner_backoff_ms="200"),
     "kafka": lambda: brokers.kafka(log_cleaner_backoff_ms="200"),
 }
-THREE: dict[str, Opener] = {"kept": trios.kept, "kafka": trios.kafka}
+THREE: dict[str, Opener] = {"kept": three_node_clusters.kept, "kafka": three_node_clusters.kafka}
 THREE_TIDY: dict[str, Opener] = {
-    "kept": lambda: trios.kept(**replicated.SETTINGS),
-    "kafka": lambda: trios.kafka(**replicated.SETTINGS),
+    "kept": lambda: three_node_clusters.kept(**replicated.SETTINGS),
+    "kafka": lambda: three_node_clusters.kafka(**replicated.SETTINGS),
 }
 SECTIONS: dict[str, Section] = {
     **{name: each(ONE, measure) for name, measure in single.SECTIONS.items()},
     "cluster": each(THREE_TIDY, replicated.cluster),
     "failover": each(THREE, failover.failover),
-    "partitions": each({"kept": trios.kept}, size.partitions),
+    "partitions": each({"kept": three_node_clusters.kept}, size.partitions),
     "following": ours(size.following),
-    "thrice": ours(thrice.thrice),
+    "thrice": ours(compaction_x3.thrice),
     "controller": ours(size.image),
-    "stalls": ours(stalls.stalls),
+    "stalls": ours(loop_stalls.stalls),
     "spark": spark.spark,
 }
 
@@ -155,7 +155,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         bench = Bench(Path(folder), 0.1 if options.quick else 1.0)
         if not WRITING.isdisjoint(options.only):
-            floor.touch(bench)
+            baseline.touch(bench)
         for section in options.only:
             print(section, flush=True)
             noise.append(machine.noise(section))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import baseline
 import cleaning
-import floor
 import frames
 from brokers import Broker
-from rig import GB, Bench
+from harness import GB, Bench
 
 from kept.client.blocking import Client
 from kept.storage.types import Codec
@@ -43,7 +43,7 @@ def produce(bench: Bench, broker: Broker) -> None:
             else int(max(200, total * bench.scale / len(frame)))
         )
         bench.run_load("send", broker.port, frame, 1, 8, max(200, count // 4))
-        floor.use_memory(bench, count * len(frame))
+        baseline.use_memory(bench, count * len(frame))
         before, kernel = broker.cpu_seconds(), broker.kernel_seconds()
         got = bench.run_load("send", broker.port, frame, 1, 8, count)
         cpu, kernel = broker.cpu_seconds() - before, broker.kernel_seconds() - kernel
@@ -54,7 +54,7 @@ def produce(bench: Bench, broker: Broker) -> None:
         bench.add("produce", name, broker.name, "us/request", cpu / got["requests"] * 1e6)
         bench.add("produce", name, broker.name, "MB/s", got["bytes"] / got["seconds"] / 1e6)
         if broker.name == "kept":
-            floor.produce(bench, name, frame, count)
+            baseline.produce(bench, name, frame, count)
     bench.add("produce", "resident, loaded", broker.name, "MB", broker.resident_bytes() / 1e6)
 
 

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from rig import Bench
-from trios import NODES, Trio
+from harness import Bench
+from three_node_clusters import NODES, Trio
 
 HERE = Path(__file__).resolve().parent
 PARTITIONS = 3000
@@ -45,7 +45,7 @@ def partitions(bench: Bench, trio: Trio) -> None:
 
 
 def following(bench: Bench) -> None:
-    """The figures of ``following.py``: applying what another replica has computed."""
+    """The figures of ``manifest_apply.py``: applying what another replica has computed."""
     target = bench.folder / "following.json"
     run = [sys.executable, HERE / "following.py", "--gb", 0.5 * bench.scale]
     run += ["--dir", bench.folder, "--json", target]

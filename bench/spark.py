@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import connector
-from rig import Bench
+from harness import Bench
 
 from kept.client.blocking import Client
 from kept.storage.records import build_batch

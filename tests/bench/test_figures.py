@@ -8,17 +8,17 @@ import subprocess
 import sys
 import time
 
+import baseline
 import controller
 import failover
-import floor
 import frames
 import machine
 import meters
 import pytest
 import report
 import run
-from goals import GOALS, THEN
-from rig import Bench
+from harness import Bench
+from targets import GOALS, THEN
 
 from kept.storage.types import Codec
 
@@ -130,7 +130,7 @@ def test_the_page_names_machine_noise_and_missed_goals():
 def test_the_floor_takes_what_the_load_sends_and_leaves_nothing(tmp_path):
     bench = Bench(tmp_path, 1.0)
     data = frames.batch(1024, 1000, Codec.NONE, int(time.time() * 1000))
-    floor.produce(bench, "this", frames.produce("some", data), 50)
+    baseline.produce(bench, "this", frames.produce("some", data), 50)
     told = {(str(r["name"]), str(r["unit"])): r["broker"] for r in bench.rows}
     assert set(told) == {
         ("this", "CPU-s/GB"), ("this, in the kernel", "CPU-s/GB"), ("this", "us/request"),

@@ -6,7 +6,7 @@ import time
 
 import frames
 import pytest
-from rig import Bench
+from harness import Bench
 
 from kept.storage.types import Codec
 from kept.testing import Cluster

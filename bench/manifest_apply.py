@@ -5,7 +5,7 @@ segments, or segments that end elsewhere (every boundary between two of the lead
 three, in turn: the first to write pays for memory that the machine has to find. Also: bytes of the
 manifest per byte of log.
 
-    python bench/following.py [--gb 0.5] [--dir DIR] [--codec none|lz4|zstd...] [--json FILE]
+    python bench/manifest_apply.py [--gb 0.5] [--dir DIR] [--codec none|lz4|zstd...] [--json FILE]
 """
 
 import argparse

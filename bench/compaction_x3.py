@@ -2,7 +2,7 @@
 
 Apache Kafka cleans on every replica, kept on the leader: the others apply its manifest. The first
 figure is made of those of the same run: the pass inside a broker (section ``cleaner``), and what
-applying costs of a pass (``following.py``), if both were measured.
+applying costs of a pass (``manifest_apply.py``), if both were measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rig import Bench, Row
+from harness import Bench, Row
 
 HERE = Path(__file__).resolve().parent
 PASS = "cleaner, half clean"
@@ -40,9 +40,9 @@ def _value(rows: list[Row], group: str, name: str, broker: str) -> float | None:
 
 
 def checked(bench: Bench) -> None:
-    """The figures of ``checked.py``."""
+    """The figures of ``self_check_cost.py``."""
     target = bench.folder / "checked.json"
-    run = [sys.executable, HERE / "checked.py", "--gb", 0.5 * bench.scale]
+    run = [sys.executable, HERE / "self_check_cost.py", "--gb", 0.5 * bench.scale]
     run += ["--dir", bench.folder, "--json", target]
     subprocess.run([str(word) for word in run], check=True, stdout=subprocess.DEVNULL)
     figures = json.loads(target.read_text())["latest"]

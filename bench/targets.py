@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rig import Row
+from harness import Row
 
 KAFKA = "Kafka's"
 """The goal is what Apache Kafka needs in the same run."""

@@ -11,7 +11,7 @@ import json
 import subprocess
 import tempfile
 
-from rig import GB, Bench
+from harness import GB, Bench
 
 from kept.testing.ports import free_port
 

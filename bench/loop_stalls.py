@@ -4,8 +4,8 @@ Nodes run with a probe inside (``probe.py``): three of them keep many partitions
 then under 50 requests a second with acks=all; or (``--clean``) one node is sent 500 requests a
 second without a cleaner's pass and during one.
 
-    python bench/stalls.py [--partitions 3000] [--seconds 15] [--set K=V ...]
-    python bench/stalls.py --clean [--gb 0.5] [--runs 3] [--partitions N] [--set K=V ...]
+    python bench/loop_stalls.py [--partitions 3000] [--seconds 15] [--set K=V ...]
+    python bench/loop_stalls.py --clean [--gb 0.5] [--runs 3] [--partitions N] [--set K=V ...]
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 import cleaning
 import frames
 from brokers import Broker
-from rig import Bench
-from trios import HOST, NODES, Trio
+from harness import Bench
+from three_node_clusters import HOST, NODES, Trio
 
 from kept.storage.types import Codec
 from kept.testing import Cluster

@@ -4,7 +4,7 @@ The log of bench/cleaner.py, cleaned in this process: the time of drawing keys a
 right is taken around these calls; what the scans note for it is a look into a small table per
 record, and shows in two passes with and without keys to watch, the faster of each.
 
-    python bench/checked.py [--gb 0.5] [--dir DIR] [--codec none|lz4|zstd...] [--json FILE]
+    python bench/self_check_cost.py [--gb 0.5] [--dir DIR] [--codec none|lz4|zstd...] [--json FILE]
 """
 
 import argparse

@@ -9,10 +9,10 @@ PYTEST  = $(BIN)/python -m pytest
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo test test-slow smoke sim model chaos soak mutate check bench dist setup clean help
+.PHONY: demo quick test test-slow smoke sim model chaos soak mutate check bench dist setup clean help
 
 help:
-	@echo "make demo | test | test-slow | smoke | sim | model | chaos | soak | mutate | check | bench | dist | clean"
+	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | mutate | check | bench | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,17 @@ demo: setup
 
 test: setup
 	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile
+
+# The pure cores and the formats: no node is started.
+QUICK = tests/storage tests/compaction tests/replication tests/cluster tests/test_tidy.py \
+        tests/node/coordinator/groups/test_histories.py tests/node/coordinator/groups/test_random_histories.py \
+        tests/node/coordinator/groups/test_records.py tests/node/coordinator/groups/test_shard.py \
+        tests/node/internode/test_protobuf_conversion.py tests/node/kafka/codec tests/client/test_core.py tests/client/test_wire.py
+LONGER = tests/replication/manifests/test_histories.py tests/compaction/kernels/test_rule_map.py \
+         tests/compaction/test_crash.py tests/compaction/test_example_strategy.py \
+         tests/cluster/controller/test_unclean_recovery.py
+quick: setup
+	$(PYTEST) -q -m "not slow and not java" -n 2 $(QUICK) $(addprefix --ignore=,$(LONGER))
 
 # PySpark (400 MB) and playwright are for the slow tests only; without Java they say that they did not run.
 test-slow: setup

@@ -15,7 +15,6 @@ import asyncio
 import os
 import time
 import uuid
-from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +52,6 @@ from kept.storage import producers
 from kept.storage.directory import Checkpoint, previous_broker_epoch, refuse_kafka
 from kept.storage.disk import Disk
 from kept.storage.errors import (
-    KeptError,
     MachineError,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
     from kept.node.compaction.cleaner import Cleaner
     from kept.node.config.node_config import NodeConfig
     from kept.node.internode.peers import Peers
-    from kept.node.kafka.connection import Connection
     from kept.replication.partition import Partition
     from kept.storage.disk import Lock
 
@@ -349,31 +346,6 @@ class Node:
             return False
         hosted = self.replica_manager.by_name.get(topic.encode())
         return hosted is not None and partition in hosted.offline
-
-    def write_dirty(self, connection: Connection) -> None:
-        """End of a readiness event: write what was staged, then let answers go on their way."""
-        failed: dict[Partition, KeptError] = {}
-        dirty, connection.dirty = connection.dirty, {}
-        for partition in dirty:
-            try:
-                partition.write()
-            except KeptError as error:
-                failed[partition] = error
-        unwritten, connection.unwritten = connection.unwritten, []
-        for produced in unwritten:
-            produced.written(failed)
-        self._count(connection, len(unwritten))
-
-    def _count(self, connection: Connection, requests: int) -> None:
-        """Requests of one readiness event were read, written and answered together."""
-        seconds = self.loop.time() - connection.last_active
-        histogram = self.metrics.request_seconds.get(api.PRODUCE)
-        if histogram is None:
-            self.metrics.request(api.PRODUCE, seconds)
-            requests -= 1
-            histogram = self.metrics.request_seconds[api.PRODUCE]
-        histogram.counts[bisect_left(histogram.bounds, seconds)] += requests
-        histogram.total += seconds * requests
 
     def machine_failed(self, error: MachineError) -> None:
         """A file call failed: its log directory goes offline."""

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client import protocol
@@ -19,7 +18,7 @@ from kept.client.failures import failure
 from kept.cluster.controller.brokers import Registration
 from kept.node.config import listeners
 from kept.node.controller.controller import Controller
-from kept.node.internode import controller_rpc, peer_http
+from kept.node.internode import controller_rpc
 from kept.node.internode.peers import Peers
 from kept.node.kafka import api
 from kept.node.kafka.forward_errors import UNANSWERED, refusal
@@ -108,7 +107,7 @@ class ClusterLink:
         peers.serve("PullManifests", answers.pull)
         peers.serve("ManifestChunk", answers.chunk)
         peers.serve("ManifestNews", self.manifests.news)
-        peers.serve("Ask", partial(peer_http.answer, node))
+        peers.serve("Ask", self._answer_question)
         self.controller.start()
         metadata.start_ticking()
         metadata.pump()
@@ -192,6 +191,11 @@ class ClusterLink:
                     f"no controller for {patience_s:g} s to hand over to"
                 )
             await asyncio.sleep(RETRY_S)
+
+    async def _answer_question(self, request: controller_rpc.AskRequest) -> controller_rpc.AskReply:
+        from kept.node.http.peer_requests import answer
+
+        return await answer(self._node, request)
 
     async def stop(self) -> None:
         """Speak with nobody any more."""

@@ -164,6 +164,11 @@ class PartitionRecord:
         return int(self.unclean)
 
     @property
+    def is_under_replicated(self) -> bool:
+        """The ISR is short; replicas that are just being added do not count."""
+        return len(self.isr) < len(self.replicas) - len(self.adding)
+
+    @property
     def reassigning(self) -> bool:
         """A reassignment is in progress."""
         return bool(self.adding or self.removing)

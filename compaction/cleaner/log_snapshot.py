@@ -163,3 +163,13 @@ def _size(log: Log, path: str) -> int:
         return log.disk.stat(path).size_bytes
     except FileNotFoundError:
         return 0
+
+
+def sources_from(log: Log, last_stable_offset: int, end_offset: int) -> list[Source]:
+    """The segments of ``log`` from ``end_offset`` on, as far as they are written."""
+    seen = view(log, CompactionState(), last_stable_offset)
+    return [
+        Source(s.base_offset, s.end_offset, s.size_bytes, s.mtime_ms)
+        for s in seen.segments
+        if s.base_offset >= end_offset and s.size_bytes
+    ]

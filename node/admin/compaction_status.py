@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import Result, read_manifest
-from kept.compaction.cleaner.log_snapshot import job_for, view
+from kept.compaction.cleaner.log_snapshot import job_for, sources_from, view
 from kept.compaction.cleaner.planner import (
     Failure,
     NotNow,
@@ -24,7 +24,6 @@ from kept.compaction.cleaner.planner import (
     next_identity,
     sizes,
 )
-from kept.compaction.manifest.apply import CompactionState
 from kept.node.compaction import dry_run
 from kept.node.compaction.consistent_read import again
 from kept.storage.errors import KeptError, OffsetOutOfRange
@@ -219,7 +218,9 @@ async def _explained(node: Node, hosted: LocalReplica, key: bytes | None) -> dic
         "needs_bytes": found.needs_bytes,
         "horizons_only": found.horizons_only,
     }
-    above = sources_from(hosted, found.end_offset)
+    above = sources_from(
+        hosted.partition.log, hosted.partition.last_stable_offset, found.end_offset
+    )
     said = await dry_run.run(node, _job(node, hosted, found), key, above)
     return {**answer, "tombstones": said["dry_run"].pop("tombstones"), **said}
 
@@ -247,23 +248,18 @@ def _job(node: Node, hosted: LocalReplica, found: Plan) -> jobs.Job:
     )
 
 
-def sources_from(hosted: LocalReplica, end_offset: int) -> list[jobs.Source]:
-    """The segments from ``end_offset`` on, as far as they are written."""
-    seen = view(hosted.partition.log, CompactionState(), hosted.partition.last_stable_offset)
-    return [
-        jobs.Source(s.base_offset, s.end_offset, s.size_bytes, s.mtime_ms)
-        for s in seen.segments
-        if s.base_offset >= end_offset and s.size_bytes
-    ]
-
-
 async def _records_of(node: Node, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
     """Every record of a key that is in the log."""
     log, known = hosted.partition.log, node.cleaner.state(hosted)
     return await dry_run.find_key(
-        node, log.directory, log.config, key=key, sources=sources_from(hosted, 0),
-        clean_to=known.clean_to, applied=known.applied,
-    )  # fmt: skip
+        node,
+        log.directory,
+        log.config,
+        key=key,
+        sources=sources_from(hosted.partition.log, hosted.partition.last_stable_offset, 0),
+        clean_to=known.clean_to,
+        applied=known.applied,
+    )
 
 
 # What passes did.

@@ -22,7 +22,6 @@ from kept.node.admin import cluster_view, compaction_status, leader_routing
 from kept.node.admin.compaction_status import CompactionStatus
 from kept.node.compaction import replica_digests
 from kept.node.compaction.replica_digests import Wanted
-from kept.node.metrics.cluster_exposition import is_under_replicated
 from kept.node.replicas import lost_records_report
 from kept.node.runtime.yielding import Pace, checkpoint
 from kept.storage.errors import (
@@ -88,7 +87,7 @@ class Admin:
             for record in topic.partitions:
                 leads[record.leader] += 1
                 replicas.update(record.replicas)
-                under_replicated += is_under_replicated(record)
+                under_replicated += record.is_under_replicated
                 offline += self._offline(topic.name, record) is not None
                 await pace.checkpoint()
         return {
@@ -197,7 +196,7 @@ class Admin:
             "size_bytes": size_bytes,
             "cleanup_policy": policy,
             "offline_partitions": offline,
-            "under_replicated_partitions": sum(map(is_under_replicated, topic.partitions)),
+            "under_replicated_partitions": sum(one.is_under_replicated for one in topic.partitions),
         }
 
     async def topic(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.compaction_status import sources_from
+from kept.compaction.cleaner.log_snapshot import sources_from
 from kept.node.compaction import dry_run
 from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, undisturbed
 from kept.storage.errors import InvalidRequest
@@ -75,7 +75,10 @@ async def digests(node: Node, hosted: LocalReplica, wanted: Wanted) -> dict[str,
         )
     question = {
         "directory": partition.log.directory,
-        "sources": [asdict(source) for source in sources_from(hosted, 0)],
+        "sources": [
+            asdict(source)
+            for source in sources_from(hosted.partition.log, hosted.partition.last_stable_offset, 0)
+        ],
         "applied": None if known is None or known.applied is None else tuple(known.applied),
         "start": start,
         "end": end,

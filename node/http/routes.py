@@ -100,11 +100,12 @@ def _wanted_node(request: HttpRequest, path: str) -> int | None:
 
 async def _asked(node: Node, wanted: int, request: HttpRequest) -> HttpResponse:
     """What another node answers."""
-    from kept.node.internode.peer_http import ask
+    from kept.node.internode.peer_http import ask, question
 
     if node.cluster_link is None:
         raise InvalidRequest(f"there is no node {wanted}: node {node.node_id} is alone")
-    reply = await ask(node, wanted, request)
+    asked = question(request.method, request.path, request.query, request.body)
+    reply = await ask(node, wanted, asked)
     return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
 
 

@@ -2,8 +2,8 @@
 
 A request with the parameter ``node=N`` is answered by node N, over the connection that the nodes
 have anyway (:mod:`kept.node.internode`), so no browser and no proxy has to reach that node. Hosts,
-origins and headers are judged where the request came in. An answer is as long as
-:data:`MAX_ANSWER_BYTES` at most, and comes whole.
+origins and headers are judged where the request came in. An answer comes whole; how long it may be
+says :mod:`kept.node.http.peer_requests`, which makes it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from kept.storage.errors import (
     InvalidRequest,
     KeptError,
     NetworkException,
-    PolicyViolation,
     UnknownTopicOrPartition,
 )
 
 if TYPE_CHECKING:
-    from kept.node.http.server import HttpRequest
     from kept.node.node import Node
 
 ASK_S: Final = 30.0
 """A dry run of a large log takes this long at most when it is asked through another node."""
-MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-PREFIX: Final = "/api/v1/"
 _REFUSALS: Final[Mapping[int, type[KeptError]]] = {
     400: InvalidRequest,
     404: UnknownTopicOrPartition,
@@ -36,7 +32,14 @@ _REFUSALS: Final[Mapping[int, type[KeptError]]] = {
 """What is wrong with the question itself, whoever is asked."""
 
 
-async def ask(node: Node, node_id: int, request: HttpRequest, timeout_s: float = ASK_S) -> AskReply:
+def question(
+    method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any]
+) -> AskRequest:
+    """A request to the API of another node."""
+    return AskRequest(method, path, json.dumps(dict(query)), json.dumps(dict(body)))
+
+
+async def ask(node: Node, node_id: int, asked: AskRequest, timeout_s: float = ASK_S) -> AskReply:
     """What node ``node_id`` answers; its refusals are answers with their status.
 
     Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
@@ -45,12 +48,6 @@ async def ask(node: Node, node_id: int, request: HttpRequest, timeout_s: float =
     nodes = sorted({node.node_id, *node.image.brokers, *voters})
     if node_id not in nodes:
         raise InvalidRequest(f"there is no node {node_id}; there are {', '.join(map(str, nodes))}")
-    asked = AskRequest(
-        request.method,
-        request.path,
-        json.dumps(dict(request.query)),
-        json.dumps(dict(request.body)),
-    )
     reply: AskReply = await node.peers.call(node_id, "Ask", asked, timeout_s)
     return reply
 
@@ -67,10 +64,8 @@ async def ask_json(
     """The value of a GET, or of a POST of ``body``. Raises as :func:`ask`, and for a refusal
     InvalidRequest, UnknownTopicOrPartition or NetworkException.
     """
-    from kept.node.http.server import HttpRequest
-
-    request = HttpRequest("GET" if body is None else "POST", path, query or {}, body or {})
-    reply = await ask(node, node_id, request, timeout_s)
+    asked = question("GET" if body is None else "POST", path, query or {}, body or {})
+    reply = await ask(node, node_id, asked, timeout_s)
     value = json.loads(reply.body)
     if reply.status != 200:
         message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""
@@ -79,32 +74,3 @@ async def ask_json(
             raise refusal(message)
         raise NetworkException(f"node {node_id} answers {reply.status}: {message}")
     return value
-
-
-async def answer(node: Node, request: AskRequest) -> AskReply:
-    """Answer another node. Raises PolicyViolation for what is not for other nodes."""
-    from kept.node.http.routes import route
-    from kept.node.http.server import HttpRequest, failure, status_of
-
-    query, body = json.loads(request.query), json.loads(request.body)
-    if not request.path.startswith(PREFIX) or "node" in query:
-        raise PolicyViolation(f"{request.path} is not asked through another node")
-    try:
-        asked = HttpRequest(request.method, request.path, query, body, here=True)
-        response = await route(node, asked)
-    except KeptError as error:
-        response = failure(status_of(error), str(error))
-    if response.endless:
-        raise PolicyViolation(f"{request.path} is a stream, and not asked through another node")
-    if response.chunks is None:
-        text = json.dumps(response.value) if response.text is None else response.text
-        return AskReply(response.status, text.encode())
-    whole = bytearray()
-    async for chunk in response.chunks:
-        whole += chunk
-        if len(whole) > MAX_ANSWER_BYTES:
-            raise PolicyViolation(
-                f"the answer to {request.path} has more than {MAX_ANSWER_BYTES} bytes: ask node "
-                f"{node.node_id} itself"
-            )
-    return AskReply(response.status, bytes(whole))

@@ -37,7 +37,7 @@ class LedPartitions:
         if record.leader != self._node_id:
             return
         self.count += 1
-        self.under_replicated += is_under_replicated(record)
+        self.under_replicated += record.is_under_replicated
         core: Any = partition.core
         self.under_min_isr += core.below_min_isr
         for follower_id, follower in core.followers.items():
@@ -66,11 +66,6 @@ class LedPartitions:
         for follower_id, longest in sorted(self.lags.items()):
             lag.add_metric([str(follower_id)], longest)
         yield lag
-
-
-def is_under_replicated(record: PartitionRecord) -> bool:
-    """The ISR is short; replicas that are just being added do not count."""
-    return len(record.isr) < len(record.replicas) - len(record.adding)
 
 
 def families(node: Node) -> Iterator[Metric | None]:

@@ -21,7 +21,7 @@ from kept.cluster.metadata.records import NO_LEADER
 from kept.node.admin.compaction_status import CompactionStatus
 from kept.node.admin.service import Admin
 from kept.node.metrics import cluster_exposition
-from kept.node.metrics.cluster_exposition import LedPartitions, is_under_replicated
+from kept.node.metrics.cluster_exposition import LedPartitions
 from kept.node.metrics.families import PartitionSeries, counter, gauge, histogram, series
 from kept.node.runtime.yielding import Pace
 from kept.storage.types import TopicPartition
@@ -248,7 +248,7 @@ def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
         yield None
         name = [tp.topic, str(tp.partition)]
         totals["count"] += 1
-        under = is_under_replicated(record)
+        under = record.is_under_replicated
         partition = node.partitions.get(tp)
         if partition is None or record.leader == NO_LEADER:
             totals["offline"] += 1

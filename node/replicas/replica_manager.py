@@ -20,8 +20,6 @@ from kept.cluster.controller import reassignment
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.cluster.topic_config import log_config
-from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC
-from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_COMPRESSED_BYTES
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.log_lifecycle import LogLifecycle
@@ -33,7 +31,7 @@ from kept.node.replicas.stray_logs import StrayLogs
 from kept.node.runtime.executors import Callback, FlushPool
 from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import Pace
+from kept.node.runtime.yielding import LOOP_BYTES, LOOP_COMPRESSED_BYTES, Pace
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
 from kept.storage import layout
@@ -411,7 +409,7 @@ class ReplicaManager:
             openings.append(opening)
         if openings:
             await self._open_all(openings)
-        if GROUP_METADATA_TOPIC in configs:
+        if CONSUMER_OFFSETS in configs:
             self._node.groups.roles_taken(self.image)
 
     def _put_back(self, opening: _Opening) -> bool:

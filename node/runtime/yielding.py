@@ -19,6 +19,13 @@ __all__ = ["Pace", "Sliced", "Slices", "Steps", "checkpoint", "finished"]
 
 T = TypeVar("T")
 
+LOOP_BYTES: Final = 1024 * 1024
+"""Records of one batch that the loop walks, inflated: up to 3 ms. Kafka's largest batch, by its
+defaults, and what librdkafka makes of one are below."""
+LOOP_COMPRESSED_BYTES: Final = 256 * 1024
+"""The same where the topic has a ``compression.type``: gzip takes 8 ms for it."""
+LOOP_TOTAL_BYTES: Final = 4 * LOOP_BYTES
+"""And of one request."""
 ITEMS_PER_SLICE: Final = 16
 """Between two pauses; an item costs a few microseconds to sixty, so a slice stays below 1 ms."""
 SLICE_S: Final = 0.0003

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.memory_limit import GroupMemory
-from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC, partition_for
+from kept.node.coordinator.groups.records import partition_for
 from kept.node.coordinator.groups.shard import Shard
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import ITEMS_PER_SLICE, Pace, Steps
 from kept.storage.errors import (
@@ -78,9 +79,9 @@ class Coordinator:
 
     def metadata_changed(self, image: Image, delta: Delta) -> None:
         """Load and unload with leadership; forget the offsets of topics that are gone."""
-        touched = any(p.topic_partition.topic == GROUP_METADATA_TOPIC for p in delta.partitions)
+        touched = any(p.topic_partition.topic == CONSUMER_OFFSETS for p in delta.partitions)
         gone = [(t.name, t.topic_id) for t in delta.topics_deleted]
-        if touched or any(name == GROUP_METADATA_TOPIC for name, _ in gone):
+        if touched or any(name == CONSUMER_OFFSETS for name, _ in gone):
             self._follow(image)
         if gone:
             for shard in self._shards.values():
@@ -88,11 +89,11 @@ class Coordinator:
 
     def partition_gone(self, tp: TopicPartition) -> None:
         """A partition was deleted or its directory failed."""
-        if tp.topic == GROUP_METADATA_TOPIC:
+        if tp.topic == CONSUMER_OFFSETS:
             self._drop(tp.partition)
 
     def _follow(self, image: Image) -> None:
-        topic = image.topics.get(GROUP_METADATA_TOPIC)
+        topic = image.topics.get(CONSUMER_OFFSETS)
         records = () if topic is None else topic.partitions
         mine = {r.partition: r for r in records if r.leader == self._node.node_id}
         for number in list(self._shards):
@@ -100,9 +101,7 @@ class Coordinator:
             if number not in mine or mine[number].leader_epoch != epoch:
                 self._drop(number)
         for number, record in mine.items():
-            hosted = self._node.replica_manager.hosted.get(
-                TopicPartition(GROUP_METADATA_TOPIC, number)
-            )
+            hosted = self._node.replica_manager.hosted.get(TopicPartition(CONSUMER_OFFSETS, number))
             if hosted is None or number in self._shards:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
@@ -148,14 +147,14 @@ class Coordinator:
         shard = None if number is None else self._shards.get(number)
         if shard is None:
             if not self._is_settled(group):
-                raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being opened")
+                raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being opened")
             raise NotCoordinator(f"this node does not coordinate group {group!r}")
         if shard.failed is not None:
-            raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number}: {shard.failed}")
+            raise NotCoordinator(f"{CONSUMER_OFFSETS}-{number}: {shard.failed}")
         if not shard.leads:
-            raise NotCoordinator(f"{GROUP_METADATA_TOPIC}-{number} may be led by another node")
+            raise NotCoordinator(f"{CONSUMER_OFFSETS}-{number} may be led by another node")
         if not shard.is_active:
-            raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
+            raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being read")
         return shard
 
     def submit(self, group: str, make_event: MakeEvent) -> asyncio.Future[Any]:
@@ -174,7 +173,7 @@ class Coordinator:
 
     def partition_of(self, group: str) -> int | None:
         """The partition that a group lives in; None while there is no ``__consumer_offsets``."""
-        topic = self._node.image.topics.get(GROUP_METADATA_TOPIC)
+        topic = self._node.image.topics.get(CONSUMER_OFFSETS)
         if topic is None or not topic.partitions:
             return None
         return partition_for(group, len(topic.partitions))
@@ -184,7 +183,7 @@ class Coordinator:
         number = self.partition_of(group)
         if number is None:
             return None
-        record = self._node.image.partition(GROUP_METADATA_TOPIC, number)
+        record = self._node.image.partition(CONSUMER_OFFSETS, number)
         return None if record is None or record.leader < 0 else record.leader
 
     async def wait_for(self, groups: Iterable[str]) -> None:
@@ -213,7 +212,7 @@ class Coordinator:
         shard = self._shards.get(number)
         if shard is not None:
             return shard.is_active or shard.failed is not None
-        topic = self._node.replica_manager.by_name.get(GROUP_METADATA_TOPIC.encode())
+        topic = self._node.replica_manager.by_name.get(CONSUMER_OFFSETS.encode())
         return topic is not None and number in topic.offline
 
     def _wake(self) -> None:
@@ -254,7 +253,7 @@ class Coordinator:
             elif not shard.leads:
                 continue
             elif not shard.is_active:
-                raise CoordinatorLoadInProgress(f"{GROUP_METADATA_TOPIC}-{number} is being read")
+                raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being read")
             else:
                 yield shard
 

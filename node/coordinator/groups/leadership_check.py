@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 
 if TYPE_CHECKING:
     from kept.node.coordinator.groups.shard import Shard
@@ -40,7 +40,7 @@ def is_in_doubt(node: Node) -> bool:
 
 async def still_leads(node: Node, shard: Shard) -> bool:
     """Whether all in-sync replicas follow this node in the shard's epoch. See the module."""
-    topic = node.image.topics.get(GROUP_METADATA_TOPIC)
+    topic = node.image.topics.get(CONSUMER_OFFSETS)
     if topic is None:
         return False
     names = {(topic.topic_id.bytes, shard.number), (topic.name.encode(), shard.number)}

@@ -24,8 +24,6 @@ from typing import Final
 
 from kept.storage.errors import CorruptMessage
 
-GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
-
 OFFSET_COMMIT_LEGACY_KEY: Final = 0
 OFFSET_COMMIT_KEY: Final = 1
 GROUP_METADATA_KEY: Final = 2

@@ -19,7 +19,8 @@ from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.log_loader import load
 from kept.node.coordinator.groups.memory_limit import GroupMemory
-from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC, NO_TOPIC_ID, GroupRecord
+from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
@@ -350,7 +351,7 @@ class Shard:
 
         if self._hosted.partition.high_watermark < end_offset or self._hosted.sync:
             timeout_s = self._node.config.offsets_commit_timeout_ms / 1000
-            late = RequestTimedOut(f"{GROUP_METADATA_TOPIC}-{self.number}: not committed in time")
+            late = RequestTimedOut(f"{CONSUMER_OFFSETS}-{self.number}: not committed in time")
             self._uncommitted[append] = self._node.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )

@@ -1,8 +1,9 @@
 """Checks of batches in threads: of what is large, or inflates to much.
 
 How large a batch is, its header does not say: 8 KiB may inflate to 250 MB. So the loop inflates up
-to :data:`LOOP_BYTES` of a batch and :data:`LOOP_TOTAL_BYTES` of a request; what is told to be
-larger, or is found to be, goes on in the pool, and so does the rest of its request.
+to :data:`~kept.node.runtime.yielding.LOOP_BYTES` of a batch and ``LOOP_TOTAL_BYTES`` of a request;
+what is told to be larger, or is found to be, goes on in the pool, and so does the rest of its
+request.
 
 A thread inflates into what is drawn for it beforehand on ``node.inflating``, in steps: a batch that
 says no size and does not fit is tried again with more, up to ``kept.inflated.max.bytes``. A batch
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from kept.node.node import Node
     from kept.node.replicas.replica_manager import LocalReplica
 
-LOOP_BYTES: Final = 1024 * 1024
-"""Records of one batch that the loop walks, inflated: up to 3 ms. Kafka's largest batch, by its
-defaults, and what librdkafka makes of one are below."""
-LOOP_COMPRESSED_BYTES: Final = 256 * 1024
-"""The same where the topic has a ``compression.type``: gzip takes 8 ms for it."""
-LOOP_TOTAL_BYTES: Final = 4 * LOOP_BYTES
-"""And of one request."""
 FIRST_DRAW_BYTES: Final = 8 * 1024 * 1024
 """What a batch that says no size is first inflated into in a thread."""
 DRAW_FACTOR: Final = 8

@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import milliseconds
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC
 from kept.node.kafka.handlers.group_requests import Answer, ask, coordinator
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import Pace
@@ -73,19 +73,19 @@ async def find_coordinator(ctx: RequestContext, request: Any) -> dict[str, Any]:
 
 
 async def _ensure_topic(ctx: RequestContext) -> None:
-    if GROUP_METADATA_TOPIC in ctx.node.image.topics:
+    if CONSUMER_OFFSETS in ctx.node.image.topics:
         return
     try:
-        await ctx.node.create_internal_topic(GROUP_METADATA_TOPIC)
+        await ctx.node.create_internal_topic(CONSUMER_OFFSETS)
     except KeptError as error:
-        log.error("topic not created", topic=GROUP_METADATA_TOPIC, error=str(error))
+        log.error("topic not created", topic=CONSUMER_OFFSETS, error=str(error))
 
 
 def _coordinator(ctx: RequestContext, group: str) -> tuple[ErrorCode, str, dict[str, Any]]:
     leader = coordinator(ctx).leader_of(group)
     endpoint = None if leader is None else ctx.node.broker_endpoint(leader, ctx.listener_name)
     if leader is None or endpoint is None:
-        why = f"{GROUP_METADATA_TOPIC} has no leader for group {group!r}"
+        why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
         return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
     host, port = endpoint
     return ev.NO_ERROR, "", {"node_id": leader, "host": host, "port": port}

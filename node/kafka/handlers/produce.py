@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kept.node.kafka import api
 from kept.node.kafka.codec import produce as codec
-from kept.node.kafka.handlers.batch_checks import LOOP_BYTES, LOOP_TOTAL_BYTES, BatchChecks, Job
+from kept.node.kafka.handlers.batch_checks import BatchChecks, Job
 from kept.node.kafka.handlers.delayed_produce import (
     DelayedProduce,
     DelayedProduceRun,
@@ -26,7 +26,7 @@ from kept.node.kafka.handlers.delayed_produce import (
 )
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import IN_PLACE_STEPS, Sliced, Steps
+from kept.node.runtime.yielding import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, Sliced, Steps
 from kept.storage.errors import (
     InflatesBeyondLimit,
     InvalidRecord,

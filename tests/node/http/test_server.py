@@ -8,8 +8,8 @@ import time
 import h11
 import pytest
 
+from kept.node.http import peer_requests
 from kept.node.http.server import _is_held, host_is_known, status_of
-from kept.node.internode import peer_http
 from kept.node.internode.controller_rpc import AskRequest
 from kept.storage import errors
 from kept.storage.errors import PolicyViolation
@@ -167,7 +167,7 @@ def test_a_stream_is_not_asked_through_another_node(lone, path):
     """It has no end: the node that asks would wait until its answer is too large."""
     asked = AskRequest("GET", path, "{}", "{}")
     with pytest.raises(PolicyViolation, match="is a stream"):
-        lone.run(asyncio.wait_for(peer_http.answer(lone.node, asked), 10))
+        lone.run(asyncio.wait_for(peer_requests.answer(lone.node, asked), 10))
 
 
 @pytest.mark.parametrize(

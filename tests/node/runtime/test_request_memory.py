@@ -20,6 +20,7 @@ from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers import batch_checks, produce
 from kept.node.runtime.memory_budget import BudgetShare
+from kept.node.runtime.yielding import LOOP_BYTES
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition
@@ -276,7 +277,7 @@ def test_small_batches_that_inflate_to_much_are_inflated_in_a_thread(lone, watch
             assert found.error_code == 0 and found.base_offset == acks ^ 1
 
     lone.run(go())
-    assert all(limit <= batch_checks.LOOP_BYTES for on_loop, limit in watched if on_loop)
+    assert all(limit <= LOOP_BYTES for on_loop, limit in watched if on_loop)
     assert any(not on_loop for on_loop, _ in watched)
     assert lone.node.inflating.used_bytes == 0
 

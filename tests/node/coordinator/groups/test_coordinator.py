@@ -15,8 +15,9 @@ from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import Coordinator
-from kept.node.coordinator.groups.records import GROUP_METADATA_TOPIC, partition_for
+from kept.node.coordinator.groups.records import partition_for
 from kept.node.kafka.handlers import describe_groups, group_membership
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.yielding import Slices, finished
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.records import CheckRules
@@ -70,11 +71,11 @@ class FakeNode:
 
     def created(self, leader: int = ME) -> list[Any]:
         partitions = [partition_record(number, leader, 0) for number in range(PARTITIONS)]
-        return [TopicRecord(GROUP_METADATA_TOPIC, TOPIC), *partitions]
+        return [TopicRecord(CONSUMER_OFFSETS, TOPIC), *partitions]
 
     def host(self, number: int, partition: FakePartition | None = None) -> FakePartition:
         found = partition or FakePartition()
-        self.replica_manager.hosted[TopicPartition(GROUP_METADATA_TOPIC, number)] = SimpleNamespace(
+        self.replica_manager.hosted[TopicPartition(CONSUMER_OFFSETS, number)] = SimpleNamespace(
             partition=found, rules=CheckRules(), sync=False
         )
         return found
@@ -165,7 +166,7 @@ async def test_leadership_comes_and_goes() -> None:
     group = group_in(3)
     node.host(3)
     node.apply(*node.created())
-    partition = node.replica_manager.hosted[TopicPartition(GROUP_METADATA_TOPIC, 3)].partition
+    partition = node.replica_manager.hosted[TopicPartition(CONSUMER_OFFSETS, 3)].partition
     assert (await result(commit(node, group))).error is ErrorCode.none
     partition.hold = True
     waiting = commit(node, group)
@@ -220,7 +221,7 @@ async def test_a_lost_partition_takes_its_groups_along() -> None:
     node.host(0).hold = True
     node.apply(*node.created())
     waiting = commit(node, group)
-    tp = TopicPartition(GROUP_METADATA_TOPIC, 0)
+    tp = TopicPartition(CONSUMER_OFFSETS, 0)
     del node.replica_manager.hosted[tp]
     node.replica_manager.by_name[tp.topic.encode()] = SimpleNamespace(offline={0: "disk"})
     node.groups.partition_gone(tp)

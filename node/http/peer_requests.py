@@ -1,0 +1,44 @@
+"""Requests to ``/api/v1/`` that came through another node
+(:mod:`kept.node.internode.peer_http`)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from kept.node.http.routes import route
+from kept.node.http.server import HttpRequest, failure, status_of
+from kept.node.internode.controller_rpc import AskReply, AskRequest
+from kept.storage.errors import KeptError, PolicyViolation
+
+if TYPE_CHECKING:
+    from kept.node.node import Node
+
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+PREFIX: Final = "/api/v1/"
+
+
+async def answer(node: Node, request: AskRequest) -> AskReply:
+    """Answer another node. Raises PolicyViolation for what is not for other nodes."""
+    query, body = json.loads(request.query), json.loads(request.body)
+    if not request.path.startswith(PREFIX) or "node" in query:
+        raise PolicyViolation(f"{request.path} is not asked through another node")
+    try:
+        asked = HttpRequest(request.method, request.path, query, body, here=True)
+        response = await route(node, asked)
+    except KeptError as error:
+        response = failure(status_of(error), str(error))
+    if response.endless:
+        raise PolicyViolation(f"{request.path} is a stream, and not asked through another node")
+    if response.chunks is None:
+        text = json.dumps(response.value) if response.text is None else response.text
+        return AskReply(response.status, text.encode())
+    whole = bytearray()
+    async for chunk in response.chunks:
+        whole += chunk
+        if len(whole) > MAX_ANSWER_BYTES:
+            raise PolicyViolation(
+                f"the answer to {request.path} has more than {MAX_ANSWER_BYTES} bytes: ask node "
+                f"{node.node_id} itself"
+            )
+    return AskReply(response.status, bytes(whole))

@@ -1,4 +1,4 @@
-"""gRPC on the clients' port: ``broker.Broker``, ``kept.Admin``, reflection and health.
+"""gRPC on the clients' port: ``broker.Broker``, reflection and health.
 
 ``front`` receives connections whose first four bytes are HTTP/2's and is all that a node without
 gRPC clients loads; the first such client has the rest imported and the server started. Records go

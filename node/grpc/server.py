@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.cluster_client import ClusterClient
-from kept.node.grpc import admin, broker, health
+from kept.node.grpc import broker, health
 from kept.node.grpc.reflection import Symbols
 from kept.node.internode import grpc_options
 from kept.node.internode.socket_directory import PrivateServer
@@ -53,14 +53,9 @@ class Server:
         node = self._node
         limit = node.config.grpc_max_requests
         server = grpc.aio.server(options=options(node.config), maximum_concurrent_rpcs=limit)
-        names = (broker.NAME, admin.NAME)
-        services = (
-            broker.Broker(node, self._gateway),
-            admin.Admin(node),
-            health.Health(node, names),
-        )
+        services = (broker.Broker(node, self._gateway), health.Health(node, (broker.NAME,)))
         server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
-        listed = (*names, health.NAME, reflection.SERVICE_NAME)
+        listed = (broker.NAME, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(listed, server, Symbols())
         await self._private.start(server)
 

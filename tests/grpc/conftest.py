@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kept.node.internode import grpc_options  # noqa: F401 - before grpc
-from kept.node.proto import admin_pb2, broker_pb2
+from kept.node.proto import broker_pb2
 
 # isort: split
 import grpc
@@ -31,11 +31,10 @@ class Grpc:
         )
 
     def method(self, path, **fields):
-        service, method = path.split("/")
-        module = broker_pb2 if service == "broker.Broker" else admin_pb2
-        found = module.DESCRIPTOR.services_by_name[service.split(".")[1]].methods_by_name[method]
-        request = getattr(module, found.input_type.name)(**fields)
-        reply = getattr(module, found.output_type.name)
+        method = path.removeprefix("broker.Broker/")
+        found = broker_pb2.DESCRIPTOR.services_by_name["Broker"].methods_by_name[method]
+        request = getattr(broker_pb2, found.input_type.name)(**fields)
+        reply = getattr(broker_pb2, found.output_type.name)
         make = self.channel.unary_stream if found.server_streaming else self.channel.unary_unary
         ready = make(
             f"/{path}",

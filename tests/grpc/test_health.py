@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from grpc_health.v1 import health_pb2
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kept.node.admin.readiness import Readiness
 from kept.node.grpc import health
+
+# isort: split
+import grpc
 
 STATES = health_pb2.HealthCheckResponse
 DEADLINE_S = 60.0
@@ -31,6 +35,20 @@ class Node:
     def moves(self, stopping):
         self.stopping = stopping
         self.readiness.on_move()
+
+
+def test_a_ready_node_serves(rpc):
+    stub = health_pb2_grpc.HealthStub(rpc.channel)
+    for service in ("", "broker.Broker"):
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert stub.Check(request, timeout=60).status == STATES.SERVING
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+    assert next(watch).status == STATES.SERVING
+    watch.cancel()
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(service="none"), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "broker.Broker" in caught.value.details()
 
 
 def test_watches_are_told_of_what_moves_and_share_one_look():

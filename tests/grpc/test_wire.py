@@ -8,27 +8,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kept.node.proto import admin_pb2, broker_pb2
+from kept.node.proto import broker_pb2
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "grpc_v1.json"
 
 
 def described():
-    """Every method and field of the public services."""
+    """Every method and field of the public service."""
     found = {}
-    for module in (broker_pb2, admin_pb2):
-        file = module.DESCRIPTOR
-        for service in file.services_by_name.values():
-            for method in service.methods:
-                kind = "stream " if method.server_streaming else ""
-                found[method.full_name] = (
-                    f"{method.input_type.full_name} -> {kind}{method.output_type.full_name}"
-                )
-        for message in file.message_types_by_name.values():
-            for field in message.fields:
-                presence = "optional" if field.has_presence else ""
-                kind = f"{field.type}{'[]' if field.is_repeated else ''} {presence}".strip()
-                found[field.full_name] = f"{field.number}: {kind}"
+    file = broker_pb2.DESCRIPTOR
+    for method in file.services_by_name["Broker"].methods:
+        kind = "stream " if method.server_streaming else ""
+        found[method.full_name] = (
+            f"{method.input_type.full_name} -> {kind}{method.output_type.full_name}"
+        )
+    for message in file.message_types_by_name.values():
+        for field in message.fields:
+            presence = "optional" if field.has_presence else ""
+            kind = f"{field.type}{'[]' if field.is_repeated else ''} {presence}".strip()
+            found[field.full_name] = f"{field.number}: {kind}"
     return found
 
 

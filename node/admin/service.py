@@ -1,9 +1,9 @@
 """Operations beyond Kafka: where partitions stand, compaction on demand, and what it does and why.
 
-What HTTP serves under ``/api/v1/`` (``docs/openapi.yaml``). Where nothing else is said it answers for the
-partitions that this node holds; in a cluster of one these are all. Numbers come from the partitions
-and the cleaner as they are now; long lists are made in slices, so that thousands of partitions
-delay nobody.
+What HTTP serves under ``/api/v1/`` (``docs/openapi.yaml``). Where nothing else is said it answers
+for the partitions that this node holds; in a cluster of one these are all. Numbers come from the
+partitions and the cleaner as they are now; long lists are made in slices, so that thousands of
+partitions delay nobody.
 """
 
 from __future__ import annotations

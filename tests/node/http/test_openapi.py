@@ -239,19 +239,21 @@ def fill(lone):
     """
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
     lone.create("empty", partitions=2, cleanup_policy="compact")
-    lone.create("plain")
+    lone.create("plain", segment_bytes="1024")
 
     def use(client):
         for n in range(8):
             client.produce("t", [OutRecord(b"k%d" % (n % 2), bytes(300))])
         client.produce("t", [OutRecord(b"k0", None), OutRecord(b"k2", bytes(700))])
         client.produce("t", [OutRecord(b"k2", bytes(700))])
-        client.produce("plain", [OutRecord(None, b"v", headers=(("h", b"\xff"), ("none", None)))])
+        client.produce(
+            "plain", [OutRecord(None, bytes(900), headers=(("h", b"\xff"), ("none", None)))]
+        )
         member = GroupConsumer(client, "readers", ["plain"], reset=EARLIEST)
         while not member.poll():
             pass
         member.commit()
-        client.produce("plain", [OutRecord(None, b"w")])
+        client.produce("plain", [OutRecord(None, bytes(900))])
 
     def connect():
         with Client(f"127.0.0.1:{lone.port}") as client:
@@ -312,6 +314,7 @@ def cluster(reader):
     assert partition["segments"] and partition["compaction"]
     (plain,) = reader.get("topics/{topic}", name="plain", leaders="true")["partitions"]
     assert plain["compaction"] is None and "unanswered" in plain
+    assert [one["kind"] for one in plain["segments"]] == ["closed", "active"]
     there = {"topic": "t", "partition": 0}
     reader.post("partitions/elect", wanted=400, **there)
     reader.post("voters/add", wanted=400, node_id=7, address="node-7:10092")
@@ -387,6 +390,8 @@ def after_a_pass(reader):
     assert reader.get("compaction/digests", **there, **ends, parts=2)["buckets"]
     reader.get("compaction/digests", **there, start=0, end=10, wanted=503)
     assert reader.get("cleaner")["removed_records"]
+    (partition,) = reader.get("topics/{topic}", name="t")["partitions"]
+    assert partition["segments"][0]["kind"] == "clean"
 
 
 def what_went_wrong(reader):

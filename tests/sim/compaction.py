@@ -56,7 +56,7 @@ class CompactingReplicas(Replicas):
         record = image.partition(tp.topic, tp.partition)
         assert record is not None
         disk, now_ms = self.machine.disk, self.machine.wall_ms
-        state, known = None, recover.Known()
+        state, known = None, recover.ManifestStatus()
         directory, found = self.directories.place(tp)
         if directory.offline is not None:
             return

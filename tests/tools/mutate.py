@@ -38,7 +38,7 @@ from typing import Any, Final, NoReturn, TextIO
 ROOT: Final = Path(__file__).resolve().parents[2]
 MANIFESTS: Final = [
     f"tests/node/replicas/manifests/test_{name}.py"
-    for name in ("shell", "store", "standing", "applying", "committed_first")
+    for name in ("shell", "store", "status", "applying", "committed_first")
 ]
 CONFIG: Final = [f"tests/node/config/test_{name}.py" for name in ("config", "config_cluster")]
 DIRECTORIES: Final = [

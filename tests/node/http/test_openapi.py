@@ -23,8 +23,8 @@ from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin import compaction_status
+from kept.node.admin.cluster_client import ClusterClient
 from kept.node.compaction.cleaner import Running
-from kept.node.grpc.cluster_client import ClusterClient
 from kept.node.http import routes
 from kept.node.replicas import lost_records_report
 from kept.replication.effects import Losing, LostRecord

@@ -74,7 +74,7 @@ def site() -> Site:
 
 
 def test_a_body_is_what_came_or_what_is_on_disk(site, monkeypatch) -> None:
-    monkeypatch.setattr(store.held, "body", lambda *given: given)
+    monkeypatch.setattr(store.manifest_store, "body", lambda *given: given)
     site.files.bodies[REF] = "came"
     assert site.files.body(None) is None
     assert site.files.body(REF) == site.files.readable(REF) == "came"
@@ -94,7 +94,7 @@ def test_a_manifest_that_cannot_be_read_is_told_from_a_disk(site, monkeypatch, e
     def body(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(store.held, "body", body)
+    monkeypatch.setattr(store.manifest_store, "body", body)
     with pytest.raises(told):
         site.files.readable(REF)
     with pytest.raises(told):
@@ -104,7 +104,7 @@ def test_a_manifest_that_cannot_be_read_is_told_from_a_disk(site, monkeypatch, e
 def test_what_is_stored_or_lost_is_not_kept_in_memory(site, monkeypatch) -> None:
     for name in ("store", "lose", "clear_applied"):
         monkeypatch.setattr(
-            store.held, name, lambda *given, name=name: site.calls.append((name, *given))
+            store.manifest_store, name, lambda *given, name=name: site.calls.append((name, *given))
         )
     site.files.bodies = {REF: "told", OTHER: "newest"}
     asyncio.run(site.files.store(OTHER, REF))
@@ -168,8 +168,8 @@ def placing(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
         assert site.files.placing
         return published
 
-    monkeypatch.setattr(store.placing, "place", place)
-    monkeypatch.setattr(store.placing, "conclude", conclude)
+    monkeypatch.setattr(store.install, "place", place)
+    monkeypatch.setattr(store.install, "conclude", conclude)
 
 
 def test_what_a_pass_made_is_placed_as_it_is(site, monkeypatch) -> None:
@@ -338,7 +338,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
 
     for name in ("lose", "begun"):
         monkeypatch.setattr(
-            store.held, name, lambda *given, name=name: site.calls.append((name, *given))
+            store.manifest_store, name, lambda *given, name=name: site.calls.append((name, *given))
         )
     monkeypatch.setattr(store, "base_job", lambda log, identity, **more: ("job", identity, more))
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)

@@ -199,6 +199,19 @@ def test_every_rule_names_tests_that_are_there() -> None:
             assert f"def {name}(" in source, f"rule {number}: {path} has no {name}"
 
 
+FOLDERS = (*PARTS, "kept", "tests", "bench", "docs", "examples", "deploy")
+
+
+def test_pages_name_files_that_are_there() -> None:
+    missing = []
+    for page in tracked("*.md"):
+        for named in re.findall(r"`([\w.-]+/[\w./-]+)`", page.read_text()):
+            known = named.split("/")[0] in FOLDERS and not named.startswith("bench/results")
+            if known and not ((ROOT / named).exists() or (ROOT / f"{named}.py").exists()):
+                missing.append(f"{page.relative_to(ROOT)}: {named}")
+    assert not missing, missing
+
+
 def test_what_the_code_cites_is_there() -> None:
     dangling = []
     for path in tracked("*.py", "*.pyx", "*.pxd", "*.h", "*.md"):

@@ -19,6 +19,7 @@ Long because reading, back-pressure and answering share one buffer and one state
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import socket
 import struct
@@ -56,6 +57,7 @@ READ_BUFFER_BYTES: Final = 256 * 1024
 KEPT_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """What it keeps between requests, so that one of a batch of 1 MiB finds room; and the first room
 for a larger frame."""
+PRIVATE_MEMORY: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 GROWTH_BYTES: Final = 6 * 1024 * 1024
 """Room for a frame beyond twice what has come of it, at most."""
 EXACT_FRAME_BYTES: Final = 64 * 1024
@@ -99,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         those sent behind it come (``kept.node.kafka.handlers.delayed_produce``)."""
         self.positions: dict[tuple[bytes, int], int] = {}
         """Where this consumer was when it last fetched here, by topic and partition."""
-        self._buffer = bytearray(FIRST_BUFFER_BYTES)
+        self._buffer: bytearray | mmap.mmap = bytearray(FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -504,8 +506,12 @@ class Connection(asyncio.BufferedProtocol):
         self._start, self._end = 0, have
 
     def _resize(self, size: int) -> None:
+        """A large buffer is mapped: its pages come as bytes do, and filling them with zeros holds
+        the loop for no longer than the copy of what is there.
+        """
         have = self._end - self._start
-        buffer = bytearray(size)
+        large = size > KEPT_BUFFER_BYTES
+        buffer = mmap.mmap(-1, size, flags=PRIVATE_MEMORY) if large else bytearray(size)
         buffer[:have] = self._view[self._start : self._end]
         self._buffer = buffer
         self._view = memoryview(buffer)

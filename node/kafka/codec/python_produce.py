@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from mmap import mmap
 from typing import Any, Final, NamedTuple
 
 from kept.client.steps import Steps, finished
@@ -98,7 +99,7 @@ def parse(buffer: memoryview, position: int, version: int) -> ProduceRequest:
         raise CorruptMessage(f"Produce v{version} ends early") from error
 
 
-def parse_one(buffer: bytearray | memoryview, start: int, stop: int) -> One | None:
+def parse_one(buffer: bytearray | memoryview | mmap, start: int, stop: int) -> One | None:
     """The request in ``buffer[start:stop]``, its header included, if it is of the common kind.
 
     That is: a Produce request that this codec knows, acks 1 or -1, of one batch that belongs to no
@@ -137,7 +138,7 @@ def parse_one(buffer: bytearray | memoryview, start: int, stop: int) -> One | No
 
 
 def parse_run(  # noqa: PLR0917
-    buffer: bytearray, start: int, end: int, frames: int, size: int, longest: int
+    buffer: bytearray | mmap, start: int, end: int, frames: int, size: int, longest: int
 ) -> list[One]:
     """Whole frames from ``buffer[start:end]`` on that :func:`parse_one` reads, one after another.
 

@@ -526,7 +526,9 @@ _GROUPS: Final = (
         "kept.groups.max.bytes", _LONG, "536870912",
         "Memory of all groups that this node coordinates, offsets included (about 0.5 KB each). "
         "Above, nobody new may join, and offsets of further partitions are refused; members stay, "
-        "and what was committed before may be committed anew.", low=1 << 20,
+        "and what was committed before may be committed anew. Records that wait for replicas count "
+        "(about 1 KB an offset), and may take an eighth more; beyond, COORDINATOR_NOT_AVAILABLE.",
+        low=1 << 20,
     ),
     _at_start(
         "offsets.topic.num.partitions", _INT, "50",

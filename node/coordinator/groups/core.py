@@ -34,7 +34,7 @@ from kept.node.coordinator.groups.group import (
     Group,
 )
 from kept.node.coordinator.groups.join_group import GroupMembership
-from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable
+from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
 from kept.node.coordinator.groups.offsets import (
     LIVE_RECORD_OFFSET,
@@ -68,7 +68,7 @@ class PendingAppend:
     ``request`` is answered with ``result`` or, on failure, with ``failed(error)``; ``then`` is
     called with the time and the error instead where more than an answer follows. ``undo`` reverts
     what appending had changed, last change first. ``late`` is the error of an append that was not
-    committed in time; it may still be.
+    committed in time; it may still be. ``size_bytes`` is what is counted of it while it waits.
     """
 
     records: tuple[GroupRecord, ...]
@@ -79,6 +79,7 @@ class PendingAppend:
     undo: list[Callable[[], None]] | None = None
     told: bool = False
     late: ErrorCode | None = None
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,7 @@ class GroupCore:
         for pending in self.pending.values():
             if pending.request is not None and not pending.told and pending.failed is not None:
                 self.answer(pending.request, pending.failed(error))
+            self.memory.count_records(-pending.size_bytes)
         for deferred in self._deferred:
             self.answer(deferred.request, deferred.failed(error))
         for group in self.groups.values():
@@ -303,6 +305,8 @@ class GroupCore:
         for record in pending.records:
             if isinstance(record.key, OffsetCommitKey):
                 self._apply(record.key, record.value, pending.undo)
+        pending.size_bytes = records_bytes(pending.records)
+        self.memory.count_records(pending.size_bytes)
         self.pending[self._last_append] = pending
         self._effects.append(Append(self._last_append, pending.records, atomic))
 
@@ -341,8 +345,13 @@ class GroupCore:
 
     # Appends.
 
+    def _append_over(self, append: int) -> PendingAppend:
+        pending = self.pending.pop(append)
+        self.memory.count_records(-pending.size_bytes)
+        return pending
+
     def _append_committed(self, event: ev.AppendCommitted) -> None:
-        pending = self.pending.pop(event.append)
+        pending = self._append_over(event.append)
         for record in pending.records:
             key, value = record.key, record.value
             if isinstance(key, OffsetCommitKey):
@@ -353,7 +362,7 @@ class GroupCore:
         self._answer_deferred()
 
     def _append_rejected(self, event: ev.AppendRejected) -> None:
-        pending = self.pending.pop(event.append)
+        pending = self._append_over(event.append)
         for undo in reversed(pending.undo or []):
             undo()
         self._tell(pending, event.now_ms, event.error)

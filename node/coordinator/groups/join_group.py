@@ -33,12 +33,13 @@ from kept.node.coordinator.groups.group import (
     Protocols,
     protocols_bytes,
 )
-from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, MEMBER_BYTES
+from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, MEMBER_BYTES, records_bytes
 from kept.node.coordinator.groups.timers import JoinDeadline, SessionExpiry, SyncDeadline
 from kept.storage.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from kept.node.coordinator.groups.core import GroupCore
+    from kept.node.coordinator.groups.records import GroupRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +422,13 @@ class GroupMembership:
             core.answer(event.request, ev.SyncResult(ErrorCode.group_max_size_reached))
             core.refused_for_memory(event.group, "kept.group.max.bytes")
             return
+        records: list[GroupRecord] = []
+        if leads and group.state is not STABLE:
+            records.append(group.to_record({m: assignments.get(m, b"") for m in group.members}))
+        if not core.memory.admits_records(records_bytes(records)):
+            core.answer(event.request, ev.SyncResult(ErrorCode.coordinator_not_available))
+            core.refused_for_memory(event.group, "kept.groups.max.bytes")
+            return
         group.pending_sync.discard(event.member)
         if not group.pending_sync:
             self._timers.cancel(_sync_key(group))
@@ -433,7 +441,7 @@ class GroupMembership:
         if leads:
             generation = group.generation
             core.append_then(
-                [group.to_record({m: assignments.get(m, b"") for m in group.members})],
+                records,
                 lambda now_ms, error: self._assigned(group, generation, assignments, now_ms, error),
             )
 

@@ -4,6 +4,11 @@ Groups live for as long as their members and offsets do, so they do not draw on 
 is in flight. Kafka bounds neither; there a stranger who joins with large subscriptions, or commits
 under invented group ids, ends the broker. Here nobody new comes in above ``kept.groups.max.bytes``,
 and what is there goes on.
+
+Records that wait to be committed count, too, until they are committed or rejected, or the shard is
+unloaded; not only until somebody is told that they are late, since they are held until then. They
+have room of their own above the limit (:meth:`GroupMemory.admits_records`), or else whoever fills
+the memory with new groups would end the commits of those that are there.
 """
 
 from __future__ import annotations
@@ -11,7 +16,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kept.node.coordinator.groups.group import Group
+    from kept.node.coordinator.groups.records import GroupRecord
 
 GROUP_BYTES: Final = 1024
 """A group without its members: objects, timers, its place in tables."""
@@ -22,20 +30,54 @@ PENDING_BYTES: Final = 512
 OFFSET_BYTES: Final = 256
 """A committed offset in one of the two stores, with metadata of :data:`SHORT_METADATA`."""
 SHORT_METADATA: Final = 64
+RECORD_BYTES: Final = 768
+"""A record that waits to be committed without what it says: itself, its part of the answer, and
+how to undo it."""
+RECORDS_SHARE: Final = 8
+"""Records that wait may take this part of the limit above it."""
 
 
 class GroupMemory:
-    """``used_bytes`` of ``limit_bytes``; members and offsets that exist are counted above, too."""
+    """``used_bytes`` of ``limit_bytes``; members and offsets that exist are counted above, too.
+    ``records_bytes`` of them are records that wait to be committed.
+    """
 
-    __slots__ = ("limit_bytes", "used_bytes")
+    __slots__ = ("limit_bytes", "records_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.records_bytes = 0
 
     def admits(self, more_bytes: int) -> bool:
         """Whether there is room for so much more; for nothing, or less, there always is."""
         return more_bytes <= 0 or self.used_bytes + more_bytes <= self.limit_bytes
+
+    def admits_offsets(self, more_bytes: int) -> bool:
+        """The same for what stays: its refusal is for good, so what only waits is no reason."""
+        kept_bytes = self.used_bytes - self.records_bytes
+        return more_bytes <= 0 or kept_bytes + more_bytes <= self.limit_bytes
+
+    def admits_records(self, more_bytes: int) -> bool:
+        """Whether so much more may wait to be committed: while there is room, and above the limit
+        an eighth of it, or one append.
+        """
+        own_bytes = self.limit_bytes // RECORDS_SHARE
+        return (
+            self.admits(more_bytes)
+            or not self.records_bytes
+            or self.records_bytes + more_bytes <= own_bytes
+        )
+
+    def count_records(self, more_bytes: int) -> None:
+        """So much more waits to be committed; or less, which is over."""
+        self.used_bytes += more_bytes
+        self.records_bytes += more_bytes
+
+
+def records_bytes(records: Collection[GroupRecord]) -> int:
+    """What records hold while they wait to be committed, about."""
+    return sum(RECORD_BYTES + record.text_bytes for record in records)
 
 
 class GroupTable(dict[str, "Group"]):

@@ -19,7 +19,7 @@ from kept.node.coordinator.groups.group import (
     Group,
     GroupError,
 )
-from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory
+from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, records_bytes
 from kept.node.coordinator.groups.offsets import (
     LIVE_RECORD_OFFSET,
     StoredOffset,
@@ -51,7 +51,7 @@ class _Room:
     def admits(self, stored: StoredOffset, before: StoredOffset | None) -> bool:
         """Whether there is room for ``stored`` in the place of ``before``."""
         more = 2 * (offset_bytes(stored) - offset_bytes(before))
-        if more > 0 and not self._memory.admits(self.spent_bytes + more):
+        if more > 0 and not self._memory.admits_offsets(self.spent_bytes + more):
             self.refused = True
             return False
         self.spent_bytes += more
@@ -90,6 +90,11 @@ class OffsetRequests:
         result = ev.CommitResult(topics=topics)
         if not records:
             core.answer(event.request, result)
+            return
+        if not core.memory.admits_records(records_bytes(records)):
+            # What waits is committed soon: the client looks for its coordinator and comes back.
+            core.refused_for_memory(event.group, "kept.groups.max.bytes")
+            core.answer(event.request, ev.CommitResult(ErrorCode.coordinator_not_available))
             return
         undo: list[Callable[[], None]] = []
         if group is None:

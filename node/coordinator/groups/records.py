@@ -37,6 +37,8 @@ GROUP_METADATA_VALUE_VERSION: Final = 3
 
 NO_TOPIC_ID: Final = uuid.UUID(int=0)
 _TOPIC_ID_TAG: Final = 0
+MEMBER_RECORD_BYTES: Final = 256
+"""A member in a record without what it brought, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,12 @@ class MemberMetadata:
     subscription: bytes
     assignment: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """What it holds in memory, about."""
+        ids = len(self.member_id) + len(self.group_instance_id or "") + len(self.client_id)
+        return MEMBER_RECORD_BYTES + ids + len(self.subscription) + len(self.assignment)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataValue:
@@ -107,6 +115,18 @@ class GroupRecord:
 
     key: Key
     value: OffsetCommitValue | GroupMetadataValue | None
+
+    @property
+    def text_bytes(self) -> int:
+        """Size of what clients chose in it, about: names, metadata, subscriptions, assignments."""
+        size = len(self.key.group)
+        if isinstance(self.key, OffsetCommitKey):
+            size += len(self.key.topic)
+        if isinstance(self.value, OffsetCommitValue):
+            size += len(self.value.metadata)
+        elif self.value is not None:
+            size += sum(member.size_bytes for member in self.value.members)
+        return size
 
     def encode(self) -> tuple[bytes, bytes | None]:
         """Key and value as bytes, in the versions that Kafka 4.3 writes."""

@@ -1,4 +1,5 @@
-"""What groups hold in memory is counted, and limited: members, ids given out, offsets."""
+"""What groups hold in memory is counted, and limited: members, ids given out, offsets, and records
+that wait to be committed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
@@ -16,7 +18,7 @@ TOPIC_ID = uuid.UUID(int=9)
 
 
 class Shell:
-    """A core whose appends are committed at once."""
+    """A core whose appends are committed at once, or by :meth:`end_appends` where it holds them."""
 
     def __init__(self, memory: GroupMemory | None = None, **settings: int) -> None:
         settings = {"group_initial_rebalance_delay_ms": 0, **settings}
@@ -25,13 +27,14 @@ class Shell:
         self.refusals: list[str] = []
         self.now_ms = 0
         self._request = 0
+        self.hold = False
 
     def carry_out(self, effects: list[ev.Effect]) -> None:
         for effect in effects:
             match effect:
                 case ev.Answer():
                     self.answers[effect.request] = effect.result
-                case ev.Append():
+                case ev.Append() if not self.hold:
                     self.carry_out(self.core.step(ev.AppendCommitted(self.now_ms, effect.append)))
                 case ev.OutOfMemory():
                     self.refusals.append(effect.setting)
@@ -61,8 +64,17 @@ class Shell:
         topic = ev.CommitTopic("t", TOPIC_ID, wanted)
         event = ev.CommitOffsets(self.now_ms, self._request, group, (topic,))
         self.carry_out(self.core.step(event))
-        (answered,) = self.answers[self._request].topics
+        if self._request not in self.answers:
+            return ["waits"]
+        result = self.answers[self._request]
+        if result.error.name != "none":
+            return [result.error.name]
+        (answered,) = result.topics
         return [error.name for _, error in answered[2]]
+
+    def end_appends(self, end: Any = ev.AppendCommitted, *more: Any) -> None:
+        for append in sorted(self.core.pending, reverse=end is ev.AppendRejected):
+            self.carry_out(self.core.step(end(self.now_ms, append, *more)))
 
     @property
     def used(self) -> int:
@@ -209,6 +221,78 @@ def test_offsets_of_new_partitions_are_refused_above_the_limit_and_others_are_no
     assert shell.commit("mine", 11)[-1] == "none", "there is room again"
 
 
+def commit_until_refused(shell: Shell, group: str, partitions: int) -> int:
+    """How many commits wait when one is refused for now."""
+    for count in range(10_000):
+        (answer,) = shell.commit(group, partitions)
+        if answer != "waits":
+            assert answer == "coordinator_not_available", "the client may come again"
+            return count
+    raise AssertionError("nothing was refused")
+
+
+def test_commits_that_wait_for_replicas_are_refused_above_the_limit() -> None:
+    shell = Shell(GroupMemory(1 << 20))
+    shell.commit("mine", 10)
+    before = shell.used
+    shell.hold = True
+    assert commit_until_refused(shell, "mine", 10) > 10
+    assert (1 << 20) * 0.9 < shell.used <= (1 << 20) * 1.125
+    assert shell.refusals == ["kept.groups.max.bytes"]
+    assert shell.answers[shell.join("other", size=200_000)].error.name == (
+        "coordinator_not_available"
+    )
+    assert shell.commit("new", 20) == ["coordinator_not_available"]
+    assert "new" not in shell.core.groups
+    shell.end_appends(ev.AppendTimedOut, ErrorCode.coordinator_not_available)
+    assert commit_until_refused(shell, "mine", 10) == 0, "what is late is held as before"
+    shell.end_appends()
+    assert shell.used == before
+    assert shell.commit("mine", 10) == ["waits"]
+
+
+@pytest.mark.parametrize("end", ["rejected", "unloaded"])
+def test_records_that_wait_are_counted_out_when_they_fail_or_the_shard_goes(end: str) -> None:
+    shell = Shell(memory := GroupMemory(1 << 20))
+    shell.hold = True
+    for group in ("a", "b"):
+        assert shell.commit(group, 10) == ["waits"]
+    shell.join("c")
+    assert memory.records_bytes > 20 * 512
+    if end == "rejected":
+        shell.end_appends(ev.AppendRejected, ErrorCode.not_coordinator)
+    else:
+        shell.carry_out(shell.core.unload())
+    assert memory.used_bytes == memory.records_bytes == 0
+
+
+def test_groups_that_fill_the_memory_do_not_end_the_commits_of_others() -> None:
+    shell = Shell(GroupMemory(1 << 20))
+    shell.commit("mine", 10)
+    for n in range(30):
+        shell.commit(f"invented{n}", 100)
+    assert not shell.core.memory.admits(2_000)
+    shell.hold = True
+    assert commit_until_refused(shell, "mine", 10) > 5
+    shell.end_appends()
+    assert commit_until_refused(shell, "mine", 10) > 5
+
+
+def test_an_assignment_that_comes_again_and_again_is_refused_while_the_first_ones_wait() -> None:
+    shell = Shell(GroupMemory(1 << 20))
+    first = shell.join()
+    shell.tick(1)
+    member = shell.answers[first].member
+    shell.hold = True
+    for request in range(900, 1_000):
+        wanted = ((member, bytes(100_000)),)
+        shell.carry_out(shell.core.step(ev.Sync(1, request, "g", member, 1, wanted)))
+    assert shell.answers[999].error.name == "coordinator_not_available"
+    assert shell.used <= (1 << 20) * 1.125
+    shell.end_appends()
+    assert shell.core.groups["g"].state.value == "Stable"
+
+
 @pytest.mark.parametrize("undo", [False, True])
 def test_what_goes_is_counted_out(undo: bool) -> None:
     shell = Shell()
@@ -216,12 +300,12 @@ def test_what_goes_is_counted_out(undo: bool) -> None:
     shell.commit("g", 50, "note" * 100)
     assert shell.used > before + 50 * 2 * 256
     if undo:
+        held = shell.used
         effects = shell.core.step(ev.DeleteGroups(0, 50, ("g",)))
         append = next(effect for effect in effects if isinstance(effect, ev.Append))
-        held = shell.used
-        error = ev.CommitResult().error.__class__.coordinator_not_available
+        error = ErrorCode.coordinator_not_available
         shell.carry_out(shell.core.step(ev.AppendRejected(0, append.append, error)))
-        assert shell.used > held
+        assert shell.used == held
     shell.carry_out(shell.core.step(ev.DeleteGroups(0, 51, ("g",))))
     assert shell.used == before
 

@@ -24,6 +24,9 @@ IDLE_MS: Final = 60_000
 """A connection without a stream or call for so long is closed; a node's has its Raft stream."""
 HELLO_S: Final = 5.0
 """A stream that does not begin with a Hello within this is ended."""
+STREAM_S: Final = 60.0
+"""A connection on which no stream with a Hello is open for so long is closed, whatever else it
+does; a node's calls go over the connection of its Raft stream."""
 MAX_STREAMS: Final = 1_000
 """RPCs of one connection at a time."""
 

@@ -128,10 +128,23 @@ class Peers:
         self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
     ) -> None:
         """A connection to the node listener that speaks HTTP/2; ``closed`` is called at its end."""
-        if self._running:
-            self._spawn(splice(transport, first_bytes, self._server.path, closed))
-        else:
+        if not self._running:
             transport.abort()
+            return
+        deadlines = self._server.deadlines
+        peer = ""
+
+        def joined(as_peer: str) -> None:
+            nonlocal peer
+            peer = as_peer
+            deadlines.add(peer, transport)
+
+        def ended() -> None:
+            deadlines.discard(peer)
+            if closed is not None:
+                closed()
+
+        self._spawn(splice(transport, first_bytes, self._server.path, ended, joined))
 
     def greet(
         self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None

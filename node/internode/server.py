@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,12 +38,76 @@ _SPEAKERS: Final = ("broker_id", "replica_id", "leader_id")
 _FAILED: Final = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class StreamDeadlines:
+    """Closes connections on which no stream is open for :data:`grpc_options.STREAM_S`.
+
+    Pings, and a call that is begun and never finished, keep a connection from being idle for gRPC.
+    Nodes have a stream on each; whoever has none holds no place for long.
+    """
+
+    def __init__(self) -> None:
+        self._connections: dict[str, _Connection] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def add(self, peer: str, transport: Any) -> None:
+        """A connection is joined with gRPC, which knows it as ``peer``."""
+        self._connections[peer] = connection = _Connection(transport)
+        connection.wait()
+
+    def discard(self, peer: str) -> None:
+        """It is closed."""
+        connection = self._connections.pop(peer, None)
+        if connection is not None:
+            connection.end_wait()
+
+    @contextlib.contextmanager
+    def stream(self, peer: str) -> Iterator[None]:
+        """A stream is open on it."""
+        connection = self._connections.get(peer)
+        if connection is None:  # closed meanwhile
+            yield
+            return
+        connection.streams += 1
+        connection.end_wait()
+        try:
+            yield
+        finally:
+            connection.streams -= 1
+            if not connection.streams and self._connections.get(peer) is connection:
+                connection.wait()
+
+
+class _Connection:
+    """One of :class:`StreamDeadlines`."""
+
+    __slots__ = ("_timer", "_transport", "streams")
+
+    def __init__(self, transport: Any) -> None:
+        self.streams = 0
+        self._transport = transport
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self) -> None:
+        """It is closed unless a stream is opened in time."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(grpc_options.STREAM_S, self._transport.abort)
+
+    def end_wait(self) -> None:
+        """A stream is open, or it is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Server:
     """The gRPC server of one node."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._private = PrivateServer(SOCKET)
+        self.deadlines = StreamDeadlines()
         self._controls: dict[int, object] = {}
         """The newest Control stream of each broker."""
         self._judged = lru_cache(maxsize=64)(self._judge)
@@ -124,8 +188,9 @@ class Server:
         peers = self._peers
         peers.stream_opened(hello)
         try:
-            await context.write(frame_type(hello=HELLO.encode(peers.hello())))
-            yield hello
+            with self.deadlines.stream(context.peer()):
+                await context.write(frame_type(hello=HELLO.encode(peers.hello())))
+                yield hello
         finally:
             peers.stream_broken(hello)
 

@@ -164,6 +164,53 @@ def test_a_stream_that_says_nothing_is_ended(play, monkeypatch):
     play(scene)
 
 
+def unfinished_call(to: grpc.aio.Channel) -> grpc.aio.StreamUnaryCall:
+    """A call that nodes answer once its request is there, which never is."""
+    hello = ((grpc_options.HELLO_KEY, HELLO.to_bytes(replace(STRANGER, cluster_id="c1"))),)
+    return to.stream_unary(f"/{grpc_options.CONTROLLER}/AllocateProducerIds")(metadata=hello)
+
+
+def test_a_connection_with_nothing_but_an_unfinished_call_is_closed(play, monkeypatch):
+    """gRPC's client answers SETTINGS and pings, so the connection is neither silent nor idle."""
+    monkeypatch.setattr(grpc_options, "STREAM_S", 0.2)
+
+    async def scene(net):
+        one = await net.node(1)
+        target = f"127.0.0.1:{one.port}"
+        async with grpc.aio.insecure_channel(target, options=grpc_options.CLIENT) as to:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await unfinished_call(to)
+            assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        while len(one.peers._server.deadlines):
+            await asyncio.sleep(0.01)
+        assert all(transport.is_closing() for transport in one.connections)
+
+    play(scene)
+
+
+def test_a_connection_is_closed_after_its_last_stream_and_not_before(play, monkeypatch):
+    async def scene(net):
+        one = await net.node(1)
+        deadlines, target = one.peers._server.deadlines, f"127.0.0.1:{one.port}"
+        async with grpc.aio.insecure_channel(target, options=grpc_options.CLIENT) as to:
+            stream = to.stream_stream(
+                grpc_options.RAFT,
+                request_serializer=peers_pb2.RaftFrame.SerializeToString,
+                response_deserializer=peers_pb2.RaftFrame.FromString,
+            )()
+            await stream.write(hello_frame(replace(STRANGER, cluster_id="c1")))
+            assert (await stream.read()).HasField("hello")
+            (connection,) = deadlines._connections.values()
+            assert connection.streams == 1 and connection._timer is None, "nothing closes it"
+            unfinished = unfinished_call(to)
+            monkeypatch.setattr(grpc_options, "STREAM_S", 0.2)
+            await stream.done_writing()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await unfinished
+
+    play(scene)
+
+
 WRONG = [
     {"port": 65_536}, {"port": -1}, {"port": 2**31 - 1}, {"host": "a\0b"}, {"host": "a\nb"},
     {"host": "x" * 256}, {"node_id": -1}, {"node_id": -(2**31)},

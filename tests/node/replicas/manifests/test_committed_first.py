@@ -99,3 +99,28 @@ def test_nothing_is_swapped_above_the_high_watermark(behind, monkeypatch):
         lone.run(go())
     assert seen == []
     assert set(before) <= set(names(hosted)), "only the roll of the base job joined"
+
+
+def test_nothing_is_swapped_above_what_is_durable(behind, monkeypatch):
+    """What lies above it may be gone after a power cut, and a start would take it for compacted."""
+    lone, hosted = behind
+    before = names(hosted)
+    seen = watched(lone, monkeypatch)
+
+    def flushed(self, end_offset):
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)  # without a word to the disk
+        return done
+
+    monkeypatch.setattr(type(hosted), "flushed", flushed)
+    point, name = hosted.partition.log.recovery_point, (hosted.partition.leader_epoch, 1)
+    end = hosted.partition.log.log_end_offset
+
+    async def go():
+        await asyncio.wait_for(hosted.manifests._slow.base(Work(), name, lambda: True), 60)
+
+    told = f"durable to {point}, the manifest ends at {end}"
+    with pytest.raises(InvariantViolation, match=told):
+        lone.run(go())
+    assert point < end and seen == [] and checkpointed(lone) == BEHIND
+    assert set(before) <= set(names(hosted)), "only the roll of the base job joined"

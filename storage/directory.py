@@ -311,16 +311,25 @@ class LogDirectory:
         unfinished_swap: SwapPlan | None = None, producer_id_expiration_ms: int = 86_400_000,
         compacted_to: int | None = None,
     ) -> Log:  # fmt: skip
-        """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may."""
-        self.unopened.discard(tp)
+        """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may.
+
+        After ResourceExhausted it can be tried again: what they say stays.
+        """
         recovery_point = self.recovery_points.get(tp)
-        traces = missing_files.look(self.disk, self.log_path(tp))
-        log = Log.open(
-            self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
-            log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
-            clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
-            producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
-        )  # fmt: skip
+        try:
+            traces = missing_files.look(self.disk, self.log_path(tp))
+            log = Log.open(
+                self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+                log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
+                clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
+                producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
+            )  # fmt: skip
+        except ResourceExhausted:
+            raise
+        except BaseException:
+            self.unopened.discard(tp)
+            raise
+        self.unopened.discard(tp)
         if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
             self.survived_epoch = -1  # damage: what was written is not all here
         missing_files.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0)

@@ -56,7 +56,7 @@ class Readiness:
 
         ``broker_epoch`` is that of this start: what the image says of an earlier one does not
         count. ``offline_directories``: name -> reason. ``left_closed``: replicas for which there
-        were too few open files at the start.
+        are too few open files.
         """
         for name, reason in offline_directories.items():
             return f"log directory {name} is offline: {reason}"

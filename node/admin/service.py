@@ -69,7 +69,7 @@ class Admin:
             return None if node.metadata.leader_id is not None else "no controller is elected"
         offline = {d.name: d.offline for d in node.log_directories if d.offline is not None}
         return node.readiness.unready(
-            node.image, node.broker_epoch, offline, node.replica_manager.left_closed
+            node.image, node.broker_epoch, offline, len(node.replica_manager.left_closed)
         )
 
     # The cluster and its topics.

@@ -9,6 +9,9 @@ disk is made what the image *of then* says: first the log that is not wanted any
 then the one that is wanted is created. So changes of one partition keep their order whatever came
 between: a topic that is deleted while it waits is never made, one that is created anew under its
 name gets a new log, and a log takes the role that the newest image gives it.
+
+Logs that were left closed for want of open files come back to it every :data:`RETRY_S`, as many as
+there are open files for by then.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 PARTITIONS_A_TURN: Final = 256
 """Partitions whose logs are changed before those that came meanwhile are looked at."""
+RETRY_S: Final = 30.0
+"""Before logs that were left closed are tried again, and again."""
 
 
 class _Leaving:
@@ -60,6 +65,7 @@ class LogLifecycle:
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._retry_timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
@@ -90,6 +96,19 @@ class LogLifecycle:
         """A log was not wanted any more when it was made."""
         self._leaving[tp] = _Leaving(directory, log_, None)
         self._want(tp, None)
+
+    def retry_later(self) -> None:
+        """A log was left closed for want of open files."""
+        if self._retry_timer is None and not self._closed:
+            self._retry_timer = self._node.loop.call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        manager = self._node.replica_manager
+        for tp in manager.may_open():
+            self._want(tp, None)
+        if manager.left_closed:
+            self.retry_later()
 
     def _want(self, tp: TopicPartition, index: int | None) -> None:
         if self._closed:
@@ -122,6 +141,8 @@ class LogLifecycle:
     async def stop(self) -> None:
         """Change nothing more; what has begun is over when this returns."""
         self._closed = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         self._notify()

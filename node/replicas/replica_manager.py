@@ -14,6 +14,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.cluster.controller import reassignment
@@ -176,8 +177,8 @@ class ReplicaManager:
         self.hosted: dict[TopicPartition, LocalReplica] = {}
         self.directories: list[LocalDirectory] = []
         self._quiet_until: dict[str, float] = {}
-        self.left_closed = 0
-        """Replicas that there were too few open files for."""
+        self.left_closed: dict[TopicPartition, _Opening] = {}
+        """Replicas that there were too few open files for; :attr:`changes` tries them again."""
         self._defaults: dict[str, str] = {}
         self._reconfigured = 0
         """How often settings have changed: a log that is being made has those of before."""
@@ -330,15 +331,24 @@ class ReplicaManager:
         )
         why = (
             f"left closed: {len(openings)} replicas are here, and {file_limit()} open files leave "
-            f"room for {limit}; raise LimitNOFILE (ulimit -n) and start this node again"
+            f"room for {limit}; raise LimitNOFILE (ulimit -n) and start this node again, or remove "
+            "others"
         )
         for closed in openings[limit:]:
-            closed.directory.count -= not closed.exists
             self._unavailable(closed, why)
+            self._leave_closed(closed)
             log.warning("log left closed", topic=closed.tp.topic, partition=closed.tp.partition)
-        self.left_closed = len(openings) - limit
-        log.error("logs left closed", count=self.left_closed, why=why)
+        log.error("logs left closed", count=len(openings) - limit, why=why)
         return openings[:limit]
+
+    def _leave_closed(self, opening: _Opening) -> None:
+        """Have a log opened later."""
+        self.left_closed[opening.tp] = opening
+        self.changes.retry_later()
+
+    def may_open(self) -> list[TopicPartition]:
+        """Replicas that were left closed and that there are open files for now."""
+        return list(islice(self.left_closed, max(replica_limit() - len(self.hosted), 0)))
 
     def _scan(self, directory: LocalDirectory) -> list[FoundLog]:
         try:
@@ -397,11 +407,16 @@ class ReplicaManager:
             if wanted is None or tp in self.hosted:
                 continue
             topic, record = wanted
-            if tp.partition in topic.offline:
+            closed = self.left_closed.pop(tp, None)
+            if closed is None and tp.partition in topic.offline:
                 self.roles.lost(tp, record)
                 continue
             if tp.topic not in configs:
                 configs[tp.topic] = self.config_for(self.image, tp.topic)
+            if closed is not None:
+                closed.record, closed.config = record, configs[tp.topic]
+                openings.append(closed)
+                continue
             opening = _Opening(tp, topic.topic_id, record, configs[tp.topic])
             if not self._put_back(opening):
                 opening.directory = self._emptiest()
@@ -528,6 +543,8 @@ class ReplicaManager:
 
     def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
         self._unavailable(opening, str(error))
+        if isinstance(error, ResourceExhausted) and opening.exists and opening.stray is None:
+            self._leave_closed(opening)
         if opening.directory.offline is not None:
             return  # which has been told
         if isinstance(error, KeptError):
@@ -570,7 +587,9 @@ class ReplicaManager:
         self.partitions[tp] = partition
         self.hosted[tp] = hosted
         self.dirty_logs.begin(hosted)
-        self.by_name[tp.topic.encode()].partitions[tp.partition] = hosted
+        topic = self.by_name[tp.topic.encode()]
+        topic.offline.pop(tp.partition, None)  # it was left closed
+        topic.partitions[tp.partition] = hosted
         self.roles.take(hosted, record)
 
     # Changes.
@@ -622,6 +641,8 @@ class ReplicaManager:
         """A replica is not to be here any more: it is served no more, and its log goes."""
         hosted = topic.partitions.pop(tp.partition, None)
         if hosted is None:
+            if (closed := self.left_closed.pop(tp, None)) is not None:
+                closed.directory.count -= 1
             self.changes.forget(tp, self.image.index)
             return
         del self.partitions[tp], self.hosted[tp]

@@ -18,7 +18,9 @@ from kept.cluster.metadata.records import (
     ResourceType,
     TopicRecord,
 )
-from kept.node.replicas import log_lifecycle
+from kept.node.admin.service import Admin
+from kept.node.replicas import log_lifecycle, replica_manager
+from kept.storage.directory import Checkpoint
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     MachineError,
@@ -26,6 +28,7 @@ from kept.storage.errors import (
     ResourceExhausted,
     UnknownTopicOrPartition,
 )
+from kept.storage.log import Log
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -338,3 +341,70 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
         assert where is directory and type(error) is MachineError, "it is at an end here"
 
     asyncio.run(go())
+
+
+def started_again(lone_node, tmp_path, monkeypatch, cause: str):
+    """A node over a directory with three logs of a record each, of which two are left closed."""
+    settings = {"log_dirs": str(tmp_path / "again")}
+    first = lone_node(**settings)
+    first.create("open", partitions=3)
+    for number in range(3):
+        partition = first.node.partition(TopicPartition("open", number))
+        batch = check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000)
+        partition.append(batch, 1000)
+        partition.write()
+    first.stop()
+    if cause == "limit":
+        monkeypatch.setattr(replica_manager, "replica_limit", lambda: 1)
+        monkeypatch.setattr(log_lifecycle, "RETRY_S", 0.05)
+    else:
+        real = Log.open
+
+        def open_log(directory, tp, *arguments, **more):
+            if tp.topic == "open" and tp.partition:
+                raise ResourceExhausted(directory, "open", OSError(24, "EMFILE"))
+            return real(directory, tp, *arguments, **more)
+
+        monkeypatch.setattr(Log, "open", open_log)
+    return lone_node(**settings)
+
+
+@pytest.mark.parametrize("cause", ["limit", "open"])
+def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
+    lone_node, tmp_path, monkeypatch, cause
+):
+    with monkeypatch.context() as few:
+        lone = started_again(lone_node, tmp_path, few, cause)
+        manager, admin = lone.node.replica_manager, Admin(lone.node)
+        assert len(manager.left_closed) == 2 and "2 replicas were left closed" in admin.unready()
+        directory = lone.node.log_directories[0]
+        kept = dict(directory.directory.recovery_points)
+        directory.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {})
+        assert {tp: kept[tp] for tp in manager.left_closed}.items() <= (
+            directory.directory.recovery_points.items()
+        ), "what is known of a closed log stays known"
+
+    async def scene(node):
+        assert manager.changes._retry_timer is not None
+        if cause == "open":  # not by the timer: it could have tried while there was none
+            manager.changes._retry()
+        while len(node.replica_manager.hosted) < 3:
+            await asyncio.sleep(0.01)
+        for number in range(3):
+            assert node.partition(TopicPartition("open", number)).log_end_offset == 1
+        assert not manager.left_closed and admin.unready() is None
+        assert not manager.by_name[b"open"].offline and directory.count == 3
+
+    play(lone, scene)
+
+
+def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_path, monkeypatch):
+    with monkeypatch.context() as few:
+        lone = started_again(lone_node, tmp_path, few, "limit")
+
+        async def scene(node):
+            await node.propose([RemoveTopicRecord(node.image.topics["open"].topic_id)])
+            assert not node.replica_manager.left_closed and not node.replica_manager.hosted
+
+        play(lone, scene)
+    assert Admin(lone.node).unready() is None

@@ -20,11 +20,11 @@ KERNEL = "cython"
 
 cdef enum:
     BLOCK = 256  # keys hashed, and their slots prefetched, before the first of them is looked at
-    FACTS_ = 0
+    STATS_ = 0
     MAP_ = 1
     LOOKUP_ = 2
 
-FACTS, MAP, LOOKUP = FACTS_, MAP_, LOOKUP_
+STATS, MAP, LOOKUP = STATS_, MAP_, LOOKUP_
 
 cdef uint64_t OFFSET_BITS = 0xFFFFFFFFFF  # 40 bits: offset - base of the map + 1, 0 for a free slot
 cdef uint64_t TAG_BITS = 0xFFFFFF
@@ -227,7 +227,7 @@ cdef class SegmentScan:
         self.next_offset = base_offset
         self.mode = mode
         self.map = map
-        if mode != FACTS_ and map is None:
+        if mode != STATS_ and map is None:
             raise ValueError("this mode needs a map")
         self.watch = watch
         if watch is not None:
@@ -442,7 +442,7 @@ cdef class SegmentScan:
                 failed |= push(&self.expired_, relative)
         if key_length < 0:
             return failed | push(&self.keyless_, relative)
-        if self.mode == FACTS_ or offset < self.first or offset >= self.last:
+        if self.mode == STATS_ or offset < self.first or offset >= self.last:
             return failed
         if self.mode == LOOKUP_ and self.filtered:
             while self.cursor < <size_t>self.survivors.shape[0] \

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
     from kept.compaction.kernels.offset_map import (
-        FACTS,
         KERNEL,
         LOOKUP,
         MAP,
+        STATS,
         OffsetMap,
         SegmentScan,
     )
@@ -22,19 +22,19 @@ if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
 else:
     try:
         from kept.compaction.kernels._kernel import (
-            FACTS,
             KERNEL,
             LOOKUP,
             MAP,
+            STATS,
             OffsetMap,
             SegmentScan,
         )
     except ImportError:
         from kept.compaction.kernels.offset_map import (
-            FACTS,
             KERNEL,
             LOOKUP,
             MAP,
+            STATS,
             OffsetMap,
             SegmentScan,
         )
@@ -44,10 +44,10 @@ else:
         from kept.compaction.kernels.rule_map import RecordScan, RuleMap, RuleScan, class_of
 
 __all__ = [
-    "FACTS",
     "KERNEL",
     "LOOKUP",
     "MAP",
+    "STATS",
     "OffsetMap",
     "RecordScan",
     "RuleMap",

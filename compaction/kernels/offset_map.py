@@ -39,7 +39,7 @@ SLOT_BYTES: Final = 16
 MAX_RELATIVE: Final = (1 << 40) - 2
 """Largest offset above the map's base that a slot can hold."""
 
-FACTS: Final = 0
+STATS: Final = 0
 MAP: Final = 1
 LOOKUP: Final = 2
 
@@ -141,7 +141,7 @@ class SegmentScan(Batches):
         self,
         base_offset: int,
         *,
-        mode: int = FACTS,
+        mode: int = STATS,
         map: OffsetMap | None = None,  # noqa: A002
         first: int = 0,
         last: int = MAX_INT64,
@@ -151,7 +151,7 @@ class SegmentScan(Batches):
         uncleanable: int = -1,
         watch: KeyTracker | None = None,
     ) -> None:
-        if mode != FACTS and map is None:
+        if mode != STATS and map is None:
             raise ValueError("this mode needs a map")
         self.base_offset = self.next_offset = base_offset
         self.full_at = -1
@@ -241,7 +241,7 @@ class SegmentScan(Batches):
             self._keyless.append(relative)
             return
         offset = relative + self.base_offset
-        if self._map is None or self._mode == FACTS or not self._first <= offset < self._last:
+        if self._map is None or self._mode == STATS or not self._first <= offset < self._last:
             return
         if self._mode == LOOKUP:
             if self._survivors is not None and relative not in self._survivors:

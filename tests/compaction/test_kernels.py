@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.compaction.kernels import kernel, offset_map
-from kept.compaction.kernels.offset_map import FACTS, LOOKUP, MAP
+from kept.compaction.kernels.offset_map import LOOKUP, MAP, STATS
 from kept.storage.records import build_batch, headers, read_header, records
 from kept.storage.records import filter as records_filter
 from kept.storage.records.filter import (
@@ -238,7 +238,7 @@ def test_both_kernels_scan_alike(fast, seed):
             module, data, mode=LOOKUP, map=offsets, first=2, last=first, survivors=survivors,
             **common,
         )  # fmt: skip
-        facts = scan_all(module, data, mode=FACTS, **common)
+        facts = scan_all(module, data, mode=STATS, **common)
         offsets.finish()
         results.append((mapped, looked, facts, offsets.winners(first, end).tolist()))
     assert results[0] == results[1]

@@ -32,16 +32,16 @@ from kept.node.coordinator.groups.coordinator import Coordinator
 from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.console.history import History
 from kept.node.kafka import api
-from kept.node.kafka.connection_quota import ConnectionQuota
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.handlers.init_producer_id import ProducerIds
 from kept.node.kafka.listener import Listener
 from kept.node.metadata import directory_ids, internal_topics
 from kept.node.metadata.metadata_log import Metadata
-from kept.node.metrics.counters import Metrics
 from kept.node.replicas import log_dirs as log_directories
 from kept.node.replicas import maintenance
 from kept.node.replicas.replica_manager import LocalDirectory, ReplicaManager
+from kept.node.runtime.connection_quota import ConnectionQuota
+from kept.node.runtime.counters import Counters
 from kept.node.runtime.executors import CALL_THREADS, FlushPool
 from kept.node.runtime.fd_quota import OpenFiles, check_room
 from kept.node.runtime.logging import log
@@ -109,7 +109,7 @@ class Node:
         self._cleaner: Cleaner | None = None
         self.dirty_history = History(self)
         self._warming: asyncio.Task[None] | None = None
-        self.metrics = Metrics(self)
+        self.metrics = Counters(self)
         self.grpc_front = LazyServer(self)
         self.serve_until = float("inf")
         """Leadership is not acted on after this moment, by ``perf_counter``, without

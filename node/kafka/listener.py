@@ -7,7 +7,7 @@ for nodes has their own gRPC, and greetings besides (``kept.node.internode``). A
 
 A connection counts until it is closed, also under another protocol: on clients' listeners against
 ``max.connections`` and ``max.connections.per.ip``, on the listener between nodes against
-``kept.node.max.connections`` alone (:mod:`kept.node.kafka.connection_quota`).
+``kept.node.max.connections`` alone (:mod:`kept.node.runtime.connection_quota`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily, Metric
 
-    from kept.node.metrics.histogram import Histogram
+    from kept.node.runtime.histogram import Histogram
 
 
 def gauge(name: str, doc: str, value: float) -> Metric:

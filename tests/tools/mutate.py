@@ -51,7 +51,7 @@ TESTS: Final = {
         "tests/cluster/test_impossible_terms.py",
     ],
     "node/kafka/listener.py": ["tests/node/kafka/test_listener.py"],
-    "node/kafka/connection_quota.py": ["tests/node/kafka/test_listener.py"],
+    "node/runtime/connection_quota.py": ["tests/node/kafka/test_listener.py"],
     "node/config/node_config.py": [*CONFIG, "tests/node/config/test_preflight.py"],
     "node/config/listeners.py": CONFIG,
     "node/config/sources.py": CONFIG,

@@ -12,9 +12,9 @@ import pytest
 from kept.node.config.node_config import NodeConfig
 from kept.node.http import server
 from kept.node.kafka import listener
-from kept.node.kafka.connection_quota import ConnectionQuota
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import HandedOver, Listener, may_change_voters
+from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.storage.errors import ConfigurationError
 
 HERE, OTHER, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from kept.node.metrics.histogram import Histogram
+from kept.node.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
@@ -20,7 +20,7 @@ ELECTION_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Seconds. A dead process is noticed and replaced in less than half of one."""
 
 
-class ClusterMetrics:
+class ClusterCounters:
     """See the module."""
 
     def __init__(self) -> None:

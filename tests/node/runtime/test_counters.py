@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kept.node.admin.compaction_status import CompactionStatus, ReplicaGenerations
 from kept.node.metrics import exposition
-from kept.node.metrics.histogram import Histogram
+from kept.node.runtime.histogram import Histogram
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -312,7 +312,7 @@ def test_nothing_heavy_is_imported_for_counting():
     import subprocess
     import sys
 
-    code = "import sys, kept.node.metrics.counters; sys.exit('prometheus_client' in sys.modules)"
+    code = "import sys, kept.node.runtime.counters; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
 from kept.cluster.metadata.image import Delta, PartitionChange
-from kept.node.metrics.cluster_counters import ClusterMetrics
+from kept.node.runtime.cluster_counters import ClusterCounters
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 
@@ -114,7 +114,7 @@ def test_a_follower_that_stands_still_lags(kept_cluster):
 
 
 def test_an_election_lasts_from_the_loss_of_the_last_controller():
-    metrics = ClusterMetrics()
+    metrics = ClusterCounters()
     metrics.controller_is(None, 0, 1.0)
     metrics.controller_is(2, 1, 1.5)
     metrics.controller_is(2, 1, 7.0)
@@ -137,7 +137,7 @@ def image(**fenced: bool) -> Any:
 
 
 def test_a_failover_lasts_from_the_leader_s_death():
-    metrics = ClusterMetrics()
+    metrics = ClusterCounters()
     assert metrics.failover(image(b1=False), 1, 5.0) is None  # alive: it hands over
     assert metrics.failover(image(), -1, 5.0) is None  # a new partition
     metrics.node_gone(1, 3.0)
@@ -160,7 +160,7 @@ def test_a_failover_lasts_from_the_leader_s_death():
     ],
 )
 def test_members_of_isrs_are_counted_by_the_leader(before, after, leader, shrinks, expands):
-    metrics = ClusterMetrics()
+    metrics = ClusterCounters()
     old, new = (SimpleNamespace(isr=isr, leader=leader) for isr in (before, after))
     change: Any = PartitionChange(TopicPartition("t", 0), old, new)  # type: ignore[arg-type]
     created: Any = PartitionChange(TopicPartition("t", 1), None, new)  # type: ignore[arg-type]

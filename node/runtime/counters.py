@@ -1,6 +1,6 @@
 """Numbers about one node: plain counters on the hot path, read when somebody asks.
 
-:class:`Metrics` is what the node's parts call (``node.metrics.request(…)``): additions to ints, no
+:class:`Counters` is what the node's parts call (``node.metrics.request(…)``): additions to ints, no
 locks, no labels built, since one thread counts. ``kept.node.metrics.exposition`` turns it and the
 node's own state into Prometheus' text. Names begin with ``kept_`` (docs/operations.md).
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kept.node.metrics.cluster_counters import ClusterMetrics
-from kept.node.metrics.histogram import Histogram
+from kept.node.runtime.cluster_counters import ClusterCounters
+from kept.node.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
@@ -29,7 +29,7 @@ PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0
 """Seconds of a compaction pass."""
 
 
-class Metrics:
+class Counters:
     """The counters of a node. All methods are called on its loop."""
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Metrics:
         self.records_out = 0
         self.produced_batches = 0
         self.refused_batches = 0
-        self.cluster = ClusterMetrics()
+        self.cluster = ClusterCounters()
         self.compactions = 0
         self.cleaned_bytes = 0
         self.records_removed = 0

@@ -32,24 +32,24 @@ async def serve(config: NodeConfig) -> str:
         log.warning(unreached[0], why=unreached[1])
     node = Node(config)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.stopped.set)
+        loop.add_signal_handler(number, node.parts.shutdown.requested.set)
     raise_file_limit()
     starting = loop.create_task(node.start())
-    stopping = loop.create_task(node.stopped.wait())
+    stopping = loop.create_task(node.parts.shutdown.requested.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        return node.failure
+        return node.parts.shutdown.failure
     await starting
     print(ready_line(node), flush=True)
-    await node.settled()
+    await node.warmed_up()
     gc.collect()
     gc.freeze()
     await stopping
     log.info("stopping")
     await node.stop()
-    return node.failure
+    return node.parts.shutdown.failure
 
 
 def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
@@ -74,10 +74,10 @@ def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
 def ready_line(node: Node) -> str:
     """What ``kept serve`` prints when clients may come."""
     config = node.config
-    host, port = node.endpoints(node.listeners[0].name if node.listeners else "")
+    host, port = node.parts.addresses.own(config.listeners[0].name if config.listeners else "")
     where = f"{host}:{port}"
-    if not node.is_broker:
-        what = f"kept {kept.__version__} controller {node.node_id}"
+    if not config.is_broker:
+        what = f"kept {kept.__version__} controller {config.node_id}"
         return f"{what} ready on {where}, data in {config.metadata_log_dir}"
     dirs = config.log_dirs
     data = ",".join(dirs)
@@ -85,7 +85,7 @@ def ready_line(node: Node) -> str:
         parent = dirs[0].removesuffix("/log")
         if config.metadata_log_dir == f"{parent}/meta":
             data = parent
-    return f"kept {kept.__version__} node {node.node_id} ready on {where}, data in {data}"
+    return f"kept {kept.__version__} node {config.node_id} ready on {where}, data in {data}"
 
 
 def run(config: NodeConfig, before: Callable[[], None] = lambda: None) -> None:

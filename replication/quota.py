@@ -50,3 +50,12 @@ class ReplicationQuota:
         if self.bytes_per_second >= UNLIMITED:
             return False
         return self.rate(now_ms) > self.bytes_per_second
+
+
+class ReplicationQuotas:
+    """The two of a node: what followers out of sync may take from here, and what replicas here that
+    are out of sync may fetch."""
+
+    def __init__(self) -> None:
+        self.leader = ReplicationQuota()
+        self.follower = ReplicationQuota()

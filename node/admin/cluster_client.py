@@ -32,7 +32,7 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.client.protocol import Values
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
     from kept.storage.types import TopicPartition
 
 CLIENT_ID: Final = "kept-grpc"
@@ -43,7 +43,6 @@ UNKNOWN_TOPIC_GRACE_S: Final = 0.5
 """A topic that was just created may be unknown to a node for so long."""
 BACKOFF_S: Final = 0.01
 BACKOFF_MAX_S: Final = 0.25
-ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 Answer = TypeVar("Answer")
 
@@ -68,8 +67,8 @@ _AGAIN: Final = (
 class ClusterClient:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
         self._free: dict[int, list[NodeConnection]] = {}
         self._stopped = False
 
@@ -85,7 +84,7 @@ class ClusterClient:
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises UnknownTopicOrPartition."""
-        found = self._node.image.topics.get(topic)
+        found = self._context.metadata.image.topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(
                 f"there is no topic {topic!r}; broker.Broker/CreateTopic makes one"
@@ -94,9 +93,9 @@ class ClusterClient:
 
     async def await_topic(self, topic: str) -> None:
         """Wait a moment for a topic that another node may just have made; then go on as it is."""
-        loop, node = self._node.loop, self._node
-        end = loop.time() + (0.0 if node.cluster_link is None else UNKNOWN_TOPIC_GRACE_S)
-        while topic not in node.image.topics and loop.time() < end:
+        loop, context = self._context.runtime.loop, self._context
+        end = loop.time() + (0.0 if context.config.current.alone else UNKNOWN_TOPIC_GRACE_S)
+        while topic not in context.metadata.image.topics and loop.time() < end:
             await asyncio.sleep(BACKOFF_S)
 
     def leader(self, tp: TopicPartition) -> int:
@@ -106,21 +105,19 @@ class ClusterClient:
             raise UnknownTopicOrPartition(
                 f"topic {tp.topic!r} has no partition {tp.partition}; it has 0 to {count - 1}"
             )
-        leader = self._node.image.topics[tp.topic].partitions[tp.partition].leader
+        leader = self._context.metadata.image.topics[tp.topic].partitions[tp.partition].leader
         if leader < 0:
             raise NotLeaderOrFollower(f"{tp} has no leader now: its replicas are not available")
         return leader
 
     def _address(self, node_id: int) -> tuple[str, int]:
-        node = self._node
-        if node_id != node.node_id:
-            found = node.peer_address(node_id)
+        context = self._context
+        if node_id != context.identity.node_id:
+            found = context.addresses.node_address(node_id)
             if found is None:
                 raise NotReached(f"nobody knows where node {node_id} is")
             return found
-        listener = node.listeners[0]
-        host = listener.address.bind_hosts[0]
-        return ANY_ADDRESS.get(host, host), listener.port
+        return context.addresses.own_bound()
 
     # Asking.
 
@@ -131,14 +128,14 @@ class ClusterClient:
 
         Raises what it raised last.
         """
-        loop = self._node.loop
+        loop = self._context.runtime.loop
         end = loop.time() + patience_s
         pause = BACKOFF_S
         while True:
             try:
                 return await ask(self.leader(tp))
             except RetriableError as error:
-                known = tp.topic in self._node.image.topics and (
+                known = tp.topic in self._context.metadata.image.topics and (
                     tp.partition in range(self.partitions(tp.topic))
                 )
                 hopeless = isinstance(error, UnknownTopicOrPartition) and not known

@@ -1,6 +1,6 @@
 """What no node knows alone, put together by the one that is asked: for ``kept.node.admin.service``.
 
-Leaders are asked over the connections between nodes (:mod:`kept.node.internode.peer_http`). Who
+Leaders are asked over the connections between nodes (:mod:`kept.node.admin.peer_http`). Who
 does not answer is told with the reason, and what is known here stands in for it.
 """
 
@@ -14,7 +14,7 @@ from kept.node.metadata.metadata_log import TICK_S
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
     from kept.replication.partition import Partition
     from kept.storage.types import TopicPartition
 
@@ -26,21 +26,25 @@ ELECT_S: Final = 15.0
 # The metadata log.
 
 
-async def quorum(node: Node, local: bool) -> dict[str, Any]:
+async def quorum(context: AdminContext, local: bool) -> dict[str, Any]:
     """Who leads the metadata log and how far each copy of it is, as the active controller knows.
 
     With ``local`` as this node knows: members only if it is the controller.
     """
-    metadata, member = node.metadata, node.metadata.member
+    metadata, member = context.metadata, context.metadata.member
     why = None
-    if not metadata.leads and not local and metadata.leader_id not in (None, node.node_id):
-        from kept.node.internode.peer_http import ask_json
+    if (
+        not metadata.leads
+        and not local
+        and metadata.leader_id not in (None, context.identity.node_id)
+    ):
+        from kept.node.admin.peer_http import ask_json
 
         try:
             leader = metadata.leader_id
             assert leader is not None
             found: dict[str, Any] = await ask_json(
-                node, leader, "/api/v1/quorum", {"local": "true"}
+                context, leader, "/api/v1/quorum", {"local": "true"}
             )
         except KeptError as error:
             why = str(error)
@@ -50,19 +54,19 @@ async def quorum(node: Node, local: bool) -> dict[str, Any]:
         "leader_id": -1 if metadata.leader_id is None else metadata.leader_id,
         "term": member.term,
         "commit_index": member.commit_index,
-        "said_by": node.node_id,
-        "members": _members(node) if metadata.leads else [],
+        "said_by": context.identity.node_id,
+        "members": _members(context) if metadata.leads else [],
         "reason": why,
     }
 
 
-def _members(node: Node) -> list[dict[str, Any]]:
-    member = node.metadata.member
+def _members(context: AdminContext) -> list[dict[str, Any]]:
+    member = context.metadata.member
     voters = {voter.node_id for voter in member.voters}
     found = []
-    for node_id in sorted({*voters, *member.followers, node.node_id}):
+    for node_id in sorted({*voters, *member.followers, context.identity.node_id}):
         index, heard_ms = None, None
-        if node_id == node.node_id:
+        if node_id == context.identity.node_id:
             index, heard_ms = member.last_index, 0
         elif node_id in member.followers:
             match_index, heard_at = member.followers[node_id]
@@ -106,12 +110,12 @@ def followers(partition: Partition) -> list[dict[str, Any]]:
 
 
 async def from_leaders(
-    node: Node, local: dict[str, Any], path: str, query: dict[str, str]
+    context: AdminContext, local: dict[str, Any], path: str, query: dict[str, str]
 ) -> dict[str, Any]:
     """A topic as its leaders see it: partitions that are led elsewhere are theirs to describe."""
-    leaders = {one["leader"] for one in local["partitions"]} - {node.node_id}
-    wanted = sorted(leader for leader in leaders if leader in node.image.brokers)
-    answers = await asyncio.gather(*(_described(node, one, path, query) for one in wanted))
+    leaders = {one["leader"] for one in local["partitions"]} - {context.identity.node_id}
+    wanted = sorted(leader for leader in leaders if leader in context.metadata.image.brokers)
+    answers = await asyncio.gather(*(_described(context, one, path, query) for one in wanted))
     told = dict(zip(wanted, answers, strict=True))
     partitions = []
     for one in local["partitions"]:
@@ -125,29 +129,29 @@ async def from_leaders(
 
 
 async def _described(
-    node: Node, leader: int, path: str, query: dict[str, str]
+    context: AdminContext, leader: int, path: str, query: dict[str, str]
 ) -> tuple[dict[int, dict[str, Any]], str | None]:
-    from kept.node.internode.peer_http import ask_json
+    from kept.node.admin.peer_http import ask_json
 
     try:
-        found = await ask_json(node, leader, path, query)
+        found = await ask_json(context, leader, path, query)
     except KeptError as error:
         return {}, str(error)
     return {one["partition"]: one for one in found["partitions"]}, None
 
 
-async def elect_preferred(node: Node, tp: TopicPartition) -> None:
+async def elect_preferred(context: AdminContext, tp: TopicPartition) -> None:
     """Have the first replica of a partition lead it.
 
     Raises ElectionNotNeeded, PreferredLeaderNotAvailable, and what the way there raises.
     """
     from kept.node.admin.cluster_client import ClusterClient
 
-    gateway = ClusterClient(node)
+    gateway = ClusterClient(context)
     wanted = {"topic": tp.topic, "partitions": [tp.partition]}
     values = {"election_type": PREFERRED, "topic_partitions": [wanted], "timeout": 10_000}
     try:
-        answer = await gateway.call(node.node_id, *ELECT_LEADERS, values, ELECT_S)
+        answer = await gateway.call(context.identity.node_id, *ELECT_LEADERS, values, ELECT_S)
     finally:
         gateway.close()
     for topic in answer.replica_election_results:

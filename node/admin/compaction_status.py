@@ -24,14 +24,15 @@ from kept.compaction.cleaner.planner import (
     next_identity,
     sizes,
 )
-from kept.node.compaction import dry_run
+from kept.compaction.manifest.apply import CompactionState
 from kept.node.compaction.consistent_read import again
+from kept.node.replicas.manifests.workers import pass_limits
 from kept.storage.errors import KeptError, OffsetOutOfRange
 from kept.storage.records import headers, records
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.admin.context import AdminContext
+    from kept.node.replicas.local_replica import LocalReplica
     from kept.storage.disk import FileSlice
 
 IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", "uncleanable"
@@ -97,18 +98,18 @@ class CompactionStatus:
     replicas: tuple[ReplicaGenerations, ...] = ()
 
 
-def status(node: Node, hosted: LocalReplica) -> CompactionStatus:
+def status(context: AdminContext, hosted: LocalReplica) -> CompactionStatus:
     """Where a compacted partition stands; no log is read."""
-    cleaner = node.cleaner
+    cleaner = context.cleaner.started
     known = cleaner.state(hosted)
     seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
-    found = cleanable_range(seen, node.now_ms())
+    found = cleanable_range(seen, context.runtime.now_ms())
     clean, dirty = sizes(seen, found)
     tp = hosted.partition.topic_partition
     said = cleaner.status(tp)
     state, reason = _state(said.next, dirty)
     progress = None
-    if not node.config.log_cleaner_enable and state in (DUE, WAITING):
+    if not context.config.current.log_cleaner_enable and state in (DUE, WAITING):
         state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
     if said.failure is not None:
         state, reason = UNCLEANABLE, said.failure.reason
@@ -128,7 +129,7 @@ def status(node: Node, hosted: LocalReplica) -> CompactionStatus:
         bound=found.bound,
         clean_bytes=clean,
         dirty_bytes=dirty,
-        dirty_ratio=round(dirty / (clean + dirty), 4) if dirty else 0.0,
+        dirty_ratio=_ratio(clean, dirty),
         generation=None if known.applied is None else str(known.applied),
         last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
         retry_at_ms=trouble.retry_at_ms if said.failure is None else _retry_at_ms(said.failure),
@@ -137,10 +138,21 @@ def status(node: Node, hosted: LocalReplica) -> CompactionStatus:
         tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
         next_horizon_ms=min(known.horizons.values(), default=None),
         cleaning_to=None if said.running is None else said.running.plan.end_offset,
-        node=node.node_id,
+        node=context.identity.node_id,
         leads=hosted.partition.is_leader,
         **_generations(hosted),
     )
+
+
+def dirty_ratio(hosted: LocalReplica, now_ms: int) -> float:
+    """How much of what a pass could clean is dirty: 0 to 1."""
+    known = hosted.compaction or CompactionState()
+    seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
+    return _ratio(*sizes(seen, cleanable_range(seen, now_ms)))
+
+
+def _ratio(clean_bytes: int, dirty_bytes: int) -> float:
+    return round(dirty_bytes / (clean_bytes + dirty_bytes), 4) if dirty_bytes else 0.0
 
 
 def _retry_at_ms(failure: Failure) -> int | None:
@@ -193,25 +205,30 @@ def outcome(finished: asyncio.Future[Result | NotNow]) -> dict[str, Any]:
 # Dry runs.
 
 
-async def explain(node: Node, hosted: LocalReplica, key: bytes | None) -> dict[str, Any]:
+async def explain(context: AdminContext, hosted: LocalReplica, key: bytes | None) -> dict[str, Any]:
     """What a pass would do now, due or not, and the life of a key.
 
     Raises DryRunFailed, MovedMeanwhile (it is compacted again and again).
     """
-    return await again(hosted, lambda: _explained(node, hosted, key))
+    return await again(hosted, lambda: _explained(context, hosted, key))
 
 
-async def _explained(node: Node, hosted: LocalReplica, key: bytes | None) -> dict[str, Any]:
-    cleaner = node.cleaner
+async def _explained(
+    context: AdminContext, hosted: LocalReplica, key: bytes | None
+) -> dict[str, Any]:
+    cleaner = context.cleaner.started
     due = cleaner.plan_for(hosted)
     found = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
-    answer: dict[str, Any] = {"status": asdict(status(node, hosted)), "due": isinstance(due, Plan)}
+    answer: dict[str, Any] = {
+        "status": asdict(status(context, hosted)),
+        "due": isinstance(due, Plan),
+    }
     if isinstance(found, NotNow):
         answer |= {"reason": found.reason, "dry_run": None}
-        answer["tombstones"] = await node.in_pool(_tombstones, node, hosted)
+        answer["tombstones"] = await context.runtime.in_thread(_tombstones, context, hosted)
         if key is None:
             return answer
-        return answer | {"key": await _records_of(node, hosted, key)}
+        return answer | {"key": await _records_of(context, hosted, key)}
     answer |= {
         "reason": due.why if isinstance(due, Plan) else due.reason,
         "bound": found.bound,
@@ -221,38 +238,39 @@ async def _explained(node: Node, hosted: LocalReplica, key: bytes | None) -> dic
     above = sources_from(
         hosted.partition.log, hosted.partition.last_stable_offset, found.end_offset
     )
-    said = await dry_run.run(node, _job(node, hosted, found), key, above)
+    said = await context.dry_runs.run(_job(context, hosted, found), key, above)
     return {**answer, "tombstones": said["dry_run"].pop("tombstones"), **said}
 
 
-def _tombstones(node: Node, hosted: LocalReplica) -> list[dict[str, Any]]:
+def _tombstones(context: AdminContext, hosted: LocalReplica) -> list[dict[str, Any]]:
     """When the tombstones go that the last pass kept."""
     from kept.compaction.cleaner.explain import tombstones
 
-    applied = node.cleaner.state(hosted).applied
+    applied = context.cleaner.started.state(hosted).applied
     if applied is None:
         return []
-    found = read_manifest(hosted.partition.log.directory, applied, node.disk)
+    found = read_manifest(hosted.partition.log.directory, applied, context.runtime.disk)
     return [asdict(outlook) for outlook in tombstones(found)]
 
 
-def _job(node: Node, hosted: LocalReplica, found: Plan) -> jobs.Job:
-    known = node.cleaner.state(hosted)
+def _job(context: AdminContext, hosted: LocalReplica, found: Plan) -> jobs.Job:
+    known = context.cleaner.started.state(hosted)
     return job_for(
         hosted.partition.log,
         found,
         next_identity(known.applied, hosted.partition.leader_epoch),
-        now_ms=node.now_ms(),
+        now_ms=context.runtime.now_ms(),
         hash_key=os.urandom(jobs.HASH_KEY_BYTES),
-        limits=node.cleaner.limits(hosted),
+        limits=pass_limits(context.config.current, context.runtime.disk, hosted),
     )
 
 
-async def _records_of(node: Node, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
+async def _records_of(
+    context: AdminContext, hosted: LocalReplica, key: bytes
+) -> list[Mapping[str, Any]]:
     """Every record of a key that is in the log."""
-    log, known = hosted.partition.log, node.cleaner.state(hosted)
-    return await dry_run.find_key(
-        node,
+    log, known = hosted.partition.log, context.cleaner.started.state(hosted)
+    return await context.dry_runs.find_key(
         log.directory,
         log.config,
         key=key,
@@ -265,13 +283,13 @@ async def _records_of(node: Node, hosted: LocalReplica, key: bytes) -> list[Mapp
 # What passes did.
 
 
-def cleaner(node: Node) -> dict[str, Any]:
+def cleaner(context: AdminContext) -> dict[str, Any]:
     """``running`` passes, logs that are ``uncleanable``, and totals since the node started.
     ``uncompiled_kernels``: those that the node or a worker of it runs as plain Python.
 
     ``retry_at_ms`` is -1 where nothing is tried before somebody says ``retry``.
     """
-    now = node.cleaner
+    now = context.cleaner.started
     running = []
     for tp, one in now.running.items():
         total = one.work.total_bytes
@@ -299,18 +317,18 @@ def cleaner(node: Node) -> dict[str, Any]:
     return {
         "running": running,
         "uncleanable": uncleanable[:MAX_UNCLEANABLE],
-        "uncompiled_kernels": list(node.kernels.uncompiled),
+        "uncompiled_kernels": list(context.kernels.uncompiled),
         **totals,
     }
 
 
-async def passes(node: Node, hosted: LocalReplica) -> dict[str, Any]:
+async def passes(context: AdminContext, hosted: LocalReplica) -> dict[str, Any]:
     """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
     removal journal knows of the last ones, newest first. Raises DamagedData, MachineError.
     """
     from kept.compaction.cleaner import removal_log
 
-    directory, disk = hosted.partition.log.directory, node.disk
+    directory, disk = hosted.partition.log.directory, context.runtime.disk
 
     def read() -> list[dict[str, Any]]:
         found = []
@@ -325,45 +343,47 @@ async def passes(node: Node, hosted: LocalReplica) -> dict[str, Any]:
             )
         return found
 
-    last = node.cleaner.status(hosted.partition.topic_partition).last
+    last = context.cleaner.started.status(hosted.partition.topic_partition).last
     return {
         "last": None if last is None else {**asdict(last), "identity": str(last.identity)},
-        "passes": await node.in_pool(read),
+        "passes": await context.runtime.in_thread(read),
     }
 
 
-async def life_of_key(node: Node, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
+async def life_of_key(
+    context: AdminContext, hosted: LocalReplica, key: bytes
+) -> list[Mapping[str, Any]]:
     """Every record of a key in the log, with what a pass would do to it. Raises as
     :func:`explain`.
     """
     if hosted.partition.log.config.compact:
-        answer = await explain(node, hosted, key)
+        answer = await explain(context, hosted, key)
         found: list[Mapping[str, Any]] = answer["key"]
         return found
-    return await again(hosted, lambda: _records_of(node, hosted, key))
+    return await again(hosted, lambda: _records_of(context, hosted, key))
 
 
 # Why an offset is missing.
 
 
 async def why_missing(
-    node: Node, hosted: LocalReplica, offset: int, key: bytes | None
+    context: AdminContext, hosted: LocalReplica, offset: int, key: bytes | None
 ) -> dict[str, Any]:
     """``fate``, ``explanation``, and the generation and reason that removed it, where known.
 
     With ``key``: also ``winner``, the newest record of the key that is there. Raises as
     :func:`explain`.
     """
-    return await again(hosted, lambda: _why_missing(node, hosted, offset, key))
+    return await again(hosted, lambda: _why_missing(context, hosted, offset, key))
 
 
 async def _why_missing(
-    node: Node, hosted: LocalReplica, offset: int, key: bytes | None
+    context: AdminContext, hosted: LocalReplica, offset: int, key: bytes | None
 ) -> dict[str, Any]:
     from kept.compaction.cleaner import removal_log
 
     log, partition = hosted.partition.log, hosted.partition
-    known = node.cleaner.state(hosted)
+    known = context.cleaner.started.state(hosted)
     slice_ = _batch_of(hosted, offset)
     bounds = {
         "log_start_offset": log.log_start_offset,
@@ -376,13 +396,15 @@ async def _why_missing(
         return removal_log.why(
             offset,
             directory=log.directory,
-            disk=node.disk,
-            manifest=None if applied is None else read_manifest(log.directory, applied, node.disk),
-            is_there=lambda wanted: _holds(node, slice_, wanted),
+            disk=context.runtime.disk,
+            manifest=None
+            if applied is None
+            else read_manifest(log.directory, applied, context.runtime.disk),
+            is_there=lambda wanted: _holds(context, slice_, wanted),
             **bounds,
         )
 
-    found = await node.in_pool(find)
+    found = await context.runtime.in_thread(find)
     answer = {
         "fate": found.fate.value,
         "explanation": found.text,
@@ -390,7 +412,7 @@ async def _why_missing(
         "generation": None if found.identity is None else str(found.identity),
     }
     if key is not None:
-        history = await _records_of(node, hosted, key)
+        history = await _records_of(context, hosted, key)
         answer["winner"] = history[-1] if history else None
     return answer
 
@@ -406,11 +428,11 @@ def _batch_of(hosted: LocalReplica, offset: int) -> FileSlice | None:
         return None
 
 
-def _holds(node: Node, found: FileSlice | None, offset: int) -> bool:
+def _holds(context: AdminContext, found: FileSlice | None, offset: int) -> bool:
     """Whether a batch has a record at ``offset``; a control batch's marker counts."""
     if found is None:
         return False
-    data = node.disk.pread(*found)
+    data = context.runtime.disk.pread(*found)
     for position, header in headers(data):
         if header.base_offset > offset:
             return False

@@ -24,7 +24,7 @@ from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
 
 MAX_GROUPS: Final = 200
 ENDS_TOGETHER: Final = 1000
@@ -49,12 +49,12 @@ class _Found:
     unanswered: dict[int, str] = field(default_factory=dict)
 
 
-async def overview(node: Node, wanted: str = "") -> dict[str, Any]:
+async def overview(context: AdminContext, wanted: str = "") -> dict[str, Any]:
     """Groups whose name contains ``wanted``: ``{"groups": […], "left_out": N, "unanswered": […]}``.
 
     Lags are None where a partition's leader did not answer.
     """
-    found, names, left_out = await _look(node, lambda name: wanted in name)
+    found, names, left_out = await _look(context, lambda name: wanted in name)
     groups = []
     for name in names:
         partitions = await _partitions(found, name)
@@ -74,12 +74,12 @@ async def overview(node: Node, wanted: str = "") -> dict[str, Any]:
     return {"groups": groups, "left_out": left_out, "unanswered": _unanswered(found)}
 
 
-async def detail(node: Node, name: str) -> dict[str, Any]:
+async def detail(context: AdminContext, name: str) -> dict[str, Any]:
     """One group: members, and each partition with its committed offset and lag.
 
     Raises GroupIdNotFound.
     """
-    found, names, _ = await _look(node, lambda one: one == name)
+    found, names, _ = await _look(context, lambda one: one == name)
     if not names:
         why = "".join(f"; node {n} does not answer: {said}" for n, said in found.unanswered.items())
         raise GroupIdNotFound(f"no group {name}{why}")
@@ -137,10 +137,10 @@ def _unanswered(found: _Found) -> list[dict[str, Any]]:
 # Asking.
 
 
-async def _look(node: Node, matches: Any) -> tuple[_Found, list[str], int]:
-    gateway, found = ClusterClient(node), _Found()
+async def _look(context: AdminContext, matches: Any) -> tuple[_Found, list[str], int]:
+    gateway, found = ClusterClient(context), _Found()
     try:
-        alive = [n for n, broker in node.image.brokers.items() if not broker.fenced]
+        alive = [n for n, broker in context.metadata.image.brokers.items() if not broker.fenced]
         await asyncio.gather(*(_list(gateway, one, found) for one in alive))
         matching = sorted(name for name in found.states if matches(name))
         names = matching[:MAX_GROUPS]
@@ -153,7 +153,7 @@ async def _look(node: Node, matches: Any) -> tuple[_Found, list[str], int]:
         tps = {tp for several in found.committed.values() for tp in several}
         by_leader: dict[int, list[TopicPartition]] = {}
         for tp in tps:
-            leader = _leader(node, tp)
+            leader = _leader(context, tp)
             if leader >= 0:
                 by_leader.setdefault(leader, []).append(tp)
         await asyncio.gather(
@@ -164,8 +164,8 @@ async def _look(node: Node, matches: Any) -> tuple[_Found, list[str], int]:
     return found, names, len(matching) - len(names)
 
 
-def _leader(node: Node, tp: TopicPartition) -> int:
-    topic = node.image.topics.get(tp.topic)
+def _leader(context: AdminContext, tp: TopicPartition) -> int:
+    topic = context.metadata.image.topics.get(tp.topic)
     known = topic is not None and tp.partition < len(topic.partitions)
     return topic.partitions[tp.partition].leader if known and topic is not None else -1
 

@@ -1,7 +1,7 @@
 """Compaction on demand, and questions about it, at any node: for each partition's leader.
 
 Partitions that are led here are cleaned here; the other leaders are asked, side by side, over the
-connections between nodes (:mod:`kept.node.internode.peer_http`). A partition whose leader is not
+connections between nodes (:mod:`kept.node.admin.peer_http`). A partition whose leader is not
 known, does not answer or has changed meanwhile says so by itself, and hinders no other one. A
 question about one partition goes the same way, but for what replicas know apart
 (:func:`better_journal`).
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin import compaction_status
-from kept.node.internode.peer_http import ASK_S, ask_json
+from kept.node.admin.peer_http import ASK_S, ask_json
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -27,7 +27,7 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
 
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
@@ -44,7 +44,7 @@ class _Said:
 
 
 async def compact(
-    node: Node, topic: str, numbers: Sequence[int], *, wait: bool, here: bool
+    context: AdminContext, topic: str, numbers: Sequence[int], *, wait: bool, here: bool
 ) -> dict[str, Any]:
     """Have partitions of a compacted topic compacted, whatever their dirty ratio.
 
@@ -54,10 +54,10 @@ async def compact(
     """
     led: dict[int, list[int]] = {}
     for number in numbers:
-        leader = _leader(node, topic, number)
-        led.setdefault(node.node_id if here else leader, []).append(number)
+        leader = _leader(context, topic, number)
+        led.setdefault(context.identity.node_id if here else leader, []).append(number)
     parts = await asyncio.gather(
-        *(_at(node, leader, topic, wanted, wait) for leader, wanted in led.items())
+        *(_at(context, leader, topic, wanted, wait) for leader, wanted in led.items())
     )
     started = set().union(*(part.started for part in parts))
     outcomes = {number: one for part in parts for number, one in part.outcomes.items()}
@@ -73,12 +73,12 @@ def _named(topic: str, number: int) -> dict[str, Any]:
     return {"topic": topic, "partition": number}
 
 
-def _leader(node: Node, topic: str, number: int) -> int:
-    return node.image.topics[topic].partitions[number].leader
+def _leader(context: AdminContext, topic: str, number: int) -> int:
+    return context.metadata.image.topics[topic].partitions[number].leader
 
 
 async def ask_leader(
-    node: Node,
+    context: AdminContext,
     tp: TopicPartition,
     path: str,
     given: Mapping[str, str] | None = None,
@@ -92,15 +92,15 @@ async def ask_leader(
     InvalidRequest when there is neither, UnknownTopicOrPartition, NetworkException,
     RequestTimedOut.
     """
-    leader = _leader(node, tp.topic, tp.partition)
-    if here or leader == node.node_id or (leader < 0 and tp in node.replica_manager.hosted):
+    leader = _leader(context, tp.topic, tp.partition)
+    if here or leader == context.identity.node_id or (leader < 0 and tp in context.table.hosted):
         return None
     if leader < 0:
         raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
     said = {"topic": tp.topic, "partition": str(tp.partition), **(given or {})}
     try:
         answer: dict[str, Any] = await ask_json(
-            node, leader, path, None if post else said, body=said if post else None
+            context, leader, path, None if post else said, body=said if post else None
         )
     except RetriableError as error:
         raise NetworkException(f"{tp} is led by node {leader}, which was asked: {error}") from error
@@ -108,7 +108,7 @@ async def ask_leader(
 
 
 async def better_journal(
-    node: Node, tp: TopicPartition, answer: Mapping[str, Any]
+    context: AdminContext, tp: TopicPartition, answer: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """What another replica knows better of an offset that is missing: who only followed, or keeps
     less history, has no reason of its own; the one that led the pass has. Where none that is there
@@ -118,15 +118,15 @@ async def better_journal(
         return {}
     if answer["reason"] not in (None, Reason.FOLLOWED):
         return {}
-    topic = node.image.topics.get(tp.topic)
+    topic = context.metadata.image.topics.get(tp.topic)
     away: list[int] = []
     for replica in () if topic is None else topic.partitions[tp.partition].replicas:
-        broker = node.image.brokers.get(replica)
+        broker = context.metadata.image.brokers.get(replica)
         if broker is None or broker.fenced:
             away.append(replica)
             continue
         try:
-            other = await _journal_of(node, replica, tp, answer["offset"])
+            other = await _journal_of(context, replica, tp, answer["offset"])
         except KeptError:  # it has just gone, or its replica has
             away.append(replica)
             continue
@@ -142,15 +142,13 @@ async def better_journal(
 
 
 async def _journal_of(
-    node: Node, replica: int, tp: TopicPartition, offset: int
+    context: AdminContext, replica: int, tp: TopicPartition, offset: int
 ) -> Mapping[str, Any]:
-    if replica == node.node_id:
-        node.partition(tp)
-        return await compaction_status.why_missing(
-            node, node.replica_manager.hosted[tp], offset, None
-        )
+    if replica == context.identity.node_id:
+        context.table.partition(tp)
+        return await compaction_status.why_missing(context, context.table.hosted[tp], offset, None)
     query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
-    found: Mapping[str, Any] = await ask_json(node, replica, WHY_MISSING, query)
+    found: Mapping[str, Any] = await ask_json(context, replica, WHY_MISSING, query)
     return found
 
 
@@ -158,25 +156,27 @@ def _failed(why: str) -> dict[str, Any]:
     return {"done": False, "error": why}
 
 
-async def _at(node: Node, leader: int, topic: str, numbers: list[int], wait: bool) -> _Said:
-    if leader == node.node_id:
-        return await _here(node, topic, numbers, wait)
+async def _at(
+    context: AdminContext, leader: int, topic: str, numbers: list[int], wait: bool
+) -> _Said:
+    if leader == context.identity.node_id:
+        return await _here(context, topic, numbers, wait)
     if leader < 0:
         why = f"{topic} has no leader for it now: its replicas are not available"
         return _Said(outcomes=dict.fromkeys(numbers, _failed(why)))
-    return await _elsewhere(node, leader, topic, numbers, wait)
+    return await _elsewhere(context, leader, topic, numbers, wait)
 
 
-async def _here(node: Node, topic: str, numbers: list[int], wait: bool) -> _Said:
+async def _here(context: AdminContext, topic: str, numbers: list[int], wait: bool) -> _Said:
     said, passes = _Said(), {}
     for number in numbers:
         tp = TopicPartition(topic, number)
-        hosted = node.replica_manager.hosted.get(tp)
+        hosted = context.table.hosted.get(tp)
         if hosted is None or not hosted.partition.is_leader:
-            said.outcomes[number] = _failed(_not_led(node, topic, number))
+            said.outcomes[number] = _failed(_not_led(context, topic, number))
             continue
         try:
-            passes[number] = node.cleaner.request(tp)
+            passes[number] = context.cleaner.started.request(tp)
         except KeptError as error:
             said.outcomes[number] = _failed(str(error))
             continue
@@ -193,10 +193,10 @@ async def _here(node: Node, topic: str, numbers: list[int], wait: bool) -> _Said
     return said
 
 
-def _not_led(node: Node, topic: str, number: int) -> str:
-    leader = _leader(node, topic, number)
+def _not_led(context: AdminContext, topic: str, number: int) -> str:
+    leader = _leader(context, topic, number)
     known = "nobody does now" if leader < 0 else f"node {leader} does"
-    return f"node {node.node_id} does not lead it: {known}"
+    return f"node {context.identity.node_id} does not lead it: {known}"
 
 
 def _look_at(finished: asyncio.Future[Any]) -> None:
@@ -205,11 +205,15 @@ def _look_at(finished: asyncio.Future[Any]) -> None:
         finished.exception()
 
 
-async def _elsewhere(node: Node, leader: int, topic: str, numbers: list[int], wait: bool) -> _Said:
+async def _elsewhere(
+    context: AdminContext, leader: int, topic: str, numbers: list[int], wait: bool
+) -> _Said:
     said, body = _Said(), {"topic": topic, "wait": wait}
     asked = {**body, "partition": numbers[0]} if len(numbers) == 1 else body
     try:
-        answer = await ask_json(node, leader, PATH, body=asked, timeout_s=WAIT_S if wait else ASK_S)
+        answer = await ask_json(
+            context, leader, PATH, body=asked, timeout_s=WAIT_S if wait else ASK_S
+        )
     except KeptError as error:
         why = f"its leader, node {leader}, was asked: {error}"
         return _Said(outcomes=dict.fromkeys(numbers, _failed(why)))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from kept.client.node_connection import NodeConnection
     from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
     from kept.storage.types import TopicPartition
 
 PRODUCE_VERSION: Final = 9
@@ -125,8 +125,8 @@ def _ms(moment: Any) -> int:
 class Reader:
     """Reads one partition. ``position`` is the next offset."""
 
-    def __init__(self, node: Node, gateway: ClusterClient, tp: TopicPartition) -> None:
-        self._node = node
+    def __init__(self, context: AdminContext, gateway: ClusterClient, tp: TopicPartition) -> None:
+        self._context = context
         self._gateway = gateway
         self._tp = tp
         self._topic_id: UUID | None = None
@@ -143,7 +143,7 @@ class Reader:
     async def seek(self, offset: int) -> None:
         """Begin at an offset, or at EARLIEST or LATEST. Raises InvalidRequest."""
         self._gateway.leader(self._tp)
-        self._topic_id = self._node.image.topics[self._tp.topic].topic_id
+        self._topic_id = self._context.metadata.image.topics[self._tp.topic].topic_id
         if offset >= 0:
             self.position = offset
         elif offset in (EARLIEST, LATEST):
@@ -207,7 +207,7 @@ class Reader:
 
     async def _ask(self, leader: int, max_wait_ms: int) -> Any:
         tp = self._tp
-        topic = self._node.image.topics.get(tp.topic)
+        topic = self._context.metadata.image.topics.get(tp.topic)
         if topic is not None and topic.topic_id != self._topic_id:
             raise PolicyViolation(
                 f"topic {tp.topic!r} was deleted and created anew: consume it from its beginning"
@@ -275,7 +275,8 @@ class Reader:
                 return piece(inflate_limit=ON_LOOP_BYTES)
             except InflatesBeyondLimit:
                 pass
-        return await inflated(self._node, piece, limit=INFLATE_LIMIT)
+        context = self._context
+        return await inflated(context.runtime, context.inflating, piece, limit=INFLATE_LIMIT)
 
 
 async def _repeatable(answer: Awaitable[Any]) -> Any:

@@ -36,9 +36,15 @@ class Readiness:
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+        self.started = False
+        """The node accepts clients; neither starting nor stopping."""
         self.on_move: Callable[[], None] = _nobody
         """The node calls it whenever the answer may be another one now."""
         self._awaited: set[_Awaited] | None = None
+
+    def moved(self) -> None:
+        """The answer may be another one now."""
+        self.on_move()
 
     @property
     def caught_up(self) -> bool:

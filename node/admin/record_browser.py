@@ -17,7 +17,7 @@ from kept.node.admin.partition_records import Reader
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
     from kept.storage.records import Record
     from kept.storage.types import TopicPartition
 
@@ -32,7 +32,7 @@ MAX_BYTES: Final = 2 * 1024 * 1024
 
 
 async def browse(
-    node: Node,
+    context: AdminContext,
     tp: TopicPartition,
     *,
     offset: int | None = None,
@@ -49,8 +49,8 @@ async def browse(
         raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
     if offset is not None and timestamp is not None:
         raise InvalidRequest("offset and timestamp are both given; use one of them")
-    gateway = ClusterClient(node)
-    reader = Reader(node, gateway, tp)
+    gateway = ClusterClient(context)
+    reader = Reader(context, gateway, tp)
     try:
         await reader.seek(EARLIEST)
         start, end = reader.position, await reader.end()

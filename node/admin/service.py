@@ -34,8 +34,8 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.admin.context import AdminContext
+    from kept.node.replicas.local_replica import LocalReplica
     from kept.storage.log import Log
 
 MAX_SEGMENTS: Final = 1000
@@ -55,30 +55,33 @@ def _host_and_port(address: str) -> tuple[str, int]:
 class Admin:
     """The operations, on one node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
 
     # Health.
 
     def unready(self) -> str | None:
         """Why clients should not come here now; None when they may."""
-        node = self._node
-        if not node.ready:
+        context = self._context
+        if not context.readiness.started:
             return "starting or stopping"
-        if not node.is_broker:
-            return None if node.metadata.leader_id is not None else "no controller is elected"
-        offline = {d.name: d.offline for d in node.log_directories if d.offline is not None}
-        return node.readiness.unready(
-            node.image, node.broker_epoch, offline, len(node.replica_manager.left_closed)
+        if not context.config.current.is_broker:
+            return None if context.metadata.leader_id is not None else "no controller is elected"
+        offline = {d.name: d.offline for d in context.table.directories if d.offline is not None}
+        return context.readiness.unready(
+            context.metadata.image,
+            context.identity.broker_epoch,
+            offline,
+            len(context.replicas.left_closed),
         )
 
     # The cluster and its topics.
 
     async def cluster(self) -> dict[str, Any]:
         """Brokers, this node's directories, and totals."""
-        node = self._node
-        image = node.image
-        spaces = await node.in_pool(self._spaces)
+        context = self._context
+        image = context.metadata.image
+        spaces = await context.runtime.in_thread(self._spaces)
         leads: Counter[int] = Counter()
         replicas: Counter[int] = Counter()
         offline = under_replicated = 0
@@ -91,16 +94,18 @@ class Admin:
                 offline += self._offline(topic.name, record) is not None
                 await pace.checkpoint()
         return {
-            "cluster_id": node.cluster_id,
+            "cluster_id": context.identity.cluster_id,
             "version": kept.__version__,
-            "node_id": node.node_id,
-            "controller_id": -1 if node.metadata.leader_id is None else node.metadata.leader_id,
-            "term": node.metadata.member.term,
-            "voters": [voter.node_id for voter in node.metadata.member.voters],
+            "node_id": context.identity.node_id,
+            "controller_id": -1
+            if context.metadata.leader_id is None
+            else context.metadata.leader_id,
+            "term": context.metadata.member.term,
+            "voters": [voter.node_id for voter in context.metadata.member.voters],
             "metadata_index": image.index,
             "ready": self.unready() is None,
             "reason": self.unready(),
-            "actions": node.config.console_actions,
+            "actions": context.config.current.console_actions,
             "brokers": [
                 {
                     "node_id": broker_id,
@@ -138,20 +143,19 @@ class Admin:
     async def _change_voters(
         self, add: bool, node_id: int, host: str = "", port: int = 0, *, allowed: bool
     ) -> dict[str, Any]:
-        cluster_link = self._node.cluster_link
         from kept.node.controller.quorum_reconfiguration import refuse_alone, refuse_strangers
         from kept.node.internode.controller_rpc import ChangeVotersRequest
 
-        refuse_alone(self._node)
+        refuse_alone(self._context.config.current)
         if not allowed:
-            refuse_strangers(self._node)
-        assert cluster_link is not None
-        await cluster_link.change_voters(ChangeVotersRequest(add, node_id, host=host, port=port))
-        return {"voters": [voter.node_id for voter in self._node.image.voters]}
+            refuse_strangers(self._context.addresses)
+        request = ChangeVotersRequest(add, node_id, host=host, port=port)
+        await self._context.forwarding.change_voters(request)
+        return {"voters": [voter.node_id for voter in self._context.metadata.image.voters]}
 
     def _spaces(self) -> list[dict[str, Any]]:
         found = []
-        for directory in self._node.log_directories:
+        for directory in self._context.table.directories:
             path = os.path.abspath(directory.name)
             total = usable = None
             try:
@@ -172,7 +176,9 @@ class Admin:
     async def topics(self) -> dict[str, Any]:
         """Every topic in a line: ``{"topics": [...]}``."""
         found = []
-        for number, topic in enumerate(sorted(self._node.image.topics.values(), key=_name)):
+        for number, topic in enumerate(
+            sorted(self._context.metadata.image.topics.values(), key=_name)
+        ):
             found.append(await self._summary(topic))
             await checkpoint(number)
         return {"topics": found}
@@ -181,7 +187,9 @@ class Admin:
         size_bytes = offline = 0
         policy: list[str] = []
         for number, record in enumerate(topic.partitions):
-            partition = self._node.partitions.get(TopicPartition(topic.name, record.partition))
+            partition = self._context.table.partitions.get(
+                TopicPartition(topic.name, record.partition)
+            )
             if partition is not None:
                 size_bytes += partition.log.size_bytes
                 policy = policy or sorted(partition.log.config.cleanup_policy)
@@ -225,8 +233,8 @@ class Admin:
             await checkpoint(number)
         found = {
             **await self._summary(topic),
-            "config": settings_given(self._node.image, ResourceType.TOPIC, name),
-            "broker_defaults": self._node.config.topic_defaults(),
+            "config": settings_given(self._context.metadata.image, ResourceType.TOPIC, name),
+            "broker_defaults": self._context.config.current.topic_defaults(),
             "partitions": partitions,
         }
         if not leaders:
@@ -236,10 +244,10 @@ class Admin:
             if value is not None:
                 query[parameter] = str(value)
         path = f"/api/v1/topics/{name}"
-        return await cluster_view.from_leaders(self._node, found, path, query)
+        return await cluster_view.from_leaders(self._context, found, path, query)
 
     def _topic(self, name: str) -> TopicImage:
-        topic = self._node.image.topics.get(name)
+        topic = self._context.metadata.image.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {name}")
         return topic
@@ -247,12 +255,12 @@ class Admin:
     def _offline(self, topic: str, record: PartitionRecord) -> str | None:
         """Why a partition is not served, as far as this node knows; None when it is."""
         tp = TopicPartition(topic, record.partition)
-        if tp in self._node.partitions:
+        if tp in self._context.table.partitions:
             return None
-        if self._node.node_id not in record.replicas:
+        if self._context.identity.node_id not in record.replicas:
             return None if record.leader >= 0 else f"{tp} has no leader"
         try:
-            self._node.partition(tp)
+            self._context.table.partition(tp)
         except KeptError as error:
             return str(error)
         return None
@@ -267,7 +275,7 @@ class Admin:
             "isr": list(record.isr),
             "offline": self._offline(topic, record),
         }
-        partition = self._node.partitions.get(tp)
+        partition = self._context.table.partitions.get(tp)
         if partition is None:
             return described
         log = partition.log
@@ -290,7 +298,7 @@ class Admin:
 
     async def quorum(self, local: bool = False) -> dict[str, Any]:
         """The metadata log: its leader, and how far each copy is, as the controller knows."""
-        return await cluster_view.quorum(self._node, local)
+        return await cluster_view.quorum(self._context, local)
 
     async def elect(self, topic: str, partition: int) -> dict[str, Any]:
         """Have the preferred replica of a partition lead it.
@@ -298,7 +306,7 @@ class Admin:
         Raises UnknownTopicOrPartition, ElectionNotNeeded, PreferredLeaderNotAvailable.
         """
         tp = self._known(topic, partition)
-        await cluster_view.elect_preferred(self._node, tp)
+        await cluster_view.elect_preferred(self._context, tp)
         return {**_named(tp), "elected": True}
 
     # Records and their readers.
@@ -307,13 +315,13 @@ class Admin:
         """Consumer groups of the cluster with their lag, those whose name contains ``wanted``."""
         from kept.node.admin import consumer_lag
 
-        return await consumer_lag.overview(self._node, wanted)
+        return await consumer_lag.overview(self._context, wanted)
 
     async def group(self, name: str) -> dict[str, Any]:
         """One group, by partition. Raises GroupIdNotFound."""
         from kept.node.admin import consumer_lag
 
-        return await consumer_lag.detail(self._node, name)
+        return await consumer_lag.detail(self._context, name)
 
     async def records(
         self,
@@ -329,7 +337,7 @@ class Admin:
 
         tp = self._known(topic, partition)
         return await record_browser.browse(
-            self._node, tp, offset=offset, timestamp=timestamp, limit=limit
+            self._context, tp, offset=offset, timestamp=timestamp, limit=limit
         )
 
     async def key(
@@ -346,27 +354,27 @@ class Admin:
             partition = partition_for_key(key, len(self._topic(topic).partitions))
         tp = self._known(topic, partition)
         said = await leader_routing.ask_leader(
-            self._node, tp, "/api/v1/records/key", _asked_key(key), here=here
+            self._context, tp, "/api/v1/records/key", _asked_key(key), here=here
         )
         if said is not None:
             return said
         hosted = self._hosted(tp)
-        found = await compaction_status.life_of_key(self._node, hosted, key)
-        told = await compaction_status.passes(self._node, hosted)
+        found = await compaction_status.life_of_key(self._context, hosted, key)
+        told = await compaction_status.passes(self._context, hosted)
         return {**_named(tp), "records": list(found), "passes": told["passes"]}
 
     # Compaction.
 
     def cleaner(self) -> dict[str, Any]:
         """The cleaner of this node: passes that run, logs that failed, what it did since start."""
-        return {"node": self._node.node_id, **compaction_status.cleaner(self._node)}
+        return {"node": self._context.identity.node_id, **compaction_status.cleaner(self._context)}
 
     async def passes(self, topic: str, partition: int) -> dict[str, Any]:
         """What the last passes did here: ``last``, ``passes``. Raises UnknownTopicOrPartition,
         PolicyViolation.
         """
         (tp,) = self._compacted(topic, partition)
-        return {**_named(tp), **await compaction_status.passes(self._node, self._hosted(tp))}
+        return {**_named(tp), **await compaction_status.passes(self._context, self._hosted(tp))}
 
     def history(self, topic: str, partition: int) -> dict[str, Any]:
         """Dirty ratios of a partition led here over the last hour: ``samples``.
@@ -375,17 +383,16 @@ class Admin:
         """
         tp = self._known(topic, partition)
         samples = [
-            {"at_ms": at_ms, "dirty_ratio": ratio}
-            for at_ms, ratio in self._node.dirty_history.of(tp)
+            {"at_ms": at_ms, "dirty_ratio": ratio} for at_ms, ratio in self._context.history.of(tp)
         ]
         return {**_named(tp), "samples": samples}
 
     def compaction_status(self, tp: TopicPartition) -> CompactionStatus | None:
         """Where a partition stands; None when it is not here or not compacted."""
-        hosted = self._node.replica_manager.hosted.get(tp)
+        hosted = self._context.table.hosted.get(tp)
         if hosted is None or not hosted.partition.log.config.compact:
             return None
-        return compaction_status.status(self._node, hosted)
+        return compaction_status.status(self._context, hosted)
 
     async def compaction(self, topic: str | None = None) -> dict[str, Any]:
         """Where every compacted partition (of a topic) stands: ``{"partitions": [...]}``.
@@ -395,7 +402,7 @@ class Admin:
         if topic is not None:
             self._compacted(topic)
         found: list[dict[str, Any]] = []
-        for number, tp in enumerate(sorted(self._node.partitions)):
+        for number, tp in enumerate(sorted(self._context.table.partitions)):
             await checkpoint(number)
             status = None if topic not in (None, tp.topic) else self.compaction_status(tp)
             if status is not None:
@@ -407,7 +414,7 @@ class Admin:
         known = len(self._topic(topic).partitions)
         if partition is not None:
             self._known(topic, partition)
-        if not self._node.replica_manager.config_for(self._node.image, topic).compact:
+        if not self._context.replicas.config_for(self._context.metadata.image, topic).compact:
             raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
         numbers = range(known) if partition is None else (partition,)
         return [TopicPartition(topic, number) for number in numbers]
@@ -423,8 +430,8 @@ class Admin:
         numbers = [tp.partition for tp in self._compacted(topic, partition)]
         if here and partition is None:
             led = self._topic(topic).partitions
-            numbers = [n for n in numbers if led[n].leader == self._node.node_id]
-        return await leader_routing.compact(self._node, topic, numbers, wait=wait, here=here)
+            numbers = [n for n in numbers if led[n].leader == self._context.identity.node_id]
+        return await leader_routing.compact(self._context, topic, numbers, wait=wait, here=here)
 
     async def explain(
         self, topic: str, partition: int | None, key: bytes | None, *, here: bool = False
@@ -437,19 +444,19 @@ class Admin:
         path, given = "/api/v1/compaction/explain", _asked_key(key)
         found: list[dict[str, Any]] = []
         for tp in self._compacted(topic, partition):
-            if here and partition is None and tp not in self._node.partitions:
+            if here and partition is None and tp not in self._context.table.partitions:
                 continue
-            said = await leader_routing.ask_leader(self._node, tp, path, given, here=here)
+            said = await leader_routing.ask_leader(self._context, tp, path, given, here=here)
             if said is not None:
                 found += said["partitions"]
                 continue
-            mine = await compaction_status.explain(self._node, self._hosted(tp), key)
+            mine = await compaction_status.explain(self._context, self._hosted(tp), key)
             found.append({**_named(tp), **mine})
         return {"partitions": found}
 
     def _hosted(self, tp: TopicPartition) -> LocalReplica:
-        self._node.partition(tp)
-        return self._node.replica_manager.hosted[tp]
+        self._context.table.partition(tp)
+        return self._context.table.hosted[tp]
 
     async def why_missing(
         self, topic: str, partition: int, offset: int, key: bytes | None, *, here: bool = False
@@ -459,16 +466,18 @@ class Admin:
         The leader says it, and of what it does not know the replica that does; with ``here`` this
         node's replica alone. Raises UnknownTopicOrPartition, DryRunFailed.
         """
-        tp, node = self._known(topic, partition), self._node
+        tp, context = self._known(topic, partition), self._context
         asked = {"offset": str(offset), **_asked_key(key)}
         answer = await leader_routing.ask_leader(
-            node, tp, leader_routing.WHY_MISSING, asked, here=here
+            context, tp, leader_routing.WHY_MISSING, asked, here=here
         )
         if answer is None:
-            mine = await compaction_status.why_missing(node, self._hosted(tp), offset, key)
+            mine = await compaction_status.why_missing(context, self._hosted(tp), offset, key)
             answer = {**_named(tp), "offset": offset, **mine}
         return (
-            answer if here else {**answer, **await leader_routing.better_journal(node, tp, answer)}
+            answer
+            if here
+            else {**answer, **await leader_routing.better_journal(context, tp, answer)}
         )
 
     async def lost(
@@ -482,16 +491,18 @@ class Admin:
             self._known(topic, partition or 0)
         wanted = [
             hosted.partition.log.directory
-            for tp, hosted in sorted(self._node.replica_manager.hosted.items())
+            for tp, hosted in sorted(self._context.table.hosted.items())
             if topic in (None, tp.topic) and partition in (None, tp.partition)
         ]
 
         def read() -> list[dict[str, Any]]:
             return [
-                one for path in wanted for one in lost_records_report.reports(path, self._node.disk)
+                one
+                for path in wanted
+                for one in lost_records_report.reports(path, self._context.runtime.disk)
             ]
 
-        found = await self._node.in_pool(read)
+        found = await self._context.runtime.in_thread(read)
         if offset is not None:
             found = [
                 r for r in found if r.get("first_offset", 0) <= offset < r.get("end_offset", 0)
@@ -503,7 +514,7 @@ class Admin:
         hosted = self._hosted(self._known(topic, partition))
         return {
             **_named(hosted.partition.topic_partition),
-            **asdict(replica_digests.state(self._node, hosted)),
+            **asdict(replica_digests.state(self._context.identity.node_id, hosted)),
         }
 
     async def digests(self, topic: str, partition: int, wanted: Wanted) -> dict[str, Any]:
@@ -513,7 +524,9 @@ class Admin:
         Raises UnknownTopicOrPartition, InvalidRequest, MovedMeanwhile, DryRunFailed.
         """
         hosted = self._hosted(self._known(topic, partition))
-        return await replica_digests.digests(self._node, hosted, wanted)
+        return await replica_digests.digests(
+            self._context.dry_runs, self._context.identity.node_id, hosted, wanted
+        )
 
     def _known(self, topic: str, partition: int) -> TopicPartition:
         known = len(self._topic(topic).partitions)
@@ -529,11 +542,11 @@ class Admin:
         """
         (tp,) = self._compacted(topic, partition)
         said = await leader_routing.ask_leader(
-            self._node, tp, "/api/v1/compaction/retry", here=here, post=True
+            self._context, tp, "/api/v1/compaction/retry", here=here, post=True
         )
         if said is not None:
             return said
-        if not self._node.cleaner.retry(tp):
+        if not self._context.cleaner.started.retry(tp):
             raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
         return {**_named(tp), "retrying": True}
 

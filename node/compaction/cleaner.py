@@ -33,16 +33,21 @@ from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas import maintenance
 from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import Work, pass_limits
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalDirectory, LocalReplica
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
+    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
+    from kept.node.runtime.uncompiled_kernels import Kernels
 
 STOP_WAIT_S: Final = 5.0
 ASKED_S: Final = 0.05
@@ -104,8 +109,22 @@ class _Asked:
 class Cleaner:
     """The cleaner of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        table: ReplicaTable,
+        failures: LogDirFailureChannel,
+        counters: Counters,
+        kernels: Kernels,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._table = table
+        self._failures = failures
+        self._counters = counters
+        self._kernels = kernels
         self.totals = Totals()
         self.running: dict[TopicPartition, Running] = {}
         self.failures = Failures()
@@ -120,24 +139,23 @@ class Cleaner:
 
     def start(self) -> None:
         """Begin to look for work, unless ``log.cleaner.enable`` is false."""
-        self._node.replica_manager.compaction_moved = self._moved
-        if self._node.config.log_cleaner_enable:
-            self._loop_task = self._node.loop.create_task(self._run())
+        if self._config.current.log_cleaner_enable:
+            self._loop_task = self._runtime.loop.create_task(self._run())
 
-    def _moved(self, tp: TopicPartition) -> None:
+    def generation_applied(self, tp: TopicPartition) -> None:
         """A generation was applied, whoever computed it."""
         self.failures.succeeded(tp)
         self._wake.set()
 
-    async def stop(self) -> None:
+    async def stop(self, close_manifests: Callable[[], Awaitable[None]]) -> None:
         """End the workers; what they made is thrown away by the next pass. What is being put into
-        place is finished, or withdrawn.
+        place is finished, or withdrawn, by ``close_manifests``.
         """
         self._stopping = True
         self._wake.set()
         for running in list(self.running.values()):
             running.work.cancel()
-        await self._node.replica_manager.close_manifests()
+        await close_manifests()
         tasks = [*self._tasks, *([self._loop_task] if self._loop_task else [])]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_WAIT_S)
@@ -168,26 +186,17 @@ class Cleaner:
             partition.last_stable_offset,
             hosted.manifests.why_not,
         )
-        limits = limits or self.limits(hosted)
+        limits = limits or self._limits(hosted)
         renew = hosted.manifests.renew
-        return plan(found, self._node.now_ms(), limits, asked=asked, renew=renew)
+        return plan(found, self._runtime.now_ms(), limits, asked=asked, renew=renew)
 
-    def limits(self, hosted: LocalReplica) -> Limits:
-        """What one pass may use."""
-        config = self._node.config
-        threads = max(config.log_cleaner_threads, 1)
-        return Limits(
-            dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_size // threads,
-            load_factor=config.log_cleaner_io_buffer_load_factor,
-            max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second / threads,
-            free_bytes=self._node.disk.free_bytes(hosted.directory.name),
-            check_keys=config.compaction_check_keys,
-        )
+    def _limits(self, hosted: LocalReplica) -> Limits:
+        return pass_limits(self._config.current, self._runtime.disk, hosted)
 
     def status(self, tp: TopicPartition) -> Status:
         """Everything about one log. Raises UnknownTopicOrPartition and its like."""
-        self._node.partition(tp)
-        hosted = self._node.replica_manager.hosted[tp]
+        self._table.partition(tp)
+        hosted = self._table.hosted[tp]
         return Status(
             tp,
             self.plan_for(hosted),
@@ -203,12 +212,12 @@ class Cleaner:
         The active segment is rolled first, so that everything committed takes part. It waits for a
         generation that is being published or applied. The future raises PassFailed, MachineError.
         """
-        self._node.partition(tp)
+        self._table.partition(tp)
         self.failures.retry(tp)
-        future: asyncio.Future[Result | NotNow] = self._node.loop.create_future()
+        future: asyncio.Future[Result | NotNow] = self._runtime.loop.create_future()
         self._asked.setdefault(tp, _Asked()).waiters.append(future)
         if self._loop_task is None:
-            self._loop_task = self._node.loop.create_task(self._run())
+            self._loop_task = self._runtime.loop.create_task(self._run())
         self._wake.set()
         return future
 
@@ -222,7 +231,7 @@ class Cleaner:
 
     def retry(self, tp: TopicPartition) -> bool:
         """Try a log that failed without waiting any longer; False: it had not failed."""
-        hosted = self._node.replica_manager.hosted.get(tp)
+        hosted = self._table.hosted.get(tp)
         found = hosted is not None and hosted.manifests.retry()
         found = self.failures.retry(tp) or found
         self._wake.set()
@@ -236,10 +245,10 @@ class Cleaner:
             try:
                 await self._start_due()
             except MachineError as error:
-                self._node.machine_failed(error)
+                self._failures.machine_failed(error)
             except Exception as error:  # noqa: BLE001 - reported, and the cleaner goes on
                 log.exception("cleaner failed", error)
-            backoff_s = max(self._node.config.log_cleaner_backoff_ms, 10) / 1000
+            backoff_s = max(self._config.current.log_cleaner_backoff_ms, 10) / 1000
             if self._asked.keys() - self.running.keys():
                 backoff_s = min(backoff_s, ASKED_S)
             try:
@@ -249,21 +258,21 @@ class Cleaner:
 
     async def _start_due(self) -> None:
         """Start passes until the workers are used up or nothing is due."""
-        config = self._node.config
+        config = self._config.current
         threads = max(config.log_cleaner_threads, 1)
         while not self._stopping and self._computing < threads:
             chosen = await self._choose()
             if chosen is None:
                 return
-            hosted = self._node.replica_manager.hosted.get(chosen.topic_partition)
+            hosted = self._table.hosted.get(chosen.topic_partition)
             if hosted is None:
                 continue
             partition = hosted.partition
             running = Running(
-                chosen, self._node.now_ms(), partition.leader_epoch, partition.log.truncations
+                chosen, self._runtime.now_ms(), partition.leader_epoch, partition.log.truncations
             )
             self.running[chosen.topic_partition] = running
-            task = self._node.loop.create_task(self._pass(hosted, running))
+            task = self._runtime.loop.create_task(self._pass(hosted, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -275,21 +284,21 @@ class Cleaner:
     async def _choose(self) -> Plan | None:
         plans: list[Plan] = []
         await maintenance.in_slices(self._look_for_work(plans))
-        return choose(plans, self.running, self.failures, self._node.now_ms())
+        return choose(plans, self.running, self.failures, self._runtime.now_ms())
 
     def _look_for_work(self, plans: list[Plan]) -> Iterator[None]:
         """Plan every log that may need it, in steps. One with only an active segment never does."""
-        enabled = self._node.config.log_cleaner_enable
-        replica_manager = self._node.replica_manager
+        enabled = self._config.current.log_cleaner_enable
+        table = self._table
         limits: dict[LocalDirectory, Limits] = {}
-        for tp, hosted in list(replica_manager.hosted.items()):
+        for tp, hosted in list(table.hosted.items()):
             yield
             partition = hosted.partition
             asked = tp in self._asked
             wanted = asked or (
                 enabled and len(partition.log.segments) > 1 and partition.config.compact
             )
-            if not wanted or tp in self.running or replica_manager.hosted.get(tp) is not hosted:
+            if not wanted or tp in self.running or table.hosted.get(tp) is not hosted:
                 continue
             if partition.offline is not None or not partition.is_leader:
                 if asked:
@@ -298,7 +307,7 @@ class Cleaner:
             if hosted.manifests.soon or (asked and self._prepare(hosted)):
                 continue
             if hosted.directory not in limits:
-                limits[hosted.directory] = self.limits(hosted)
+                limits[hosted.directory] = self._limits(hosted)
             found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
             if isinstance(found, Plan):
                 if asked or not hosted.manifests.gives_time(overdue=found.overdue):
@@ -308,7 +317,7 @@ class Cleaner:
 
     def _prepare(self, hosted: LocalReplica) -> bool:
         """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
-        partition, now_ms = hosted.partition, self._node.now_ms()
+        partition, now_ms = hosted.partition, self._runtime.now_ms()
         asked, log_ = self._asked[partition.topic_partition], partition.log
         if not log_.config.compact or hosted.manifests.why_not is not None:
             return False
@@ -353,13 +362,13 @@ class Cleaner:
 
     def _note(self, running: Running, result: Result) -> None:
         tp = running.plan.topic_partition
-        took_ms = self._node.now_ms() - running.started_ms
+        took_ms = self._runtime.now_ms() - running.started_ms
         totals = self.totals
         totals.passes += 1
         totals.cleaned_bytes += max(result.bytes_before - result.bytes_after, 0)
         totals.removed_records += result.records_removed
         totals.seconds += took_ms / 1000
-        self._node.metrics.compacted(tp, result, took_ms / 1000)
+        self._counters.compacted(tp, result, took_ms / 1000)
         log.info(
             "log cleaned",
             topic=tp.topic,
@@ -384,8 +393,8 @@ class Cleaner:
             return
         self.totals.failures += 1
         stopped = check_stopped(error)
-        self._node.metrics.checks_failed += stopped
-        failure = self.failures.note(tp, str(error), self._node.now_ms(), stopped=stopped)
+        self._counters.checks_failed += stopped
+        failure = self.failures.note(tp, str(error), self._runtime.now_ms(), stopped=stopped)
         log.error(
             "log not cleaned",
             topic=tp.topic,
@@ -395,33 +404,33 @@ class Cleaner:
         )
         self._answer(tp, error)
         if isinstance(error, MachineError):
-            self._node.replica_manager.fail(hosted.directory, error)
+            self._failures.fail(hosted.directory, error)
 
     async def _clean(self, hosted: LocalReplica, running: Running) -> Result:
         """Plan to result: run the worker, then publish its manifest and put its files into place.
 
         While that waits for other replicas the next log has its turn.
         """
-        node, manifests = self._node, hosted.manifests
+        runtime, manifests = self._runtime, hosted.manifests
         partition = hosted.partition
         log_ = partition.log
         based_on = manifests.core.applied
         manifests.begin_pass(running.work)
         try:
-            await node.in_pool(discard, log_.directory, node.disk)
-            await node.in_pool(import_module, PLACING)
+            await runtime.in_thread(discard, log_.directory, runtime.disk)
+            await runtime.in_thread(import_module, PLACING)
             job = job_for(
                 log_,
                 running.plan,
                 next_identity(self.state(hosted).applied, partition.leader_epoch),
-                now_ms=node.now_ms(),
+                now_ms=runtime.now_ms(),
                 hash_key=os.urandom(jobs.HASH_KEY_BYTES),
-                limits=self.limits(hosted),
+                limits=self._limits(hosted),
             )
             try:
                 result = await running.work.run(COMMAND, jobs.encode(job))
             finally:
-                node.kernels.worker_lacks(running.work.uncompiled)
+                self._kernels.worker_lacks(running.work.uncompiled)
                 self._check(hosted, running)
             running.computed = True
             self._wake.set()

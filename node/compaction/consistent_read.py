@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
 
 _T = TypeVar("_T")
 
@@ -32,7 +32,7 @@ def generation(hosted: LocalReplica) -> str | None:
 
 
 async def undisturbed(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
-    """What ``read`` comes to while the files stay. Raises MovedMeanwhile when they do not."""
+    """What ``read`` comes to while the files stay. Raises ConcurrentlyModified when they do not."""
     log = hosted.partition.log
     before = generation(hosted), log.truncations
     failed: KeptError | None = None

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
 from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
 from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
@@ -23,7 +22,6 @@ from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 if TYPE_CHECKING:
     from kept.compaction.cleaner.job import Job, Source
     from kept.compaction.manifest.manifest import Identity
-    from kept.node.node import Node
     from kept.storage.types import LogConfig
 
 COMMAND: Final = (sys.executable, "-P", "-m", "kept.node.compaction.dry_run")
@@ -37,9 +35,6 @@ MAX_RECORDS: Final = 100_000
 """Records of one key that are told; the oldest are left out beyond."""
 CHUNK_BYTES: Final = 1 << 20
 
-_TURNS: Final[WeakKeyDictionary[Node, asyncio.Semaphore]] = WeakKeyDictionary()
-_WAITING: Final[WeakKeyDictionary[Node, int]] = WeakKeyDictionary()
-
 
 class DryRunFailed(KeptError):
     """The process said why it could not do it."""
@@ -52,72 +47,70 @@ class DryRunsBusy(RetriableError):
 # In the node.
 
 
-async def run(
-    node: Node, job: Job, key: bytes | None, above: Sequence[Source]
-) -> Mapping[str, Any]:
-    """``dry_run``: what the job would do; ``key``: the life of a key. Raises DryRunFailed."""
-    from kept.compaction.cleaner import job as jobs
+class DryRuns:
+    """The dry runs of a node: one at a time."""
 
-    return await _ask(
-        node,
-        {
-            "job": jobs.encode(job),
-            "key": None if key is None else base64.b64encode(key).decode(),
-            "above": [asdict(source) for source in above],
-        },
-    )
+    def __init__(self) -> None:
+        self._turn = asyncio.Semaphore()
+        self._waiting = 0
 
+    async def run(self, job: Job, key: bytes | None, above: Sequence[Source]) -> Mapping[str, Any]:
+        """``dry_run``: what the job would do; ``key``: the life of a key. Raises DryRunFailed."""
+        from kept.compaction.cleaner import job as jobs
 
-async def find_key(
-    node: Node,
-    directory: str,
-    config: LogConfig,
-    *,
-    key: bytes,
-    sources: Sequence[Source],
-    clean_to: int,
-    applied: Identity | None,
-) -> list[Mapping[str, Any]]:
-    """Every record of a key in these segments, in order. Raises DryRunFailed."""
-    answer = await _ask(
-        node,
-        {
-            "directory": directory,
-            "strategy": {"compaction_strategy": config.compaction_strategy, "raw": config.raw},
-            "key": base64.b64encode(key).decode(),
-            "above": [asdict(source) for source in sources],
-            "clean_to": clean_to,
-            "applied": applied,
-        },
-    )
-    found: list[Mapping[str, Any]] = answer["key"]
-    return found
+        return await self._submit(
+            {
+                "job": jobs.encode(job),
+                "key": None if key is None else base64.b64encode(key).decode(),
+                "above": [asdict(source) for source in above],
+            },
+        )
 
+    async def find_key(
+        self,
+        directory: str,
+        config: LogConfig,
+        *,
+        key: bytes,
+        sources: Sequence[Source],
+        clean_to: int,
+        applied: Identity | None,
+    ) -> list[Mapping[str, Any]]:
+        """Every record of a key in these segments, in order. Raises DryRunFailed."""
+        answer = await self._submit(
+            {
+                "directory": directory,
+                "strategy": {"compaction_strategy": config.compaction_strategy, "raw": config.raw},
+                "key": base64.b64encode(key).decode(),
+                "above": [asdict(source) for source in sources],
+                "clean_to": clean_to,
+                "applied": applied,
+            },
+        )
+        records: list[Mapping[str, Any]] = answer["key"]
+        return records
 
-async def verify(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What :func:`kept.compaction.manifest.verify.answer` says. Raises DryRunFailed."""
-    return await _ask(node, {"verify": question})
+    async def verify(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What :func:`kept.compaction.manifest.verify.answer` says. Raises DryRunFailed."""
+        return await self._submit({"verify": question})
 
-
-async def _ask(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
-    waiting = _WAITING.get(node, 0)
-    if waiting > MAX_WAITING:
-        raise DryRunsBusy(f"{waiting} dry runs are under way; try again later")
-    _WAITING[node] = waiting + 1
-    try:
-        return await _in_turn(node, question)
-    finally:
-        _WAITING[node] -= 1
-
-
-async def _in_turn(node: Node, question: Mapping[str, Any]) -> Mapping[str, Any]:
-    async with _TURNS.setdefault(node, asyncio.Semaphore()):
-        child = await spawn(COMMAND, ANSWER_BYTES)
+    async def _submit(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._waiting > MAX_WAITING:
+            raise DryRunsBusy(f"{self._waiting} dry runs are under way; try again later")
+        self._waiting += 1
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await _talk(child, question)
-        except TimeoutError as error:
-            raise RequestTimedOut(f"the dry run took more than {TIMEOUT_S:.0f} s") from error
+            return await self._in_turn(question)
+        finally:
+            self._waiting -= 1
+
+    async def _in_turn(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        async with self._turn:
+            child = await spawn(COMMAND, ANSWER_BYTES)
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    return await _talk(child, question)
+            except TimeoutError as error:
+                raise RequestTimedOut(f"the dry run took more than {TIMEOUT_S:.0f} s") from error
 
 
 async def _talk(child: ChildProcess, question: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.log_snapshot import sources_from
-from kept.node.compaction import dry_run
 from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, undisturbed
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.compaction.dry_run import DryRuns
+    from kept.node.replicas.local_replica import LocalReplica
 
 MAX_PARTS: Final = 4096
 
@@ -33,11 +32,11 @@ class ReplicaState:
     high_watermark: int
 
 
-def state(node: Node, hosted: LocalReplica) -> ReplicaState:
+def state(node_id: int, hosted: LocalReplica) -> ReplicaState:
     """Where this replica stands."""
     partition = hosted.partition
     return ReplicaState(
-        node.node_id,
+        node_id,
         partition.is_leader,
         generation(hosted),
         partition.log_start_offset,
@@ -55,16 +54,18 @@ class Wanted:
     parts: int | None = None
 
 
-async def digests(node: Node, hosted: LocalReplica, wanted: Wanted) -> dict[str, Any]:
+async def digests(
+    dry_runs: DryRuns, node_id: int, hosted: LocalReplica, wanted: Wanted
+) -> dict[str, Any]:
     """What the files of this replica come to.
 
-    Raises InvalidRequest for a range that is not here, MovedMeanwhile, DryRunFailed.
+    Raises InvalidRequest for a range that is not here, ConcurrentlyModified, DryRunFailed.
     """
     partition, start, end = hosted.partition, wanted.start, wanted.end
     if not partition.log_start_offset <= start <= end <= partition.log.written_end_offset:
         raise InvalidRequest(
             f"{partition.topic_partition} has {partition.log_start_offset}.."
-            f"{partition.log.written_end_offset} on node {node.node_id}, not {start}..{end}"
+            f"{partition.log.written_end_offset} on node {node_id}, not {start}..{end}"
         )
     if wanted.parts is not None and not 0 < wanted.parts <= MAX_PARTS:
         raise InvalidRequest(f"parts must be 1 to {MAX_PARTS}, not {wanted.parts}")
@@ -84,4 +85,4 @@ async def digests(node: Node, hosted: LocalReplica, wanted: Wanted) -> dict[str,
         "end": end,
         "parts": wanted.parts,
     }
-    return dict(await undisturbed(hosted, lambda: dry_run.verify(node, question)))
+    return dict(await undisturbed(hosted, lambda: dry_runs.verify(question)))

@@ -257,6 +257,11 @@ class NodeConfig:
         return NodeConfig(self.given, dynamic_own=known[0], dynamic_default=known[1])
 
     @property
+    def is_broker(self) -> bool:
+        """Whether it holds partitions; a controller alone has no log directories."""
+        return "broker" in self.process_roles
+
+    @property
     def layers(self) -> Layers:
         """All settings given, the strongest first."""
         return (

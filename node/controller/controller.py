@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller import brokers, partition_election
+from kept.cluster.controller import brokers, decisions, partition_election
 from kept.cluster.controller.broker_sessions import BrokerSessions, Decide, Effect, Probe
 from kept.cluster.controller.brokers import Registration
 from kept.cluster.controller.partition_election import AlterIsr, UncleanAllowed
@@ -26,12 +26,20 @@ from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import failure_of
 from kept.node.runtime.clock import elapsed_ms
-from kept.node.runtime.fd_quota import check_room
+from kept.node.runtime.fd_quota import OpenFiles, check_room
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, NetworkException, NotController, StaleBrokerEpoch
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.cluster.controller.unclean_recovery import Reports
+    from kept.cluster.metadata.image import Delta
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
 
 TICK_S: Final = 0.1
 
@@ -41,11 +49,29 @@ UNCLEAN: Final = "unclean.leader.election.enable"
 class Controller:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.sessions = BrokerSessions(session_settings(node.config), self._unclean_allowed)
-        self.quorum_reconfiguration = QuorumReconfiguration(node)
-        self._turn = asyncio.Lock()
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        peers: Peers,
+        addresses: AddressBook,
+        open_files: OpenFiles,
+        counters: Counters,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._identity = identity
+        self._peers = peers
+        self._open_files = open_files
+        self._counters = counters
+        self.sessions = BrokerSessions(session_settings(config.current), self._unclean_allowed)
+        self.quorum_reconfiguration = QuorumReconfiguration(runtime, metadata, identity, addresses)
+        self.turn = asyncio.Lock()
+        """Held while a decision is taken, until it is in the image."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._awake_ms = elapsed_ms()
@@ -59,9 +85,12 @@ class Controller:
     # Life.
 
     def start(self) -> None:
-        """Answer brokers, and take notice of who leads."""
-        peers = self._node.peers
-        peers.on_control_lost = self._connection_lost
+        """Take notice of who leads."""
+        self._peers.on_control_lost = self._connection_lost
+        self._tick()
+
+    def serve_brokers(self) -> None:
+        """Answer brokers, this node's among them."""
         for method, handler in (
             ("Register", self._register),
             ("Heartbeat", self._heartbeat),
@@ -70,8 +99,7 @@ class Controller:
             ("ChangeVoters", self.quorum_reconfiguration.change),
             ("Confirm", self._confirm),
         ):
-            peers.serve(method, handler)
-        self._tick()
+            self._peers.serve(method, handler)
 
     async def close(self) -> None:
         """Decide nothing more."""
@@ -83,7 +111,7 @@ class Controller:
 
     def metadata_moved(self) -> None:
         """The image or the role of this node has changed."""
-        metadata = self._node.metadata
+        metadata = self._metadata
         now_ms = elapsed_ms()
         if metadata.leads and not self.sessions.active:
             log.info("controller", term=metadata.member.term, index=metadata.image.index)
@@ -106,7 +134,7 @@ class Controller:
         self._notice_gap()
         if self.sessions.active:
             self._perform(self.sessions.tick(elapsed_ms()))
-        self._ticker = self._node.loop.call_later(TICK_S, self._tick)
+        self._ticker = self._runtime.loop.call_later(TICK_S, self._tick)
 
     # Decisions.
 
@@ -117,7 +145,7 @@ class Controller:
         next one must not be taken on an image that lacks it. Raises what the decision raises,
         NotController.
         """
-        task = self._node.loop.create_task(self._decide(change))
+        task = self._runtime.loop.create_task(self._decide(change))
         self._tasks.add(task)
         task.add_done_callback(self._decision_ended)
         return await asyncio.shield(task)
@@ -128,22 +156,22 @@ class Controller:
             task.exception()  # told to whoever asked, if it still waits
 
     async def _decide(self, change: Change) -> int:
-        metadata = self._node.metadata
-        async with self._turn:
+        metadata = self._metadata
+        async with self.turn:
             if not metadata.leads:
                 leader_id = metadata.leader_id
                 raise NotController(
                     "this node is not the active controller",
                     -1 if leader_id is None else leader_id,
                 )
-            records = await decided(change, lambda: metadata.image, self._node.slices)
+            records = await decided(change, lambda: metadata.image, self._runtime.slices)
             if not records:
                 return metadata.image.index
-            check_room(self._node, metadata.image, records)
+            check_room(self._open_files, metadata.image, records)
             return await metadata.propose(records)
 
     def _unclean_allowed(self, image: Image) -> UncleanAllowed:
-        default = self._node.config.unclean_leader_election_enable
+        default = self._config.current.unclean_leader_election_enable
 
         def allowed(topic: str) -> bool:
             given = image.config(ResourceType.TOPIC, topic).get(UNCLEAN)
@@ -151,17 +179,34 @@ class Controller:
 
         return allowed
 
+    # Unclean elections.
+
+    @property
+    def log_reports(self) -> Reports:
+        """What replicas have told the controller of their logs; nothing in a cluster of one."""
+        return self.sessions.reports
+
+    def warn_of_unclean_elections(self, image: Image, delta: Delta) -> None:
+        """An entry is about to be acted on: the active controller counts its unclean elections and
+        logs what is known of the logs, for acknowledged records may be lost (rule 36).
+        """
+        if not delta.partitions or not self._metadata.leads:
+            return
+        for election in decisions.unclean_elections(image, delta, self.log_reports):
+            self._counters.cluster.unclean_elections += 1
+            log.warning("unclean election", report=str(election))
+
     # Effects of the sessions.
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             work = self._probe(effect) if isinstance(effect, Probe) else self._decided(effect)
-            task = self._node.loop.create_task(work)
+            task = self._runtime.loop.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _probe(self, effect: Probe) -> None:
-        found = await self._node.peers.probe(effect.broker_id)
+        found = await self._peers.probe(effect.broker_id)
         effects = self.sessions.probed(effect.broker_id, found, elapsed_ms(), effect.broker_epoch)
         self._perform(effects)
 
@@ -188,11 +233,11 @@ class Controller:
     # Calls of brokers.
 
     def _check_leads(self) -> None:
-        metadata = self._node.metadata
-        if not self.sessions.active:
+        metadata = self._metadata
+        if not self.sessions.active and not (self._config.current.alone and metadata.leads):
             leader_id = metadata.leader_id
             raise NotController(
-                f"node {self._node.node_id} is not the active controller",
+                f"node {self._identity.node_id} is not the active controller",
                 -1 if leader_id is None else leader_id,
             )
 
@@ -218,7 +263,7 @@ class Controller:
             )
 
         await self.decide(change)
-        broker = self._node.image.brokers[request.broker_id]
+        broker = self._metadata.image.brokers[request.broker_id]
         log.info("broker registered", broker=request.broker_id, epoch=broker.broker_epoch)
         return controller_rpc.RegisterReply(broker.broker_epoch)
 
@@ -230,7 +275,7 @@ class Controller:
         broken = self._broken[request.broker_id]
         while (gaps := self._gaps) != self._sure_since:
             # Its own broker slept as long, and may serve again once the controller has answered.
-            await self._node.metadata.read_barrier()
+            await self._metadata.read_barrier()
             self._check_leads()
             self._sure_since = gaps
         if self._broken[request.broker_id] != broken:
@@ -252,8 +297,8 @@ class Controller:
     async def _confirm(self, request: controller_rpc.ConfirmRequest) -> controller_rpc.ConfirmReply:
         """Up to where the broker must look to see all that was decided before it asked."""
         self._check_leads()
-        index = await self._node.metadata.read_barrier()
-        broker = self._node.metadata.image.brokers.get(request.broker_id)
+        index = await self._metadata.read_barrier()
+        broker = self._metadata.image.brokers.get(request.broker_id)
         if broker is None or broker.broker_epoch != request.broker_epoch:
             raise StaleBrokerEpoch(f"broker {request.broker_id} is another process by now")
         return controller_rpc.ConfirmReply(index)
@@ -272,7 +317,7 @@ class Controller:
             return records
 
         await self.decide(change)
-        image = self._node.image
+        image = self._metadata.image
         results = [
             _isr_result(image, asked, errors.get((asked.topic_id, asked.partition)))
             for asked in request.changes

@@ -29,25 +29,29 @@ from kept.storage.errors import (
 if TYPE_CHECKING:
     from kept.cluster.metadata.metadata_node import MetadataNode
     from kept.cluster.raft.progress import Progress
-    from kept.node.node import Node
+    from kept.node.config.node_config import NodeConfig
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.runtime import Runtime
 
 CATCH_UP_S: Final = 10.0
 """How long an observer that is to vote may take to have what was committed when that was asked."""
 LOOK_S: Final = 0.02
 
 
-def refuse_alone(node: Node) -> None:
+def refuse_alone(config: NodeConfig) -> None:
     """Raises PolicyViolation where there is nobody else who could vote."""
-    if node.cluster_link is None:
+    if config.alone:
         raise PolicyViolation(
-            f"node {node.node_id} runs alone, as its own voter: to add others, start it with a "
+            f"node {config.node_id} runs alone, as its own voter: to add others, start it with a "
             "controller.quorum.voters that names them too"
         )
 
 
-def refuse_strangers(node: Node) -> NoReturn:
+def refuse_strangers(addresses: AddressBook) -> NoReturn:
     """Raises ClusterAuthorizationFailed: the request came in where everybody can ask."""
-    endpoint = node.node_endpoint()
+    endpoint = addresses.own_node_address()
     where = "" if endpoint is None else f", {endpoint[0]}:{endpoint[1]}"
     raise ClusterAuthorizationFailed(
         "who votes is changed from a node's own machine, over Kafka's protocol or HTTP, or through "
@@ -58,13 +62,18 @@ def refuse_strangers(node: Node) -> NoReturn:
 class QuorumReconfiguration:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, runtime: Runtime, metadata: Metadata, identity: NodeIdentity, addresses: AddressBook
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._identity = identity
+        self._addresses = addresses
         self._under_way = ""
 
     @property
     def _member(self) -> MetadataNode:
-        return self._node.metadata.member
+        return self._metadata.member
 
     async def change(self, request: ChangeVotersRequest) -> ChangeVotersReply:
         """Add or remove a voter; done when that is committed.
@@ -98,13 +107,13 @@ class QuorumReconfiguration:
         if not rest:
             raise InvalidRequest(f"node {node_id} is the last voter: add another one first")
         self._refuse_without_majority(rest)
-        return await self._node.metadata.change_voters(rest)
+        return await self._metadata.change_voters(rest)
 
     async def _add(self, request: ChangeVotersRequest) -> int:
         self._refuse_unless_leading()
         node_id = request.node_id
         known = next((v for v in self._member.voters if v.node_id == node_id), None)
-        if node_id == self._node.node_id:
+        if node_id == self._identity.node_id:
             raise InvalidRequest(f"node {node_id} votes already: it is the active controller")
         follows = self._follower(node_id)
         wanted = request.directory_id
@@ -122,14 +131,14 @@ class QuorumReconfiguration:
         if known is not None:
             await self._remove(ChangeVotersRequest(False, node_id))
         together = sorted((*others, voter), key=lambda one: one.node_id)
-        return await self._node.metadata.change_voters(tuple(together))
+        return await self._metadata.change_voters(tuple(together))
 
     def _refuse_unless_leading(self) -> None:
-        metadata = self._node.metadata
+        metadata = self._metadata
         if not metadata.leads:
             leader_id = metadata.leader_id
             raise NotController(
-                f"node {self._node.node_id} is not the active controller",
+                f"node {self._identity.node_id} is not the active controller",
                 -1 if leader_id is None else leader_id,
             )
 
@@ -152,7 +161,7 @@ class QuorumReconfiguration:
         """Where other nodes reach it: as asked, as it registered, as it was before."""
         if request.host:
             return request.host, request.port
-        address = self._node.peer_address(request.node_id)
+        address = self._addresses.node_address(request.node_id)
         if address is None and known is not None and known.host:
             address = known.host, known.port
         if address is None:
@@ -164,9 +173,9 @@ class QuorumReconfiguration:
 
     async def _caught_up(self, voter: Voter) -> None:
         goal = self._member.commit_index
-        deadline = self._node.loop.time() + CATCH_UP_S
+        deadline = self._runtime.loop.time() + CATCH_UP_S
         while (follower := self._follower(voter.node_id)).match_index < goal:
-            if self._node.loop.time() > deadline:
+            if self._runtime.loop.time() > deadline:
                 raise InvalidRequest(
                     f"node {voter.node_id} lacks {goal - follower.match_index} entries of the "
                     "metadata log: add it when it has caught up"

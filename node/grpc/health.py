@@ -18,7 +18,7 @@ from kept.node.admin.service import Admin
 import grpc
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
 
 NAME: Final = "grpc.health.v1.Health"
 PAUSE_S: Final = 0.05
@@ -30,15 +30,15 @@ _STATES: Final = health_pb2.HealthCheckResponse
 class Health:
     """The service of one node; ``services`` are the names that can be asked about, and ``""``."""
 
-    def __init__(self, node: Node, services: tuple[str, ...]) -> None:
-        self._admin = Admin(node)
+    def __init__(self, context: AdminContext, services: tuple[str, ...]) -> None:
+        self._admin = Admin(context)
         self._services = ("", *services)
         self._watching = 0
         self._known: Any = None
         self._moved = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
         self._again = False
-        node.readiness.on_move = self._may_have_moved
+        context.readiness.on_move = self._may_have_moved
 
     def handlers(self) -> Any:
         """For a gRPC server."""

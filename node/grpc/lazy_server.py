@@ -19,8 +19,8 @@ from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
+    from kept.node.admin.context import AdminContext
     from kept.node.grpc.server import Server
-    from kept.node.node import Node
 
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
@@ -29,8 +29,8 @@ NOISE_INTERVAL_S: Final = 10.0
 class LazyServer:
     """gRPC clients of one node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
         self._server: Server | None = None
         self._starting: asyncio.Task[Server] | None = None
         self._joining: set[asyncio.Task[None]] = set()
@@ -42,20 +42,23 @@ class LazyServer:
         """A connection that speaks HTTP/2; ``closed`` is called when it is closed."""
         transport.pause_reading()
         self._transports = {one for one in self._transports if not one.is_closing()}
-        if self._stopped or len(self._transports) >= self._node.config.grpc_max_connections:
+        if (
+            self._stopped
+            or len(self._transports) >= self._context.config.current.grpc_max_connections
+        ):
             self._refuse(transport)
             return
         self._transports.add(transport)
-        task = self._node.loop.create_task(self._join(transport, first_bytes, closed))
+        task = self._context.runtime.loop.create_task(self._join(transport, first_bytes, closed))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
     def _refuse(self, transport: Any) -> None:
         transport.abort()
-        now = self._node.loop.time()
+        now = self._context.runtime.loop.time()
         if not self._stopped and now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
-            limit = self._node.config.grpc_max_connections
+            limit = self._context.config.current.grpc_max_connections
             log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
 
     async def _join(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
@@ -74,7 +77,7 @@ class LazyServer:
     async def _started(self) -> Server:
         if self._server is None:
             if self._starting is None:
-                self._starting = self._node.loop.create_task(self._start())
+                self._starting = self._context.runtime.loop.create_task(self._start())
             try:
                 return await asyncio.shield(self._starting)
             except KeptError:
@@ -88,8 +91,8 @@ class LazyServer:
 
             return Server
 
-        made: type[Server] = await self._node.in_pool(load)
-        server = made(self._node)
+        made: type[Server] = await self._context.runtime.in_thread(load)
+        server = made(self._context)
         await server.start()
         self._server = server
         return server

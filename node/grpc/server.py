@@ -23,8 +23,8 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection
 
 if TYPE_CHECKING:
+    from kept.node.admin.context import AdminContext
     from kept.node.config.node_config import NodeConfig
-    from kept.node.node import Node
 
 SOCKET: Final = "clients"
 KEEPALIVE_MS: Final = 60_000
@@ -38,9 +38,9 @@ UNLIMITED: Final = -1
 class Server:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._gateway = ClusterClient(node)
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
+        self._gateway = ClusterClient(context)
         self._private = PrivateServer(SOCKET)
 
     @property
@@ -50,10 +50,12 @@ class Server:
 
     async def start(self) -> None:
         """Answer. Raises MachineError."""
-        node = self._node
-        limit = node.config.grpc_max_requests
-        server = grpc.aio.server(options=options(node.config), maximum_concurrent_rpcs=limit)
-        services = (broker.Broker(node, self._gateway), health.Health(node, (broker.NAME,)))
+        context = self._context
+        limit = context.config.current.grpc_max_requests
+        server = grpc.aio.server(
+            options=options(context.config.current), maximum_concurrent_rpcs=limit
+        )
+        services = (broker.Broker(context, self._gateway), health.Health(context, (broker.NAME,)))
         server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
         listed = (broker.NAME, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(listed, server, Symbols())

@@ -1,31 +1,28 @@
 """Requests to ``/api/v1/`` that came through another node
-(:mod:`kept.node.internode.peer_http`)."""
+(:mod:`kept.node.admin.peer_http`)."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from kept.node.http.routes import route
+from kept.node.http.routes import Routes, route
 from kept.node.http.server import HttpRequest, failure, status_of
 from kept.node.internode.controller_rpc import AskReply, AskRequest
 from kept.storage.errors import KeptError, PolicyViolation
-
-if TYPE_CHECKING:
-    from kept.node.node import Node
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 PREFIX: Final = "/api/v1/"
 
 
-async def answer(node: Node, request: AskRequest) -> AskReply:
+async def answer(routes: Routes, request: AskRequest) -> AskReply:
     """Answer another node. Raises PolicyViolation for what is not for other nodes."""
     query, body = json.loads(request.query), json.loads(request.body)
     if not request.path.startswith(PREFIX) or "node" in query:
         raise PolicyViolation(f"{request.path} is not asked through another node")
     try:
         asked = HttpRequest(request.method, request.path, query, body, here=True)
-        response = await route(node, asked)
+        response = await route(routes, asked)
     except KeptError as error:
         response = failure(status_of(error), str(error))
     if response.endless:
@@ -39,6 +36,6 @@ async def answer(node: Node, request: AskRequest) -> AskReply:
         if len(whole) > MAX_ANSWER_BYTES:
             raise PolicyViolation(
                 f"the answer to {request.path} has more than {MAX_ANSWER_BYTES} bytes: ask node "
-                f"{node.node_id} itself"
+                f"{routes.context.identity.node_id} itself"
             )
     return AskReply(response.status, bytes(whole))

@@ -37,7 +37,7 @@ POST    /api/v1/voters/remove                         {"node_id": N}
 ======  ============================================  ==============================================
 
 A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
-answers (``kept.node.internode.peer_http``); only streams do not travel. Compaction is asked for at
+answers (``kept.node.admin.peer_http``); only streams do not travel. Compaction is asked for at
 any node, which asks the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life of
 a key (``kept.node.admin.leader_routing``).
 """
@@ -51,15 +51,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.service import DEFAULT_RECORDS, MAX_SEGMENTS, Admin
+from kept.node.http.console import events
+from kept.node.http.console.events import EventStreams
 from kept.node.http.server import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
 from kept.node.runtime.yielding import checkpoint
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
 
-Route = Callable[["Node", HttpRequest], Awaitable[HttpResponse]]
+Route = Callable[["Routes", HttpRequest], Awaitable[HttpResponse]]
 
 CHUNK_BYTES: Final = 64 * 1024
 STRAYS_SAID: Final = 20
@@ -67,12 +69,21 @@ STRAYS_SAID: Final = 20
 """Large answers are sent in pieces of about this size."""
 
 
-async def route(node: Node, request: HttpRequest) -> HttpResponse:
+class Routes:
+    """The answers of one node. ``streams`` are those of server-sent events."""
+
+    def __init__(self, context: AdminContext) -> None:
+        self.context = context
+        self.admin = Admin(context)
+        self.streams = EventStreams(context)
+
+
+async def route(routes: Routes, request: HttpRequest) -> HttpResponse:
     """Answer a request. Raises KeptError for what the operation refuses."""
     path = plain_path(request.path)
     wanted = _wanted_node(request, path)
-    if wanted is not None and wanted != node.node_id:
-        return await _asked(node, wanted, request)
+    if wanted is not None and wanted != routes.context.identity.node_id:
+        return await _asked(routes.context, wanted, request)
     methods = _ROUTES.get(path)
     for prefix, handler in _NAMED.items():
         if methods is None and path.startswith(prefix + "/"):
@@ -83,7 +94,7 @@ async def route(node: Node, request: HttpRequest) -> HttpResponse:
     if found is None:
         allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
         return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
-    return await found(node, request)
+    return await found(routes, request)
 
 
 def _wanted_node(request: HttpRequest, path: str) -> int | None:
@@ -98,14 +109,14 @@ def _wanted_node(request: HttpRequest, path: str) -> int | None:
     return wanted
 
 
-async def _asked(node: Node, wanted: int, request: HttpRequest) -> HttpResponse:
+async def _asked(context: AdminContext, wanted: int, request: HttpRequest) -> HttpResponse:
     """What another node answers."""
-    from kept.node.internode.peer_http import ask, question
+    from kept.node.admin.peer_http import ask, question
 
-    if node.cluster_link is None:
-        raise InvalidRequest(f"there is no node {wanted}: node {node.node_id} is alone")
+    if context.config.current.alone:
+        raise InvalidRequest(f"there is no node {wanted}: node {context.identity.node_id} is alone")
     asked = question(request.method, request.path, request.query, request.body)
-    reply = await ask(node, wanted, asked)
+    reply = await ask(context, wanted, asked)
     return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
 
 
@@ -175,7 +186,7 @@ def _console(name: str) -> HttpResponse:
     )
 
 
-async def _part_of_the_page(_node: Node, request: HttpRequest) -> HttpResponse:
+async def _part_of_the_page(_routes: Routes, request: HttpRequest) -> HttpResponse:
     from kept.node.http import console
 
     name = request.path.removeprefix(_CONSOLE + "/")
@@ -184,7 +195,7 @@ async def _part_of_the_page(_node: Node, request: HttpRequest) -> HttpResponse:
     return _console(name)
 
 
-async def _index(_node: Node, request: HttpRequest) -> HttpResponse:
+async def _index(_routes: Routes, request: HttpRequest) -> HttpResponse:
     if "text/html" in request.accept:
         return _console("page.html")
     table = (__doc__ or "").split("======\n", 1)[1].rsplit("======  ====", 1)[0]
@@ -192,41 +203,41 @@ async def _index(_node: Node, request: HttpRequest) -> HttpResponse:
     return HttpResponse(text="\n".join(["kept", "", *lines, ""]))
 
 
-async def _healthz(_node: Node, _request: HttpRequest) -> HttpResponse:
+async def _healthz(_routes: Routes, _request: HttpRequest) -> HttpResponse:
     return HttpResponse(text="ok\n")
 
 
-async def _readyz(node: Node, _request: HttpRequest) -> HttpResponse:
-    reason = Admin(node).unready()
+async def _readyz(routes: Routes, _request: HttpRequest) -> HttpResponse:
+    reason = routes.admin.unready()
     if reason is None:
-        strays = node.replica_manager.strays.paths
+        strays = routes.context.replicas.strays.paths
         more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SAID])
         return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
 
 
-async def _metrics(node: Node, _request: HttpRequest) -> HttpResponse:
+async def _metrics(routes: Routes, _request: HttpRequest) -> HttpResponse:
     from kept.node.metrics.exposition import CONTENT_TYPE, render
 
-    return HttpResponse(chunks=render(node), content_type=CONTENT_TYPE)
+    return HttpResponse(chunks=render(routes.context), content_type=CONTENT_TYPE)
 
 
-async def _cluster(node: Node, request: HttpRequest) -> HttpResponse:
+async def _cluster(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return HttpResponse(await Admin(node).cluster())
+    return HttpResponse(await routes.admin.cluster())
 
 
-async def _all_topics(node: Node, request: HttpRequest) -> HttpResponse:
+async def _all_topics(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return _large(await Admin(node).topics())
+    return _large(await routes.admin.topics())
 
 
-async def _topic(node: Node, request: HttpRequest) -> HttpResponse:
+async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "leaders", "partition", "limit", "segments")
     name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
     segments = _number(query, "segments", optional=True)
-    found = await Admin(node).topic(
+    found = await routes.admin.topic(
         name,
         leaders=_flag(query, "leaders"),
         partition=_number(query, "partition", optional=True),
@@ -236,27 +247,27 @@ async def _topic(node: Node, request: HttpRequest) -> HttpResponse:
     return _large(found)
 
 
-async def _quorum(node: Node, request: HttpRequest) -> HttpResponse:
+async def _quorum(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "local")
-    return HttpResponse(await Admin(node).quorum(_flag(request.query, "local")))
+    return HttpResponse(await routes.admin.quorum(_flag(request.query, "local")))
 
 
-async def _groups(node: Node, request: HttpRequest) -> HttpResponse:
+async def _groups(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "name")
-    return _large(await Admin(node).groups(request.query.get("name", "")))
+    return _large(await routes.admin.groups(request.query.get("name", "")))
 
 
-async def _group(node: Node, request: HttpRequest) -> HttpResponse:
+async def _group(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
     name = request.path.removeprefix(_GROUPS + "/")
-    return _large(await Admin(node).group(name))
+    return _large(await routes.admin.group(name))
 
 
-async def _records(node: Node, request: HttpRequest) -> HttpResponse:
+async def _records(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "offset", "timestamp", "limit")
     limit = _number(query, "limit", optional=True)
-    found = await Admin(node).records(
+    found = await routes.admin.records(
         _text(query, "topic"),
         _needed(query, "partition"),
         offset=_number(query, "offset", optional=True),
@@ -266,7 +277,7 @@ async def _records(node: Node, request: HttpRequest) -> HttpResponse:
     return _large(found)
 
 
-async def _life(node: Node, request: HttpRequest) -> HttpResponse:
+async def _life(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "key", "key_base64")
     key = _key(query)
@@ -274,68 +285,64 @@ async def _life(node: Node, request: HttpRequest) -> HttpResponse:
         raise InvalidRequest("key is missing")
     partition = _number(query, "partition", optional=True)
     topic = _text(query, "topic")
-    return _large(await Admin(node).key(topic, partition, key, here=request.here))
+    return _large(await routes.admin.key(topic, partition, key, here=request.here))
 
 
-async def _cleaner(node: Node, request: HttpRequest) -> HttpResponse:
+async def _cleaner(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return _large(Admin(node).cleaner())
+    return _large(routes.admin.cleaner())
 
 
-async def _passes(node: Node, request: HttpRequest) -> HttpResponse:
+async def _passes(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    return _large(await Admin(node).passes(_text(query, "topic"), _needed(query, "partition")))
+    return _large(await routes.admin.passes(_text(query, "topic"), _needed(query, "partition")))
 
 
-async def _history(node: Node, request: HttpRequest) -> HttpResponse:
+async def _history(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    return _large(Admin(node).history(_text(query, "topic"), _needed(query, "partition")))
+    return _large(routes.admin.history(_text(query, "topic"), _needed(query, "partition")))
 
 
-async def _events(node: Node, request: HttpRequest) -> HttpResponse:
-    from kept.node.http.console import events
-
+async def _events(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    events.admit(node)
+    routes.streams.admit()
     tp = None
     if "topic" in query:
         tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
-    chunks, kind = events.stream(node, tp), events.CONTENT_TYPE
+    chunks, kind = routes.streams.stream(tp), events.CONTENT_TYPE
     return HttpResponse(chunks=chunks, content_type=kind, endless=True)
 
 
-async def _pulse(node: Node, request: HttpRequest) -> HttpResponse:
-    from kept.node.http.console import events
-
+async def _pulse(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
     tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
-    return HttpResponse(events.partition_pulse(node, tp))
+    return HttpResponse(events.partition_pulse(routes.context, tp))
 
 
-async def _elect(node: Node, request: HttpRequest) -> HttpResponse:
+async def _elect(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
-    return HttpResponse(await Admin(node).elect(_text(body, "topic"), _needed(body, "partition")))
+    return HttpResponse(await routes.admin.elect(_text(body, "topic"), _needed(body, "partition")))
 
 
-async def _compaction(node: Node, request: HttpRequest) -> HttpResponse:
+async def _compaction(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "topic")
-    return _large(await Admin(node).compaction(request.query.get("topic")))
+    return _large(await routes.admin.compaction(request.query.get("topic")))
 
 
-async def _explain(node: Node, request: HttpRequest) -> HttpResponse:
+async def _explain(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "key", "key_base64")
     topic, partition = _text(query, "topic"), _number(query, "partition", optional=True)
-    found = await Admin(node).explain(topic, partition, _key(query), here=request.here)
+    found = await routes.admin.explain(topic, partition, _key(query), here=request.here)
     return _large(found)
 
 
-async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
+async def _why_missing(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "offset", "key", "key_base64")
     topic, partition, offset = (
@@ -343,25 +350,25 @@ async def _why_missing(node: Node, request: HttpRequest) -> HttpResponse:
         _needed(query, "partition"),
         _needed(query, "offset"),
     )
-    found = await Admin(node).why_missing(topic, partition, offset, _key(query), here=request.here)
+    found = await routes.admin.why_missing(topic, partition, offset, _key(query), here=request.here)
     return HttpResponse(found)
 
 
-async def _lost(node: Node, request: HttpRequest) -> HttpResponse:
+async def _lost(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "offset")
     partition = _number(query, "partition", optional=True)
     offset = _number(query, "offset", optional=True)
-    return _large(await Admin(node).lost(query.get("topic"), partition, offset))
+    return _large(await routes.admin.lost(query.get("topic"), partition, offset))
 
 
-async def _replica(node: Node, request: HttpRequest) -> HttpResponse:
+async def _replica(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    return HttpResponse(Admin(node).replica(_text(query, "topic"), _needed(query, "partition")))
+    return HttpResponse(routes.admin.replica(_text(query, "topic"), _needed(query, "partition")))
 
 
-async def _digests(node: Node, request: HttpRequest) -> HttpResponse:
+async def _digests(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "generation", "start", "end", "parts")
     from kept.node.compaction.replica_digests import Wanted
@@ -373,37 +380,37 @@ async def _digests(node: Node, request: HttpRequest) -> HttpResponse:
         _number(query, "parts", optional=True),
     )
     topic, partition = _text(query, "topic"), _needed(query, "partition")
-    return _large(await Admin(node).digests(topic, partition, wanted))
+    return _large(await routes.admin.digests(topic, partition, wanted))
 
 
-async def _now(node: Node, request: HttpRequest) -> HttpResponse:
+async def _now(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition", "wait")
     partition = _number(body, "partition", optional=True)
     topic, wait = _text(body, "topic"), _flag(body, "wait")
-    return _large(await Admin(node).compact_now(topic, partition, wait, here=request.here))
+    return _large(await routes.admin.compact_now(topic, partition, wait, here=request.here))
 
 
-async def _retry(node: Node, request: HttpRequest) -> HttpResponse:
+async def _retry(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
     topic, partition = _text(body, "topic"), _needed(body, "partition")
-    return HttpResponse(await Admin(node).retry(topic, partition, here=request.here))
+    return HttpResponse(await routes.admin.retry(topic, partition, here=request.here))
 
 
-async def _add_voter(node: Node, request: HttpRequest) -> HttpResponse:
+async def _add_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "node_id", "address")
     address = _text(body, "address") if "address" in body else None
     node_id, allowed = _needed(body, "node_id"), request.may_change_voters
-    return HttpResponse(await Admin(node).add_voter(node_id, address, allowed=allowed))
+    return HttpResponse(await routes.admin.add_voter(node_id, address, allowed=allowed))
 
 
-async def _remove_voter(node: Node, request: HttpRequest) -> HttpResponse:
+async def _remove_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.body, "node_id")
     node_id = _needed(request.body, "node_id")
     allowed = request.may_change_voters
-    return HttpResponse(await Admin(node).remove_voter(node_id, allowed=allowed))
+    return HttpResponse(await routes.admin.remove_voter(node_id, allowed=allowed))
 
 
 _API: Final = "/api/v1/"

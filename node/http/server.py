@@ -31,7 +31,7 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import h11
 
@@ -50,8 +50,8 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from kept.node.admin.context import AdminContext
     from kept.node.kafka.listener import HandedOver
-    from kept.node.node import Node
 
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
@@ -67,8 +67,6 @@ TEXT: Final = "text/plain; charset=utf-8"
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
-_CONNECTIONS: Final[WeakKeyDictionary[Node, WeakSet[HttpConnection]]] = WeakKeyDictionary()
-_TURNS: Final[WeakKeyDictionary[Node, ResponseLimiter]] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -123,16 +121,27 @@ def status_of(error: KeptError) -> int:
     return 500
 
 
-def take_over(handed_over: HandedOver, first_bytes: bytes) -> None:
-    """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
-    node, transport = handed_over.node, handed_over.transport
-    connections = _CONNECTIONS.setdefault(node, WeakSet())
-    connection = HttpConnection(handed_over)
-    transport.set_protocol(connection)
-    crowded = len(connections) >= node.config.http_max_connections and not _make_room(connections)
-    connections.add(connection)
-    connection.begin(first_bytes, crowded)
-    transport.resume_reading()
+class HttpServer:
+    """HTTP on the clients' listeners of one node."""
+
+    def __init__(self, context: AdminContext) -> None:
+        from kept.node.http.routes import Routes
+
+        self.context = context
+        self.routes = Routes(context)
+        self.limiter = ResponseLimiter()
+        self._connections: WeakSet[HttpConnection] = WeakSet()
+
+    def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
+        """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
+        connections, transport = self._connections, handed_over.transport
+        connection = HttpConnection(self, handed_over)
+        transport.set_protocol(connection)
+        limit = self.context.config.current.http_max_connections
+        crowded = len(connections) >= limit and not _make_room(connections)
+        connections.add(connection)
+        connection.begin(first_bytes, crowded)
+        transport.resume_reading()
 
 
 def _make_room(connections: WeakSet[HttpConnection]) -> bool:
@@ -150,7 +159,7 @@ def _make_room(connections: WeakSet[HttpConnection]) -> bool:
     return True
 
 
-def host_is_known(node: Node, host: str) -> bool:
+def host_is_known(context: AdminContext, host: str) -> bool:
     """Whether a Host header names this node: localhost, an address, this machine, or one of its
     listeners'.
 
@@ -166,7 +175,7 @@ def host_is_known(node: Node, host: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        config = node.config
+        config = context.config.current
         known = {"localhost", socket.gethostname(), *config.http_hosts}
         known.update(listener.host for listener in config.listeners)
         known.update(listener.host for listener in config.advertised_listeners)
@@ -194,17 +203,18 @@ def _is_held(request: h11.Request) -> bool:
 class HttpConnection(asyncio.Protocol):
     """One connection: read a request, answer it, read the next."""
 
-    def __init__(self, handed_over: HandedOver) -> None:
+    def __init__(self, server: HttpServer, handed_over: HandedOver) -> None:
         self._handed_over = handed_over
-        self._node = node = handed_over.node
+        self._context = context = server.context
+        self._routes = server.routes
         self._transport = handed_over.transport
-        self._limit = node.config.http_request_max_bytes
+        self._limit = context.config.current.http_request_max_bytes
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
-        self._idle_s = node.config.http_idle_ms / 1000
+        self._idle_s = context.config.current.http_idle_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._account = node.budget.account(handed_over.host)
+        self._account = context.budget.account(handed_over.host)
         self._read_bytes = 0
         """What was read of the request."""
         self._held_bytes = 0
@@ -213,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._endless = False
-        self._turns = _TURNS.setdefault(node, ResponseLimiter())
+        self._turns = server.limiter
         self.waits_since: float | None = None
         """When it began to wait for a request, by the loop's clock; None while it serves one."""
 
@@ -230,7 +240,7 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(503, CROWDED) if self._request_begun else self._transport.close()
 
     def _await_request(self) -> None:
-        self.waits_since = self._node.loop.time()
+        self.waits_since = self._context.runtime.loop.time()
         self._watch()
 
     # Callbacks of the transport.
@@ -317,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
                 self._unwatch()
                 self.waits_since = None
                 self._transport.pause_reading()
-                self._task = self._node.loop.create_task(self._serve())
+                self._task = self._context.runtime.loop.create_task(self._serve())
 
     async def _serve(self) -> None:
         request = self._request
@@ -354,7 +364,7 @@ class HttpConnection(asyncio.Protocol):
         from kept.node.http.routes import route
 
         try:
-            return await route(self._node, self._parse(request))
+            return await route(self._routes, self._parse(request))
         except KeptError as error:
             return failure(status_of(error), str(error))
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
@@ -398,7 +408,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _check_host(self, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
-        if not host_is_known(self._node, host):
+        if not host_is_known(self._context, host):
             raise InvalidRequest(
                 f"the Host {host} is not this node's; kept.http.hosts lists further ones"
             )
@@ -410,7 +420,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise InvalidRequest(f"requests of {origin}'s pages are refused")
-        if not self._node.config.console_actions:
+        if not self._context.config.current.console_actions:
             raise InvalidRequest(
                 "the console only reads: kept.console.actions=true lets it compact and elect"
             )
@@ -503,7 +513,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _watch(self) -> None:
         self._unwatch()
-        self._timer = self._node.loop.call_later(self._idle_s, self._timed_out)
+        self._timer = self._context.runtime.loop.call_later(self._idle_s, self._timed_out)
 
     def _unwatch(self) -> None:
         if self._timer is not None:

@@ -26,8 +26,8 @@ from kept.node.runtime.yielding import Sliced, Steps
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.kafka.connection import Connection
-    from kept.node.node import Node
 
 PRODUCE: Final = 0
 FETCH: Final = 1
@@ -62,9 +62,9 @@ class Api(NamedTuple):
 @dataclass(slots=True)
 class RequestContext:
     """Who asks for what. ``connection`` is None for a forwarded request; ``tries`` are then the ids
-    of the attempts so far, this one's last (``kept.node.cluster_link``)."""
+    of the attempts so far, this one's last (``kept.node.kafka.forwarding``)."""
 
-    node: Node
+    apis: KafkaApis
     connection: Connection | None
     api_key: int
     api_version: int
@@ -83,7 +83,7 @@ def sliced(steps: Callable[[RequestContext, Any], Steps[Answer]]) -> Handler:
 
     @wraps(steps)
     def handle(ctx: RequestContext, request: Any) -> Answer | Sliced[Answer]:
-        answer: Answer | Sliced[Answer] = ctx.node.slices.run(steps(ctx, request))
+        answer: Answer | Sliced[Answer] = ctx.apis.runtime.slices.run(steps(ctx, request))
         return answer
 
     return handle

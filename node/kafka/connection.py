@@ -82,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
-        self.node = listener.node
+        self.apis = listener.apis
         self.transport: Any = None
         self.peer = "?"
         self.software = ""
@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
-        self.account = self.node.budget
+        self.account = self.apis.budget
         """What this peer's address may hold of the node's budget."""
         self._reserved_bytes = 0
         """What the request buffer has drawn on it: its size beyond the base buffer."""
@@ -144,10 +144,15 @@ class Connection(asyncio.BufferedProtocol):
             transport.abort()  # type: ignore[attr-defined]
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.last_active = self.node.loop.time()
-        self.account = self.node.budget.account(self.host)
+        self.last_active = self.apis.runtime.loop.time()
+        self.account = self.apis.budget.account(self.host)
         self._sender = ResponseWriter(
-            self.node, sock.fileno(), self._sent, self.abort, self.account
+            runtime=self.apis.runtime,
+            table=self.apis.table,
+            budget=self.account,
+            fd=sock.fileno(),
+            on_progress=self._sent,
+            on_failure=self.abort,
         )
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -255,10 +260,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._in_event = True
         self._stalled = False
-        self.last_active = self.node.loop.time()
+        self.last_active = self.apis.runtime.loop.time()
         self.event_started = started = perf_counter()
-        if started >= self.node.serve_until:
-            self.node.check_stalled()
+        if started >= self.apis.lease.until:
+            self.apis.lease.check()
         turn_end = started + TURN_S
         turned = False
         now_ms = 0
@@ -291,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
                 most = room if room < RUN_FRAMES else RUN_FRAMES
                 ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
                 if ones:
-                    now_ms = now_ms or self.node.now_ms()
+                    now_ms = now_ms or self.apis.runtime.now_ms()
                     served = handle_run(self, ones, self._view, now_ms)
                     if served:
                         self._start = frame_end(ones[served - 1])
@@ -327,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
                 position += client
                 if position > stop:
                     raise CorruptMessage("the client id ends outside the request")
-            served = self.listener.apis.get(key)
+            served = self.listener.served.get(key)
             if served is None:
                 raise UnsupportedVersion(f"API {key} is not served")
             if not served.min_version <= version <= served.max_version:
@@ -385,7 +390,7 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(served, version, correlation_id, refused, None, self.last_active)
             return
         context = api.RequestContext(
-            self.node,
+            self.apis,
             self,
             served.key,
             version,
@@ -395,11 +400,10 @@ class Connection(asyncio.BufferedProtocol):
             self.host,
         )
         try:
-            cluster_link = self.node.cluster_link
             answer: Any
-            if served.key in api.FORWARDED and cluster_link is not None:
+            if served.key in api.FORWARDED and not self.apis.config.current.alone:
                 body = bytes(frame[position:])
-                answer = cluster_link.answered(context, served.key, version, body, request)
+                answer = self.apis.forwarding.answer(context, served.key, version, body, request)
             else:
                 answer = api.handler(served.key)(context, request)
         # The one place that reports our own bugs.
@@ -429,7 +433,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(answer, dict | bytes):
             steps = protocol.response_steps(served.key, version, correlation_id, answer)
             try:
-                frame = self.node.slices.run(steps)
+                frame = self.apis.runtime.slices.run(steps)
             except Exception as error:  # noqa: BLE001
                 self._fail(served, version, error)
                 return
@@ -442,7 +446,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._respond(served, frame, reply, started)
             return
         place = reply or self.expect()
-        future: Any = asyncio.ensure_future(answer, loop=self.node.loop)
+        future: Any = asyncio.ensure_future(answer, loop=self.apis.runtime.loop)
         blocks = reply is None and isinstance(future, Sliced)
         if blocks:
             self._block()
@@ -483,7 +487,7 @@ class Connection(asyncio.BufferedProtocol):
     def _respond(
         self, served: api.Api, frame: bytes, reply: ResponseSlot | None, started: float
     ) -> None:
-        self.node.metrics.request(served.key, self.node.loop.time() - started)
+        self.apis.counters.request(served.key, self.apis.runtime.loop.time() - started)
         if reply is None:
             self.reply([frame])
         else:
@@ -618,7 +622,7 @@ class Connection(asyncio.BufferedProtocol):
             wanted = False
             if not self._turn_scheduled:
                 self._turn_scheduled = True
-                self.node.loop.call_soon(self._go_on)
+                self.apis.runtime.loop.call_soon(self._go_on)
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
@@ -673,7 +677,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self, api_key: int, requests: int, started: float) -> None:
         """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
-        self.node.metrics.request(api_key, perf_counter() - started, requests)
+        self.apis.counters.request(api_key, perf_counter() - started, requests)
 
     def complete(self, reply: ResponseSlot, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
@@ -694,7 +698,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _sent(self) -> None:
         """The peer took bytes that had to wait."""
-        self.last_active = self.node.loop.time()
+        self.last_active = self.apis.runtime.loop.time()
         self._regulate()
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,12 +28,17 @@ from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from kept.node.config.node_config import Listener as Address
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
+    from kept.node.runtime.connection_quota import ConnectionQuota
 
 TakeOver = Callable[["HandedOver", bytes], None]
 
 HTTP_METHODS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC")
 """First four bytes of HTTP; each is far above the largest frame size as a length."""
+HTTP2: Final = b"PRI "
+"""Those of HTTP/2, which gRPC speaks."""
+GREETING: Final = b"KEPT"
+"""Those of a node that wants to know who this is."""
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
 
@@ -47,11 +52,10 @@ class HandedOver:
     Whoever serves it calls :meth:`closed` when its transport is.
     """
 
-    __slots__ = ("_open", "host", "listener", "node", "transport")
+    __slots__ = ("_open", "host", "listener", "transport")
 
     def __init__(self, listener: Listener, transport: Any, host: str) -> None:
         self.listener = listener
-        self.node = listener.node
         self.transport = transport
         self.host = host
         self._open = True
@@ -72,11 +76,20 @@ class HandedOver:
 class Listener:
     """One of ``listeners``: its sockets, and the connections accepted there.
 
-    ``between_nodes``: it is the node listener, and hands gRPC and greetings to ``node.peers``.
+    ``takeovers``: who serves other protocols, by the first four bytes. ``quota`` counts connections
+    of this listener and of others. ``between_nodes``: it is the listener for nodes.
     """
 
-    def __init__(self, node: Node, address: Address, *, between_nodes: bool = False) -> None:
-        self.node = node
+    def __init__(
+        self,
+        apis: KafkaApis,
+        address: Address,
+        quota: ConnectionQuota,
+        takeovers: Mapping[bytes, TakeOver],
+        *,
+        between_nodes: bool = False,
+    ) -> None:
+        self.apis = apis
         self.name = address.name
         self.address = address
         self.port = address.port
@@ -84,18 +97,15 @@ class Listener:
         self.connections: set[Connection] = set()
         self.handed_over: set[HandedOver] = set()
         """Connections that another protocol took over: they still count."""
-        self.quota = node.node_connections if between_nodes else node.client_connections
+        self.quota = quota
         self.replica_warning_at = 0.0
         """From this time on, by the loop's clock, another refused replica is told of."""
-        config = node.config
+        config = apis.config.current
         self.silent = HandshakeTimeouts(
-            node.loop, config.silent_ms / 1000, config.silent_max_connections
+            apis.runtime.loop, config.silent_ms / 1000, config.silent_max_connections
         )
-        self.takeovers: dict[bytes, TakeOver] = dict.fromkeys(HTTP_METHODS, take_over_http)
-        self.takeovers[b"PRI "] = take_over_grpc
-        if between_nodes:
-            self.takeovers |= {b"PRI ": take_over_peer, b"KEPT": take_over_greeting}
-        self.apis = api.served()
+        self.takeovers = takeovers
+        self.served = api.served()
         self.produce = produce.handle
         self.fetch = fetch.handle
         self.max_frame_bytes = config.socket_request_max_bytes
@@ -142,9 +152,9 @@ class Listener:
 
     async def start(self) -> None:
         """Accept."""
-        backlog = self.node.config.socket_listen_backlog_size
+        backlog = self.apis.config.current.socket_listen_backlog_size
         for sock in self._sockets:
-            server = await self.node.loop.create_server(
+            server = await self.apis.runtime.loop.create_server(
                 lambda: Connection(self), sock=sock, backlog=backlog
             )
             self._servers.append(server)
@@ -188,7 +198,7 @@ class Listener:
         """What allows no further connection from ``host``, a setting or RLIMIT_NOFILE, and how many
         it allows.
         """
-        config, quota, open_files = self.node.config, self.quota, self.node.open_files
+        config, quota, open_files = self.apis.config.current, self.quota, self.apis.open_files
         if self.between_nodes:
             limit = config.node_max_connections
             if quota.count >= limit or open_files.nearly_out(fd):
@@ -196,7 +206,7 @@ class Listener:
             return ("kept.node.max.connections", limit) if quota.count >= limit else ("", 0)
         if quota.count >= config.max_connections:
             return "max.connections", config.max_connections
-        limit = open_files.connection_limit()
+        limit = open_files.connection_limit(config.max_connections)
         if quota.count >= limit or open_files.nearly_out(fd):
             return "RLIMIT_NOFILE", limit
         if quota.of(host) >= config.max_connections_per_ip:
@@ -217,7 +227,7 @@ class Listener:
         self.leave(oldest)
 
     def _refuse(self, connection: Connection, setting: str, limit: int) -> None:
-        now = self.node.loop.time()
+        now = self.apis.runtime.loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
             log.warning("connection refused", peer=connection.peer, setting=setting, limit=limit)
@@ -240,8 +250,8 @@ class Listener:
         """Close connections idle longer than ``connections.max.idle.ms``, and those whose request
         takes longer than ``kept.request.receive.ms`` to come in; a timer calls.
         """
-        now = self.node.loop.time()
-        config = self.node.config
+        now = self.apis.runtime.loop.time()
+        config = self.apis.config.current
         idle_ms = config.connections_max_idle_ms
         oldest = now - idle_ms / 1000 if idle_ms >= 0 else -1.0
         oldest_request = now - config.request_receive_ms / 1000
@@ -267,25 +277,3 @@ def may_change_voters(between_nodes: bool, host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def take_over_http(connection: HandedOver, first_bytes: bytes) -> None:
-    """Hand a connection to the HTTP server, imported at its first request."""
-    from kept.node.http.server import take_over
-
-    take_over(connection, first_bytes)
-
-
-def take_over_grpc(connection: HandedOver, first_bytes: bytes) -> None:
-    """Hand a connection to the gRPC server, started at its first client."""
-    connection.node.grpc_front.take_over(connection.transport, first_bytes, connection.closed)
-
-
-def take_over_peer(connection: HandedOver, first_bytes: bytes) -> None:
-    """Hand a connection of another node to the gRPC server for nodes."""
-    connection.node.peers.take_over(connection.transport, first_bytes, connection.closed)
-
-
-def take_over_greeting(connection: HandedOver, first_bytes: bytes) -> None:
-    """Answer a node that wants to know who this is."""
-    connection.node.peers.greet(connection.transport, first_bytes, connection.closed)

@@ -21,8 +21,9 @@ from kept.storage.disk import FileSlice
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.runtime import Runtime
 
 SENDFILE_BYTES: Final = 32 * 1024
 """Below this a copy is cheaper than the calls that ``sendfile`` needs: it took 4.5 us against 5.2
@@ -38,18 +39,18 @@ MAX_BUFFERS: Final = 64
 
 class ResponseWriter:
     """A queue in front of a socket. ``on_progress`` is called when what had to wait was sent,
-    ``on_failure`` when nothing can be sent any more. Bytes that wait are drawn on ``budget``, the
-    node's if none is given.
+    ``on_failure`` when nothing can be sent any more. Bytes that wait are drawn on ``budget``.
     """
 
     __slots__ = (
         "_budget",
         "_duplicate",
         "_fd",
-        "_node",
         "_on_failure",
         "_on_progress",
         "_queue",
+        "_runtime",
+        "_table",
         "_waiting",
         "_watching",
         "unsent_bytes",
@@ -57,14 +58,17 @@ class ResponseWriter:
 
     def __init__(
         self,
-        node: Node,
+        *,
+        runtime: Runtime,
+        table: ReplicaTable,
+        budget: MemoryBudget,
         fd: int,
         on_progress: Callable[[], None],
         on_failure: Callable[[], None],
-        budget: MemoryBudget | None = None,
     ) -> None:
-        self._node = node
-        self._budget = node.budget if budget is None else budget
+        self._runtime = runtime
+        self._table = table
+        self._budget = budget
         self._fd = fd
         self._on_progress = on_progress
         self._on_failure = on_failure
@@ -94,7 +98,7 @@ class ResponseWriter:
         self._count_unsent()
         if self._duplicate is not None:
             if self._watching:
-                self._node.loop.remove_writer(self._duplicate.fileno())
+                self._runtime.loop.remove_writer(self._duplicate.fileno())
                 self._watching = False
             self._duplicate.close()
             self._duplicate = None
@@ -119,7 +123,7 @@ class ResponseWriter:
             while queue:
                 if turn <= 0:
                     self._waiting = True
-                    self._node.loop.call_soon(self._again)
+                    self._runtime.loop.call_soon(self._again)
                     break
                 sent = self._send_file() if type(queue[0]) is FileSlice else self._send_bytes()
                 if sent < 0:
@@ -139,7 +143,7 @@ class ResponseWriter:
             self._on_failure()
             return
         if self._watching and not queue:
-            self._node.loop.remove_writer(self._own().fileno())
+            self._runtime.loop.remove_writer(self._own().fileno())
             self._watching = False
         if queue or self.unsent_bytes:
             self._count_unsent()
@@ -185,8 +189,8 @@ class ResponseWriter:
     def _read_now(self, piece: FileSlice) -> bytes | bytearray | None:
         """A small slice's bytes; None when reading them would wait for the disk."""
         file, position, size = piece
-        disk = self._node.disk
-        if self._node.reads_in_memory:
+        disk = self._runtime.disk
+        if self._table.reads_in_memory:
             return disk.pread(file, position, size)
         data = disk.preadv_nowait(file, position, size)
         return data if data is not None and len(data) == size else None
@@ -202,7 +206,7 @@ class ResponseWriter:
                 return -1
             queue[0] = data
             return 0
-        disk = self._node.disk
+        disk = self._runtime.disk
         chunk = min(size, CHUNK_BYTES)
         if not disk.resident(file, position, chunk):
             self._read_in_thread(chunk)
@@ -219,7 +223,9 @@ class ResponseWriter:
     def _read_in_thread(self, size: int) -> None:
         slice_ = self._queue[0]
         self._waiting = True
-        future = self._node.in_pool(self._node.disk.pread, slice_.file, slice_.position, size)
+        future = self._runtime.in_thread(
+            self._runtime.disk.pread, slice_.file, slice_.position, size
+        )
 
         def done(finished: Any) -> None:
             self._waiting = False
@@ -258,7 +264,7 @@ class ResponseWriter:
 
     def _watch(self) -> None:
         if not self._watching:
-            self._node.loop.add_writer(self._own().fileno(), self._writable)
+            self._runtime.loop.add_writer(self._own().fileno(), self._writable)
             self._watching = True
 
     def _writable(self) -> None:

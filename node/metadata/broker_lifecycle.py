@@ -8,7 +8,8 @@ needs none of it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.cluster.controller import broker_lifecycle
 from kept.cluster.controller.broker_lifecycle import SUSPENDED, BrokerLifecycle, State
@@ -21,27 +22,69 @@ from kept.cluster.controller.heartbeats import (
 )
 from kept.node.config.core_settings import lifecycle_settings
 from kept.node.internode.controller_rpc import HeartbeatRequest, RegisterRequest
-from kept.node.replicas import log_dirs
+from kept.node.metadata.serving_lease import NEVER
 from kept.node.runtime.clock import by_perf_counter, elapsed_ms
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
-    from kept.node.node import Node
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.metadata.serving_lease import ServingLease
+    from kept.node.runtime.runtime import Runtime
+    from kept.node.runtime.shutdown import Shutdown
 
-NEVER: Final = float("inf")
-"""Partitions refuse by themselves while serving is suspended."""
 TICKS_PER_STALL: Final = 8
 CALL_S: Final = 2.0
+
+
+class BrokerReplicas(Protocol):
+    """What a broker's life asks of its replicas."""
+
+    def suspend(self) -> None:
+        """Serve nobody until :meth:`resume`."""
+
+    def resume(self, image: Image) -> None:
+        """Take every role of ``image``, or go on with it."""
+
+    def led_up_to(self, index: int) -> int:
+        """Up to which entry, ``index`` at most, everything that was to be led here is led."""
+
+    def mark_running(self, broker_epoch: int) -> Coroutine[Any, Any, None]:
+        """Mark the log directories with the epoch of this registration."""
+
+    def replica_logs(self, partitions: Iterable[PartitionKey]) -> list[ReplicaLog]:
+        """How long the logs here are that the controller asks for."""
 
 
 class BrokerLifecycleManager:
     """See the module."""
 
-    def __init__(self, node: Node, registration: Registration) -> None:
-        self._node = node
-        self.core = BrokerLifecycle(registration, lifecycle_settings(node.config))
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        peers: Peers,
+        lease: ServingLease,
+        shutdown: Shutdown,
+        replicas: BrokerReplicas,
+        registration: Registration,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._identity = identity
+        self._peers = peers
+        self._lease = lease
+        self._shutdown = shutdown
+        self._replicas = replicas
+        self.core = BrokerLifecycle(registration, lifecycle_settings(config.current))
         self.registered = asyncio.Event()
         """The controller has let this process in."""
         self.running = asyncio.Event()
@@ -54,7 +97,7 @@ class BrokerLifecycleManager:
         self._controller: int | None = None
         self._marked_epoch = -1
         """The broker epoch that the log directories are marked with."""
-        self._answered_at = node.loop.time()
+        self._answered_at = runtime.loop.time()
         """When the newest heartbeat was sent that was answered, and acted on as far as the answer
         knew: this broker was not fenced within a session of it, and knows what it leads."""
         self._heard = (0, self._answered_at)
@@ -63,12 +106,12 @@ class BrokerLifecycleManager:
     @property
     def out_of_touch(self) -> bool:
         """No controller answered for as long as one waits before it fences: others may lead."""
-        return self._silent_ms > self._node.config.broker_session_timeout_ms
+        return self._silent_ms > self._config.current.broker_session_timeout_ms
 
     @property
     def may_be_fenced(self) -> bool:
         """No controller answered for so long that one may have fenced this broker already."""
-        config = self._node.config
+        config = self._config.current
         session_ms, interval_ms = (
             config.broker_session_timeout_ms,
             config.broker_heartbeat_interval_ms,
@@ -77,12 +120,7 @@ class BrokerLifecycleManager:
 
     @property
     def _silent_ms(self) -> float:
-        return (self._node.loop.time() - self._answered_at) * 1000
-
-    @property
-    def broker_epoch(self) -> int:
-        """Epoch of the registration; -1 before it."""
-        return self.core.broker_epoch
+        return (self._runtime.loop.time() - self._answered_at) * 1000
 
     # Life.
 
@@ -94,7 +132,7 @@ class BrokerLifecycleManager:
     def _tick(self) -> None:
         self._step(broker_lifecycle.Tick(elapsed_ms()))
         seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
-        self._ticker = self._node.loop.call_later(seconds, self._tick)
+        self._ticker = self._runtime.loop.call_later(seconds, self._tick)
 
     def check_stalled(self) -> None:
         """Before leadership is acted on, later than the last tick allows: was this a stall?"""
@@ -119,7 +157,7 @@ class BrokerLifecycleManager:
         if node_id == self._controller:
             return
         self._controller = node_id
-        self._node.peers.hold_control(node_id)
+        self._peers.hold_control(node_id)
         if node_id is not None:
             self._step(broker_lifecycle.ControllerChanged(elapsed_ms()))
 
@@ -151,31 +189,34 @@ class BrokerLifecycleManager:
                     self._spawn(self._heartbeat(effect))
                 case broker_lifecycle.StopServing():
                     log.warning("serving suspended", reason=effect.reason)
-                    self._node.replica_manager.roles.suspend()
+                    self._replicas.suspend()
                 case broker_lifecycle.ResumeServing():
-                    self._node.replica_manager.roles.resume(self.core.image)
+                    self._replicas.resume(self.core.image)
                 case broker_lifecycle.Exit():
                     self._exit(effect)
         valid_until_ms = self.core.valid_until_ms
-        self._node.serve_until = (
-            NEVER if valid_until_ms == SUSPENDED else by_perf_counter(valid_until_ms)
+        self._lease.until = (
+            NEVER  # partitions refuse by themselves while serving is suspended
+            if valid_until_ms == SUSPENDED
+            else by_perf_counter(valid_until_ms)
         )
+        self._identity.broker_epoch = self.core.broker_epoch
         if self.core.broker_epoch >= 0:
             self.registered.set()
             if self.core.broker_epoch != self._marked_epoch:
                 self._marked_epoch = self.core.broker_epoch
-                self._spawn(log_dirs.mark_running(self._node, self._marked_epoch))
+                self._spawn(self._replicas.mark_running(self._marked_epoch))
         if self.core.state is State.RUNNING:
             self.running.set()
 
     def _exit(self, effect: broker_lifecycle.Exit) -> None:
         if effect.failed:
             self.failure = effect.reason
-            self._node.fatal(effect.reason)
+            self._shutdown.fatal(effect.reason)
         self.stopped.set()
 
-    def _spawn(self, work: Any) -> None:
-        task = self._node.loop.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._runtime.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -199,14 +240,14 @@ class BrokerLifecycleManager:
         request = HeartbeatRequest(
             effect.broker_id,
             effect.broker_epoch,
-            self._node.replica_manager.changes.led_up_to(effect.applied_index),
+            self._replicas.led_up_to(effect.applied_index),
             wants_fence=effect.wants_fence,
             wants_shutdown=effect.wants_shutdown,
-            logs=tuple(self._logs(effect.report)),
+            logs=tuple(self._replicas.replica_logs(effect.report)),
         )
-        asked_at = self._node.loop.time()
+        asked_at = self._runtime.loop.time()
         try:
-            reply = await self._node.peers.heartbeat(request, CALL_S)
+            reply = await self._peers.heartbeat(request, CALL_S)
         except KeptError as error:
             self._step(broker_lifecycle.HeartbeatFailed(effect.number, error, elapsed_ms()))
             return
@@ -216,28 +257,7 @@ class BrokerLifecycleManager:
         self._step(broker_lifecycle.HeartbeatAnswered(effect.number, answer, elapsed_ms()))
 
     async def _ask(self, method: str, request: Any) -> Any:
-        controller = self._node.metadata.leader_id
+        controller = self._metadata.leader_id
         if controller is None:
             raise NetworkException(f"{method}: no controller is known")
-        return await self._node.peers.call(controller, method, request, CALL_S)
-
-    def _logs(self, report: tuple[PartitionKey, ...]) -> list[ReplicaLog]:
-        """How long the logs are that the controller asks for."""
-        found = []
-        for topic_id, number in report:
-            topic = self._node.replica_manager.by_id.get(topic_id.bytes)
-            hosted = None if topic is None else topic.partitions.get(number)
-            record = self._node.image.partition(topic_id, number)
-            if hosted is None or record is None:
-                continue
-            partition = hosted.partition
-            found.append(
-                ReplicaLog(
-                    topic_id,
-                    number,
-                    record.leader_epoch,
-                    partition.latest_epoch,
-                    partition.log_end_offset,
-                )
-            )
-        return found
+        return await self._peers.call(controller, method, request, CALL_S)

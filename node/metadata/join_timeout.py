@@ -18,8 +18,10 @@ from kept.node.internode.identity import taken
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 
 if TYPE_CHECKING:
+    from kept.node.config.node_config import NodeConfig
     from kept.node.internode.peers import Peers
-    from kept.node.node import Node
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.runtime import Runtime
 
 LOOK_S: Final = 0.2
 REFUSED_S: Final = 3.0
@@ -29,14 +31,17 @@ REFUSED_S: Final = 3.0
 class Joining:
     """The patience of one start."""
 
-    def __init__(self, node: Node, peers: Peers) -> None:
-        self._node = node
+    def __init__(
+        self, runtime: Runtime, config: NodeConfig, metadata: Metadata, peers: Peers
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
         self._peers = peers
-        config = node.config
         self._others = {voter.node_id for voter in config.controller_quorum_voters}
-        self._others.discard(node.node_id)
-        self._began = node.loop.time()
-        self._taken = taken(node.node_id)
+        self._others.discard(config.node_id)
+        self._began = runtime.loop.time()
+        self._taken = taken(config.node_id)
         self._refused_since: float | None = None
 
     async def until(self, event: asyncio.Event) -> None:
@@ -52,7 +57,7 @@ class Joining:
                 continue
 
     def _look(self) -> None:
-        now = self._node.loop.time()
+        now = self._runtime.loop.time()
         refusals = self._peers.refusals
         is_taken = self._taken in refusals.values()
         by_all = bool(self._others) and self._others <= refusals.keys()
@@ -66,8 +71,8 @@ class Joining:
             raise ConfigurationError(
                 "all other nodes of controller.quorum.voters refuse this one: " + self._told
             )
-        patience_s = self._node.config.initial_broker_registration_timeout_ms / 1000
-        if self._node.is_broker and now - self._began > patience_s:
+        patience_s = self._config.initial_broker_registration_timeout_ms / 1000
+        if self._config.is_broker and now - self._began > patience_s:
             raise RequestTimedOut(
                 "this broker was not registered within initial.broker.registration.timeout.ms "
                 f"({patience_s:g} s): {self._why}"
@@ -82,7 +87,7 @@ class Joining:
 
     @property
     def _why(self) -> str:
-        leader_id = self._node.metadata.leader_id
+        leader_id = self._metadata.leader_id
         if leader_id is not None:
             return f"node {leader_id}, the active controller, did not let it in"
         if self._others & self._peers.refusals.keys():

@@ -18,7 +18,10 @@ from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.runtime import Runtime
 
 ANSWER_S: Final = 2.0
 """Without an answer for so long nothing is proven; an election takes less."""
@@ -29,8 +32,20 @@ Then = Callable[[bool], None]
 class LeadershipBarrier:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        peers: Peers,
+        alone: bool,
+    ) -> None:
+        self._alone = alone
+        self._runtime = runtime
+        self._metadata = metadata
+        self._identity = identity
+        self._peers = peers
         self._asked: list[Then] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -40,7 +55,7 @@ class LeadershipBarrier:
         """
         self._asked.append(then)
         if self._task is None:
-            self._task = self._node.loop.create_task(self._run())
+            self._task = self._runtime.loop.create_task(self._run())
 
     async def close(self) -> None:
         """Ask nobody any more; who waits hears nothing."""
@@ -60,15 +75,16 @@ class LeadershipBarrier:
             self._task = None
 
     async def _confirm(self) -> bool:
-        node = self._node
-        controller, cluster_link = node.metadata.leader_id, node.cluster_link
-        if controller is None or cluster_link is None:
+        if self._alone:
+            return True  # nobody else decides anything
+        controller = self._metadata.leader_id
+        if controller is None:
             return False
-        request = ConfirmRequest(node.node_id, cluster_link.broker_epoch)
+        request = ConfirmRequest(self._identity.node_id, self._identity.broker_epoch)
         try:
             async with asyncio.timeout(ANSWER_S):
-                reply = await node.peers.call(controller, "Confirm", request, ANSWER_S)
-                await node.metadata.acted(reply.index)
+                reply = await self._peers.call(controller, "Confirm", request, ANSWER_S)
+                await self._metadata.acted(reply.index)
         except (KeptError, TimeoutError) as error:
             log.warning("leadership not confirmed", controller=controller, error=str(error))
             return False

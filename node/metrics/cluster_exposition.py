@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
     from kept.replication.partition import Partition
 
 
@@ -68,9 +68,9 @@ class LedPartitions:
         yield lag
 
 
-def families(node: Node) -> Iterator[Metric | None]:
+def families(context: AdminContext) -> Iterator[Metric | None]:
     """Elections, failovers, ISRs; and what the controller sees."""
-    counted = node.metrics.cluster
+    counted = context.counters.cluster
     yield counter("isr_shrinks", "Replicas that left an ISR led here.", counted.isr_shrinks)
     yield counter("isr_expands", "Replicas that entered an ISR led here.", counted.isr_expands)
     yield counter("raft_elections", "Controllers that came into office.", counted.elections)
@@ -82,9 +82,9 @@ def families(node: Node) -> Iterator[Metric | None]:
         "Time from noticing that a partition's leader is gone to taking appends here.",
         counted.failover_seconds,
     )
-    leads = node.metadata.leads
+    leads = context.metadata.leads
     yield gauge("controller_active", "1 at the active controller.", leads)
-    brokers = node.image.brokers.values() if leads else ()
+    brokers = context.metadata.image.brokers.values() if leads else ()
     fenced = sum(broker.fenced for broker in brokers)
     yield gauge("controller_fenced_brokers", "Brokers that are registered and fenced.", fenced)
     yield counter(
@@ -98,7 +98,7 @@ def families(node: Node) -> Iterator[Metric | None]:
         counted.lost_records,
     )
     offline = 0
-    for topic in node.image.topics.values() if leads else ():
+    for topic in context.metadata.image.topics.values() if leads else ():
         offline += sum(record.leader == NO_LEADER for record in topic.partitions)
         yield None
     yield gauge(

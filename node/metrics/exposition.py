@@ -29,7 +29,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CHUNK_BYTES: Final = 64 * 1024
@@ -37,14 +37,14 @@ LIBRARY: Final = "prometheus_client.core"
 FDS_AT_ONCE: Final = 500
 
 
-async def render(node: Node) -> AsyncIterator[bytes]:
+async def render(context: AdminContext) -> AsyncIterator[bytes]:
     """The text, in pieces."""
     if LIBRARY not in sys.modules:
-        await node.in_pool(import_module, LIBRARY)
+        await context.runtime.in_thread(import_module, LIBRARY)
     out: list[str] = []
     size = 0
     pace = Pace()
-    for family in families(node):
+    for family in families(context):
         for line in () if family is None else _lines(family):
             out.append(line)
             size += len(line)
@@ -84,33 +84,33 @@ def _escaped(text: str) -> str:
 
 
 class Collector:
-    """The same for a registry of prometheus-client: ``REGISTRY.register(Collector(node))``."""
+    """The same for a registry of prometheus-client: ``REGISTRY.register(Collector(context))``."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
 
     def collect(self) -> Iterator[Metric]:
         """Every family, whole."""
-        for family in families(self._node):
+        for family in families(self._context):
             if family is not None:
                 yield family.family() if isinstance(family, PartitionSeries) else family
 
 
-def families(node: Node) -> Iterator[Metric | PartitionSeries | None]:
+def families(context: AdminContext) -> Iterator[Metric | PartitionSeries | None]:
     """Every metric of the node; None is a good moment to let others run."""
-    yield from _process(node)
-    yield from _traffic(node)
-    yield from _compaction(node)
-    yield from _partitions(node)
-    yield from cluster_exposition.families(node)
-    yield from _groups(node)
+    yield from _process(context)
+    yield from _traffic(context)
+    yield from _compaction(context)
+    yield from _partitions(context)
+    yield from cluster_exposition.families(context)
+    yield from _groups(context)
 
 
-def _process(node: Node) -> Iterator[Metric | None]:
+def _process(context: AdminContext) -> Iterator[Metric | None]:
     from prometheus_client.core import GaugeMetricFamily
 
     build = GaugeMetricFamily("kept_build_info", "Version of kept.", labels=["version", "kernel"])
-    uncompiled = len(node.kernels.uncompiled)
+    uncompiled = len(context.kernels.uncompiled)
     build.add_metric([kept.__version__, "python" if uncompiled else "cython"], 1)
     yield build
     yield gauge(
@@ -127,25 +127,31 @@ def _process(node: Node) -> Iterator[Metric | None]:
                 yield None
     yield gauge("open_fds", "Open file descriptors.", open_fds)
     yield gauge("max_fds", "File descriptors that may be open.", _max_fds())
-    yield gauge("ready", "1 when the node serves clients.", Admin(node).unready() is None)
-    connections = node.connection_count
+    yield gauge("ready", "1 when the node serves clients.", Admin(context).unready() is None)
+    connections = context.open_files.connection_count
     yield gauge("connections", "Open connections.", connections)
-    yield gauge("inflight_bytes", "Bytes of requests and responses held.", node.budget.used_bytes)
-    member = node.metadata.member
+    yield gauge(
+        "inflight_bytes", "Bytes of requests and responses held.", context.budget.used_bytes
+    )
+    member = context.metadata.member
     yield gauge("raft_term", "Term of the metadata log.", member.term)
     leader = -1 if member.leader_id is None else member.leader_id
     yield gauge("raft_leader", "Node id of the metadata log's leader, -1: not known.", leader)
-    lag = member.last_index - node.metadata.acted_index
+    lag = member.last_index - context.metadata.acted_index
     yield gauge("raft_commit_lag", "Entries of the metadata log not applied here yet.", lag)
-    yield gauge("metadata_index", "Last entry of the metadata log applied here.", node.image.index)
-    offline = sum(1 for directory in node.log_directories if directory.offline is not None)
+    yield gauge(
+        "metadata_index",
+        "Last entry of the metadata log applied here.",
+        context.metadata.image.index,
+    )
+    offline = sum(1 for directory in context.table.directories if directory.offline is not None)
     yield gauge("offline_log_directories", "Log directories that failed.", offline)
-    strays = len(node.replica_manager.strays.paths)
+    strays = len(context.replicas.strays.paths)
     yield gauge("stray_logs", "Logs set aside, which the metadata does not know.", strays)
-    yield from _disks(node)
+    yield from _disks(context)
 
 
-def _disks(node: Node) -> Iterator[Metric]:
+def _disks(context: AdminContext) -> Iterator[Metric]:
     """Room on the disks of the log directories; a broken disk has no series."""
     from prometheus_client.core import GaugeMetricFamily
 
@@ -155,7 +161,7 @@ def _disks(node: Node) -> Iterator[Metric]:
     size = GaugeMetricFamily(
         "kept_log_directory_size_bytes", "Size of its disk.", labels=["directory"]
     )
-    for directory in node.log_directories:
+    for directory in context.table.directories:
         path = os.path.abspath(directory.name)
         try:
             space = os.statvfs(path)
@@ -177,12 +183,12 @@ def _max_fds() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _traffic(node: Node) -> Iterator[Metric | None]:
+def _traffic(context: AdminContext) -> Iterator[Metric | None]:
     from prometheus_client.core import HistogramMetricFamily
 
     from kept.node.kafka import api
 
-    m = node.metrics
+    m = context.counters
     yield counter("bytes_in", "Bytes of record batches appended for producers.", m.bytes_in)
     yield counter("records_in", "Records appended for producers.", m.records_in)
     yield counter("batches_in", "Record batches appended for producers.", m.produced_batches)
@@ -203,11 +209,13 @@ def _traffic(node: Node) -> Iterator[Metric | None]:
     yield latency
 
 
-def _compaction(node: Node) -> Iterator[Metric | None]:
-    m = node.metrics
+def _compaction(context: AdminContext) -> Iterator[Metric | None]:
+    m = context.counters
     yield counter("log_cleaner_compactions", "Compaction passes applied.", m.compactions)
     yield counter(
-        "log_cleaner_failures", "Compaction passes that failed.", node.cleaner.totals.failures
+        "log_cleaner_failures",
+        "Compaction passes that failed.",
+        context.cleaner.started.totals.failures,
     )
     yield counter("log_cleaner_cleaned_bytes", "Bytes that compaction freed.", m.cleaned_bytes)
     yield counter("log_cleaner_removed_records", "Records removed.", m.records_removed)
@@ -222,7 +230,7 @@ def _compaction(node: Node) -> Iterator[Metric | None]:
     yield histogram("log_cleaner_duration_seconds", "Time of a pass.", m.cleaner_seconds)
 
 
-def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
+def _partitions(context: AdminContext) -> Iterator[Metric | PartitionSeries | None]:
     """Totals over all partitions, and series for those that need attention."""
     dirty = series("log_cleaner_dirty_ratio", "Dirty share of the cleanable bytes.")
     uncleanable = series(
@@ -240,16 +248,16 @@ def _partitions(node: Node) -> Iterator[Metric | PartitionSeries | None]:
     )
     offline = series("partition_offline", "1: not open, or led by nobody.")
     in_sync = series("partition_isr", "Replicas in sync.")
-    led = LedPartitions(node.node_id)
-    all_of_them = node.config.metrics_partitions == "all"
-    admin = Admin(node)
+    led = LedPartitions(context.identity.node_id)
+    all_of_them = context.config.current.metrics_partitions == "all"
+    admin = Admin(context)
     totals: Counter[str] = Counter()
-    for tp, record in _records(node):
+    for tp, record in _records(context):
         yield None
         name = [tp.topic, str(tp.partition)]
         totals["count"] += 1
         under = record.is_under_replicated
-        partition = node.partitions.get(tp)
+        partition = context.table.partitions.get(tp)
         if partition is None or record.leader == NO_LEADER:
             totals["offline"] += 1
             offline.add_metric(name, 1)
@@ -337,14 +345,14 @@ def _needs_attention(status: CompactionStatus, config: Any) -> bool:
     return status.state == "uncleanable" or status.dirty_ratio > config.min_cleanable_dirty_ratio
 
 
-def _records(node: Node) -> Iterator[tuple[TopicPartition, Any]]:
-    for topic in node.image.topics.values():
+def _records(context: AdminContext) -> Iterator[tuple[TopicPartition, Any]]:
+    for topic in context.metadata.image.topics.values():
         for record in topic.partitions:
-            if node.node_id in record.replicas:
+            if context.identity.node_id in record.replicas:
                 yield TopicPartition(topic.name, record.partition), record
 
 
-def _groups(node: Node) -> Iterator[Metric | None]:
+def _groups(context: AdminContext) -> Iterator[Metric | None]:
     """Lag of every group: records between its committed offset and the high watermark."""
     from prometheus_client.core import GaugeMetricFamily
 
@@ -353,9 +361,9 @@ def _groups(node: Node) -> Iterator[Metric | None]:
         labels=["group", "topic"],
     )  # fmt: skip
     sums: dict[tuple[str, str], int] = {}
-    for group, topic, index, offset in list(node.groups.committed()):
+    for group, topic, index, offset in list(context.groups.committed()):
         yield None
-        partition = node.partitions.get(TopicPartition(topic, index))
+        partition = context.table.partitions.get(TopicPartition(topic, index))
         if partition is not None:
             behind = max(0, partition.high_watermark - offset)
             sums[group, topic] = sums.get((group, topic), 0) + behind

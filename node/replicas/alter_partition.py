@@ -16,8 +16,14 @@ from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.node.node import Node
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
     from kept.storage.types import TopicPartition
 
@@ -59,8 +65,22 @@ class _Resignation:
 class AlterPartitionQueue:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        peers: Peers,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._identity = identity
+        self._peers = peers
+        self.on_still_lost: Callable[[TopicPartition, PartitionRecord | None], None]
+        """Called when a replica that resigned may have to do it again."""
         self._wanted: dict[Partition | _Resignation, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._resigned_at: dict[TopicPartition, float] = {}
@@ -72,7 +92,7 @@ class AlterPartitionQueue:
         """A partition wants another ISR; it says which when the call is made."""
         self._wanted[partition] = None
         if self._task is None:
-            self._task = self._node.loop.create_task(self._run())
+            self._task = self._runtime.loop.create_task(self._run())
 
     def resign(self, tp: TopicPartition, record: PartitionRecord) -> None:
         """This node lost its replica: it leaves the ISR, and another member is to lead.
@@ -80,19 +100,19 @@ class AlterPartitionQueue:
         A leader that does not know yet that nobody follows here may take it back; then it is asked
         again when the next fetch must have told it.
         """
-        loop = self._node.loop
-        due = self._resigned_at.get(tp, -1.0) + self._node.config.replica_fetch_wait_max_ms / 1000
+        loop = self._runtime.loop
+        due = (
+            self._resigned_at.get(tp, -1.0) + self._config.current.replica_fetch_wait_max_ms / 1000
+        )
         if loop.time() >= due:
             self._resigned_at[tp] = loop.time()
-            self.ask(_Resignation(tp, record, self._node.node_id))
+            self.ask(_Resignation(tp, record, self._identity.node_id))
         elif tp not in self._later:
             self._later[tp] = loop.call_at(due, self._resign_again, tp)
 
     def _resign_again(self, tp: TopicPartition) -> None:
         del self._later[tp]
-        self._node.replica_manager.roles.lost(
-            tp, self._node.image.partition(tp.topic, tp.partition)
-        )
+        self.on_still_lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
 
     async def close(self) -> None:
         """Ask for nothing more."""
@@ -126,10 +146,9 @@ class AlterPartitionQueue:
 
     async def _ask(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
         """Whether all is decided; what is not is asked again after a while."""
-        node = self._node
         request = controller_rpc.AlterPartitionsRequest(
-            node.node_id,
-            node.broker_epoch,
+            self._identity.node_id,
+            self._identity.broker_epoch,
             tuple(
                 controller_rpc.IsrChange(
                     item.topic_id,
@@ -143,10 +162,10 @@ class AlterPartitionQueue:
             ),
         )
         try:
-            controller = node.metadata.leader_id
+            controller = self._metadata.leader_id
             if controller is None:
                 raise NetworkException("no controller is known")
-            reply = await node.peers.call(controller, "AlterPartitions", request, CALL_S)
+            reply = await self._peers.call(controller, "AlterPartitions", request, CALL_S)
         except KeptError as error:
             log.debug("ISR change unanswered", error=str(error))
             return False

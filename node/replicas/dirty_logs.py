@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
     from kept.storage.log import Log
 
 LOOK_AT: Final = 32

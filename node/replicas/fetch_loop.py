@@ -8,6 +8,7 @@ left to follow. Answers are taken apart in place; appends happen on the loop, as
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
@@ -31,8 +32,13 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.failure_detector import FailureDetector
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.runtime.runtime import Runtime
+    from kept.replication.quota import ReplicationQuota
 
 LIST_OFFSETS: Final = 2
 LIST_OFFSETS_VERSION: Final = 6
@@ -42,11 +48,24 @@ EXHAUSTED_RETRY_S: Final = 1.0
 """What was not flushed for want of a descriptor is tried again after this."""
 
 
+@dataclass(frozen=True, slots=True)
+class FetchContext:
+    """What all streams of fetches work with. ``quota`` limits what replicas out of sync fetch."""
+
+    runtime: Runtime
+    config: LiveConfig
+    identity: NodeIdentity
+    addresses: AddressBook
+    detector: FailureDetector
+    quota: ReplicationQuota
+
+
 class Fetchers:
     """What this node follows, by leader."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: FetchContext) -> None:
+        self._context = context
+        self._config = context.config
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._where: dict[TopicPartition, tuple[int, int]] = {}
 
@@ -58,12 +77,12 @@ class Fetchers:
         partition = hosted.partition
         tp = partition.topic_partition
         number = crc32(tp.topic.encode()) + tp.partition
-        key = (leader_id, number % max(1, self._node.config.num_replica_fetchers))
+        key = (leader_id, number % max(1, self._config.current.num_replica_fetchers))
         if self._where.get(tp, key) != key:
             self.stop_following(tp)
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = _Stream(self._node, leader_id)
+            stream = self._streams[key] = _Stream(self._context, leader_id)
         self._where[tp] = key
         stream.follow(hosted, leader_epoch)
 
@@ -102,8 +121,12 @@ class Fetchers:
 class _Stream:
     """One stream of requests to one leader."""
 
-    def __init__(self, node: Node, leader_id: int) -> None:
-        self._node = node
+    def __init__(self, context: FetchContext, leader_id: int) -> None:
+        self._runtime = context.runtime
+        self._config = context.config
+        self._identity = context.identity
+        self._addresses = context.addresses
+        self._detector = context.detector
         self._leader_id = leader_id
         self._hosted: dict[TopicPartition, LocalReplica] = {}
         self._topics: fetch_codec.Topics = {}
@@ -116,7 +139,7 @@ class _Stream:
         self._impatience: asyncio.TimerHandle | None = None
         self._given_up: FetchRequest | None = None
         """The request whose answer is not waited for: see :meth:`_give_up`."""
-        config = node.config
+        config = context.config.current
         settings = FetchSettings(
             max_wait_ms=config.replica_fetch_wait_max_ms,
             min_bytes=config.replica_fetch_min_bytes,
@@ -127,8 +150,8 @@ class _Stream:
         self._patience_s = config.replica_socket_timeout_ms / 1000
         """How much longer than its ``max_wait_ms`` a request may take before the leader counts as
         silent."""
-        self.core = FetcherCore(leader_id, settings, node.replica_manager.follower_quota)
-        self.task = node.loop.create_task(self._run())
+        self.core = FetcherCore(leader_id, settings, context.quota)
+        self.task = context.runtime.loop.create_task(self._run())
 
     # Membership.
 
@@ -183,7 +206,7 @@ class _Stream:
         """New partitions wait behind a request that the leader may hold: not for long."""
         if self.core.impatient_at_ms < NEVER and self._impatience is None:
             seconds = max(0, self.core.impatient_at_ms - monotonic_ms()) / 1000
-            self._impatience = self._node.loop.call_later(seconds, self._give_up)
+            self._impatience = self._runtime.loop.call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:
         """End the wait for the answer in flight, unless it is coming in."""
@@ -269,8 +292,7 @@ class _Stream:
             self._connection.close()
             self._connection = None
         self.core.failed(request, monotonic_ms())
-        if self._node.cluster_link is not None:
-            self._node.cluster_link.connection_broke(self._leader_id)
+        self._detector.connection_broke(self._leader_id)
         if not self._complained:
             self._complained = True
             log.warning("leader does not answer", leader=self._leader_id, error=str(error))
@@ -278,13 +300,13 @@ class _Stream:
     async def _connected(self) -> NodeConnection:
         connection = self._connection
         if connection is None or connection.closed:
-            address = self._node.peer_address(self._leader_id)
+            address = self._addresses.node_address(self._leader_id)
             if address is None:
                 raise NetworkException(f"no address of broker {self._leader_id} is known")
-            config = self._node.config
+            config = self._config.current
             connection = await NodeConnection.open(
                 *address,
-                client_id=f"node-{self._node.node_id}",
+                client_id=f"node-{self._identity.node_id}",
                 timeout_s=config.socket_connection_setup_timeout_ms / 1000,
             )
             self._connection = connection
@@ -295,7 +317,9 @@ class _Stream:
         if isinstance(request, OffsetsRequest):
             answers = await self._offsets(connection, request)
             return self.core.offsets_answered(request, answers, monotonic_ms())
-        body = fetch_codec.encode_request(request, self._node.node_id, self._node.broker_epoch)
+        body = fetch_codec.encode_request(
+            request, self._identity.node_id, self._identity.broker_epoch
+        )
         timeout_s = request.max_wait_ms / 1000 + self._patience_s
         frame = await connection.request(fetch_codec.API_KEY, fetch_codec.VERSION, body, timeout_s)
         answer = fetch_codec.decode_response(frame, self._topics)
@@ -326,7 +350,7 @@ class _Stream:
                 }
             )
         values = {
-            "replica_id": self._node.node_id,
+            "replica_id": self._identity.node_id,
             "isolation_level": 0,
             "topics": [{"name": name, "partitions": parts} for name, parts in topics.items()],
         }
@@ -343,7 +367,7 @@ class _Stream:
 
     def _perform(self, work: Work) -> None:
         try:
-            perform_all(self.core, work, self._find, monotonic_ms(), self._node.now_ms())
+            perform_all(self.core, work, self._find, monotonic_ms(), self._runtime.now_ms())
         # A bug of ours must not end replication: those partitions are asked for again, later.
         except Exception as error:  # noqa: BLE001
             log.exception("fetched in vain", error, leader=self._leader_id)

@@ -19,16 +19,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
+from collections.abc import Collection, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kept.node.runtime.logging import log
 from kept.storage.errors import MachineError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalDirectory, LocalReplica
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
+    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.log import Log
 
 PARTITIONS_A_TURN: Final = 256
@@ -48,11 +51,34 @@ class _Leaving:
         self.hosted = hosted
 
 
+class LogOpener(Protocol):
+    """Who opens logs when their turn has come."""
+
+    @property
+    def left_closed(self) -> Collection[TopicPartition]:
+        """Logs that there were too few open files for."""
+
+    def may_open(self) -> list[TopicPartition]:
+        """Those of :attr:`left_closed` that there are open files for now."""
+
+    async def open_wanted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Create or open those that the image wants here and that are not open."""
+
+
 class LogLifecycle:
     """See the module. All calls are made on the node's loop."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        runtime: Runtime,
+        metadata: Metadata,
+        failures: LogDirFailureChannel,
+        opener: LogOpener,
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._failures = failures
+        self._opener = opener
         self._due: dict[TopicPartition, set[int]] = {}
         """Partitions in the order of their turns, with the entries that wait for each."""
         self._begun: frozenset[TopicPartition] = frozenset()
@@ -100,14 +126,13 @@ class LogLifecycle:
     def retry_later(self) -> None:
         """A log was left closed for want of open files."""
         if self._retry_timer is None and not self._closed:
-            self._retry_timer = self._node.loop.call_later(RETRY_S, self._retry)
+            self._retry_timer = self._runtime.loop.call_later(RETRY_S, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
-        manager = self._node.replica_manager
-        for tp in manager.may_open():
+        for tp in self._opener.may_open():
             self._want(tp, None)
-        if manager.left_closed:
+        if self._opener.left_closed:
             self.retry_later()
 
     def _want(self, tp: TopicPartition, index: int | None) -> None:
@@ -118,7 +143,7 @@ class LogLifecycle:
             entries.add(index)
             self._entries[index] += 1
         if self._task is None:
-            self._task = self._node.loop.create_task(self._run())
+            self._task = self._runtime.loop.create_task(self._run())
 
     # Waiting for it.
 
@@ -178,27 +203,25 @@ class LogLifecycle:
         leaving = [self._leaving.pop(tp) for tp in turn if tp in self._leaving]
         if leaving:
             await self._mark_deleted(leaving)
-        await self._node.replica_manager.open_wanted(turn)
+        await self._opener.open_wanted(turn)
 
     async def _mark_deleted(self, leaving: list[_Leaving]) -> None:
         for one in leaving:
             if one.hosted is not None:
                 await one.hosted.manifests.close()
             await one.directory.pool.quiet(one.log)
-        for directory in self._node.replica_manager.directories:
+        for directory in dict.fromkeys(one.directory for one in leaving):
             logs = [(one.log, uuid.uuid4()) for one in leaving if one.directory is directory]
-            if not logs:
-                continue
             try:
                 await directory.pool.run_apart(
-                    directory.directory.mark_all_deleted, logs, self._node.now_ms()
+                    directory.directory.mark_all_deleted, logs, self._runtime.now_ms()
                 )
             except MachineError as error:
-                self._node.replica_manager.fail(directory, error.as_failure())
+                self._failures.fail(directory, error.as_failure())
             else:
                 removals = [
                     (one.log.topic_id, one.log.topic_partition.partition)
                     for one in leaving
                     if one.directory is directory
                 ]
-                self._node.metadata.member.history.carried_out(removals)
+                self._metadata.member.history.carried_out(removals)

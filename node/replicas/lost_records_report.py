@@ -20,8 +20,9 @@ from kept.storage import layout
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.effects import Losing, LostRecord
     from kept.storage.disk import Disk
 
@@ -31,18 +32,20 @@ WHY: Final = (
 )
 
 
-def report(node: Node, hosted: LocalReplica, losing: Losing) -> None:
+def report(
+    runtime: Runtime, counters: Counters, node_id: int, hosted: LocalReplica, losing: Losing
+) -> None:
     """Write the report; blocks. A disk that refuses it is told: the cut goes ahead."""
     partition = hosted.partition
-    tp = partition.topic_partition
-    node.metrics.cluster.lost_records += losing.end - losing.start
+    tp, disk = partition.topic_partition, runtime.disk
+    counters.cluster.lost_records += losing.end - losing.start
     content = {
         "format": "kept lost records",
         "version": 1,
         "topic": tp.topic,
         "topic_id": str(partition.topic_id),
         "partition": tp.partition,
-        "node": node.node_id,
+        "node": node_id,
         "leader": partition.leader_id,
         "leader_epoch": partition.leader_epoch,
         "first_offset": losing.start,
@@ -50,17 +53,17 @@ def report(node: Node, hosted: LocalReplica, losing: Losing) -> None:
         "committed_to": losing.committed_to,
         "last_epoch": partition.latest_epoch,
         "log_end_offset": partition.log_end_offset,
-        "at_ms": node.now_ms(),
+        "at_ms": runtime.now_ms(),
         "why": WHY,
         "incomplete": losing.incomplete,
         "records": [_plain(record) for record in losing.records],
     }
     path = layout.lost_file(partition.log.directory, partition.leader_epoch, losing.start)
     try:
-        before = _of_the_same(content, partition.log.directory, node.disk) - {path}
-        node.disk.write_atomic(path, json.dumps(content, indent=1).encode())
+        before = _of_the_same(content, partition.log.directory, disk) - {path}
+        disk.write_atomic(path, json.dumps(content, indent=1).encode())
         for other in before:
-            node.disk.unlink(other)
+            disk.unlink(other)
     except MachineError as error:
         log.error("lost records not reported", path=path, error=str(error))
     else:

@@ -9,7 +9,7 @@ runs again at its next turn: one log's trouble never stops the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -23,8 +23,13 @@ from kept.storage.errors import KeptError, MachineError, ResourceExhausted, vani
 from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalDirectory, LocalReplica
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.serving_lease import ServingLease
+    from kept.node.replicas.dirty_logs import DirtyLogs
+    from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
+    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
     from kept.storage.log import Log
     from kept.storage.segment import Segment
@@ -33,7 +38,6 @@ FLUSH_TICK_MS: Final = 500
 """How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""
 ROLL_TICK_MS: Final = 5_000
 DELETE_TICK_MS: Final = 5_000
-IDLE_TICK_MS: Final = 10_000
 EXPIRY_TICK_MS: Final = 60_000
 DISK_TICK_MS: Final = 1_000
 """How long what was removed under a running node goes on unnoticed, while it is used."""
@@ -51,10 +55,27 @@ Job = Callable[[], Iterator[None]]
 
 
 class Maintenance:
-    """The periodic jobs of one node."""
+    """The periodic jobs of one node. ``also`` are those of other parts: name -> (interval in ms,
+    job)."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        table: ReplicaTable,
+        dirty_logs: DirtyLogs,
+        failures: LogDirFailureChannel,
+        lease: ServingLease,
+        also: Mapping[str, tuple[int, Job]],
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._table = table
+        self._dirty_logs = dirty_logs
+        self._failures = failures
+        self._lease = lease
+        self._also = also
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._stopped = False
         self._writing: set[tuple[str, Checkpoint]] = set()
@@ -67,7 +88,7 @@ class Maintenance:
 
     def start(self) -> None:
         """Begin all jobs."""
-        config = self._node.config
+        config = self._config.current
         hw_ms = config.replica_high_watermark_checkpoint_interval_ms
         self._every(hw_ms, "high watermarks", self.checkpoint_high_watermarks)
         recovery_ms = config.log_flush_offset_checkpoint_interval_ms
@@ -82,14 +103,14 @@ class Maintenance:
         self._every(DELETE_TICK_MS, "delete", self.delete_expired)
         self._every(DISK_TICK_MS, "disks", self.look_for_files)
         self._every(EXPIRY_TICK_MS, "producers", self.expire_producers)
-        self.watch_connections()
+        for name in self._also:
+            self.start_job(name)
 
-    def watch_connections(self) -> None:
-        """Close idle connections: of the listener between nodes before this node serves."""
-        if "idle connections" not in self._handles:
-            idle_ms = self._node.config.connections_max_idle_ms
-            tick_ms = min(max(idle_ms // 4, 100), IDLE_TICK_MS)
-            self._every(tick_ms, "idle connections", self.close_idle)
+    def start_job(self, name: str) -> None:
+        """Begin one of the jobs of others (``also``) before the rest, unless it runs already."""
+        if name not in self._handles:
+            interval_ms, job = self._also[name]
+            self._every(interval_ms, name, job)
 
     def stop(self) -> None:
         """End all jobs."""
@@ -100,7 +121,7 @@ class Maintenance:
 
     def _every(self, interval_ms: int, name: str, job: Job) -> None:
         seconds = min(interval_ms, 86_400_000) / 1000
-        loop = self._node.loop
+        loop = self._runtime.loop
 
         def start() -> None:
             work(job())
@@ -116,7 +137,7 @@ class Maintenance:
             try:
                 done = advance(steps)
             except MachineError as error:
-                self._node.machine_failed(error)
+                self._failures.machine_failed(error)
             except Exception as error:  # noqa: BLE001 - reported, and the job goes on
                 log.exception("timer failed", error, job=name)
             self._free_at = perf_counter() + PAUSE_S
@@ -135,15 +156,15 @@ class Maintenance:
         """Run a job for every partition, or those chosen; a disk error takes its directory offline
         only.
         """
-        replica_manager = self._node.replica_manager
-        for hosted in list(replica_manager.hosted.values()) if chosen is None else chosen:
+        table = self._table
+        for hosted in list(table.hosted.values()) if chosen is None else chosen:
             tp = hosted.partition.topic_partition
-            if replica_manager.hosted.get(tp) is not hosted:
+            if table.hosted.get(tp) is not hosted:
                 continue
             try:
                 job(hosted)
             except MachineError as error:
-                replica_manager.fail(hosted.directory, error)
+                self._failures.fail(hosted.directory, error)
             except KeptError as error:
                 log.error("job failed", topic=tp.topic, partition=tp.partition, error=str(error))
             yield
@@ -152,8 +173,8 @@ class Maintenance:
 
     def checkpoint_high_watermarks(self) -> Iterator[None]:
         """replication-offset-checkpoint, where one can have moved."""
-        dirty_logs = self._node.replica_manager.dirty_logs
-        yield from dirty_logs.gather(self._node.now_ms())
+        dirty_logs = self._dirty_logs
+        yield from dirty_logs.gather(self._runtime.now_ms())
         if not dirty_logs.unsettled and not dirty_logs.left:
             return
         if not any(kind is Checkpoint.HIGH_WATERMARKS for _, kind in self._writing):
@@ -172,13 +193,13 @@ class Maintenance:
         self, kind: Checkpoint, value: Callable[[Partition], int | None]
     ) -> Iterator[None]:
         """Write what changed since the last time, in the directory's threads."""
-        for directory in self._node.replica_manager.directories:
+        for directory in self._table.directories:
             key = (directory.name, kind)
             if key in self._writing:
                 continue
             changes = directory.directory.changes
             offsets: dict[TopicPartition, int] = {}
-            yield from collecting(self._node, directory, value, offsets)
+            yield from collecting(self._table, directory, value, offsets)
             if directory.offline is not None:
                 continue
             if offsets == directory.directory.checkpoints.get(kind):
@@ -197,9 +218,9 @@ class Maintenance:
         self._writing.discard(key)
         error = done.exception()
         if error is not None:
-            self._node.replica_manager.dirty_logs.left = True  # it is written at the next turn
+            self._dirty_logs.left = True  # it is written at the next turn
         if isinstance(error, MachineError):
-            self._node.replica_manager.fail(directory, error)
+            self._failures.fail(directory, error)
         elif error is not None:
             log.exception("checkpoint failed", error, path=directory.name)
 
@@ -207,16 +228,16 @@ class Maintenance:
 
     def expel_lagging(self) -> Iterator[None]:
         """Replicas that lag leave the ISR, half of ``replica.lag.time.max.ms`` late at most."""
-        if self._node.cluster_link is None:
-            return iter(())  # a lone node has no other
-        if perf_counter() >= self._node.serve_until:
-            self._node.check_stalled()  # if this node stood still, nobody lagged
+        if self._config.current.alone:
+            return iter(())
+        if perf_counter() >= self._lease.until:
+            self._lease.check()  # if this node stood still, nobody lagged
         now_ms = monotonic_ms()
         return self._each(lambda hosted: hosted.partition.tick(now_ms))
 
     def retention(self) -> Iterator[None]:
         """Delete what is too old or too much; only the leader decides (rule 43)."""
-        now_ms = self._node.now_ms()
+        now_ms = self._runtime.now_ms()
 
         def one(hosted: LocalReplica) -> None:
             for base_offset, reason in hosted.partition.retention(now_ms) or ():
@@ -233,8 +254,8 @@ class Maintenance:
 
     def roll_idle(self) -> Iterator[None]:
         """Roll active segments that are too old though nobody appends (rule 3)."""
-        now_ms = self._node.now_ms()
-        dirty_logs = self._node.replica_manager.dirty_logs
+        now_ms = self._runtime.now_ms()
+        dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(monotonic_ms())
         yield from self._each(
             lambda hosted: hosted.partition.log.maybe_roll(now_ms), dirty_logs.aged(now_ms)
@@ -246,7 +267,7 @@ class Maintenance:
         By the clock that never jumps: records wait for ``flush.ms`` whatever somebody sets.
         """
         now_ms = monotonic_ms()
-        dirty_logs = self._node.replica_manager.dirty_logs
+        dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(now_ms)
         due = []
         for number, hosted in enumerate(list(dirty_logs.unflushed)):
@@ -261,8 +282,8 @@ class Maintenance:
 
     def delete_expired(self) -> Iterator[None]:
         """Remove files and logs whose ``file.delete.delay.ms`` is over, in threads."""
-        now_ms = self._node.now_ms()
-        dirty_logs = self._node.replica_manager.dirty_logs
+        now_ms = self._runtime.now_ms()
+        dirty_logs = self._dirty_logs
 
         def one(hosted: LocalReplica) -> None:
             log_ = hosted.partition.log
@@ -276,24 +297,24 @@ class Maintenance:
             try:
                 retention.remove(log_, paths)
             except ResourceExhausted:
-                self._node.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
+                self._runtime.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
                 raise
 
         yield from dirty_logs.gather(monotonic_ms())
         yield from self._each(one, list(dirty_logs.leaving))
-        for directory in self._node.replica_manager.directories:
+        for directory in self._table.directories:
             if directory.offline is None:
                 self._in_thread(directory, directory.directory.purge, now_ms)
 
     # Disks.
 
     def look_for_files(self) -> Iterator[None]:
-        """Log directories, the metadata directory and the files that were appended to since the
+        """Log directories and the files that were appended to since the
         last time are where they were opened: what was removed or replaced under this node fails its
         directory. Writes and fsyncs there succeed, and keep nothing. Of the other files some are
         looked for each time, all of them in turn.
         """
-        dirty_logs = self._node.replica_manager.dirty_logs
+        dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(monotonic_ms())
         dirty_logs.written.update(self._next_idle())
         chosen: dict[LocalDirectory, list[LocalReplica]] = {}
@@ -301,16 +322,15 @@ class Maintenance:
             chosen.setdefault(hosted.directory, []).append(hosted)
             if number % LOOK_AT == LOOK_AT - 1:
                 yield
-        for directory in self._node.replica_manager.directories:
+        for directory in self._table.directories:
             if directory.offline is None and directory.name not in self._looking:
                 several = chosen.get(directory, [])[:FILES_A_JOB]
                 dirty_logs.written.difference_update(several)
                 self._look_for(directory, several)
                 yield
-        self._node.look_for_metadata()
 
     def _next_idle(self) -> list[LocalReplica]:
-        hosted = self._node.replica_manager.hosted
+        hosted = self._table.hosted
         if not self._idle:
             self._idle = list(hosted.values())
         turn = self._idle[-IDLE_FILES_A_TURN:]
@@ -328,17 +348,16 @@ class Maintenance:
             self._looking.discard(directory.name)
             error = finished.exception()
             if isinstance(error, MachineError):
-                self._node.replica_manager.fail(directory, error)
+                self._failures.fail(directory, error)
                 return
             if error is not None:
                 log.exception("looking for files failed", error, path=directory.name)
                 return
-            replica_manager = self._node.replica_manager
             for hosted, segment in finished.result():
                 log_ = hosted.partition.log
-                here = replica_manager.hosted.get(hosted.partition.topic_partition) is hosted
+                here = self._table.hosted.get(hosted.partition.topic_partition) is hosted
                 if here and log_.active_segment is segment:  # not rolled or deleted meanwhile
-                    replica_manager.fail(directory, vanished(segment.path(layout.LOG)))
+                    self._failures.fail(directory, vanished(segment.path(layout.LOG)))
 
         self._looking.add(directory.name)
         directory.pool.run(look).add_done_callback(looked)
@@ -347,7 +366,7 @@ class Maintenance:
         def done(finished: asyncio.Future[Any]) -> None:
             error = finished.exception()
             if isinstance(error, MachineError):
-                self._node.replica_manager.fail(directory, error)
+                self._failures.fail(directory, error)
             elif error is not None:
                 log.exception("deletion failed", error, path=directory.name)
 
@@ -355,14 +374,8 @@ class Maintenance:
 
     def expire_producers(self) -> Iterator[None]:
         """Forget producers that were silent for ``producer.id.expiration.ms``."""
-        now_ms = self._node.now_ms()
+        now_ms = self._runtime.now_ms()
         return self._each(lambda hosted: hosted.partition.log.expire_producers(now_ms))
-
-    def close_idle(self) -> Iterator[None]:
-        """Close idle connections."""
-        for listener in self._node.all_listeners():
-            listener.close_idle()
-            yield
 
 
 def wants_flush(log_: Log, now_ms: int) -> bool:
@@ -381,13 +394,13 @@ def advance(steps: Iterator[None]) -> bool:
 
 
 def collecting(
-    node: Node,
+    table: ReplicaTable,
     directory: LocalDirectory,
     value: Callable[[Partition], int | None],
     found: dict[TopicPartition, int],
 ) -> Iterator[None]:
     """Put into ``found`` what a checkpoint of a directory holds, in steps."""
-    for tp, hosted in list(node.replica_manager.hosted.items()):
+    for tp, hosted in list(table.hosted.items()):
         if hosted.directory is directory:
             number = value(hosted.partition)
             if number is not None:
@@ -396,11 +409,11 @@ def collecting(
 
 
 def collect(
-    node: Node, directory: LocalDirectory, value: Callable[[Partition], int | None]
+    table: ReplicaTable, directory: LocalDirectory, value: Callable[[Partition], int | None]
 ) -> dict[TopicPartition, int]:
     """The same at once."""
     found: dict[TopicPartition, int] = {}
-    for _ in collecting(node, directory, value, found):
+    for _ in collecting(table, directory, value, found):
         pass
     return found
 

@@ -10,31 +10,30 @@ Long because starting, changing and failing replicas share the tables that reque
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.cluster.controller import reassignment
+from kept.cluster.controller.heartbeats import ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.cluster.topic_config import log_config
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.replicas.dirty_logs import DirtyLogs
+from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
 from kept.node.replicas.manifests import recover as manifests_found
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.status import ManifestStatus
-from kept.node.replicas.role_changes import RoleChanges
 from kept.node.replicas.stray_logs import StrayLogs
-from kept.node.runtime.executors import Callback, FlushPool
 from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import LOOP_BYTES, LOOP_COMPRESSED_BYTES, Pace
 from kept.replication.partition import Partition
-from kept.replication.quota import ReplicationQuota
+from kept.replication.quota import ReplicationQuotas
 from kept.storage import layout
 from kept.storage.directory import Birth, FoundLog
 from kept.storage.errors import (
@@ -42,18 +41,25 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     MachineError,
-    NotLeaderOrFollower,
     ResourceExhausted,
-    UnknownTopicOrPartition,
 )
 from kept.storage.records import CheckRules
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.metadata.image import Delta, TopicImage
+    from kept.cluster.controller.heartbeats import PartitionKey
+    from kept.cluster.metadata.image import BrokerImage, Delta, TopicImage
     from kept.compaction.manifest.apply import CompactionState
-    from kept.node.node import Node
-    from kept.storage.directory import LogDirectory
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+    from kept.node.replicas.manifests.context import ManifestContext
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.replicas.role_changes import RoleChanges
+    from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.runtime.runtime import Runtime
+    from kept.node.runtime.shutdown import Shutdown
     from kept.storage.log import Log
 
 
@@ -61,93 +67,6 @@ NOISE_INTERVAL_S: Final = 10.0
 """At most one line about a damaged file in this time."""
 LOGS_A_JOB: Final = 64
 """Logs that a thread opens, creates or renames before the loop hears of them."""
-
-
-class LocalDirectory:
-    """One of ``log.dirs`` with its threads. ``offline`` is the reason once it failed."""
-
-    def __init__(self, directory: LogDirectory, pool: FlushPool, name: str) -> None:
-        self.directory = directory
-        self.pool = pool
-        self.name = name
-        self.offline: str | None = None
-        self.count = 0
-
-
-class LocalReplica:
-    """A replica on this node, with what requests need beside it."""
-
-    __slots__ = (
-        "compaction",
-        "directory",
-        "loop_rules",
-        "manifests",
-        "partition",
-        "rules",
-        "sync",
-        "throttled_as_follower",
-        "throttled_as_leader",
-    )
-
-    def __init__(self, partition: Partition, directory: LocalDirectory) -> None:
-        self.partition = partition
-        self.directory = directory
-        self.compaction: CompactionState | None = None
-        """What compaction has come to; None before the first generation."""
-        self.manifests: ReplicaManifests
-        self.rules = CheckRules()
-        self.loop_rules = CheckRules()
-        """The same for batches that are checked on the loop."""
-        self.sync = False
-        """``flush.messages`` is set: an acknowledgement waits for the fsync."""
-        self.throttled_as_leader = False
-        """Among its topic's ``leader.replication.throttled.replicas`` (KIP-73)."""
-        self.throttled_as_follower = False
-
-    def flush(self, end_offset: int, callback: Callback) -> None:
-        """Call back when everything below ``end_offset`` is durable."""
-        log_ = self.partition.log
-        if end_offset <= log_.recovery_point:
-            callback(None)
-        else:
-            self.directory.pool.flush(log_, callback)
-
-    def flushed(self, end_offset: int) -> asyncio.Future[None]:
-        """Done when everything below ``end_offset`` is durable, or could not be made so."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self.flush(end_offset, settle)
-        return done
-
-
-class LocalTopic:
-    """A topic's partitions on this node, by number."""
-
-    __slots__ = ("count", "name", "offline", "partitions", "topic_id")
-
-    def __init__(self, name: str, topic_id: uuid.UUID, count: int = 0) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.count = count
-        """Partitions of the topic, here and elsewhere."""
-        self.partitions: dict[int, LocalReplica] = {}
-        self.offline: dict[int, str] = {}
-
-    def absent(self, index: int) -> KeptError:
-        """Why a partition is not served."""
-        if index in self.offline:
-            return KafkaStorageError(f"{self.name}-{index}: {self.offline[index]}")
-        if 0 <= index < self.count:
-            return NotLeaderOrFollower(f"{self.name}-{index} has no open replica on this node")
-        return UnknownTopicOrPartition(f"{self.name} has no partition {index}")
 
 
 @dataclass(slots=True)
@@ -163,39 +82,59 @@ class _Opening:
     stray: str | None = None
 
 
+def _nothing() -> None:
+    pass
+
+
 _Opened: TypeAlias = "tuple[Log, CompactionState | None, ManifestStatus]"
 
 
 class ReplicaManager:
     """What this node hosts, for requests, timers and the cleaner."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.by_name: dict[bytes, LocalTopic] = {}
-        self.by_id: dict[bytes, LocalTopic] = {}
-        self.partitions: dict[TopicPartition, Partition] = {}
-        self.hosted: dict[TopicPartition, LocalReplica] = {}
-        self.directories: list[LocalDirectory] = []
-        self._quiet_until: dict[str, float] = {}
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        table: ReplicaTable,
+        failures: LogDirFailureChannel,
+        quotas: ReplicationQuotas,
+        roles: RoleChanges,
+        manifests: ManifestContext,
+        open_files: OpenFiles,
+        shutdown: Shutdown,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._identity = identity
+        self._table = table
+        self._failures = failures
+        self._failures.on_failure = self._fail
+        self._quotas = quotas
+        self._manifests = manifests
+        self._open_files = open_files
+        self._shutdown = shutdown
+        self._damage_logged_until: dict[str, float] = {}
         self.left_closed: dict[TopicPartition, _Opening] = {}
         """Replicas that there were too few open files for; :attr:`changes` tries them again."""
         self._defaults: dict[str, str] = {}
         self._reconfigured = 0
         """How often settings have changed: a log that is being made has those of before."""
-        self.leader_quota = ReplicationQuota()
-        """What followers out of sync may take from here."""
-        self.follower_quota = ReplicationQuota()
-        """What replicas here that are out of sync may fetch."""
-        self.roles = RoleChanges(node)
-        self.strays = StrayLogs(node)
-        self.changes = LogLifecycle(node)
+        self.roles = roles
+        self.strays = StrayLogs(runtime, metadata, failures)
+        self.changes = LogLifecycle(runtime, metadata, failures, self)
         self.image = Image()
         """The newest image whose roles were taken here; logs follow it (:attr:`changes`)."""
         self.dirty_logs = DirtyLogs()
-        self.appliers = asyncio.Semaphore(max(node.config.log_cleaner_threads, 1))
-        """Generations that are built and put into place at a time."""
-        self.compaction_moved: Callable[[TopicPartition], None] = lambda _: None
-        """Called when a generation was applied."""
+        self._brokers: Mapping[int, BrokerImage] = {}
+        """Those of the image that leaders here were told of."""
+        self.on_gone: list[Callable[[TopicPartition, BaseException | None], None]] = []
+        """Called when a partition is gone from here; with the error if its directory failed."""
+        self.on_directory_failed: Callable[[], None] = _nothing
 
     # Settings.
 
@@ -207,7 +146,7 @@ class ReplicaManager:
         return CheckRules(
             compacted=config.compact,
             max_batch_bytes=config.max_message_bytes,
-            max_inflated_bytes=self._node.config.inflated_max_bytes,
+            max_inflated_bytes=self._config.current.inflated_max_bytes,
             timestamp_type=config.message_timestamp_type,
             timestamp_before_max_ms=config.message_timestamp_before_max_ms,
             timestamp_after_max_ms=config.message_timestamp_after_max_ms,
@@ -219,16 +158,16 @@ class ReplicaManager:
         as_leader = reassignment.throttled(image, topic, reassignment.LEADER_REPLICAS)
         as_follower = reassignment.throttled(image, topic, reassignment.FOLLOWER_REPLICAS)
         for hosted in several:
-            mine = hosted.partition.topic_partition.partition, self._node.node_id
+            mine = hosted.partition.topic_partition.partition, self._identity.node_id
             hosted.throttled_as_leader = as_leader is None or mine in as_leader
             hosted.throttled_as_follower = as_follower is None or mine in as_follower
             self.roles.throttled(hosted)
 
     def limit_replication(self) -> None:
         """The node's rates are in force from now on."""
-        config = self._node.config
-        self.leader_quota.bytes_per_second = config.leader_replication_throttled_rate
-        self.follower_quota.bytes_per_second = config.follower_replication_throttled_rate
+        config = self._config.current
+        self._quotas.leader.bytes_per_second = config.leader_replication_throttled_rate
+        self._quotas.follower.bytes_per_second = config.follower_replication_throttled_rate
 
     def _configure(self, hosted: LocalReplica, config: LogConfig) -> None:
         hosted.partition.update_config(config)
@@ -241,9 +180,11 @@ class ReplicaManager:
     def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
         """Settings of ``topics`` (None: of all) are in force from now on."""
         self._reconfigured += 1
-        self._defaults = self._node.config.topic_defaults()
-        for name in [topic.name for topic in self.by_name.values()] if topics is None else topics:
-            topic = self.by_name.get(name.encode())
+        self._defaults = self._config.current.topic_defaults()
+        for name in (
+            [topic.name for topic in self._table.by_name.values()] if topics is None else topics
+        ):
+            topic = self._table.by_name.get(name.encode())
             if topic is None:
                 continue
             config = self.config_for(image, name)
@@ -259,22 +200,22 @@ class ReplicaManager:
         While a directory is offline, a log that is not found may be there: none is created.
         """
         self.image = image
-        self._defaults = self._node.config.topic_defaults()
+        self._defaults = self._config.current.topic_defaults()
         found: dict[TopicPartition, list[tuple[LocalDirectory, uuid.UUID | None]]] = {}
-        for directory in self.directories:
+        for directory in self._table.directories:
             for entry in self._scan(directory):
                 if entry.is_stray:
                     await self.strays.add(directory, entry)
                 elif not entry.is_delete:
                     place = (directory, entry.topic_id)
                     found.setdefault(entry.topic_partition, []).append(place)
-        broken = next((one for one in self.directories if one.offline is not None), None)
+        broken = next((one for one in self._table.directories if one.offline is not None), None)
         openings, absent = [], 0
         for topic in image.topics.values():
             here = self._register(topic)
             config = self.config_for(image, topic.name)
             for record in topic.partitions:
-                if self._node.node_id not in record.replicas:
+                if self._identity.node_id not in record.replicas:
                     continue
                 tp = TopicPartition(topic.name, record.partition)
                 there = found.get(tp, [])
@@ -311,8 +252,8 @@ class ReplicaManager:
             for directory, topic_id in others:
                 await self.strays.not_wanted(directory, tp, topic_id)
         self.strays.say()
-        if all(one.offline is None for one in self.directories):
-            history = self._node.metadata.member.history
+        if all(one.offline is None for one in self._table.directories):
+            history = self._metadata.member.history
             history.carried_out(tuple(history.removed))
         openings = self._within_limit(openings)
         if broken is not None:
@@ -348,7 +289,7 @@ class ReplicaManager:
 
     def may_open(self) -> list[TopicPartition]:
         """Replicas that were left closed and that there are open files for now."""
-        return list(islice(self.left_closed, max(replica_limit() - len(self.hosted), 0)))
+        return list(islice(self.left_closed, max(replica_limit() - len(self._table.hosted), 0)))
 
     def _scan(self, directory: LocalDirectory) -> list[FoundLog]:
         try:
@@ -356,7 +297,7 @@ class ReplicaManager:
         except ResourceExhausted:
             raise  # what was not looked for is not absent
         except MachineError as error:
-            self.fail(directory, error)
+            self._fail(directory, error)
             return []
 
     def _several(self, tp: TopicPartition, places: list[LocalDirectory]) -> None:
@@ -365,7 +306,7 @@ class ReplicaManager:
         """
         paths = ", ".join(one.directory.log_path(tp) for one in places)
         why = f"its log is there several times: {paths}; move all but the newest elsewhere"
-        self.by_name[tp.topic.encode()].offline[tp.partition] = why
+        self._table.by_name[tp.topic.encode()].offline[tp.partition] = why
         log.error("partition offline", topic=tp.topic, partition=tp.partition, error=why)
 
     @staticmethod
@@ -376,7 +317,7 @@ class ReplicaManager:
         return not layout.may_be_misread(stored, image.topics[tp.topic].topic_id)
 
     def _say_missing(self, tp: TopicPartition) -> None:
-        for one in self.directories:
+        for one in self._table.directories:
             if (end := one.directory.missing.get(tp)) is not None:
                 log.error(
                     "log missing",
@@ -388,12 +329,12 @@ class ReplicaManager:
 
     def _register(self, topic: TopicImage) -> LocalTopic:
         hosted = LocalTopic(topic.name, topic.topic_id, len(topic.partitions))
-        self.by_name[topic.name.encode()] = hosted
-        self.by_id[topic.topic_id.bytes] = hosted
+        self._table.by_name[topic.name.encode()] = hosted
+        self._table.by_id[topic.topic_id.bytes] = hosted
         return hosted
 
     def _emptiest(self) -> LocalDirectory:
-        online = [one for one in self.directories if one.offline is None]
+        online = [one for one in self._table.directories if one.offline is None]
         if not online:
             raise KafkaStorageError("every log directory is offline")
         return min(online, key=lambda one: one.count)
@@ -404,7 +345,7 @@ class ReplicaManager:
         configs: dict[str, LogConfig] = {}
         for tp in partitions:
             wanted = self._wanted(tp)
-            if wanted is None or tp in self.hosted:
+            if wanted is None or tp in self._table.hosted:
                 continue
             topic, record = wanted
             closed = self.left_closed.pop(tp, None)
@@ -425,7 +366,7 @@ class ReplicaManager:
         if openings:
             await self._open_all(openings)
         if CONSUMER_OFFSETS in configs:
-            self._node.groups.roles_taken(self.image)
+            self.roles.on_roles_taken(self.image)
 
     def _put_back(self, opening: _Opening) -> bool:
         """Open the log that was set aside, if there is one."""
@@ -438,17 +379,17 @@ class ReplicaManager:
     def _wanted(self, tp: TopicPartition) -> tuple[LocalTopic, PartitionRecord] | None:
         """A partition's topic and state where the image has a replica of it here."""
         record = self.image.partition(tp.topic, tp.partition)
-        topic = self.by_name.get(tp.topic.encode())
+        topic = self._table.by_name.get(tp.topic.encode())
         if record is None or topic is None or record.topic_id != topic.topic_id:
             return None
-        return (topic, record) if self._node.node_id in record.replicas else None
+        return (topic, record) if self._identity.node_id in record.replicas else None
 
     async def _open_all(self, openings: list[_Opening]) -> None:
         """Open or create logs, :data:`LOGS_A_JOB` in each job of a thread: one by one they would
         cost the loop more than the disk.
         """
         jobs = []
-        for directory in self.directories:
+        for directory in self._table.directories:
             mine = [opening for opening in openings if opening.directory is directory]
             for at in range(0, len(mine), LOGS_A_JOB):
                 several = mine[at : at + LOGS_A_JOB]
@@ -474,7 +415,7 @@ class ReplicaManager:
         """Its topic was deleted, or its replica moved away, while the log was made."""
         opening.directory.count -= 1
         if isinstance(outcome, MachineError):
-            self.fail(opening.directory, outcome)
+            self._fail(opening.directory, outcome)
         elif isinstance(outcome, BaseException):
             log.warning("log not made, and not wanted any more", why=str(outcome))
         elif opening.directory.offline is None:
@@ -508,13 +449,13 @@ class ReplicaManager:
     def _create(self, new: list[_Opening]) -> list[Log]:
         births = []
         for opening in new:
-            leads = opening.record.leader == self._node.node_id
+            leads = opening.record.leader == self._identity.node_id
             epoch = opening.record.leader_epoch if leads else None
             births.append(Birth(opening.tp, opening.topic_id, opening.config, epoch))
         return new[0].directory.directory.create_logs(
             births,
-            now_ms=self._node.now_ms(),
-            producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
+            now_ms=self._runtime.now_ms(),
+            producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
 
     def _open(self, opening: _Opening) -> _Opened:
@@ -522,24 +463,24 @@ class ReplicaManager:
         if opening.stray is not None:
             directory.put_back(opening.stray, opening.tp)
         path = directory.log_path(opening.tp)
-        alone = opening.record.replicas == (self._node.node_id,)
-        disk = self._node.disk
+        alone = opening.record.replicas == (self._identity.node_id,)
+        disk = self._runtime.disk
         state, known = manifests_found.before(path, disk, alone)
         found = directory.open_log(
             opening.tp,
             opening.topic_id,
             opening.config,
-            now_ms=self._node.now_ms(),
+            now_ms=self._runtime.now_ms(),
             unfinished_swap=None if state is None else state.unfinished,
             compacted_to=None if state is None or state.applied is None else state.end_offset,
-            producer_id_expiration_ms=self._node.config.producer_id_expiration_ms,
+            producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:
             state, known = manifests_found.after(path, disk, state, alone, found.log_end_offset)
         return found, state, known
 
     def _unavailable(self, opening: _Opening, why: str) -> None:
-        self.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
+        self._table.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
 
     def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
         self._unavailable(opening, str(error))
@@ -557,7 +498,7 @@ class ReplicaManager:
         else:
             log.exception("partition offline", error, topic=opening.tp.topic)
         if isinstance(error, MachineError):
-            self.fail(opening.directory, error)
+            self._fail(opening.directory, error)
 
     def _host(
         self,
@@ -572,22 +513,22 @@ class ReplicaManager:
         high_watermark = opening.directory.directory.high_watermarks.get(tp, log_.log_start_offset)
         partition = Partition(
             log_,
-            self._node.node_id,
+            self._identity.node_id,
             high_watermark=high_watermark,
             applied_end=0 if state is None else state.end_offset,
-            lag_time_max_ms=self._node.config.replica_lag_time_max_ms,
+            lag_time_max_ms=self._config.current.replica_lag_time_max_ms,
             on_machine_error=lambda error: self._failed_under(hosted, error),
             on_effect=lambda effect: self.roles.heard(hosted, effect),
         )
         hosted = LocalReplica(partition, opening.directory)
         hosted.compaction = state
-        hosted.manifests = ReplicaManifests(self._node, hosted, known)
+        hosted.manifests = ReplicaManifests(self._manifests, hosted, known)
         self._configure(hosted, opening.config)
         self._throttle(self.image, tp.topic, (hosted,))
-        self.partitions[tp] = partition
-        self.hosted[tp] = hosted
+        self._table.partitions[tp] = partition
+        self._table.hosted[tp] = hosted
         self.dirty_logs.begin(hosted)
-        topic = self.by_name[tp.topic.encode()]
+        topic = self._table.by_name[tp.topic.encode()]
         topic.offline.pop(tp.partition, None)  # it was left closed
         topic.partitions[tp.partition] = hosted
         self.roles.take(hosted, record)
@@ -609,12 +550,12 @@ class ReplicaManager:
             self.reconfigure(image, topics)
         for created in delta.topics_created:
             self._register(created)
-        me = self._node.node_id
+        me = self._identity.node_id
         for change in delta.partitions:
             await pace.checkpoint()
             tp, before, record = change.topic_partition, change.before, change.after
-            hosted = self.hosted.get(tp)
-            topic = self.by_name[tp.topic.encode()]
+            hosted = self._table.hosted.get(tp)
+            topic = self._table.by_name[tp.topic.encode()]
             topic.count = max(topic.count, tp.partition + 1)
             if hosted is not None and me in record.replicas:
                 self.roles.take(hosted, record)
@@ -627,13 +568,13 @@ class ReplicaManager:
                 self.changes.create(tp, image.index, leads=moved)
 
     async def _delete(self, gone: TopicImage, pace: Pace) -> None:
-        topic = self.by_id.pop(gone.topic_id.bytes, None)
+        topic = self._table.by_id.pop(gone.topic_id.bytes, None)
         if topic is None:
             return
-        if self.by_name.get(gone.name.encode()) is topic:
-            del self.by_name[gone.name.encode()]
+        if self._table.by_name.get(gone.name.encode()) is topic:
+            del self._table.by_name[gone.name.encode()]
         for record in gone.partitions:
-            if self._node.node_id in record.replicas:
+            if self._identity.node_id in record.replicas:
                 self._remove(topic, TopicPartition(gone.name, record.partition))
                 await pace.checkpoint()
 
@@ -645,71 +586,124 @@ class ReplicaManager:
                 closed.directory.count -= 1
             self.changes.forget(tp, self.image.index)
             return
-        del self.partitions[tp], self.hosted[tp]
+        del self._table.partitions[tp], self._table.hosted[tp]
         self.dirty_logs.end(hosted)
         hosted.directory.count -= 1
-        self._node.partition_gone(tp)
+        self._gone(tp)
         self.roles.leave(hosted)
         self.changes.remove(tp, hosted, self.image.index)
 
+    def metadata_moved(self) -> None:
+        """The image moved: who leads here must know brokers that registered at once, not when that
+        is acted on. A follower that restarted fetches with its new broker epoch, and is refused
+        until its leader knows it.
+        """
+        brokers = self._metadata.image.brokers
+        if brokers is not self._brokers:
+            self._brokers = brokers
+            self.roles.brokers_changed()
+
+    # The broker's life.
+
+    def suspend(self) -> None:
+        """Serve nobody until :meth:`resume`."""
+        self.roles.suspend()
+
+    def resume(self, image: Image) -> None:
+        """The node may serve: take every role of ``image``, or go on with it."""
+        self.roles.resume(image)
+
+    def led_up_to(self, index: int) -> int:
+        """Up to which entry, ``index`` at most, everything that was to be led here is led."""
+        return self.changes.led_up_to(index)
+
+    async def mark_running(self, broker_epoch: int) -> None:
+        """This process is registered with that epoch: what it writes from now on is lost with the
+        page cache only, and the marks tell the next one whether that is the same.
+        """
+        for local in self._table.directories:
+            if local.offline is None:
+                try:
+                    await local.pool.run(local.directory.mark_running, broker_epoch)
+                except (MachineError, OSError) as error:
+                    self._fail(local, error)
+
+    def replica_logs(self, partitions: Iterable[PartitionKey]) -> list[ReplicaLog]:
+        """How long the logs are that the controller asks for."""
+        found = []
+        for topic_id, number in partitions:
+            topic = self._table.by_id.get(topic_id.bytes)
+            hosted = None if topic is None else topic.partitions.get(number)
+            record = self._metadata.image.partition(topic_id, number)
+            if hosted is None or record is None:
+                continue
+            partition = hosted.partition
+            found.append(
+                ReplicaLog(
+                    topic_id,
+                    number,
+                    record.leader_epoch,
+                    partition.latest_epoch,
+                    partition.log_end_offset,
+                )
+            )
+        return found
+
     async def close_manifests(self) -> None:
         """No generation is put into place any more; what has begun is over when this returns."""
-        for hosted in self.hosted.values():
+        for hosted in self._table.hosted.values():
             hosted.manifests.abandon()
-        for hosted in list(self.hosted.values()):
+        for hosted in list(self._table.hosted.values()):
             await hosted.manifests.close()
 
     # Failure.
 
-    def directory_of(self, error: MachineError) -> LocalDirectory | None:
-        """The directory whose file an error names."""
-        for one in self.directories:
-            if error.path == one.name or error.path.startswith(one.name.rstrip("/") + "/"):
-                return one
-        return None
-
     def damaged(self, error: DamagedData) -> None:
         """Say that a log cannot be read; every file once in :data:`NOISE_INTERVAL_S`."""
-        now = self._node.loop.time()
-        if now >= self._quiet_until.get(error.path, 0.0):
-            self._quiet_until = {
-                path: until for path, until in self._quiet_until.items() if until > now
+        now = self._runtime.loop.time()
+        if now >= self._damage_logged_until.get(error.path, 0.0):
+            self._damage_logged_until = {
+                path: until for path, until in self._damage_logged_until.items() if until > now
             }
-            self._quiet_until[error.path] = now + NOISE_INTERVAL_S
+            self._damage_logged_until[error.path] = now + NOISE_INTERVAL_S
             log.error("a log is damaged", path=error.path, error=str(error))
 
     def _failed_under(self, hosted: LocalReplica, error: MachineError) -> None:
         """A replica could not use its files; one that was deleted has none to use."""
-        if self.hosted.get(hosted.partition.topic_partition) is hosted:
-            self.fail(hosted.directory, error)
+        if self._table.hosted.get(hosted.partition.topic_partition) is hosted:
+            self._fail(hosted.directory, error)
 
-    def fail(self, directory: LocalDirectory, error: BaseException) -> None:
+    def _gone(self, tp: TopicPartition, error: BaseException | None = None) -> None:
+        for notify in self.on_gone:
+            notify(tp, error)
+
+    def _fail(self, directory: LocalDirectory, error: BaseException) -> None:
         """Take a log directory offline with all its partitions; not for want of descriptors."""
         if directory.offline is not None:
             return
         if isinstance(error, ResourceExhausted):
-            self._node.open_files.exhausted(error)
+            self._open_files.exhausted(error)
             return
         directory.offline = str(error)
-        self._node.readiness.on_move()
+        self.on_directory_failed()
         if isinstance(error, MachineError):
             directory.directory.fail(error)
         log.error("log directory offline", path=directory.name, error=str(error))
-        for one in self.directories:
+        for one in self._table.directories:
             one.pool.run(one.directory.forget_running)
-        for tp, hosted in list(self.hosted.items()):
+        for tp, hosted in list(self._table.hosted.items()):
             if hosted.directory is not directory:
                 continue
-            del self.hosted[tp]
+            del self._table.hosted[tp]
             self.dirty_logs.end(hosted)
-            del self.partitions[tp]
-            topic = self.by_name.get(tp.topic.encode())
+            del self._table.partitions[tp]
+            topic = self._table.by_name.get(tp.topic.encode())
             if topic is not None:
                 topic.partitions.pop(tp.partition, None)
                 topic.offline[tp.partition] = f"its log directory is offline: {error}"
-            self._node.partition_gone(tp, error)
+            self._gone(tp, error)
             hosted.manifests.abandon()
             hosted.partition.mark_offline(str(error))
-            self.roles.lost(tp, self._node.image.partition(tp.topic, tp.partition))
-        if all(one.offline is not None for one in self.directories):
-            self._node.fatal(f"no log directory is left: {error}")
+            self.roles.lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
+        if all(one.offline is not None for one in self._table.directories):
+            self._shutdown.fatal(f"no log directory is left: {error}")

@@ -7,6 +7,7 @@ what an image of before a restart says is over. A suspended node keeps its roles
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.metadata.records import NO_LEADER
@@ -21,15 +22,50 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.alter_partition import AlterPartitionQueue
+    from kept.node.replicas.fetch_loop import Fetchers
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+    from kept.node.replicas.manifests.notify import ManifestNotifier
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
+
+
+def _nothing(_: Image) -> None:
+    pass
 
 
 class RoleChanges:
     """See the module. ``serving``: roles are taken; ``suspended``: but nobody is served."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        table: ReplicaTable,
+        failures: LogDirFailureChannel,
+        counters: Counters,
+        fetchers: Fetchers,
+        alter_partition: AlterPartitionQueue,
+        notifier: ManifestNotifier,
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._identity = identity
+        self._table = table
+        self._failures = failures
+        self._counters = counters
+        self._fetchers = fetchers
+        self._alter_partition = alter_partition
+        self._alter_partition.on_still_lost = self.lost
+        self._notifier = notifier
+        self.on_roles_taken: Callable[[Image], None] = _nothing
+        """Called when roles were taken that an earlier image gave."""
         self.serving = False
         self.suspended = False
         self._electing: set[asyncio.Future[Any]] = set()
@@ -40,16 +76,16 @@ class RoleChanges:
             return
         if self.suspended:
             hosted.partition.suspend()
-        if record.leader == self._node.node_id:
+        if record.leader == self._identity.node_id:
             self._lead(hosted, record)
         else:
             self._follow(hosted, record)
 
     def _lead(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
-        partition, node = hosted.partition, self._node
-        metrics = node.metrics.cluster
-        noticed = metrics.failover(node.image, partition.leader_id, node.loop.time())
+        partition, loop = hosted.partition, self._runtime.loop
+        counters = self._counters.cluster
+        noticed = counters.failover(self._metadata.image, partition.leader_id, loop.time())
         self._stop_following(hosted)
         ticket = partition.become_leader(
             record.leader_epoch,
@@ -60,10 +96,10 @@ class RoleChanges:
             settling=True,
         )
         if len(record.replicas) > 1:
-            partition.step(self._brokers(self._node.image))
+            partition.step(self._brokers(self._metadata.image))
         hosted.manifests.lead(record)
         if ticket is None:
-            metrics.failed_over(noticed, node.loop.time())
+            counters.failed_over(noticed, loop.time())
             return
 
         def save() -> None:
@@ -81,9 +117,9 @@ class RoleChanges:
             error = finished.exception()
             if error is None:
                 ticket.done()
-                metrics.failed_over(noticed, node.loop.time())
+                counters.failed_over(noticed, loop.time())
             elif isinstance(error, MachineError):
-                self._node.replica_manager.fail(hosted.directory, error)
+                self._failures.fail(hosted.directory, error)
             else:
                 log.exception("leader epoch not saved", error)
 
@@ -91,7 +127,7 @@ class RoleChanges:
 
     def _follow(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         partition = hosted.partition
-        unclean = self._node.metadata.member.history.unclean
+        unclean = self._metadata.member.history.unclean
         partition.unclean_epoch = unclean.get(record.key, -1)
         news = partition.become_follower(
             record.leader,
@@ -103,29 +139,24 @@ class RoleChanges:
         )
         if record.leader == NO_LEADER:
             self._stop_following(hosted)
-        elif news and (cluster_link := self._node.cluster_link) is not None:
-            cluster_link.fetchers.follow(hosted, record.leader, record.leader_epoch)
+        elif news:
+            self._fetchers.follow(hosted, record.leader, record.leader_epoch)
         hosted.manifests.follow(record)
 
     def _stop_following(self, hosted: LocalReplica) -> None:
-        cluster_link = self._node.cluster_link
-        if cluster_link is not None:
-            cluster_link.fetchers.stop_following(hosted.partition.topic_partition)
+        self._fetchers.stop_following(hosted.partition.topic_partition)
 
     def throttled(self, hosted: LocalReplica) -> None:
         """Whether it is throttled as a follower may have changed."""
-        cluster_link = self._node.cluster_link
-        if cluster_link is not None:
-            cluster_link.fetchers.throttle(hosted)
+        self._fetchers.throttle(hosted)
 
     def lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
         """A replica here is offline: fetch it no more, leave its ISR, let another one lead."""
-        cluster_link = self._node.cluster_link
-        if cluster_link is None or not self.serving or record is None:
+        if not self.serving or record is None:
             return
-        cluster_link.fetchers.stop_following(tp)
-        if self._node.node_id in record.isr and len(record.isr) > 1:
-            cluster_link.alter_partition.resign(tp, record)
+        self._fetchers.stop_following(tp)
+        if self._identity.node_id in record.isr and len(record.isr) > 1:
+            self._alter_partition.resign(tp, record)
 
     def leave(self, hosted: LocalReplica) -> None:
         """It is not hosted here any more."""
@@ -143,32 +174,31 @@ class RoleChanges:
     def resume(self, image: Image) -> None:
         """The node may serve: take every role of ``image``, or go on with it."""
         first, self.serving, self.suspended = not self.serving, True, False
-        for tp, hosted in list(self._node.replica_manager.hosted.items()):
+        for tp, hosted in list(self._table.hosted.items()):
             record = image.partition(tp.topic, tp.partition)
             if record is not None and record.topic_id == hosted.partition.topic_id:
                 self.take(hosted, record)
             if not first:
                 hosted.partition.resume()
-        for topic in self._node.replica_manager.by_name.values():
+        for topic in self._table.by_name.values():
             for number in topic.offline:
                 self.lost(TopicPartition(topic.name, number), image.partition(topic.name, number))
-        self._node.groups.roles_taken(image)
+        self.on_roles_taken(image)
 
     def suspend(self) -> None:
         """Serve nobody until :meth:`resume`."""
         self.suspended = True
-        for hosted in self._node.replica_manager.hosted.values():
+        for hosted in self._table.hosted.values():
             hosted.partition.suspend()
 
     def brokers_changed(self) -> None:
         """Who may join an ISR has changed, or which process of a broker may fetch."""
-        event = self._brokers(self._node.image)
-        for hosted in list(self._node.replica_manager.hosted.values()):
+        event = self._brokers(self._metadata.image)
+        for hosted in list(self._table.hosted.values()):
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
                 partition.step(event)
-        if self._node.cluster_link is not None:
-            self._node.cluster_link.news.brokers_changed()
+        self._notifier.brokers_changed()
 
     @staticmethod
     def _brokers(image: Image) -> BrokersChanged:
@@ -181,9 +211,8 @@ class RoleChanges:
 
     def heard(self, hosted: LocalReplica, effect: Any) -> None:
         """An effect of a partition that concerns others."""
-        cluster_link = self._node.cluster_link
-        if isinstance(effect, ProposeIsr) and cluster_link is not None:
-            cluster_link.alter_partition.ask(hosted.partition)
+        if isinstance(effect, ProposeIsr):
+            self._alter_partition.ask(hosted.partition)
         elif isinstance(effect, ManifestPublished):
             hosted.manifests.published(effect.identity)
         elif isinstance(effect, Truncated):
@@ -191,7 +220,8 @@ class RoleChanges:
         elif isinstance(effect, Losing):
             from kept.node.replicas import lost_records_report
 
-            lost_records_report.report(self._node, hosted, effect)
+            node_id = self._identity.node_id
+            lost_records_report.report(self._runtime, self._counters, node_id, hosted, effect)
 
     def _truncated(self, hosted: LocalReplica, effect: Truncated) -> None:
         """Recovery points are durable before a truncated log takes appends."""
@@ -201,5 +231,5 @@ class RoleChanges:
         try:
             hosted.directory.directory.state_recovery_point(tp, effect.recovery_point)
         except MachineError as error:
-            self._node.replica_manager.fail(hosted.directory, error.as_failure())
+            self._failures.fail(hosted.directory, error.as_failure())
         hosted.manifests.tell(Cut(effect.log_end_offset))

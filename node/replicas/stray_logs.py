@@ -21,8 +21,10 @@ from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.replica_history import ReplicaKey
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalDirectory
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.local_replica import LocalDirectory
+    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.directory import FoundLog
 
 WHY = (
@@ -46,8 +48,12 @@ class Stray(NamedTuple):
 class StrayLogs:
     """See the module. Called on the node's loop."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, runtime: Runtime, metadata: Metadata, failures: LogDirFailureChannel
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._failures = failures
         self._known: dict[ReplicaKey, Stray] = {}
         self._unknown: list[Stray] = []
         """Those that do not say whose they are."""
@@ -64,14 +70,14 @@ class StrayLogs:
             self._unknown.append(stray)
             return
         key = found.topic_id, found.topic_partition.partition
-        if key not in self._node.metadata.member.history.removed:
+        if key not in self._metadata.member.history.removed:
             self._known[key] = stray
             return
         log.info("log of a deleted topic", path=stray.path)
         try:
-            await directory.pool.run(self._node.disk.remove_tree, stray.path)
+            await directory.pool.run(self._runtime.disk.remove_tree, stray.path)
         except MachineError as error:
-            self._node.replica_manager.fail(directory, error)
+            self._failures.fail(directory, error)
 
     def wanted(self, key: ReplicaKey) -> Stray | None:
         """The log of a replica that the image wants here, if it was set aside: to be put back."""
@@ -88,7 +94,7 @@ class StrayLogs:
         """The image does not want this log here: remove it, or set it aside; what cannot be read as
         a log is left alone.
         """
-        removed = self._node.metadata.member.history.removed
+        removed = self._metadata.member.history.removed
         try:
             if topic_id is None:
                 await self._unborn(directory, tp)
@@ -100,7 +106,7 @@ class StrayLogs:
         except DamagedData as error:
             log.warning("a directory that is no log of this cluster is left alone", why=str(error))
         except MachineError as error:
-            self._node.replica_manager.fail(directory, error)
+            self._failures.fail(directory, error)
 
     async def _unborn(self, directory: LocalDirectory, tp: TopicPartition) -> None:
         if await directory.pool.run(directory.directory.remove_unborn, tp):
@@ -115,11 +121,13 @@ class StrayLogs:
 
     async def _delete(self, directory: LocalDirectory, tp: TopicPartition) -> None:
         stray = await directory.pool.run(
-            lambda: directory.directory.open_log(tp, None, LogConfig(), now_ms=self._node.now_ms())
+            lambda: directory.directory.open_log(
+                tp, None, LogConfig(), now_ms=self._runtime.now_ms()
+            )
         )
         log.info("log of a deleted topic", topic=tp.topic, partition=tp.partition)
         await directory.pool.run(
-            directory.directory.mark_deleted, stray, uuid.uuid4(), self._node.now_ms()
+            directory.directory.mark_deleted, stray, uuid.uuid4(), self._runtime.now_ms()
         )
 
     def say(self) -> None:

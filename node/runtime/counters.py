@@ -14,7 +14,6 @@ from kept.node.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
-    from kept.node.node import Node
     from kept.storage.types import TopicPartition
 
 REQUEST_BUCKETS: Final = (
@@ -33,7 +32,6 @@ class Counters:
     """The counters of a node. All methods are called on its loop."""
 
     __slots__ = (
-        "_node",
         "bytes_in",
         "bytes_out",
         "checked_keys",
@@ -52,8 +50,7 @@ class Counters:
         "request_seconds",
     )
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
         self.replication_bytes_out = 0

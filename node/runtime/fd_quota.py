@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Final
 
 from kept.cluster.metadata.records import MetadataRecord, PartitionRecord
@@ -28,7 +28,8 @@ from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
-    from kept.node.node import Node
+    from kept.node.runtime.connection_quota import ConnectionQuota
+    from kept.node.runtime.runtime import Runtime
 
 RESERVED_FILES: Final = 1000
 """For connections, closed segments that are read, indexes and the cleaner; a quarter of the limit
@@ -57,18 +58,34 @@ def replica_limit() -> int:
 class OpenFiles:
     """What the limit leaves for connections, and what is done when it is met."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        runtime: Runtime,
+        node_id: int,
+        replicas: Sized,
+        client_connections: ConnectionQuota,
+        node_connections: ConnectionQuota,
+    ) -> None:
+        self.node_id = node_id
+        self._runtime = runtime
+        self._replicas = replicas
+        self._client_connections = client_connections
+        self._node_connections = node_connections
         self._quiet_until = 0.0
 
-    def connection_limit(self) -> int:
-        """Connections of clients that there may be: ``max.connections``, and what replicas and the
-        work of this node leave.
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open, of clients and of nodes, in every protocol."""
+        return self._client_connections.count + self._node_connections.count
+
+    def connection_limit(self, max_connections: int) -> int:
+        """Connections of clients that there may be: ``max.connections`` at most, and what replicas
+        and the work of this node leave.
         """
         limit = file_limit()
-        left = limit - reserved(limit) // 2 - len(self._node.replica_manager.hosted)
-        left -= self._node.node_connections.count
-        return min(self._node.config.max_connections, max(left, 0))
+        left = limit - reserved(limit) // 2 - len(self._replicas)
+        left -= self._node_connections.count
+        return min(max_connections, max(left, 0))
 
     @staticmethod
     def nearly_out(fd: int) -> bool:
@@ -85,8 +102,8 @@ class OpenFiles:
                 "out of open files or memory",
                 error=str(error),
                 limit=file_limit(),
-                replicas=len(self._node.replica_manager.hosted),
-                connections=self._node.connection_count,
+                replicas=len(self._replicas),
+                connections=self.connection_count,
                 why="it is tried again; raise LimitNOFILE (ulimit -n), or lower max.connections",
             )
 
@@ -96,7 +113,7 @@ class OpenFiles:
             log.warning("topic not created", topic=topic, why=str(error))
 
     def _may_speak(self) -> bool:
-        now = self._node.loop.time()
+        now = self._runtime.loop.time()
         if now < self._quiet_until:
             return False
         self._quiet_until = now + NOISE_INTERVAL_S
@@ -104,7 +121,7 @@ class OpenFiles:
 
     def share(self) -> None:
         """Say to the disk how many descriptors files may keep, closed segments in particular."""
-        limit, disk = file_limit(), self._node.disk
+        limit, disk = file_limit(), self._runtime.disk
         disk.keep_below = limit - HEADROOM
         disk.max_reopenable = min(MAX_REOPENABLE, reserved(limit) // 4)
 
@@ -114,10 +131,10 @@ class FdQuota:
     this one knows its connections.
     """
 
-    def __init__(self, node: Node, image: Image) -> None:
+    def __init__(self, open_files: OpenFiles, image: Image) -> None:
         self._limit = file_limit()
         self._room = self._limit - reserved(self._limit)
-        self._node = node
+        self._open_files = open_files
         self._image = image
         self._most = sum(len(topic.partitions) for topic in image.topics.values())
         """More replicas than that no broker has: one of each partition."""
@@ -128,9 +145,8 @@ class FdQuota:
 
     def _room_here(self) -> int:
         """Replicas that this node may hold, beside the connections that it has."""
-        return min(
-            self._room, self._limit - reserved(self._limit) // 2 - self._node.connection_count
-        )
+        connections = self._open_files.connection_count
+        return min(self._room, self._limit - reserved(self._limit) // 2 - connections)
 
     def take(self, records: Iterable[MetadataRecord]) -> None:
         """Count the replicas that ``records`` add. Raises PolicyViolation, and counts none."""
@@ -150,7 +166,7 @@ class FdQuota:
         if self._held is None:
             self._held = self._count()
         for broker_id, count in wanted.items():
-            mine = broker_id == self._node.node_id
+            mine = broker_id == self._open_files.node_id
             if self._held[broker_id] + count > (self._here if mine else self._room):
                 self._refuse(broker_id, count)
         self._held.update(wanted)
@@ -165,15 +181,15 @@ class FdQuota:
     def _refuse(self, broker_id: int, count: int) -> None:
         assert self._held is not None
         who = f"broker {broker_id} has {self._held[broker_id]}"
-        if broker_id == self._node.node_id:
-            who += f" and {self._node.connection_count} connections"
+        if broker_id == self._open_files.node_id:
+            who += f" and {self._open_files.connection_count} connections"
         raise PolicyViolation(
             f"{count} replicas are more than open files allow: {who}, "
             f"and may open {self._limit} files (ulimit -n, LimitNOFILE)."
         )
 
 
-def check_room(node: Node, image: Image, records: Iterable[MetadataRecord]) -> None:
+def check_room(open_files: OpenFiles, image: Image, records: Iterable[MetadataRecord]) -> None:
     """Refuse a decision that adds more replicas than open files allow, whoever made it; those that
     consist of parts refuse the parts before. Raises PolicyViolation.
     """
@@ -181,5 +197,5 @@ def check_room(node: Node, image: Image, records: Iterable[MetadataRecord]) -> N
         if isinstance(record, PartitionRecord):
             before = image.partition(record.topic_id, record.partition)
             if before is None or not set(record.replicas) <= set(before.replicas):
-                FdQuota(node, image).take(records)
+                FdQuota(open_files, image).take(records)
                 return

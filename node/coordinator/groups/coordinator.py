@@ -40,8 +40,13 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.leadership_barrier import LeadershipBarrier
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
 
 FIND_WAIT_S: Final = 3.0
@@ -55,8 +60,22 @@ MakeEvent = Callable[[int, int], ev.Event]
 class Coordinator:
     """The group coordinator of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        table: ReplicaTable,
+        barrier: LeadershipBarrier,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._identity = identity
+        self._table = table
+        self._barrier = barrier
         self._shards: dict[int, Shard] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -64,7 +83,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Load the partitions that this node leads."""
-        self._follow(self._node.image)
+        self._follow(self._metadata.image)
 
     async def stop(self) -> None:
         """Write what is staged, send everybody away."""
@@ -87,7 +106,7 @@ class Coordinator:
             for shard in self._shards.values():
                 shard.topics_deleted(gone)
 
-    def partition_gone(self, tp: TopicPartition) -> None:
+    def partition_gone(self, tp: TopicPartition, _: BaseException | None = None) -> None:
         """A partition was deleted or its directory failed."""
         if tp.topic == CONSUMER_OFFSETS:
             self._drop(tp.partition)
@@ -95,13 +114,13 @@ class Coordinator:
     def _follow(self, image: Image) -> None:
         topic = image.topics.get(CONSUMER_OFFSETS)
         records = () if topic is None else topic.partitions
-        mine = {r.partition: r for r in records if r.leader == self._node.node_id}
+        mine = {r.partition: r for r in records if r.leader == self._identity.node_id}
         for number in list(self._shards):
             epoch = self._shards[number].leader_epoch
             if number not in mine or mine[number].leader_epoch != epoch:
                 self._drop(number)
         for number, record in mine.items():
-            hosted = self._node.replica_manager.hosted.get(TopicPartition(CONSUMER_OFFSETS, number))
+            hosted = self._table.hosted.get(TopicPartition(CONSUMER_OFFSETS, number))
             if hosted is None or number in self._shards:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
@@ -117,7 +136,17 @@ class Coordinator:
         return GroupMemory(self.settings().groups_max_bytes)
 
     def _shard(self, number: int, hosted: LocalReplica, leader_epoch: int) -> Shard:
-        return Shard(self._node, number, hosted, leader_epoch, self.settings(), self.memory)
+        return Shard(
+            runtime=self._runtime,
+            config=self._config,
+            metadata=self._metadata,
+            barrier=self._barrier,
+            number=number,
+            hosted=hosted,
+            leader_epoch=leader_epoch,
+            settings=self.settings(),
+            memory=self.memory,
+        )
 
     def _drop(self, number: int) -> None:
         shard = self._shards.pop(number, None)
@@ -126,7 +155,7 @@ class Coordinator:
 
     def settings(self) -> ev.GroupSettings:
         """The node's settings for groups."""
-        config: Any = self._node.config
+        config: Any = self._config.current
         return ev.GroupSettings(
             group_min_session_timeout_ms=config.group_min_session_timeout_ms,
             group_max_session_timeout_ms=config.group_max_session_timeout_ms,
@@ -173,7 +202,7 @@ class Coordinator:
 
     def partition_of(self, group: str) -> int | None:
         """The partition that a group lives in; None while there is no ``__consumer_offsets``."""
-        topic = self._node.image.topics.get(CONSUMER_OFFSETS)
+        topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
         if topic is None or not topic.partitions:
             return None
         return partition_for(group, len(topic.partitions))
@@ -183,12 +212,12 @@ class Coordinator:
         number = self.partition_of(group)
         if number is None:
             return None
-        record = self._node.image.partition(CONSUMER_OFFSETS, number)
+        record = self._metadata.image.partition(CONSUMER_OFFSETS, number)
         return None if record is None or record.leader < 0 else record.leader
 
     async def wait_for(self, groups: Iterable[str]) -> None:
         """Wait until groups that this node is to coordinate are served, but not for long."""
-        loop = self._node.loop
+        loop = self._runtime.loop
         deadline = loop.time() + FIND_WAIT_S
         one_of_each: dict[int | None, str] = {}
         pace = Pace()
@@ -207,12 +236,12 @@ class Coordinator:
     def _is_settled(self, group: str) -> bool:
         """Whether waiting would change nothing: it is served, or failed, or is another node's."""
         number = self.partition_of(group)
-        if number is None or self.leader_of(group) != self._node.node_id:
+        if number is None or self.leader_of(group) != self._identity.node_id:
             return True
         shard = self._shards.get(number)
         if shard is not None:
             return shard.is_active or shard.failed is not None
-        topic = self._node.replica_manager.by_name.get(CONSUMER_OFFSETS.encode())
+        topic = self._table.by_name.get(CONSUMER_OFFSETS.encode())
         return topic is not None and number in topic.offline
 
     def _wake(self) -> None:

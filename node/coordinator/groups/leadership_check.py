@@ -15,40 +15,46 @@ Kafka answers from what it remembers.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 
 if TYPE_CHECKING:
+    from kept.node.config.node_config import NodeConfig
     from kept.node.coordinator.groups.shard import Shard
-    from kept.node.node import Node
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.runtime import Runtime
 
 LOOK_S: Final = 0.02
 FETCHES: Final = 2
 SPARE_S: Final = 1.0
 
 
-def is_in_doubt(node: Node) -> bool:
-    """Whether no controller has answered this node for so long that it may have been replaced."""
-    members = node.cluster_link
-    return (
-        members is not None
-        and members.broker_lifecycle is not None
-        and members.broker_lifecycle.may_be_fenced
-    )
+class FollowerSessions(Protocol):
+    """The fetch sessions of this node."""
+
+    def of_followers(self) -> Iterable[Any]:
+        """Those of followers: id, epoch, replica_id, and partitions by (name or id, number)."""
 
 
-async def still_leads(node: Node, shard: Shard) -> bool:
-    """Whether all in-sync replicas follow this node in the shard's epoch. See the module."""
-    topic = node.image.topics.get(CONSUMER_OFFSETS)
+async def still_leads(
+    runtime: Runtime,
+    config: NodeConfig,
+    metadata: Metadata,
+    sessions: FollowerSessions,
+    shard: Shard,
+) -> bool:
+    """Whether all in-sync replicas follow this node in the shard's epoch, as the module says."""
+    topic = metadata.image.topics.get(CONSUMER_OFFSETS)
     if topic is None:
         return False
     names = {(topic.topic_id.bytes, shard.number), (topic.name.encode(), shard.number)}
-    before = _fetches(node, shard, names)
-    patience_s = FETCHES * node.config.replica_fetch_wait_max_ms / 1000 + SPARE_S
-    deadline = node.loop.time() + patience_s
+    before = _fetches(sessions, shard, names)
+    patience_s = FETCHES * config.replica_fetch_wait_max_ms / 1000 + SPARE_S
+    deadline = runtime.loop.time() + patience_s
     while shard.leads:
-        now = _fetches(node, shard, names)
+        now = _fetches(sessions, shard, names)
         if all(
             member in before
             and member in now
@@ -60,19 +66,21 @@ async def still_leads(node: Node, shard: Shard) -> bool:
         for member in now:
             if member not in before or before[member][0] != now[member][0]:
                 before[member] = now[member]  # a session that began meanwhile
-        if node.loop.time() > deadline:
+        if runtime.loop.time() > deadline:
             return False
         await asyncio.sleep(LOOK_S)
     return False
 
 
-def _fetches(node: Node, shard: Shard, names: set[tuple[bytes, int]]) -> dict[int, tuple[int, int]]:
+def _fetches(
+    sessions: FollowerSessions, shard: Shard, names: set[tuple[bytes, int]]
+) -> dict[int, tuple[int, int]]:
     """Follower -> (its session, how often it has fetched in it), of those that follow in this
     epoch.
     """
     return {
         session.replica_id: (session.id, session.epoch)
-        for session in node.fetch_sessions.of_followers()
+        for session in sessions.of_followers()
         for name in names
         if (cached := session.partitions.get(name)) is not None
         and cached.request.current_leader_epoch == shard.leader_epoch

@@ -35,8 +35,11 @@ from kept.storage.types import Codec
 if TYPE_CHECKING:
     import uuid
 
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.leadership_barrier import LeadershipBarrier
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.runtime.runtime import Runtime
 
 PART_BYTES: Final = 256 * 1024
 """Size of the batches over which tombstones are spread that need not be in one."""
@@ -73,16 +76,23 @@ class Shard:
     """A core with its log, its timers, and those who wait. ``failed`` says why it could not
     load."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
-        node: Node,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        barrier: LeadershipBarrier,
         number: int,
         hosted: LocalReplica,
         leader_epoch: int,
         settings: ev.GroupSettings,
         memory: GroupMemory | None = None,
     ) -> None:
-        self._node = node
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._barrier = barrier
         self.number = number
         self._hosted = hosted
         self.leader_epoch = leader_epoch
@@ -112,7 +122,7 @@ class Shard:
     @property
     def in_sync_followers(self) -> frozenset[int]:
         """Who else is in the ISR, or about to join: a successor was one of them."""
-        return self._hosted.partition.core.maximal_isr - {self._node.node_id}
+        return self._hosted.partition.core.maximal_isr - {self._hosted.partition.node_id}
 
     # Loading.
 
@@ -123,7 +133,7 @@ class Shard:
         if partition.log_start_offset == partition.log_end_offset:
             self._loaded(0, self._now_ms())
             return
-        self._loading = self._node.loop.create_task(self._load())
+        self._loading = self._runtime.loop.create_task(self._load())
         self._loading.add_done_callback(lambda _: done())
 
     async def _load(self) -> None:
@@ -150,7 +160,7 @@ class Shard:
         All that earlier leaders acknowledged is below, since an elected leader was in the ISR; HW
         here may be older than theirs. By how many it is committed now is no matter.
         """
-        done = self._node.loop.create_future()
+        done = self._runtime.loop.create_future()
 
         def settle(error: BaseException | None) -> None:
             if not done.done():
@@ -167,12 +177,11 @@ class Shard:
 
         A topic that an older image lacks may have been made, or made again, since, and offsets of
         it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
-        groups stay unloaded. A lone node decides itself.
+        groups stay unloaded.
         """
-        cluster_link = self._node.cluster_link
-        while cluster_link is not None:
-            answer: asyncio.Future[bool] = self._node.loop.create_future()
-            cluster_link.leadership_barrier.ask(partial(_answer_once, answer))
+        while True:
+            answer: asyncio.Future[bool] = self._runtime.loop.create_future()
+            self._barrier.ask(partial(_answer_once, answer))
             if await answer:
                 return
             await asyncio.sleep(BARRIER_RETRY_S)
@@ -197,7 +206,7 @@ class Shard:
         """Topics with offsets here that were deleted while nobody led this partition, as after a
         failover: the image does not have them, or has them by another id.
         """
-        topics = self._node.image.topics
+        topics = self._metadata.image.topics
         found = set()
         for key, stored in self.core.appended:
             topic = topics.get(key.topic)
@@ -231,7 +240,7 @@ class Shard:
     def submit(self, make_event: Callable[[int, int], ev.Event]) -> asyncio.Future[Any]:
         """Step an event for a request; the future is its result."""
         self._last_request += 1
-        future: asyncio.Future[Any] = self._node.loop.create_future()
+        future: asyncio.Future[Any] = self._runtime.loop.create_future()
         self._requests[self._last_request] = future
         now_ms = self._now_ms()
         self._sync_clock(now_ms)
@@ -260,10 +269,10 @@ class Shard:
         self._perform(self.core.step(make_event(now_ms)))
 
     def _now_ms(self) -> int:
-        return int(self._node.loop.time() * 1000)
+        return int(self._runtime.loop.time() * 1000)
 
     def _sync_clock(self, now_ms: int) -> None:
-        self.core.wall_offset_ms = self._node.now_ms() - now_ms
+        self.core.wall_offset_ms = self._runtime.now_ms() - now_ms
 
     # Effects.
 
@@ -297,7 +306,7 @@ class Shard:
     def _append(self, effect: ev.Append) -> None:
         """Stage an append; a refusal goes to the core before anything else does."""
         partition, rules = self._hosted.partition, self._hosted.rules
-        wall_ms = self._node.now_ms()
+        wall_ms = self._runtime.now_ms()
         end_offset = 0
         try:
             for part in _parts(effect):
@@ -313,11 +322,11 @@ class Shard:
         self._staged.append((effect.append, end_offset))
         if not self._write_scheduled:
             self._write_scheduled = True
-            self._node.loop.call_soon(self._write)
+            self._runtime.loop.call_soon(self._write)
 
     @property
     def _codec(self) -> Codec:
-        return Codec(int(getattr(self._node.config, "offsets_topic_compression_codec", 0)))
+        return Codec(int(getattr(self._config.current, "offsets_topic_compression_codec", 0)))
 
     def _write(self) -> None:
         """Write what was staged in this turn, and wait for it to be committed."""
@@ -350,9 +359,9 @@ class Shard:
                 self._append_committed(append)
 
         if self._hosted.partition.high_watermark < end_offset or self._hosted.sync:
-            timeout_s = self._node.config.offsets_commit_timeout_ms / 1000
+            timeout_s = self._config.current.offsets_commit_timeout_ms / 1000
             late = RequestTimedOut(f"{CONSUMER_OFFSETS}-{self.number}: not committed in time")
-            self._uncommitted[append] = self._node.loop.call_later(
+            self._uncommitted[append] = self._runtime.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )
         self._hosted.partition.when_committed(end_offset, one_done)
@@ -381,7 +390,7 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_deadline_ms = deadline_ms
-        self._timer = self._node.loop.call_at(deadline_ms / 1000, self._tick)
+        self._timer = self._runtime.loop.call_at(deadline_ms / 1000, self._tick)
 
     def _tick(self) -> None:
         deadline_ms, self._timer, self._timer_deadline_ms = self._timer_deadline_ms, None, None

@@ -14,13 +14,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
 from kept.node.admin import compaction_status
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
     from kept.storage.types import TopicPartition
 
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
@@ -30,46 +29,50 @@ COMMENT_S: Final = 15.0
 MAX_RUNNING: Final = 50
 """Passes that are told at once."""
 
-_OPEN: Final[WeakKeyDictionary[Node, int]] = WeakKeyDictionary()
-
 
 class TooManyStreams(RetriableError):
     """There are as many streams as ``kept.console.max.streams`` allows."""
 
 
-def admit(node: Node) -> None:
-    """Raises TooManyStreams."""
-    limit = node.config.console_max_streams
-    if _OPEN.get(node, 0) >= limit:
-        raise TooManyStreams(f"{limit} streams are open; see kept.console.max.streams")
+class EventStreams:
+    """The streams of one node."""
+
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
+        self._open = 0
+
+    def admit(self) -> None:
+        """Raises TooManyStreams."""
+        limit = self._context.config.current.console_max_streams
+        if self._open >= limit:
+            raise TooManyStreams(f"{limit} streams are open; see kept.console.max.streams")
+
+    async def stream(self, tp: TopicPartition | None) -> AsyncIterator[bytes]:
+        """The events, until the reader leaves."""
+        self._open += 1
+        try:
+            sent, quiet_s = "", 0.0
+            while self._context.readiness.started:
+                value = pulse(self._context)
+                poll_s = LOOK_S
+                if tp is not None:
+                    value["partition"], poll_s = await _partition(self._context, tp)
+                text = json.dumps(value, separators=(",", ":"))
+                if text != sent:
+                    sent, quiet_s = text, 0.0
+                    yield f"data: {text}\n\n".encode()
+                elif quiet_s >= COMMENT_S:
+                    quiet_s = 0.0
+                    yield b":\n\n"
+                await asyncio.sleep(poll_s)
+                quiet_s += poll_s
+        finally:
+            self._open -= 1
 
 
-async def stream(node: Node, tp: TopicPartition | None) -> AsyncIterator[bytes]:
-    """The events, until the reader leaves."""
-    _OPEN[node] = _OPEN.get(node, 0) + 1
-    try:
-        said, quiet_s = "", 0.0
-        while node.ready:
-            value = pulse(node)
-            look_s = LOOK_S
-            if tp is not None:
-                value["partition"], look_s = await _partition(node, tp)
-            text = json.dumps(value, separators=(",", ":"))
-            if text != said:
-                said, quiet_s = text, 0.0
-                yield f"data: {text}\n\n".encode()
-            elif quiet_s >= COMMENT_S:
-                quiet_s = 0.0
-                yield b":\n\n"
-            await asyncio.sleep(look_s)
-            quiet_s += look_s
-    finally:
-        _OPEN[node] -= 1
-
-
-def pulse(node: Node) -> dict[str, Any]:
+def pulse(context: AdminContext) -> dict[str, Any]:
     """What moves on a node; cheap to say."""
-    metadata, metrics, cleaner = node.metadata, node.metrics, node.cleaner
+    metadata, metrics, cleaner = context.metadata, context.counters, context.cleaner.started
     running = []
     for tp, one in list(cleaner.running.items())[:MAX_RUNNING]:
         total = one.work.total_bytes
@@ -87,14 +90,14 @@ def pulse(node: Node) -> dict[str, Any]:
     }
 
 
-def partition_pulse(node: Node, tp: TopicPartition) -> dict[str, Any] | None:
+def partition_pulse(context: AdminContext, tp: TopicPartition) -> dict[str, Any] | None:
     """What moves in a partition, if it is here."""
-    hosted = node.replica_manager.hosted.get(tp)
+    hosted = context.table.hosted.get(tp)
     if hosted is None:
         return None
     log = hosted.partition.log
     found: dict[str, Any] = {
-        "node": node.node_id,
+        "node": context.identity.node_id,
         "log_start_offset": log.log_start_offset,
         "high_watermark": hosted.partition.high_watermark,
         "log_end_offset": log.log_end_offset,
@@ -102,7 +105,7 @@ def partition_pulse(node: Node, tp: TopicPartition) -> dict[str, Any] | None:
         "segments": len(log.segments),
     }
     if log.config.compact:
-        status = compaction_status.status(node, hosted)
+        status = compaction_status.status(context, hosted)
         found |= {
             "state": status.state,
             "progress": status.progress,
@@ -114,19 +117,21 @@ def partition_pulse(node: Node, tp: TopicPartition) -> dict[str, Any] | None:
     return found
 
 
-async def _partition(node: Node, tp: TopicPartition) -> tuple[dict[str, Any] | None, float]:
-    topic = node.image.topics.get(tp.topic)
+async def _partition(
+    context: AdminContext, tp: TopicPartition
+) -> tuple[dict[str, Any] | None, float]:
+    topic = context.metadata.image.topics.get(tp.topic)
     if topic is None or tp.partition >= len(topic.partitions):
         return None, LOOK_S
     leader = topic.partitions[tp.partition].leader
-    if leader in (node.node_id, -1):
-        return partition_pulse(node, tp), LOOK_S
-    from kept.node.internode.peer_http import ask_json
+    if leader in (context.identity.node_id, -1):
+        return partition_pulse(context, tp), LOOK_S
+    from kept.node.admin.peer_http import ask_json
 
     query = {"topic": tp.topic, "partition": str(tp.partition)}
     try:
-        found: dict[str, Any] | None = await ask_json(node, leader, "/api/v1/pulse", query)
+        found: dict[str, Any] | None = await ask_json(context, leader, "/api/v1/pulse", query)
     except KeptError:
         # The node is gone or on its way: the page shows what is known here, and so does this.
-        return partition_pulse(node, tp), LOOK_ELSEWHERE_S
+        return partition_pulse(context, tp), LOOK_ELSEWHERE_S
     return found, LOOK_ELSEWHERE_S

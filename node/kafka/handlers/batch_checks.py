@@ -5,7 +5,7 @@ to :data:`~kept.node.runtime.yielding.LOOP_BYTES` of a batch and ``LOOP_TOTAL_BY
 what is told to be larger, or is found to be, goes on in the pool, and so does the rest of its
 request.
 
-A thread inflates into what is drawn for it beforehand on ``node.inflating``, in steps: a batch that
+A thread inflates into what is drawn for it beforehand on ``apis.inflating``, in steps: a batch that
 says no size and does not fit is tried again with more, up to ``kept.inflated.max.bytes``. A batch
 that waits for its turn holds none of it, so that none waits for another for ever.
 """
@@ -21,8 +21,10 @@ from kept.storage.errors import InflatesBeyondLimit, KeptError
 from kept.storage.records import check
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.kafka.apis import KafkaApis
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.runtime.memory_budget import BudgetShare
+    from kept.node.runtime.runtime import Runtime
 
 FIRST_DRAW_BYTES: Final = 8 * 1024 * 1024
 """What a batch that says no size is first inflated into in a thread."""
@@ -43,17 +45,17 @@ class BatchChecks:
     next batch needs ``needed_bytes``, as far as it is known.
     """
 
-    __slots__ = ("_bound", "_done", "_jobs", "_node", "_now_ms", "outcomes")
+    __slots__ = ("_apis", "_bound", "_done", "_jobs", "_now_ms", "outcomes")
 
     def __init__(
         self,
-        node: Node,
+        apis: KafkaApis,
         jobs: list[Job | KeptError],
         now_ms: int,
         outcomes: list[Any],
         needed_bytes: int = 0,
     ) -> None:
-        self._node = node
+        self._apis = apis
         self._jobs = jobs
         self._now_ms = now_ms
         self._bound = max(FIRST_DRAW_BYTES, needed_bytes)
@@ -69,13 +71,13 @@ class BatchChecks:
 
     def _draw(self) -> None:
         """Wait for room to inflate the next ones into."""
-        limit: int = self._node.config.inflated_max_bytes
+        limit: int = self._apis.config.current.inflated_max_bytes
         self._bound = min(self._bound, limit)
         size = COPIES * self._bound
-        self._node.inflating.draw(size, partial(self._submit, size))
+        self._apis.inflating.draw(size, partial(self._submit, size))
 
     def _submit(self, drawn_bytes: int) -> None:
-        future = self._node.in_pool(self._check_some, len(self.outcomes), self._bound)
+        future = self._apis.runtime.in_thread(self._check_some, len(self.outcomes), self._bound)
         future.add_done_callback(partial(self._checked, drawn_bytes))
 
     def _check_some(self, start: int, bound: int) -> tuple[list[Any], int]:
@@ -99,7 +101,7 @@ class BatchChecks:
         return outcomes, 0
 
     def _checked(self, drawn_bytes: int, finished: Any) -> None:
-        self._node.inflating.give(drawn_bytes)
+        self._apis.inflating.give(drawn_bytes)
         done = self._done
         assert done is not None
         error = finished.exception()
@@ -115,25 +117,28 @@ class BatchChecks:
             done(self.outcomes, None)
 
 
-async def inflated(node: Node, read: Callable[..., list[Any]], *, limit: int) -> list[Any]:
-    """What ``read(inflate_limit=...)`` gives in a thread, within what is drawn for it.
+async def inflated(
+    runtime: Runtime, budget: BudgetShare, read: Callable[..., list[Any]], *, limit: int
+) -> list[Any]:
+    """What ``read(inflate_limit=...)`` gives in a thread, within what is drawn for it on
+    ``budget``.
 
     Raises what ``read`` does: InflatesBeyondLimit above ``limit`` bytes.
     """
     bound = min(FIRST_DRAW_BYTES, limit)
     while True:
         size = COPIES * bound
-        granted = node.loop.create_future()
-        node.inflating.draw(size, partial(_grant, node, granted, size))
+        granted = runtime.loop.create_future()
+        budget.draw(size, partial(_grant, budget, granted, size))
         try:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                node.inflating.give(size)
+                budget.give(size)
             raise
-        work = node.in_pool(partial(read, inflate_limit=bound))
+        work = runtime.in_thread(partial(read, inflate_limit=bound))
         # Who waits may be cancelled; the thread goes on, and has it until it is done.
-        work.add_done_callback(partial(_give, node, size))
+        work.add_done_callback(partial(_give, budget, size))
         try:
             return list(await asyncio.shield(work))
         except InflatesBeyondLimit as error:
@@ -142,14 +147,14 @@ async def inflated(node: Node, read: Callable[..., list[Any]], *, limit: int) ->
             bound = min(limit, max(error.told_bytes or 0, DRAW_FACTOR * bound))
 
 
-def _grant(node: Node, granted: asyncio.Future[None], size: int) -> None:
+def _grant(budget: BudgetShare, granted: asyncio.Future[None], size: int) -> None:
     if granted.done():  # nobody waits any more
-        node.inflating.give(size)
+        budget.give(size)
     else:
         granted.set_result(None)
 
 
-def _give(node: Node, size: int, finished: asyncio.Future[Any]) -> None:
-    node.inflating.give(size)
+def _give(budget: BudgetShare, size: int, finished: asyncio.Future[Any]) -> None:
+    budget.give(size)
     if not finished.cancelled():
         finished.exception()  # whoever waited has it, or is gone

@@ -33,7 +33,7 @@ from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
@@ -47,15 +47,15 @@ async def describe_configs(ctx: RequestContext, request: Any) -> Values:
     pace = Pace()
     # What is named twice is answered once: else a small request has an answer without bound.
     for resource in _once(request.resources):
-        results.append(_describe(ctx.node, resource, request, ctx.api_version))
+        results.append(_describe(ctx.apis, resource, request, ctx.api_version))
         await pace.checkpoint()
     return {"results": results}
 
 
-def _describe(node: Node, resource: Any, request: Any, version: int) -> Values:
+def _describe(apis: KafkaApis, resource: Any, request: Any, version: int) -> Values:
     code, message, entries = 0, "", []
     try:
-        entries = _entries(node, resource.resource_type, resource.resource_name)
+        entries = _entries(apis, resource.resource_type, resource.resource_name)
     except KeptError as error:
         code, message = code_for(error), message_for(error)
         if isinstance(error, UnknownTopicOrPartition):
@@ -92,26 +92,27 @@ def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:
     }
 
 
-def _entries(node: Node, resource_type: int, name: str) -> list[Entry]:
+def _entries(apis: KafkaApis, resource_type: int, name: str) -> list[Entry]:
     if resource_type == ResourceType.TOPIC:
         check_topic_name(name)
-        if name not in node.image.topics:
+        if name not in apis.metadata.image.topics:
             raise UnknownTopicOrPartition(f"Topic '{name}' does not exist.")
-        return topic_entries(node, node.image.config(ResourceType.TOPIC, name))
+        return topic_entries(apis, apis.metadata.image.config(ResourceType.TOPIC, name))
     if resource_type == ResourceType.BROKER:
         if not name:
-            return default_broker_entries(node.image)
-        _check_broker_id(node, name, "Broker id", " or empty string")
-        return broker_entries(node.config)
+            return default_broker_entries(apis.metadata.image)
+        _check_broker_id(apis, name, "Broker id", " or empty string")
+        return broker_entries(apis.config.current)
     raise _no_such_type(resource_type)
 
 
-def _check_broker_id(node: Node, name: str, what: str, otherwise: str = "") -> None:
+def _check_broker_id(apis: KafkaApis, name: str, what: str, otherwise: str = "") -> None:
     if not _INTEGER.fullmatch(name):
         raise InvalidRequest(f"{what} must be an integer, but it is: {name}")
-    if int(name) != node.node_id:
+    if int(name) != apis.identity.node_id:
         raise InvalidRequest(
-            f"Unexpected broker id, expected {node.node_id}{otherwise}, but received {name}"
+            f"Unexpected broker id, expected {apis.identity.node_id}{otherwise}, "
+            f"but received {name}"
         )
 
 
@@ -124,35 +125,35 @@ def _no_such_type(resource_type: int) -> InvalidRequest:
 
 async def alter_configs(ctx: RequestContext, request: Any) -> Values:
     """AlterConfigs v0-2: replace all settings of a resource."""
-    node = ctx.node
+    apis = ctx.apis
 
     def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
-        _check_settings(node, image, resource)
+        _check_settings(apis, image, resource)
         values = {entry.name: entry.value for entry in resource.configs}
         name = resource.resource_name
         return controller.alter_configs(
-            image, resource.resource_type, name, values, schema(node, image)
+            image, resource.resource_type, name, values, schema(apis, image)
         )
 
-    return {"responses": await _alter(node, request, decision)}
+    return {"responses": await _alter(apis, request, decision)}
 
 
 async def incremental_alter_configs(ctx: RequestContext, request: Any) -> Values:
     """IncrementalAlterConfigs v0-1: set, delete, append to or subtract from single settings."""
-    node = ctx.node
+    apis = ctx.apis
 
     def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
-        _check_settings(node, image, resource, AlterOp.DELETE)
+        _check_settings(apis, image, resource, AlterOp.DELETE)
         changes = [
             AlterConfig(entry.name, _operation(entry.config_operation), entry.value)
             for entry in resource.configs
         ]
         name = resource.resource_name
         return controller.incremental_alter_configs(
-            image, resource.resource_type, name, changes, schema(node, image)
+            image, resource.resource_type, name, changes, schema(apis, image)
         )
 
-    return {"responses": await _alter(node, request, decision)}
+    return {"responses": await _alter(apis, request, decision)}
 
 
 def _operation(number: int) -> AlterOp:
@@ -163,7 +164,7 @@ def _operation(number: int) -> AlterOp:
 
 
 def _check_settings(
-    node: Node, image: Image, resource: Any, nullable: AlterOp | None = None
+    apis: KafkaApis, image: Image, resource: Any, nullable: AlterOp | None = None
 ) -> None:
     """What comes before any decision: the resource exists, no setting twice, no null value."""
     resource_type, name = resource.resource_type, resource.resource_name
@@ -174,7 +175,7 @@ def _check_settings(
             raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
     elif resource_type == ResourceType.BROKER:
         if name and decimal_number(name) not in image.brokers:
-            _check_broker_id(node, name, "Node id")
+            _check_broker_id(apis, name, "Node id")
     else:
         raise _no_such_type(resource_type)
     if len(resource.configs) > len(TOPIC_SETTINGS) + len(BROKER_SETTINGS):
@@ -192,7 +193,7 @@ def _check_settings(
         raise InvalidRequest(f"Null value not supported for : {','.join(sorted(null))}")
 
 
-async def _alter(node: Node, request: Any, decision: Decision) -> list[Values]:
+async def _alter(apis: KafkaApis, request: Any, decision: Decision) -> list[Values]:
     """Decide for each resource; all changes that are legal become one entry."""
     counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
 
@@ -216,7 +217,7 @@ async def _alter(node: Node, request: Any, decision: Decision) -> list[Values]:
             answers.append(answer)
         return answers, [] if request.validate_only else records
 
-    return await decide(node, decisions)
+    return await decide(apis, decisions)
 
 
 def _once(resources: Iterable[Any]) -> list[Any]:

@@ -29,7 +29,7 @@ from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLead
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
     from kept.replication.partition import Partition
     from kept.storage.log import AppendInfo
 
@@ -53,9 +53,7 @@ def _late(connection: Connection) -> int:
     A leader that has not heard of a controller for a session may not lead any more. Producers ask
     for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
     """
-    members = connection.node.cluster_link
-    broker_lifecycle = None if members is None else members.broker_lifecycle
-    lost = broker_lifecycle is not None and broker_lifecycle.out_of_touch
+    lost = connection.apis.cluster_link.out_of_touch
     return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
 
 
@@ -120,7 +118,7 @@ class DelayedProduce:
         results = self._topics[-1][1]
         if hosted is not None and self.acks != 0:
             error = in_line(self._connection, error, hosted)
-            if needs_proof(self._connection, error, hosted):
+            if needs_proof(error, hosted):
                 epoch = hosted.partition.leader_epoch
                 doubt = Doubt(hosted, epoch, error, len(self._topics) - 1, len(results))
                 self._doubts.append(doubt)
@@ -144,15 +142,13 @@ class DelayedProduce:
                 self._waits += 1
                 hosted.flush(end_offset, self._waiter(topic, place))
         if self._doubts:
-            cluster_link = self._connection.node.cluster_link
-            assert cluster_link is not None
             self._waits += 1
-            cluster_link.leadership_barrier.ask(self._confirmed)
+            self._connection.apis.barrier.ask(self._confirmed)
         self._waits -= 1
         if self._waits == 0:
             self._answer()
         elif self._reply is not None:
-            loop = self._connection.node.loop
+            loop = self._connection.apis.runtime.loop
             self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
 
     def _waiter(self, topic: int, place: int) -> Any:
@@ -221,7 +217,7 @@ class DelayedProduce:
     def _encode(self, reply: ResponseSlot) -> None:
         connection = self._connection
         steps = encoded_steps(connection, self.version, self._correlation_id, self._topics)
-        frame = connection.node.slices.run(steps)
+        frame = connection.apis.runtime.slices.run(steps)
         if isinstance(frame, Sliced):
             frame.add_done_callback(lambda made: connection.complete(reply, [made.result()]))
         else:
@@ -292,7 +288,7 @@ class DelayedProduceRun(ResponseSlot):
             hosted.flush(ends[hosted], partial(self._flushed, hosted))
         if self._commits or self._flushes:
             delay = max(self.timeout_ms, 0) / 1000
-            self._timer = self._connection.node.loop.call_later(delay, self._expire)
+            self._timer = self._connection.apis.runtime.loop.call_later(delay, self._expire)
         elif self.segments is None:
             self._answer()
 

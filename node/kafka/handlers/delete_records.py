@@ -20,7 +20,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import Answer, RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.yielding import Steps
     from kept.replication.partition import Partition
 
@@ -38,15 +38,15 @@ class _Deletion:
     low_watermark: int = -1
     code: int = 0
 
-    def begin(self, node: Node, offset: int) -> None:
+    def begin(self, apis: KafkaApis, offset: int) -> None:
         """Move the leader's log start."""
         try:
             if self.tp.topic in INTERNAL_TOPICS:
                 raise InvalidTopicException(
                     f"Cannot delete records of internal topic {self.tp.topic}"
                 )
-            self.partition = node.partition(self.tp)
-            self.wanted = self.partition.delete_records(offset, node.now_ms())
+            self.partition = apis.table.partition(self.tp)
+            self.wanted = self.partition.delete_records(offset, apis.runtime.now_ms())
         except KeptError as error:
             self._fail(error)
 
@@ -66,22 +66,22 @@ class _Deletion:
 @sliced
 def delete_records(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
-    node = ctx.node
+    apis = ctx.apis
     deletions = []
     for topic in request.topics:
         for entry in topic.partitions:
             yield
             deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
-            deletion.begin(node, entry.offset)
+            deletion.begin(apis, entry.offset)
             deletions.append(deletion)
-    if not (yield from _unfinished(node, deletions)):
+    if not (yield from _unfinished(apis, deletions)):
         return _answer(deletions)
-    return _wait(node, deletions, request.timeout.total_seconds())
+    return _wait(apis, deletions, request.timeout.total_seconds())
 
 
-def _unfinished(node: Node, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
+def _unfinished(apis: KafkaApis, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
     """Those that are waited for."""
-    live = {broker_id for broker_id, one in node.image.brokers.items() if not one.fenced}
+    live = {broker_id for broker_id, one in apis.metadata.image.brokers.items() if not one.fenced}
     waiting = []
     for deletion in deletions:
         yield
@@ -90,15 +90,15 @@ def _unfinished(node: Node, deletions: list[_Deletion]) -> Steps[list[_Deletion]
     return waiting
 
 
-async def _wait(node: Node, deletions: list[_Deletion], seconds: float) -> Values:
+async def _wait(apis: KafkaApis, deletions: list[_Deletion], seconds: float) -> Values:
     moved = asyncio.Event()
-    end = node.loop.time() + seconds
+    end = apis.runtime.loop.time() + seconds
     partitions = [one.partition for one in deletions if one.partition is not None]
     for partition in partitions:
         partition.add_waiter(moved.set)
     try:
-        while waiting := await node.slices.finish(_unfinished(node, deletions)):
-            left = end - node.loop.time()
+        while waiting := await apis.runtime.slices.finish(_unfinished(apis, deletions)):
+            left = end - apis.runtime.loop.time()
             if left <= 0:
                 for one in waiting:
                     one.code = REQUEST_TIMED_OUT

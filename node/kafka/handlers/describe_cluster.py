@@ -29,7 +29,7 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.yielding import Steps
 
 NO_OPERATIONS: Final = -(2**31)
@@ -47,16 +47,16 @@ def describe_cluster(ctx: RequestContext, request: Any) -> Values:
     endpoint_type = getattr(request, "endpoint_type", BROKER_ENDPOINT)
     if endpoint_type != BROKER_ENDPOINT:
         return _wrong_endpoint(endpoint_type)
-    node = ctx.node
+    apis = ctx.apis
     fenced_too = getattr(request, "include_fenced_brokers", False)
     asked = request.include_cluster_authorized_operations
     return {
         "error_code": 0,
         "error_message": None,
         "endpoint_type": BROKER_ENDPOINT,
-        "cluster_id": node.cluster_id,
-        "controller_id": node.node_id,
-        "brokers": _brokers(node, ctx.listener_name, fenced_too),
+        "cluster_id": apis.identity.cluster_id,
+        "controller_id": apis.identity.node_id,
+        "brokers": _brokers(apis, ctx.listener_name, fenced_too),
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
     }
 
@@ -81,12 +81,12 @@ def _wrong_endpoint(endpoint_type: int) -> Values:
     }
 
 
-def _brokers(node: Node, listener_name: str, fenced_too: bool) -> list[Values]:
+def _brokers(apis: KafkaApis, listener_name: str, fenced_too: bool) -> list[Values]:
     found: list[Values] = []
-    for broker_id, broker in sorted(node.image.brokers.items()):
+    for broker_id, broker in sorted(apis.metadata.image.brokers.items()):
         if broker.fenced and not fenced_too:
             continue
-        endpoint = node.broker_endpoint(broker_id, listener_name)
+        endpoint = apis.addresses.broker(broker_id, listener_name)
         if endpoint is None:
             continue
         host, port = endpoint
@@ -105,15 +105,15 @@ def _brokers(node: Node, listener_name: str, fenced_too: bool) -> list[Values]:
 @sliced
 def describe_topic_partitions(ctx: RequestContext, request: Any) -> Steps[Values]:
     """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
-    node, cursor = ctx.node, request.cursor
-    image = node.image
+    apis, cursor = ctx.apis, request.cursor
+    image = apis.metadata.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
     if cursor is not None:
         if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
             return (yield from _cursor_refused(request))
         names = [name for name in names if name >= cursor.topic_name]
     limit = request.response_partition_limit
-    most = node.config.max_request_partition_size_limit
+    most = apis.config.current.max_request_partition_size_limit
     left = max(1, min(limit, most))
     topics: list[Values] = []
     for name in names:
@@ -128,7 +128,7 @@ def describe_topic_partitions(ctx: RequestContext, request: Any) -> Steps[Values
         begins = cursor is not None and name == cursor.topic_name
         first = cursor.partition_index if begins and cursor is not None else 0
         page = topic.partitions[first : first + left]
-        topics.append((yield from _topic(node, topic, page)))
+        topics.append((yield from _topic(apis, topic, page)))
         left -= len(page)
         if first + len(page) < len(topic.partitions):
             following = {"topic_name": name, "partition_index": first + len(page)}
@@ -157,10 +157,10 @@ def _unknown_topic(name: str) -> dict[str, Any]:
     }
 
 
-def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
+def _topic(apis: KafkaApis, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
     partitions = []
     for record in page:
-        partitions.append(_partition(node, topic.name, record))
+        partitions.append(_partition(apis, topic.name, record))
         yield
     return {
         "error_code": 0,
@@ -172,8 +172,8 @@ def _topic(node: Node, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> 
     }
 
 
-def _partition(node: Node, topic: str, record: PartitionRecord) -> Values:
-    offline = offline_replicas(node, node.image, topic, record)
+def _partition(apis: KafkaApis, topic: str, record: PartitionRecord) -> Values:
+    offline = offline_replicas(apis, apis.metadata.image, topic, record)
     leader = record.leader if record.leader not in offline else NO_LEADER
     return {
         "error_code": 0 if leader != NO_LEADER else LEADER_NOT_AVAILABLE,
@@ -202,7 +202,7 @@ async def unregister_broker(ctx: RequestContext, request: Any) -> Values:
         return None, records
 
     try:
-        await decide(ctx.node, decision)
+        await decide(ctx.apis, decision)
     except NotController:
         raise
     except (PeerError, RetriableError) as error:

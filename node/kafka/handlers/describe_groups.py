@@ -120,7 +120,7 @@ def delete_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
     if all(result.done() for result in results):
         done = [result.result() for result in results]
         return _deleted(refused, done)
-    return asyncio.ensure_future(_gathered(refused, results), loop=ctx.node.loop)
+    return asyncio.ensure_future(_gathered(refused, results), loop=ctx.apis.runtime.loop)
 
 
 def _deletion(groups: tuple[str, ...]) -> MakeEvent:

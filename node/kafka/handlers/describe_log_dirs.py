@@ -13,7 +13,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.yielding import Steps
 
 UNKNOWN_BYTES: Final = -1
@@ -24,13 +24,13 @@ async def describe_log_dirs(ctx: RequestContext, request: Any) -> Values:
 
     An offline directory is answered with KAFKA_STORAGE_ERROR and no partitions.
     """
-    node = ctx.node
+    apis = ctx.apis
     wanted = _wanted(request.topics)
-    by_directory = await node.slices.finish(_partitions(node, wanted))
-    paths = [os.path.abspath(directory.name) for directory in node.log_directories]
-    spaces = await node.in_pool(lambda: [_space(path) for path in paths])
+    by_directory = await apis.runtime.slices.finish(_partitions(apis, wanted))
+    paths = [os.path.abspath(directory.name) for directory in apis.table.directories]
+    spaces = await apis.runtime.in_thread(lambda: [_space(path) for path in paths])
     results = []
-    for directory, path, (total, usable) in zip(node.log_directories, paths, spaces, strict=True):
+    for directory, path, (total, usable) in zip(apis.table.directories, paths, spaces, strict=True):
         offline = directory.offline is not None
         results.append(
             {
@@ -56,16 +56,16 @@ def _wanted(topics: Sequence[Any] | None) -> Mapping[str, set[int]] | None:
 
 
 def _partitions(
-    node: Node, wanted: Mapping[str, set[int]] | None
+    apis: KafkaApis, wanted: Mapping[str, set[int]] | None
 ) -> Steps[dict[str, list[Values]]]:
     """Directory -> topics as the response has them."""
     found: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
-    for tp in sorted(node.partitions):
+    for tp in sorted(apis.table.partitions):
         yield
-        if tp not in node.partitions:
+        if tp not in apis.table.partitions:
             continue  # deleted meanwhile
         if wanted is None or tp.partition in wanted.get(tp.topic, ()):
-            directory, described = _describe(node, tp)
+            directory, described = _describe(apis, tp)
             found[directory][tp.topic].append(described)
     return {
         directory: [
@@ -75,8 +75,8 @@ def _partitions(
     }
 
 
-def _describe(node: Node, tp: TopicPartition) -> tuple[str, Values]:
-    partition = node.partitions[tp]
+def _describe(apis: KafkaApis, tp: TopicPartition) -> tuple[str, Values]:
+    partition = apis.table.partitions[tp]
     log = partition.log
     described = {
         "partition_index": tp.partition,

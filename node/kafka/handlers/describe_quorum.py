@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from kept.node.kafka.api import RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.yielding import Steps
 
 UNKNOWN: Final = -1
@@ -34,26 +34,26 @@ def describe_quorum(ctx: RequestContext, request: Any) -> Steps[Values]:
 
     Raises NotController where this node does not lead: the request is sent on then.
     """
-    node = ctx.node
-    if not node.metadata.leads:
-        leader_id = node.metadata.leader_id
+    apis = ctx.apis
+    if not apis.metadata.leads:
+        leader_id = apis.metadata.leader_id
         raise NotController(
-            f"node {node.node_id} is not the active controller",
+            f"node {apis.identity.node_id} is not the active controller",
             UNKNOWN if leader_id is None else leader_id,
         )
     topics = []
     for topic in request.topics:
         partitions = []
         for entry in topic.partitions:
-            partitions.append(_partition(node, topic.topic_name, entry.partition_index))
+            partitions.append(_partition(apis, topic.topic_name, entry.partition_index))
             yield
         topics.append({"topic_name": topic.topic_name, "partitions": partitions})
         yield
-    return {"error_code": 0, "error_message": None, "topics": topics, "nodes": _nodes(node)}
+    return {"error_code": 0, "error_message": None, "topics": topics, "nodes": _nodes(apis)}
 
 
-def _partition(node: Node, topic: str, number: int) -> Values:
-    member = node.metadata.member
+def _partition(apis: KafkaApis, topic: str, number: int) -> Values:
+    member = apis.metadata.member
     found: dict[str, Any] = {
         "partition_index": number,
         "error_code": 0,
@@ -75,19 +75,19 @@ def _partition(node: Node, topic: str, number: int) -> Values:
     )
     return {
         **found,
-        "leader_id": node.node_id,
+        "leader_id": apis.identity.node_id,
         "leader_epoch": member.term,
         "high_watermark": member.commit_index,
-        "current_voters": [_replica(node, *one) for one in voters],
-        "observers": [_replica(node, *one) for one in observers],
+        "current_voters": [_replica(apis, *one) for one in voters],
+        "observers": [_replica(apis, *one) for one in observers],
     }
 
 
-def _replica(node: Node, node_id: int, directory_id: UUID) -> Values:
-    member = node.metadata.member
-    now_ms = node.now_ms()
+def _replica(apis: KafkaApis, node_id: int, directory_id: UUID) -> Values:
+    member = apis.metadata.member
+    now_ms = apis.runtime.now_ms()
     end, heard_ms = UNKNOWN, UNKNOWN
-    if node_id == node.node_id:
+    if node_id == apis.identity.node_id:
         end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
     elif (known := member.core.progress.get(node_id)) and known.directory_id == directory_id:
         match_index, heard_at = member.followers[node_id]
@@ -103,14 +103,16 @@ def _replica(node: Node, node_id: int, directory_id: UUID) -> Values:
     }
 
 
-def _nodes(node: Node) -> list[Values]:
+def _nodes(apis: KafkaApis) -> list[Values]:
     """Where voters are reached by other nodes; a lone voter is by none."""
-    listener = node.config.node_listener
+    listener = apis.config.current.node_listener
     if listener is None:
         return []
     found: list[Values] = []
-    for voter in sorted(node.metadata.member.voters, key=lambda voter: voter.node_id):
-        address = (voter.host, voter.port) if voter.host else node.peer_address(voter.node_id)
+    for voter in sorted(apis.metadata.member.voters, key=lambda voter: voter.node_id):
+        address = (
+            (voter.host, voter.port) if voter.host else apis.addresses.node_address(voter.node_id)
+        )
         if address is not None:
             endpoint = {"name": listener.name, "host": address[0], "port": address[1]}
             found.append({"node_id": voter.node_id, "listeners": [endpoint]})

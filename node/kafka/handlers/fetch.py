@@ -48,7 +48,7 @@ from kept.storage.errors import (
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
     from kept.node.kafka.response_slot import ResponseSlot
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
     from kept.replication.partition import Partition
 
 FROM_FOLLOWERS: Final = 11
@@ -109,17 +109,17 @@ class PendingFetch:
         self._request = request
         self._session = session
         self._isolation = isolation_level(request.isolation_level)
-        self._max_bytes = min(request.max_bytes, connection.node.config.fetch_max_bytes)
+        self._max_bytes = min(request.max_bytes, connection.apis.config.current.fetch_max_bytes)
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         """Nobody waits for more than one response may carry."""
         self._rack = ""
         """Of the consumer, if it may be sent to a replica there."""
-        if connection.node.config.replica_selector_class == RACK_AWARE:
+        if connection.apis.config.current.replica_selector_class == RACK_AWARE:
             self._rack = request.rack_id.decode("utf-8", "replace")
             session.awaits_commits = request.replica_id >= 0 and session.id != SESSIONLESS
         self._reply: ResponseSlot | None = None
         self._is_parked = False
-        self._started = connection.node.loop.time()
+        self._started = connection.apis.runtime.loop.time()
         self._timer: Any = None
         self._woken = False
         self._work: Sliced[Any] | None = None
@@ -136,7 +136,7 @@ class PendingFetch:
 
     def start(self) -> None:
         """Answer now, or park."""
-        work = self._connection.node.slices.run(self._read())
+        work = self._connection.apis.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
             self._reply = self._connection.expect()
             self._connection.parked.add(self)
@@ -185,7 +185,7 @@ class PendingFetch:
         enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
         enough = enough or bool(size and self._enough()) or self._commits(results)
-        if enough or not self._connection.node.fetch_sessions.park(self._session):
+        if enough or not self._connection.apis.fetch_sessions.park(self._session):
             if self._reply is None:
                 self._respond(results, None)
             else:
@@ -199,7 +199,7 @@ class PendingFetch:
             self._reply = self._connection.expect()
         self._session.on_news = self._wake
         self._session.watch()
-        loop = self._connection.node.loop
+        loop = self._connection.apis.runtime.loop
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
         self._connection.parked.add(self)
 
@@ -207,7 +207,7 @@ class PendingFetch:
         """A partition moved: look once at all that move in this turn of the loop."""
         if not self._woken and self._reply is not None:
             self._woken = True
-            self._connection.node.loop.call_soon(self._look)
+            self._connection.apis.runtime.loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Enough now? Then what was read to find out is the answer."""
@@ -217,7 +217,7 @@ class PendingFetch:
             return
         if self._reply is None:
             return
-        work = self._connection.node.slices.run(self._read())
+        work = self._connection.apis.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
             self._go_on(work, self._looked)
         else:
@@ -265,7 +265,7 @@ class PendingFetch:
         if self._work is not None:
             self._late = True
             return
-        work = self._connection.node.slices.run(self._read())
+        work = self._connection.apis.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
             self._go_on(work, lambda results, *_: self._answer(results))
         else:
@@ -282,7 +282,7 @@ class PendingFetch:
     def _respond(self, results: Found, reply: ResponseSlot | None) -> None:
         """Make the answer and send it, at its place if it has one."""
         connection = self._connection
-        work = connection.node.slices.run(self._encode(results))
+        work = connection.apis.runtime.slices.run(self._encode(results))
         if not isinstance(work, Sliced):
             if reply is None:
                 connection.reply(work)
@@ -312,7 +312,7 @@ class PendingFetch:
         """The connection is gone, or the answer is made: watch nothing."""
         if self._is_parked:
             self._is_parked = False
-            self._connection.node.fetch_sessions.unpark(self._session)
+            self._connection.apis.fetch_sessions.unpark(self._session)
         self._reply = None
         if self._work is not None:
             self._work.cancel()
@@ -327,9 +327,9 @@ class PendingFetch:
 
     def _read(self) -> Steps[Read]:
         """Read what is due, one partition a step."""
-        node = self._connection.node
-        if perf_counter() >= node.serve_until:
-            node.check_stalled()
+        apis = self._connection.apis
+        if perf_counter() >= apis.lease.until:
+            apis.lease.check()
         left = self._max_bytes
         size = 0
         urgent = False
@@ -352,8 +352,8 @@ class PendingFetch:
             if self._work is not None:
                 cached.watch()
             yield
-            if len(results) > IN_PLACE_STEPS and perf_counter() >= node.serve_until:
-                node.check_stalled()
+            if len(results) > IN_PLACE_STEPS and perf_counter() >= apis.lease.until:
+                apis.lease.check()
         self._results = []
         return results, size, urgent
 
@@ -406,15 +406,15 @@ class PendingFetch:
         """
         if not partition.is_leader:
             return -1
-        node = self._connection.node
-        return preferred_replica(node, partition, wanted.fetch_offset, self._rack)
+        apis = self._connection.apis
+        return preferred_replica(apis, partition, wanted.fetch_offset, self._rack)
 
     def _must_wait(self, hosted: LocalReplica) -> bool:
         """A replica that is throttled, not in sync, and had its share gets nothing (KIP-73)."""
         return (
             hosted.throttled_as_leader
             and self._request.replica_id not in hosted.partition.isr
-            and self._connection.node.replica_manager.leader_quota.exceeded(monotonic_ms())
+            and self._connection.apis.quotas.leader.exceeded(monotonic_ms())
         )
 
     def _count_throttled(self, cached: CachedPartition, size_bytes: int) -> None:
@@ -424,7 +424,7 @@ class PendingFetch:
         except KeptError:
             return  # it has gone since it was read
         if hosted.throttled_as_leader:
-            quota = self._connection.node.replica_manager.leader_quota
+            quota = self._connection.apis.quotas.leader
             quota.record(size_bytes, monotonic_ms())
 
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
@@ -434,7 +434,7 @@ class PendingFetch:
         elif isinstance(error, DamagedData):
             # As Kafka: consumers stop with it. A storage error they would try again for ever.
             code = error_codes.CORRUPT_MESSAGE
-            self._connection.node.replica_manager.damaged(error)
+            self._connection.apis.replicas.damaged(error)
         elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
@@ -464,9 +464,9 @@ class PendingFetch:
                 size += data.records.size_bytes
                 if from_replica:
                     self._count_throttled(cached, data.records.size_bytes)
-        metrics = self._connection.node.metrics
+        metrics = self._connection.apis.counters
         metrics.fetched(size, to_replica=from_replica)
-        metrics.request(1, self._connection.node.loop.time() - self._started)
+        metrics.request(1, self._connection.apis.runtime.loop.time() - self._started)
         if elsewhere:
             return (yield from self._encode_hints(session.id, grouped))
         return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)
@@ -503,8 +503,8 @@ def _count_taken(connection: Connection, request: codec.FetchRequest, version: i
     What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of partitions
     that are not here nothing is remembered: a client may invent any number of them.
     """
-    replica_manager = connection.node.replica_manager
-    topics = replica_manager.by_id if version >= codec.TOPIC_IDS else replica_manager.by_name
+    table = connection.apis.table
+    topics = table.by_id if version >= codec.TOPIC_IDS else table.by_name
     positions, taken = connection.positions, 0
     for name, partitions in request.topics:
         topic = topics.get(name)
@@ -518,7 +518,7 @@ def _count_taken(connection: Connection, request: codec.FetchRequest, version: i
             positions[key] = offset
     if len(positions) > POSITIONS:
         positions.clear()
-    connection.node.metrics.records_out += taken
+    connection.apis.counters.records_out += taken
 
 
 def _refuse_replica(
@@ -526,7 +526,7 @@ def _refuse_replica(
 ) -> None:
     """A client calls itself a replica: nothing is read, no session is opened or closed."""
     listener = connection.listener
-    now = connection.node.loop.time()
+    now = connection.apis.runtime.loop.time()
     if now >= listener.replica_warning_at:
         listener.replica_warning_at = now + NOISE_INTERVAL_S
         log.warning(
@@ -549,7 +549,7 @@ def handle(
     """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
     check_entries(connection, api.FETCH, version, frame, position)
     request = codec.parse(frame, position, version)
-    node = connection.node
+    apis = connection.apis
     if request.replica_id >= 0 and not connection.listener.between_nodes:
         _refuse_replica(connection, version, correlation_id, request)
         return
@@ -558,7 +558,7 @@ def handle(
     session = None
     if version >= codec.SESSIONS:
         uses_ids = version >= codec.TOPIC_IDS
-        error, session = node.fetch_sessions.open(request, uses_ids, monotonic_ms())
+        error, session = apis.fetch_sessions.open(request, uses_ids, monotonic_ms())
         if error:
             connection.reply(codec.encode(version, correlation_id, error, 0, []))
             return

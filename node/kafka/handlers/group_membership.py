@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from kept.client.protocol import milliseconds
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.handlers.group_requests import Answer, ask, coordinator
+from kept.node.kafka.topic_creation import create_internal_topic
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
@@ -73,17 +74,17 @@ async def find_coordinator(ctx: RequestContext, request: Any) -> dict[str, Any]:
 
 
 async def _ensure_topic(ctx: RequestContext) -> None:
-    if CONSUMER_OFFSETS in ctx.node.image.topics:
+    if CONSUMER_OFFSETS in ctx.apis.metadata.image.topics:
         return
     try:
-        await ctx.node.create_internal_topic(CONSUMER_OFFSETS)
+        await create_internal_topic(ctx.apis, CONSUMER_OFFSETS)
     except KeptError as error:
         log.error("topic not created", topic=CONSUMER_OFFSETS, error=str(error))
 
 
 def _coordinator(ctx: RequestContext, group: str) -> tuple[ErrorCode, str, dict[str, Any]]:
     leader = coordinator(ctx).leader_of(group)
-    endpoint = None if leader is None else ctx.node.broker_endpoint(leader, ctx.listener_name)
+    endpoint = None if leader is None else ctx.apis.addresses.broker(leader, ctx.listener_name)
     if leader is None or endpoint is None:
         why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
         return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
@@ -94,7 +95,7 @@ def _coordinator(ctx: RequestContext, group: str) -> tuple[ErrorCode, str, dict[
 def join_group(ctx: RequestContext, request: Any) -> Answer:
     """Become, or stay, a member; answered when the generation begins."""
     version = ctx.api_version
-    config = ctx.node.config
+    config = ctx.apis.config.current
     session_ms = milliseconds(request.session_timeout)
     # v0 has no rebalance timeout: the session's counts.
     rebalance_ms = milliseconds(request.rebalance_timeout) if version >= 1 else session_ms

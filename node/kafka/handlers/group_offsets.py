@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import milliseconds
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.leadership_check import is_in_doubt, still_leads
+from kept.node.coordinator.groups.leadership_check import still_leads
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
 from kept.node.coordinator.groups.shard import group_error
 from kept.node.kafka.api import sliced
@@ -81,9 +81,9 @@ def _topic(ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage 
     """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
     if ctx.api_version >= TOPIC_IDS_FROM:
         topic_id = topic.topic_id or NO_TOPIC_ID
-        found = ctx.node.image.topics_by_id.get(topic_id)
+        found = ctx.apis.metadata.image.topics_by_id.get(topic_id)
         return (found.name if found else ""), topic_id, found
-    found = ctx.node.image.topics.get(topic.name)
+    found = ctx.apis.metadata.image.topics.get(topic.name)
     return topic.name, (found.topic_id if found else NO_TOPIC_ID), found
 
 
@@ -202,7 +202,7 @@ def _merged(
     async def gathered() -> dict[str, Any]:
         return merge([one if isinstance(one, dict) else await one for one in answers])
 
-    return asyncio.ensure_future(gathered(), loop=ctx.node.loop)
+    return asyncio.ensure_future(gathered(), loop=ctx.apis.runtime.loop)
 
 
 def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
@@ -271,7 +271,7 @@ def _fetch_part(
     def asked_now() -> Answer:
         return ask(ctx, group.group_id, event, answer, refuse, needs_name=False)
 
-    if not is_in_doubt(ctx.node):
+    if not ctx.apis.cluster_link.may_be_fenced:
         return asked_now()
 
     async def asked_if_it_leads() -> dict[str, Any]:
@@ -279,12 +279,13 @@ def _fetch_part(
             shard = coordinator(ctx).shard(group.group_id)
         except RetriableError as error:
             return refuse(group_error(error))
-        if not await still_leads(ctx.node, shard):
+        apis, config = ctx.apis, ctx.apis.config.current
+        if not await still_leads(apis.runtime, config, apis.metadata, apis.fetch_sessions, shard):
             return refuse(ErrorCode.not_coordinator)
         found = asked_now()
         return found if isinstance(found, dict) else await found
 
-    return asyncio.ensure_future(asked_if_it_leads(), loop=ctx.node.loop)
+    return asyncio.ensure_future(asked_if_it_leads(), loop=ctx.apis.runtime.loop)
 
 
 def _fetched(ctx: RequestContext, group: Any, result: ev.FetchResult) -> dict[str, Any]:
@@ -295,7 +296,7 @@ def _fetched(ctx: RequestContext, group: Any, result: ev.FetchResult) -> dict[st
         topic_id = asked_id
         if topic_id == NO_TOPIC_ID and ctx.api_version >= TOPIC_IDS_FROM:
             # All offsets were asked for: those of topics that are gone can't be named.
-            found = ctx.node.image.topics.get(name)
+            found = ctx.apis.metadata.image.topics.get(name)
             if found is None:
                 continue
             topic_id = found.topic_id
@@ -344,7 +345,7 @@ def offset_delete(ctx: RequestContext, request: Any) -> Steps[Answer]:
     refused: dict[str, Refused] = {}
     for topic in request.topics:
         yield
-        found = ctx.node.image.topics.get(topic.name)
+        found = ctx.apis.metadata.image.topics.get(topic.name)
         count = len(found.partitions) if found else 0
         indexes = [p.partition_index for p in topic.partitions]
         good = tuple(index for index in indexes if 0 <= index < count)

@@ -41,7 +41,7 @@ class Waiting:
 
 def coordinator(ctx: RequestContext) -> Coordinator:
     """The node's group coordinator."""
-    found: Coordinator = ctx.node.groups
+    found: Coordinator = ctx.apis.groups
     return found
 
 
@@ -83,7 +83,7 @@ def then(
     """What ``convert`` makes of a future's result: now, or when it is there."""
     if result.done():
         return convert(result.result())
-    answer: asyncio.Future[dict[str, Any]] = ctx.node.loop.create_future()
+    answer: asyncio.Future[dict[str, Any]] = ctx.apis.runtime.loop.create_future()
 
     def done(finished: asyncio.Future[Any]) -> None:
         if answer.done():

@@ -1,8 +1,8 @@
 """InitProducerId for idempotent producers: ids from blocks that the metadata log gave this node.
 
 An id is handed out once, ever: a block is durable before its first id leaves, and what a restart
-leaves unused, or an answer that was lost, is never given again. Among several nodes the active
-controller gives the blocks; while there is none the request waits, and then says
+leaves unused, or an answer that was lost, is never given again. The active controller
+gives the blocks; while there is none the request waits, and then says
 COORDINATOR_LOAD_IN_PROGRESS, the one answer that every client tries again on (Kafka answers it,
 too). Transactional ids are refused until there is a coordinator (rule 40), with
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the code at which every client gives up at once.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller.decisions import allocate_producer_ids
+from kept.node.internode.controller_rpc import AllocateProducerIdsRequest
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
@@ -27,10 +27,12 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.cluster.metadata.image import Image
-    from kept.cluster.metadata.records import MetadataRecord
+    from kept.node.internode.peers import Peers
     from kept.node.kafka.api import Answer, RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.runtime import Runtime
 
 
 ALLOCATE_S: Final = 5.0
@@ -50,8 +52,13 @@ _PASSING: Final = (
 class ProducerIds:
     """The ids that this node may hand out."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, runtime: Runtime, metadata: Metadata, identity: NodeIdentity, peers: Peers
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._identity = identity
+        self._peers = peers
         self._left: list[int] = []
         self._lock = asyncio.Lock()
 
@@ -63,32 +70,26 @@ class ProducerIds:
             return self._left.pop()
 
     async def _block(self) -> range:
-        cluster_link = self._node.cluster_link
-        if cluster_link is None:
-            return await self._own_block()
-        loop = self._node.loop
+        loop = self._runtime.loop
         deadline = loop.time() + ALLOCATE_S
         while True:
             try:
-                return await cluster_link.producer_ids()
+                return await self._allocate()
             except _PASSING as error:
                 if loop.time() >= deadline:
                     log.warning("no producer ids", error=str(error))
                     raise CoordinatorLoadInProgress(f"no producer ids: {error}") from error
             await asyncio.sleep(RETRY_S)
 
-    async def _own_block(self) -> range:
-        """A lone node decides itself."""
-        node = self._node
-        block = range(0)
-
-        def decide(image: Image) -> list[MetadataRecord]:
-            nonlocal block
-            records, block = allocate_producer_ids(image, node.node_id, node.broker_epoch)
-            return records
-
-        await node.propose(decide)
-        return block
+    async def _allocate(self) -> range:
+        """A block of ids that nobody else has. Raises KeptError."""
+        controller = self._metadata.leader_id
+        if controller is None:
+            raise NotController("no controller is elected")
+        identity = self._identity
+        request = AllocateProducerIdsRequest(identity.node_id, identity.broker_epoch)
+        reply = await self._peers.call(controller, "AllocateProducerIds", request)
+        return range(reply.first, reply.first + reply.count)
 
 
 def init_producer_id(ctx: RequestContext, request: Any) -> Answer:
@@ -102,16 +103,16 @@ def init_producer_id(ctx: RequestContext, request: Any) -> Answer:
         return _refused(error_codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     if has_id != has_epoch:
         return _refused(error_codes.INVALID_REQUEST)
-    return _assign(ctx.node)
+    return _assign(ctx.apis)
 
 
 def _refused(code: int) -> dict[str, Any]:
     return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
 
 
-async def _assign(node: Node) -> dict[str, Any]:
+async def _assign(apis: KafkaApis) -> dict[str, Any]:
     try:
-        producer_id = await node.producer_ids.next()
+        producer_id = await apis.producer_ids.next()
     except KeptError as error:
         return _refused(error_codes.code_for(error))
     return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}

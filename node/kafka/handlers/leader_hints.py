@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from kept.node.kafka.codec.endpoints import Endpoint
 
 if TYPE_CHECKING:
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.kafka.connection import Connection
-    from kept.node.node import Node
     from kept.replication.partition import Partition
 
 PRODUCE_HINTS: Final = 10
@@ -29,40 +29,40 @@ def current_leader(
     connection: Connection, name: bytes, partition: int, by_id: bool
 ) -> tuple[int, int] | None:
     """(leader id, leader epoch) of a partition that is led elsewhere; None when nobody knows."""
-    node = connection.node
-    topic = (node.replica_manager.by_id if by_id else node.replica_manager.by_name).get(name)
-    record = None if topic is None else node.image.partition(topic.name, partition)
-    if record is None or record.leader in (-1, node.node_id):
+    apis = connection.apis
+    topic = (apis.table.by_id if by_id else apis.table.by_name).get(name)
+    record = None if topic is None else apis.metadata.image.partition(topic.name, partition)
+    if record is None or record.leader in (-1, apis.identity.node_id):
         return None
-    if node.cluster_link is not None and node.cluster_link.seems_gone(record.leader):
+    if apis.detector.seems_gone(record.leader):
         return None
     return record.leader, record.leader_epoch
 
 
 def endpoints(connection: Connection, leaders: Sequence[tuple[int, int]]) -> list[Endpoint]:
     """Where the leaders that a response hints at are reached, each once."""
-    node = connection.node
+    apis = connection.apis
     found = []
     for leader_id in sorted({leader for leader, _ in leaders}):
-        where = node.broker_endpoint(leader_id, connection.listener.name)
-        broker = node.image.brokers.get(leader_id)
+        where = apis.addresses.broker(leader_id, connection.listener.name)
+        broker = apis.metadata.image.brokers.get(leader_id)
         if where is not None and broker is not None and not broker.fenced:
             found.append(Endpoint(leader_id, *where, broker.rack))
     return found
 
 
-def preferred_replica(node: Node, partition: Partition, offset: int, rack: str) -> int:
+def preferred_replica(apis: KafkaApis, partition: Partition, offset: int, rack: str) -> int:
     """The replica in ``rack`` that a consumer should fetch ``offset`` from; -1: this one.
 
     Of several the one that has most, then the one with the lowest id.
     """
-    brokers = node.image.brokers
+    brokers = apis.metadata.image.brokers
     nearby = [
         replica
         for replica in partition.readable_replicas(offset)
         if (broker := brokers.get(replica)) is not None and broker.active and broker.rack == rack
     ]
-    if not nearby or node.node_id in nearby:
+    if not nearby or apis.identity.node_id in nearby:
         return -1
     followers = partition.core.followers
     return min(nearby, key=lambda replica: (-followers[replica].log_end_offset, replica))

@@ -45,7 +45,9 @@ def list_offsets(ctx: RequestContext, request: Any) -> Steps[Answer]:
             answer = {"partition_index": wanted.partition_index, "error_code": 0}
             try:
                 _check_special(int(wanted.timestamp), ctx.api_version)
-                partition = ctx.node.partition(TopicPartition(topic.name, wanted.partition_index))
+                partition = ctx.apis.table.partition(
+                    TopicPartition(topic.name, wanted.partition_index)
+                )
                 timestamp, offset, leader_epoch = partition.list_offset(
                     int(wanted.timestamp), isolation, getattr(wanted, "current_leader_epoch", -1)
                 )
@@ -73,7 +75,7 @@ def offset_for_leader_epoch(ctx: RequestContext, request: Any) -> Steps[Answer]:
             yield
             answer = {"partition": wanted.partition, "error_code": 0}
             try:
-                partition = ctx.node.partition(TopicPartition(topic.topic, wanted.partition))
+                partition = ctx.apis.table.partition(TopicPartition(topic.topic, wanted.partition))
                 leader_epoch, end_offset = partition.end_offset_for_epoch(
                     getattr(wanted, "current_leader_epoch", -1), wanted.leader_epoch
                 )

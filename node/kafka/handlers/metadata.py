@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.controller.decisions import INTERNAL_TOPICS
 from kept.node.kafka.api import sliced
+from kept.node.kafka.topic_creation import create_internal_topic, create_topic
 from kept.node.runtime import error_codes
 from kept.storage.errors import KeptError, PolicyViolation, TopicAlreadyExists
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image, TopicImage
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.kafka.api import Answer, RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.yielding import Steps
 
 DECISION_S: Final = 0.5
@@ -36,42 +37,42 @@ TOPIC_OPERATIONS: Final = 3576
 @sliced
 def metadata(ctx: RequestContext, request: Any) -> Steps[Answer]:
     """The cluster as this node knows it."""
-    node = ctx.node
+    apis = ctx.apis
     names: list[str] = []
     unknown_ids: list[uuid.UUID] = []
     wanted = request.topics
     if wanted is None or (ctx.api_version == 0 and not wanted):
-        names = sorted(node.image.topics)
+        names = sorted(apis.metadata.image.topics)
     else:
         for topic in wanted:
             yield
             topic_id = getattr(topic, "topic_id", None)
             if topic.name is None and topic_id is not None and topic_id != NO_ID:
-                found = node.image.topics_by_id.get(topic_id)
+                found = apis.metadata.image.topics_by_id.get(topic_id)
                 if found is None:
                     unknown_ids.append(topic_id)
                 else:
                     names.append(found.name)
             elif topic.name is not None:
                 names.append(topic.name)
-    missing = [name for name in dict.fromkeys(names) if name not in node.image.topics]
+    missing = [name for name in dict.fromkeys(names) if name not in apis.metadata.image.topics]
     allowed = getattr(request, "allow_auto_topic_creation", True)
-    if missing and allowed and (node.config.auto_create_topics_enable):
+    if missing and allowed and (apis.config.current.auto_create_topics_enable):
         return _create_and_answer(ctx, request, list(dict.fromkeys(names)), missing, unknown_ids)
     wanted_names = list(dict.fromkeys(names))
-    if _in_doubt(node, wanted_names):
+    if _in_doubt(apis, wanted_names):
         return _answer_when_decided(ctx, request, wanted_names, unknown_ids)
     return (yield from _answer(ctx, request, wanted_names, {}, unknown_ids))
 
 
-def _in_doubt(node: Node, names: list[str]) -> bool:
+def _in_doubt(apis: KafkaApis, names: list[str]) -> bool:
     """Whether a leader that is asked for seems to be gone."""
-    members = node.cluster_link
-    if members is None or not members.doubts_anybody:
+    if not apis.detector.suspects_any:
         return False
-    topics = [node.image.topics[name] for name in names if name in node.image.topics]
+    known = apis.metadata.image.topics
+    topics = [known[name] for name in names if name in known]
     leaders = {record.leader for topic in topics for record in topic.partitions}
-    return any(members.seems_gone(leader) for leader in leaders)
+    return any(apis.detector.seems_gone(leader) for leader in leaders)
 
 
 async def _answer_when_decided(
@@ -80,14 +81,14 @@ async def _answer_when_decided(
     """Give the controller a moment to find the next leader: librdkafka that hears of none asks
     again only after a second.
     """
-    node = ctx.node
+    apis = ctx.apis
     try:
         async with asyncio.timeout(DECISION_S):
-            while _in_doubt(node, names):
-                await node.metadata.acted(node.image.index + 1)
+            while _in_doubt(apis, names):
+                await apis.metadata.acted(apis.metadata.image.index + 1)
     except TimeoutError:
         pass  # the answer says that there is no leader
-    return await node.slices.finish(_answer(ctx, request, names, {}, unknown_ids))
+    return await apis.runtime.slices.finish(_answer(ctx, request, names, {}, unknown_ids))
 
 
 async def _create_and_answer(
@@ -97,21 +98,21 @@ async def _create_and_answer(
     missing: list[str],
     unknown_ids: list[uuid.UUID],
 ) -> dict[str, Any]:
-    most = ctx.node.config.auto_create_max_topics
+    most = ctx.apis.config.current.auto_create_max_topics
     refused = dict.fromkeys(missing[most:], error_codes.LEADER_NOT_AVAILABLE)
     for name in missing[:most]:
         try:
             if name in INTERNAL_TOPICS:
-                await ctx.node.create_internal_topic(name)
+                await create_internal_topic(ctx.apis, name)
             else:
-                await ctx.node.create_topic(name)
+                await create_topic(ctx.apis, name)
         except TopicAlreadyExists:
             continue
         except KeptError as error:
             refused[name] = error_codes.code_for(error)
             if isinstance(error, PolicyViolation):  # the answer has no place for the reason
-                ctx.node.open_files.refused(name, error)
-    return await ctx.node.slices.finish(_answer(ctx, request, names, refused, unknown_ids))
+                ctx.apis.open_files.refused(name, error)
+    return await ctx.apis.runtime.slices.finish(_answer(ctx, request, names, refused, unknown_ids))
 
 
 def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +136,8 @@ def _answer(
     refused: dict[str, int],
     unknown_ids: list[uuid.UUID],
 ) -> Steps[dict[str, Any]]:
-    node = ctx.node
-    image = node.image
+    apis = ctx.apis
+    image = apis.metadata.image
     topics: list[dict[str, Any]] = []
     for name in names:
         yield
@@ -165,8 +166,8 @@ def _answer(
     brokers = []
     for broker_id in sorted(image.brokers):
         broker = image.brokers[broker_id]
-        address = node.broker_endpoint(broker_id, ctx.listener_name)
-        if address is not None and (not broker.fenced or _lingers(node, broker_id)):
+        address = apis.addresses.broker(broker_id, ctx.listener_name)
+        if address is not None and (not broker.fenced or apis.detector.lingers(broker_id)):
             brokers.append(
                 {
                     "node_id": broker_id,
@@ -177,8 +178,8 @@ def _answer(
             )
     answer = {
         "brokers": brokers,
-        "cluster_id": node.cluster_id,
-        "controller_id": node.node_id,
+        "cluster_id": apis.identity.cluster_id,
+        "controller_id": apis.identity.node_id,
         "topics": topics,
         "error_code": 0,
     }
@@ -197,7 +198,7 @@ def missing_code(name: str) -> int:
 
 
 def offline_replicas(
-    node: Node, image: Image, topic: str, record: PartitionRecord
+    apis: KafkaApis, image: Image, topic: str, record: PartitionRecord
 ) -> tuple[int, ...]:
     """The replicas whose broker is fenced or unknown, or whose directory here failed."""
     brokers = image.brokers
@@ -206,22 +207,18 @@ def offline_replicas(
         for broker_id in record.replicas
         if broker_id not in brokers
         or brokers[broker_id].fenced
-        or node.is_offline(topic, record.partition, broker_id)
+        or (broker_id == apis.identity.node_id and apis.table.is_offline(topic, record.partition))
     )
 
 
-def _lingers(node: Node, broker_id: int) -> bool:
-    return node.cluster_link is not None and node.cluster_link.lingers(broker_id)
-
-
 def _topic(ctx: RequestContext, image: Image, topic: TopicImage) -> Steps[dict[str, Any]]:
-    members = ctx.node.cluster_link
+    detector = ctx.apis.detector
     partitions = []
     for number, record in enumerate(topic.partitions):
         yield
-        offline = offline_replicas(ctx.node, image, topic.name, record)
+        offline = offline_replicas(ctx.apis, image, topic.name, record)
         leader = record.leader
-        if leader in offline or (members is not None and members.seems_gone(leader)):
+        if leader in offline or detector.seems_gone(leader):
             leader = -1
         partitions.append(
             {

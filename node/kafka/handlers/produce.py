@@ -41,7 +41,7 @@ from kept.storage.records import check
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
     from kept.replication.partition import Partition
     from kept.storage.records import CheckedBatch
 
@@ -102,7 +102,7 @@ def handle(
         else:
             _check_in_thread(connection, produced, request, frame, outcomes, finished.result())
 
-    work = connection.node.slices.run(
+    work = connection.apis.runtime.slices.run(
         _check_and_append(connection, produced, request, frame, outcomes, failed)
     )
     if isinstance(work, Sliced):
@@ -127,7 +127,7 @@ def _check_and_append(  # noqa: PLR0917
     them if these are all. Gives -1 then; else the bytes that the next one needs, as far as it says.
     """
     walked = 0
-    now_ms = connection.node.now_ms()
+    now_ms = connection.apis.runtime.now_ms()
     for name, partitions in request.topics:
         for data in partitions:
             if walked > LOOP_TOTAL_BYTES:
@@ -158,8 +158,8 @@ def _append_all(
     """Append the batches of a request, one a step. Where it goes on in a later turn of the loop,
     what was staged is written first, as at the end of every readiness event.
     """
-    node = connection.node
-    now_ms = node.now_ms()
+    apis = connection.apis
+    now_ms = apis.runtime.now_ms()
     place = iter(outcomes)
     done = 0
     for name, partitions in request.topics:
@@ -175,8 +175,8 @@ def _append_all(
             if done >= IN_PLACE_STEPS:
                 write_staged(connection, failed)
             yield
-            if done >= IN_PLACE_STEPS and perf_counter() >= node.serve_until:
-                node.check_stalled()
+            if done >= IN_PLACE_STEPS and perf_counter() >= apis.lease.until:
+                apis.lease.check()
 
 
 def handle_run(
@@ -186,17 +186,13 @@ def handle_run(
 
     The first of another kind, or all after one that closed the connection, are not.
     """
-    replica_manager = connection.node.replica_manager
+    table = connection.apis.table
     dirty, run = connection.dirty, connection.run
     served = appended = records = size = walked = 0
     for one in ones:
         version, _, acks, timeout_ms, name, index, start, end = one
         try:
-            topic = (
-                replica_manager.by_id[name]
-                if version >= codec.TOPIC_IDS
-                else replica_manager.by_name[name]
-            )
+            topic = table.by_id[name] if version >= codec.TOPIC_IDS else table.by_name[name]
             hosted = topic.partitions[index]
         except KeyError:
             break
@@ -226,7 +222,7 @@ def handle_run(
         walked += checked.area_bytes
         if walked > LOOP_BYTES:
             break
-    connection.node.metrics.produced(appended, records, size)
+    connection.apis.counters.produced(appended, records, size)
     return served
 
 
@@ -236,19 +232,19 @@ def _refuse_one(
     failed = DelayedProduce(connection, one[0], one[1], one[2], one[3])
     failed.topic(one[4])
     failed.refused(one[5], error, hosted)
-    connection.node.metrics.refused()
+    connection.apis.counters.refused()
     connection.unwritten.append(failed)
 
 
 def find(connection: Connection, name: bytes, index: int, version: int) -> LocalReplica:
     """The partition that a request names; raises UnknownTopicOrPartition, UnknownTopicId..."""
-    replica_manager = connection.node.replica_manager
+    table = connection.apis.table
     if version >= codec.TOPIC_IDS:
-        topic = replica_manager.by_id.get(name)
+        topic = table.by_id.get(name)
         if topic is None:
             raise UnknownTopicId("no topic has this id")
     else:
-        topic = replica_manager.by_name.get(name)
+        topic = table.by_name.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"no topic {name.decode('utf-8', 'replace')!r}")
     hosted = topic.partitions.get(index)
@@ -289,7 +285,7 @@ def _append(  # noqa: PLR0917
         produced.refused(index, error, hosted)
         return
     connection.dirty[partition] = None
-    connection.node.metrics.produced(1, checked.record_count, checked.size_bytes)
+    connection.apis.counters.produced(1, checked.record_count, checked.size_bytes)
     produced.appended(hosted, index, info)
 
 
@@ -334,16 +330,16 @@ def _check_in_thread(  # noqa: PLR0917
     waits.
     """
     connection.block()
-    node = connection.node
+    apis = connection.apis
     failed: dict[Partition, KeptError] = {}
 
     def checked(outcomes: list[Outcome], error: BaseException | None) -> None:
         if error is not None:
             _give_up(connection, error)
             return
-        if perf_counter() >= node.serve_until:
-            node.check_stalled()
-        work = node.slices.run(_append_all(connection, produced, request, outcomes, failed))
+        if perf_counter() >= apis.lease.until:
+            apis.lease.check()
+        work = apis.runtime.slices.run(_append_all(connection, produced, request, outcomes, failed))
         if isinstance(work, Sliced):
             work.add_done_callback(appended)
         else:
@@ -357,7 +353,7 @@ def _check_in_thread(  # noqa: PLR0917
             _give_up(connection, error)
 
     jobs = _jobs(connection, request, frame, produced.version)
-    BatchChecks(node, jobs, node.now_ms(), outcomes, needed_bytes).start(checked)
+    BatchChecks(apis, jobs, apis.runtime.now_ms(), outcomes, needed_bytes).start(checked)
 
 
 def _finish(

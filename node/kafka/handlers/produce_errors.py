@@ -33,7 +33,7 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
 
 _NOT_JUDGED: Final = (
     UnknownTopicOrPartition,
@@ -67,15 +67,14 @@ def refusal(
     return result._replace(log_start_offset=hosted.partition.log_start_offset)
 
 
-def needs_proof(connection: Connection, error: KeptError, hosted: LocalReplica) -> bool:
+def needs_proof(error: KeptError, hosted: LocalReplica) -> bool:
     """Whether ``error`` may be said only by a leader that was not replaced unawares."""
-    of_others = hosted.partition.replicated and connection.node.cluster_link is not None
-    return of_others and isinstance(error, _OF_SEQUENCES)
+    return hosted.partition.replicated and isinstance(error, _OF_SEQUENCES)
 
 
 def in_line(connection: Connection, error: KeptError, hosted: LocalReplica) -> KeptError:
     """``error``, or that of a batch before it which comes again."""
-    partition, now_s = hosted.partition, connection.node.loop.time()
+    partition, now_s = hosted.partition, connection.apis.runtime.loop.time()
     if isinstance(error, _COMES_AGAIN):
         connection.turned_away[partition] = type(error), now_s + BEHIND_S
     elif isinstance(error, OutOfOrderSequenceNumber):

@@ -1,7 +1,7 @@
 """Decide on the newest image and make it true: for handlers that change metadata.
 
 Two decisions on the same image could contradict each other, so a decision is a function that the
-node calls when its turn has come (``Node.propose``).
+controller calls when its turn has come.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from kept.cluster.metadata.records import MetadataRecord
 from kept.node.runtime.yielding import Steps
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
 
 T = TypeVar("T")
 Decided = tuple[T, Sequence[MetadataRecord]]
 """(answer, records)"""
 
 
-async def decide(node: Node, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
-    """Run ``decision`` on the newest image, make its records durable and applied, give its answer.
+async def decide(apis: KafkaApis, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
+    """Run ``decision`` on the newest image, make its records durable, applied, and acted on here,
+    down to the logs that they create or delete; give its answer.
 
     ``decision`` returns (answer, records), as a generator where it decides on many things; without
     records nothing is written. Its errors pass through, as do those of the disk.
@@ -42,5 +43,7 @@ async def decide(node: Node, decision: Callable[[Image], Decided[T] | Steps[Deci
         answers.append(answer)
         return records
 
-    await node.propose(change)
+    index = await apis.controller.decide(change)
+    await apis.metadata.acted(index)
+    await apis.replicas.changes.done(index)
     return answers[-1]

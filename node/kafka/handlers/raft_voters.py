@@ -37,7 +37,7 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
 
 NO_DIRECTORY = UUID(int=0)
 
@@ -63,9 +63,9 @@ async def _answer(change: Awaitable[None]) -> Values:
 
 
 async def _add(ctx: RequestContext, request: Any) -> None:
-    node, quorum_reconfiguration = ctx.node, _voting(ctx, request)
-    node_id, name = request.voter_id, _listener_name(node)
-    voters = {voter.node_id: voter for voter in node.metadata.member.voters}
+    apis, quorum_reconfiguration = ctx.apis, _voting(ctx, request)
+    node_id, name = request.voter_id, _listener_name(apis)
+    voters = {voter.node_id: voter for voter in apis.metadata.member.voters}
     if node_id in voters:
         raise DuplicateVoter(
             f"node {node_id} votes already, from directory {voters[node_id].directory_id}: to let "
@@ -95,20 +95,20 @@ async def _remove(ctx: RequestContext, request: Any) -> None:
 
 
 def _voting(ctx: RequestContext, request: Any) -> QuorumReconfiguration:
-    node = ctx.node
-    if request.cluster_id not in (None, node.cluster_id):
+    apis = ctx.apis
+    if request.cluster_id not in (None, apis.identity.cluster_id):
         raise InconsistentClusterId(
-            f"this is cluster {node.cluster_id}, the request is meant for {request.cluster_id}"
+            f"this is cluster {apis.identity.cluster_id}, the request is meant for "
+            f"{request.cluster_id}"
         )
-    refuse_alone(node)
-    if not may_change_voters(ctx.listener_name == _listener_name(node), ctx.client_host):
-        refuse_strangers(node)
-    assert node.cluster_link is not None
-    return node.cluster_link.controller.quorum_reconfiguration
+    refuse_alone(apis.config.current)
+    if not may_change_voters(ctx.listener_name == _listener_name(apis), ctx.client_host):
+        refuse_strangers(apis.addresses)
+    return apis.controller.quorum_reconfiguration
 
 
-def _listener_name(node: Node) -> str:
-    listener = node.config.node_listener
+def _listener_name(apis: KafkaApis) -> str:
+    listener = apis.config.current.node_listener
     assert listener is not None, "a node among others has one"
     return listener.name
 

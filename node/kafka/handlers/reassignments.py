@@ -18,7 +18,6 @@ from kept.cluster.controller import decisions, unclean_recovery
 from kept.cluster.controller.decisions import MAX_PARTITIONS_PER_REQUEST
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
-from kept.node.controller import unclean_elections
 from kept.node.kafka.handlers.propose import Decided, decide
 from kept.node.runtime.error_codes import code_for, message_for
 from kept.node.runtime.fd_quota import FdQuota
@@ -120,7 +119,7 @@ async def _by_topic(
 
 async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
     """ElectLeaders v0-2: the preferred replica, or any live one where nobody leads (unclean)."""
-    node = ctx.node
+    apis = ctx.apis
     kind = getattr(request, "election_type", PREFERRED)
     asked = request.topic_partitions
 
@@ -140,11 +139,11 @@ async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
             return _refused(error, wanted if asked is not None else ()), ()
         elect = _preferred if kind == PREFERRED else _unclean
         decided = yield from _each(
-            image, ((tp, unclean_elections.reports(node)) for tp in wanted), elect
+            image, ((tp, apis.controller.log_reports) for tp in wanted), elect
         )
         return decided, decided.records
 
-    decided = await decide(node, decision)
+    decided = await decide(apis, decision)
     outcomes = decided.outcomes
     if asked is None:
         outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
@@ -179,7 +178,7 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
     may_change = getattr(request, "allow_replication_factor_change", True)
 
     def decision(image: Image) -> Steps[Decided[_Decided]]:
-        room = FdQuota(ctx.node, image)
+        room = FdQuota(ctx.apis.open_files, image)
 
         def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
             records = decisions.reassign(
@@ -200,7 +199,7 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
         decided = yield from _each(image, wanted, move)
         return decided, decided.records
 
-    decided = await decide(ctx.node, decision)
+    decided = await decide(ctx.apis, decision)
     return {
         **_top(decided.refused),
         "allow_replication_factor_change": may_change,
@@ -218,7 +217,7 @@ def list_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
             for number in topic.partition_indexes
         }
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for moving in decisions.list_reassignments(ctx.node.image, wanted):
+    for moving in decisions.list_reassignments(ctx.apis.metadata.image, wanted):
         found.setdefault(moving.topic, []).append(
             {
                 "partition_index": moving.partition,

@@ -43,7 +43,7 @@ from kept.storage.layout import encode_uuid
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.node import Node
+    from kept.node.kafka.apis import KafkaApis
 
 _DUPLICATE: Final = "Duplicate topic name."
 
@@ -107,7 +107,7 @@ async def create_topics(ctx: RequestContext, request: Any) -> Values:
     after it was done and the answer lost, and finds the topic that it made itself. Each try has an
     id of its own, since the topic may have been deleted meanwhile, and no id is used twice.
     """
-    node = ctx.node
+    apis = ctx.apis
     topics, answers = _without_twins(request.topics)
     tries = ctx.tries or (uuid4(),)
 
@@ -120,14 +120,14 @@ async def create_topics(ctx: RequestContext, request: Any) -> Values:
         return _each(
             image,
             topics,
-            lambda image, topic: _create(node, image, topic, tries),
+            lambda image, topic: _create(apis, image, topic, tries),
             _uncreated,
             request.validate_only,
-            room=FdQuota(node, image),
+            room=FdQuota(apis.open_files, image),
         )
 
     answers = [{**_NOT_CREATED, **answer} for answer in answers]
-    return {"topics": answers + await decide(node, decision)}
+    return {"topics": answers + await decide(apis, decision)}
 
 
 _NOT_CREATED: Final[Values] = {
@@ -157,14 +157,14 @@ def _partitions_wanted(topic: Any) -> int:
 
 
 def _create(
-    node: Node, image: Image, topic: Any, tries: Sequence[UUID]
+    apis: KafkaApis, image: Image, topic: Any, tries: Sequence[UUID]
 ) -> tuple[Values, Sequence[MetadataRecord]]:
     ids = [_topic_id(one, topic.name) for one in tries]
     made = image.topics.get(topic.name)
     if made is not None and made.topic_id in ids:
         given = image.config(ResourceType.TOPIC, topic.name)
         counts = len(made.partitions), len(made.partitions[0].replicas)
-        return _created(node, made.name, made.topic_id, counts, given), []
+        return _created(apis, made.name, made.topic_id, counts, given), []
     topic_id = ids[-1]
     assignments: dict[int, Sequence[int]] = {}
     for entry in topic.assignments:
@@ -173,7 +173,7 @@ def _create(
                 f"Found multiple manual partition assignments for partition {entry.partition_index}"
             )
         assignments[entry.partition_index] = entry.broker_ids
-    config = node.config
+    config = apis.config.current
     settings = {entry.name: entry.value for entry in topic.configs}
     defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
     if topic.name == CONSUMER_OFFSETS:
@@ -190,7 +190,7 @@ def _create(
             settings,
         ),
         defaults,
-        lambda values: check_topic(node, values),
+        lambda values: check_topic(apis, values),
     )
     given = {
         record.name: record.value
@@ -198,11 +198,11 @@ def _create(
         if isinstance(record, ConfigRecord) and record.value is not None
     }
     counts = decisions.topic_counts(records)
-    return _created(node, topic.name, topic_id, counts, given), records
+    return _created(apis, topic.name, topic_id, counts, given), records
 
 
 def _created(
-    node: Node, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
+    apis: KafkaApis, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
 ) -> Values:
     return {
         "name": name,
@@ -219,14 +219,14 @@ def _created(
                 "config_source": int(entry.source),
                 "is_sensitive": entry.setting.sensitive,
             }
-            for entry in topic_entries(node, given)
+            for entry in topic_entries(apis, given)
         ],
     }
 
 
 async def delete_topics(ctx: RequestContext, request: Any) -> Values:
     """DeleteTopics v1-6: by name, or by name or id."""
-    node = ctx.node
+    apis = ctx.apis
     if ctx.api_version >= 6:
         wanted = [(topic.name, topic.topic_id) for topic in request.topics]
     else:
@@ -234,7 +234,7 @@ async def delete_topics(ctx: RequestContext, request: Any) -> Values:
 
     def decision(image: Image) -> Steps[Decided[list[Values]]]:
         resolved, answers = yield from _resolve(image, wanted)
-        if not node.config.delete_topic_enable:
+        if not apis.config.current.delete_topic_enable:
             why = "Topic deletion is disabled: delete.topic.enable is false."
             error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
             refused: list[Values] = [
@@ -244,7 +244,7 @@ async def delete_topics(ctx: RequestContext, request: Any) -> Values:
         more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
         return answers + more, records
 
-    return {"responses": await decide(node, decision)}
+    return {"responses": await decide(apis, decision)}
 
 
 def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]]:
@@ -312,10 +312,10 @@ async def create_partitions(ctx: RequestContext, request: Any) -> Values:
             _add_partitions,
             lambda topic: {"name": topic.name},
             request.validate_only,
-            room=FdQuota(ctx.node, image),
+            room=FdQuota(ctx.apis.open_files, image),
         )
 
-    return {"results": answers + await decide(ctx.node, decision)}
+    return {"results": answers + await decide(ctx.apis, decision)}
 
 
 def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[MetadataRecord]]:

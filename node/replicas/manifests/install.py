@@ -29,14 +29,14 @@ from kept.storage.errors import (
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
     from kept.compaction.manifest.apply import CompactionState, Published
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.manifests.context import ManifestContext
     from kept.storage.segment_swapper import SegmentSwapper
     from kept.storage.types import TopicPartition
 
 
 async def place(
-    node: Node, hosted: LocalReplica, result: Result, check: Callable[[], None]
+    context: ManifestContext, hosted: LocalReplica, result: Result, check: Callable[[], None]
 ) -> Published:
     """Make the manifest recoverable and swap the segments.
 
@@ -47,39 +47,43 @@ async def place(
     changes = hosted.directory.directory.changes
     offsets: dict[TopicPartition, int] = {}
     await maintenance.in_slices(
-        maintenance.collecting(node, hosted.directory, maintenance.high_watermark, offsets)
+        maintenance.collecting(context.table, hosted.directory, maintenance.high_watermark, offsets)
     )
     await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, changes)
-    expected = await pool.run(applying.read_mark, log_.directory, node.disk)
+    expected = await pool.run(applying.read_mark, log_.directory, context.runtime.disk)
     published: Published = await pool.run(
-        applying.publish, log_.directory, node.disk, result, expected
+        applying.publish, log_.directory, context.runtime.disk, result, expected
     )
-    await _swap(node, hosted, published, check)
+    await _swap(context, hosted, published, check)
     return published
 
 
-async def conclude(node: Node, hosted: LocalReplica, published: Published) -> CompactionState:
+async def conclude(
+    context: ManifestContext, hosted: LocalReplica, published: Published
+) -> CompactionState:
     """Make the mark name it; a copy of the manifest that is held is not needed any more."""
     pool, directory = hosted.directory.pool, hosted.partition.log.directory
     state: CompactionState = await pool.run(
         partial(
             applying.conclude,
             directory,
-            node.disk,
+            context.runtime.disk,
             published,
-            history_bytes=node.config.compaction_history_bytes,
+            history_bytes=context.config.current.compaction_history_bytes,
         )
     )
-    await pool.run(manifest_store.applied, directory, node.disk, published.manifest.identity)
+    await pool.run(
+        manifest_store.applied, directory, context.runtime.disk, published.manifest.identity
+    )
     return state
 
 
-async def checkpoint_cleaned(node: Node, hosted: LocalReplica) -> None:
+async def checkpoint_cleaned(context: ManifestContext, hosted: LocalReplica) -> None:
     """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
     changes = hosted.directory.directory.changes
     cleaned = {
         tp: one.compaction.clean_to
-        for tp, one in node.replica_manager.hosted.items()
+        for tp, one in context.table.hosted.items()
         if one.directory is hosted.directory and one.compaction is not None
     }
     await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, changes)
@@ -113,7 +117,7 @@ async def _checkpoint(
 
 
 async def _swap(
-    node: Node, hosted: LocalReplica, published: Published, check: Callable[[], None]
+    context: ManifestContext, hosted: LocalReplica, published: Published, check: Callable[[], None]
 ) -> None:
     """Prepare in a thread, place group by group here. Until the first group is placed, a plan that
     does not fit any more is withdrawn; after that all of it is placed.
@@ -126,20 +130,20 @@ async def _swap(
             replacement = applying.begin(log_, published)
             await directory.pool.run(replacement.prepare)
             check()
-            more = replacement.place_next(node.now_ms())
+            more = replacement.place_next(context.runtime.now_ms())
         except Exception as error:
             if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
                 raise
             if directory.offline is None:
                 await directory.pool.run(
-                    applying.withdraw, log_.directory, node.disk, published, replacement
+                    applying.withdraw, log_.directory, context.runtime.disk, published, replacement
                 )
             raise
         while more:
             await asyncio.sleep(0)
             if directory.offline is not None:
                 raise KafkaStorageError(f"{log_}: {directory.offline}")
-            more = replacement.place_next(node.now_ms())
+            more = replacement.place_next(context.runtime.now_ms())
         await directory.pool.run(replacement.finish)
     finally:
         if replacement is not None:

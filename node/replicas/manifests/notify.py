@@ -17,8 +17,11 @@ from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.leader import LeaderCore
     from kept.replication.progress import Follower
 
@@ -44,8 +47,13 @@ class _Told:
 class ManifestNotifier:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, runtime: Runtime, identity: NodeIdentity, table: ReplicaTable, peers: Peers
+    ) -> None:
+        self._runtime = runtime
+        self._identity = identity
+        self._table = table
+        self._peers = peers
         self._open: dict[LocalReplica, dict[int, _Told]] = {}
         self._fresh: dict[LocalReplica, None] = {}
         self._woken = asyncio.Event()
@@ -60,12 +68,12 @@ class ManifestNotifier:
         self._fresh[hosted] = None
         self._woken.set()
         if self._task is None:
-            self._task = self._node.loop.create_task(self._run())
+            self._task = self._runtime.loop.create_task(self._run())
             self._task.add_done_callback(self._ended)
 
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
-        for hosted in self._node.replica_manager.hosted.values():
+        for hosted in self._table.hosted.values():
             if hosted.manifests.core.settled and hosted.manifests.core.held is not None:
                 self.announce(hosted)
 
@@ -83,7 +91,7 @@ class ManifestNotifier:
             self._task = None
 
     async def _run(self) -> None:
-        loop = self._node.loop
+        loop = self._runtime.loop
         look_at = 0.0
         while self._open:
             await asyncio.sleep(0)
@@ -110,16 +118,12 @@ class ManifestNotifier:
 
     def _look(self, hosted: LocalReplica, news: dict[int, list[LocalReplica]]) -> bool:
         """Note who is to be told of a partition; False when nobody lacks anything."""
-        node, core = self._node, hosted.partition.core
+        core = hosted.partition.core
         tp = hosted.partition.topic_partition
-        if (
-            not core.leading
-            or core.offered is None
-            or node.replica_manager.hosted.get(tp) is not hosted
-        ):
+        if not core.leading or core.offered is None or self._table.hosted.get(tp) is not hosted:
             return False
         # One that was announced while others were looked at may have been closed since.
-        told, now, lacking = self._open.setdefault(hosted, {}), node.loop.time(), False
+        told, now, lacking = self._open.setdefault(hosted, {}), self._runtime.loop.time(), False
         for replica, follower in core.followers.items():
             if not lacks(core, replica, follower):
                 continue
@@ -139,7 +143,7 @@ class ManifestNotifier:
         return lacking
 
     def _send(self, broker: int, several: list[LocalReplica]) -> None:
-        task = self._node.loop.create_task(self._tell(broker, several))
+        task = self._runtime.loop.create_task(self._tell(broker, several))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -152,9 +156,9 @@ class ManifestNotifier:
             )
             for hosted in several
         )
-        request = calls.ManifestNewsRequest(self._node.node_id, items)
+        request = calls.ManifestNewsRequest(self._identity.node_id, items)
         try:
-            await self._node.peers.call(broker, "ManifestNews", request, CALL_S)
+            await self._peers.call(broker, "ManifestNews", request, CALL_S)
         except KeptError as error:
             log.debug("manifest news not told", broker=broker, error=str(error))
 

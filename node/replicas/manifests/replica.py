@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
     from kept.compaction.manifest.apply import CompactionState
     from kept.compaction.manifest.manifest import Manifest
-    from kept.node.node import Node
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.manifests.context import ManifestContext
     from kept.node.replicas.manifests.store import Files, Made
     from kept.node.replicas.manifests.workers import Work
-    from kept.node.replicas.replica_manager import LocalReplica
 
 CUT_RETRY_S: Final = 0.1
 NEVER: Final = MAX_INT64
@@ -65,10 +65,10 @@ class ReplicaManifests:
     __slots__ = (
         "_awaited_end",
         "_closed",
+        "_context",
         "_files",
         "_hosted",
         "_made",
-        "_node",
         "_partition",
         "_pass_began_ms",
         "_pass_ms",
@@ -80,12 +80,14 @@ class ReplicaManifests:
         "trouble",
     )
 
-    def __init__(self, node: Node, hosted: LocalReplica, known: ManifestStatus) -> None:
-        self._node = node
+    def __init__(
+        self, context: ManifestContext, hosted: LocalReplica, known: ManifestStatus
+    ) -> None:
+        self._context = context
         self._hosted = hosted
         self._partition = hosted.partition
-        self.core = ManifestCore(node.node_id, known.held, known.applied, known.lost)
-        self.trouble = RetrySchedule(node, self._partition.topic_partition, self.retry)
+        self.core = ManifestCore(context.identity.node_id, known.held, known.applied, known.lost)
+        self.trouble = RetrySchedule(context, self._partition.topic_partition, self.retry)
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
         it took."""
@@ -122,7 +124,13 @@ class ReplicaManifests:
         new = core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch
         if new:
             self._begin()
-        event = leads(self._node.image, self._partition, record, core, self._node.node_id)
+        event = leads(
+            self._context.metadata.image,
+            self._partition,
+            record,
+            core,
+            self._context.identity.node_id,
+        )
         self.tell(event)
         if core.lost and not core.settled and not core.making_base and not event.alone:
             self._resign(record)
@@ -131,21 +139,20 @@ class ReplicaManifests:
 
     def _resign(self, record: PartitionRecord) -> None:
         """What it held cannot be read, and may have been published: another one should lead."""
-        tp, cluster_link = self._partition.topic_partition, self._node.cluster_link
+        tp = self._partition.topic_partition
         log.error(
             "what this replica held is damaged: another one is to lead",
             topic=tp.topic,
             partition=tp.partition,
         )
-        if cluster_link is not None:
-            cluster_link.alter_partition.resign(tp, record)
+        self._context.alter_partition.resign(tp, record)
 
     def follow(self, record: PartitionRecord) -> None:
         """Another node leads, or none; or the ISR changed."""
         core = self.core
         if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
             self._begin()
-        self.tell(ev.Follows(record.leader_epoch, self._node.node_id in record.isr))
+        self.tell(ev.Follows(record.leader_epoch, self._context.identity.node_id in record.isr))
 
     def _begin(self) -> None:
         """Another epoch or role: a pass for the old one is thrown away."""
@@ -183,15 +190,13 @@ class ReplicaManifests:
 
     def ask(self) -> None:
         """Pull from the leader that is followed."""
-        cluster_link = self._node.cluster_link
-        if cluster_link is not None and self.core.role is Role.FOLLOWER and not self._closed:
-            cluster_link.manifests.ask(self._hosted)
+        if self.core.role is Role.FOLLOWER and not self._closed:
+            self._context.replicator.ask(self._hosted)
 
     def _announce(self) -> None:
         """Tell the followers that there is news."""
-        cluster_link = self._node.cluster_link
-        if cluster_link is not None and not self._closed:
-            cluster_link.news.announce(self._hosted)
+        if not self._closed:
+            self._context.notifier.announce(self._hosted)
 
     # Pulls.
 
@@ -200,7 +205,7 @@ class ReplicaManifests:
         partition = self._partition
         if self._closed or partition.leader_id == NO_LEADER or partition.offline is not None:
             return None
-        return self.core.pull(partition.log_end_offset, self._node.broker_epoch)
+        return self.core.pull(partition.log_end_offset, self._context.identity.broker_epoch)
 
     def pulled(
         self, asked: ev.PullRequest, answer: ev.PullAnswer, bodies: dict[ManifestRef, Manifest]
@@ -246,16 +251,16 @@ class ReplicaManifests:
                 "manifest given up", topic=tp.topic, partition=tp.partition,
                 generation=named(ref), error=str(error),
             )  # fmt: skip
-        record = self._node.image.partition(tp.topic, tp.partition)
+        record = self._context.metadata.image.partition(tp.topic, tp.partition)
         if core.role is not Role.LEADER:
             self.tell(ev.Damaged(ref))
             self.ask()
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
-            self._node.cleaner.renew(tp)
-        elif is_alone(self._partition.core, self._node.node_id):
+            self._context.scheduler.renew(tp)
+        elif is_alone(self._partition.core, self._context.identity.node_id):
             self.tell(ev.Damaged(ref, alone=True))
-        elif record is not None and record.isr != (self._node.node_id,):
+        elif record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record)
         else:
             self.trouble.failed("manifest not applied", named(ref), error)
@@ -299,7 +304,7 @@ class ReplicaManifests:
         self._announce()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._node.loop.create_task(work)
+        task = self._context.runtime.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -313,7 +318,7 @@ class ReplicaManifests:
         try:
             change()
         except MachineError as error:
-            self._node.replica_manager.fail(self._hosted.directory, error.as_failure())
+            self._context.failures.fail(self._hosted.directory, error.as_failure())
         self._hosted.compaction = None
         self._partition.applied_end = 0
 
@@ -323,13 +328,11 @@ class ReplicaManifests:
         try:
             self._partition.cut_to_fetch_again(offset)
         except ReplicaNotAvailable:
-            self._node.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
+            self._context.runtime.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
         except KafkaStorageError as error:
             log.error("log not cut", partition=str(self._partition), error=str(error))
         else:
-            cluster_link = self._node.cluster_link
-            if cluster_link is not None:
-                cluster_link.fetchers.nudge(self._partition.topic_partition)
+            self._context.fetchers.nudge(self._partition.topic_partition)
 
     # Storing.
 
@@ -339,7 +342,7 @@ class ReplicaManifests:
         if self._files is None:
             from kept.node.replicas.manifests.store import Files
 
-            self._files = Files(self._node, self._hosted)
+            self._files = Files(self._context, self._hosted)
         return self._files
 
     async def _store(self, effect: ev.Store) -> None:
@@ -397,7 +400,7 @@ class ReplicaManifests:
         if made is not None and not made.outcome.done():
             made.outcome.set_result(None)
         self.ask()
-        self._node.replica_manager.compaction_moved(self._partition.topic_partition)
+        self._context.scheduler.generation_applied(self._partition.topic_partition)
         try:
             await self._slow.checkpoint_cleaned()
         except KeptError as error:
@@ -440,7 +443,7 @@ class ReplicaManifests:
             if still_wanted():
                 ref = ManifestRef((epoch, generation), epoch, state.end_offset)
                 self.tell(ev.BaseMade(ref))
-            self._node.replica_manager.compaction_moved(self._partition.topic_partition)
+            self._context.scheduler.generation_applied(self._partition.topic_partition)
 
     # Passes of this leader.
 
@@ -488,7 +491,7 @@ class ReplicaManifests:
         from kept.node.replicas.manifests.store import Computing
 
         self._pass_began_ms = monotonic_ms()
-        self._slow.computing = Computing(work, self._node.loop.create_future())
+        self._slow.computing = Computing(work, self._context.runtime.loop.create_future())
 
     def end_pass(self) -> None:
         """It computes no more."""
@@ -512,7 +515,7 @@ class ReplicaManifests:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
         ref = ref_of(found)
         begins_at = self._partition.log.segments[0].base_offset
-        outcome: asyncio.Future[None] = self._node.loop.create_future()
+        outcome: asyncio.Future[None] = self._context.runtime.loop.create_future()
         self._made = made = Made(ref, result, truncations, begins_at, outcome)
         self._slow.bodies[ref] = found  # beside what came from a leader, if it led no more
         self.tell(ev.PassDone(ref, leader_epoch, based_on))
@@ -540,7 +543,7 @@ class ReplicaManifests:
         heard = self._reject(error)
         if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
             if not heard:
-                self._node.replica_manager.fail(self._hosted.directory, error)
+                self._context.failures.fail(self._hosted.directory, error)
             return
         if self._closed:
             return

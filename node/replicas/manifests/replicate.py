@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from kept.compaction.manifest.manifest import Manifest
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
 
 CALL_S: Final = 10.0
@@ -93,9 +96,9 @@ def asked_in(request: calls.PullManifestsRequest, pull: calls.ManifestPull) -> e
     )  # fmt: skip
 
 
-def hosted_of(node: Node, topic_id: UUID, partition: int) -> LocalReplica:
+def hosted_of(table: ReplicaTable, topic_id: UUID, partition: int) -> LocalReplica:
     """A replica here. Raises UnknownTopicId, NotLeaderOrFollower."""
-    topic = node.replica_manager.by_id.get(topic_id.bytes)
+    topic = table.by_id.get(topic_id.bytes)
     if topic is None:
         raise UnknownTopicId(f"no topic with id {topic_id}")
     hosted = topic.partitions.get(partition)
@@ -107,24 +110,29 @@ def hosted_of(node: Node, topic_id: UUID, partition: int) -> LocalReplica:
 class ManifestReplicator:
     """What this node asks of its leaders."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, runtime: Runtime, identity: NodeIdentity, table: ReplicaTable, peers: Peers
+    ) -> None:
+        self._runtime = runtime
+        self._identity = identity
+        self._table = table
+        self._peers = peers
         self._due: dict[int, dict[LocalReplica, None]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def ask(self, hosted: LocalReplica) -> None:
         """A partition has something to ask of its leader, or to say."""
         leader = hosted.partition.leader_id
-        if leader in (NO_LEADER, self._node.node_id):
+        if leader in (NO_LEADER, self._identity.node_id):
             return
         self._due.setdefault(leader, {})[hosted] = None
         if leader not in self._tasks:
-            self._tasks[leader] = self._node.loop.create_task(self._run(leader))
+            self._tasks[leader] = self._runtime.loop.create_task(self._run(leader))
 
     async def news(self, request: calls.ManifestNewsRequest) -> calls.ManifestNewsReply:
         """A leader says that it has something."""
         for item in request.news:
-            topic = self._node.replica_manager.by_id.get(item.topic_id.bytes)
+            topic = self._table.by_id.get(item.topic_id.bytes)
             hosted = None if topic is None else topic.partitions.get(item.partition)
             if hosted is not None and hosted.partition.leader_id == request.leader_id:
                 hosted.manifests.ask()
@@ -182,13 +190,14 @@ class ManifestReplicator:
         return answered
 
     async def _exchange(self, leader: int, asking: dict[LocalReplica, ev.PullRequest]) -> None:
-        node = self._node
         pulls = tuple(
             pull_of(hosted.partition.topic_id, hosted.partition.topic_partition.partition, asked)
             for hosted, asked in asking.items()
         )
-        request = calls.PullManifestsRequest(node.node_id, node.broker_epoch, pulls)
-        reply = await node.peers.call(leader, "PullManifests", request, CALL_S)
+        request = calls.PullManifestsRequest(
+            self._identity.node_id, self._identity.broker_epoch, pulls
+        )
+        reply = await self._peers.call(leader, "PullManifests", request, CALL_S)
         for (hosted, asked), answer in zip(asking.items(), reply.answers, strict=True):
             try:
                 if answer.failure is not None:
@@ -209,7 +218,7 @@ class ManifestReplicator:
         say("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
         manifests.tell(ev.PullFailed(asked))
         if manifests.core.held is not None or manifests.core.lost:
-            self._node.loop.call_later(REFUSED_S, manifests.ask)
+            self._runtime.loop.call_later(REFUSED_S, manifests.ask)
 
     async def _bodies(
         self, leader: int, hosted: LocalReplica, asked: ev.PullRequest,
@@ -221,7 +230,7 @@ class ManifestReplicator:
             data = body.data or await self._fetch(leader, hosted, asked, body)
             if len(data) != body.size_bytes or crc32c(data) != body.crc:
                 raise CorruptMessage(f"a manifest of {body.size_bytes} bytes came damaged")
-            bodies[ref_from(body.name)] = await self._node.in_pool(
+            bodies[ref_from(body.name)] = await self._runtime.in_thread(
                 _decode, data, body.name, hosted.partition
             )
         return bodies
@@ -237,7 +246,7 @@ class ManifestReplicator:
                 partition.topic_id, partition.topic_partition.partition, asked.leader_epoch,
                 body.name, len(data),
             )  # fmt: skip
-            chunk = await self._node.peers.call(leader, "ManifestChunk", request, CALL_S)
+            chunk = await self._peers.call(leader, "ManifestChunk", request, CALL_S)
             if not chunk.data or crc32c(chunk.data) != chunk.crc:
                 raise CorruptMessage(f"{partition}: a piece of a manifest came damaged")
             data += chunk.data
@@ -260,11 +269,12 @@ def _decode(data: bytes, name: calls.ManifestName, partition: Partition) -> Mani
     return found
 
 
-class Answers:
+class PullAnswers:
     """What this node's followers ask of it."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
+        self._runtime = runtime
+        self._table = table
         self._sending: OrderedDict[Any, bytes] = OrderedDict()
         """Bodies that are fetched in chunks, the one last asked for last."""
 
@@ -274,7 +284,7 @@ class Answers:
         left = INLINE_BYTES
         for pull in request.pulls:
             try:
-                hosted = hosted_of(self._node, pull.topic_id, pull.partition)
+                hosted = hosted_of(self._table, pull.topic_id, pull.partition)
                 found = hosted.manifests.heard(asked_in(request, pull))
                 bodies = []
                 for ref in found.bodies:
@@ -298,7 +308,7 @@ class Answers:
 
     async def chunk(self, request: calls.ManifestChunkRequest) -> calls.ManifestChunkReply:
         """A piece of a body. Raises NotLeaderOrFollower, UnknownTopicId, FileNotFoundError."""
-        hosted = hosted_of(self._node, request.topic_id, request.partition)
+        hosted = hosted_of(self._table, request.topic_id, request.partition)
         partition = hosted.partition
         if not partition.is_leader or partition.leader_epoch != request.leader_epoch:
             raise NotLeaderOrFollower(f"{partition}: not led in epoch {request.leader_epoch}")
@@ -321,5 +331,5 @@ class Answers:
             self._sending[key] = data
             while len(self._sending) > 1 and sum(map(len, self._sending.values())) > KEPT_BYTES:
                 self._sending.popitem(last=False)
-            self._node.loop.call_later(KEPT_S, self._sending.pop, key, None)
+            self._runtime.loop.call_later(KEPT_S, self._sending.pop, key, None)
         return data

@@ -22,7 +22,7 @@ from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.node.replicas.manifests import install
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.replicas.manifests.status import pair_of
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import Work, pass_limits
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import (
@@ -40,8 +40,8 @@ would keep a replica that comes back out of the ISR for minutes.
 
 if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.manifests.context import ManifestContext
     from kept.storage.log import Log
 
 
@@ -84,8 +84,8 @@ class Computing:
 class Files:
     """See the module."""
 
-    def __init__(self, node: Node, hosted: LocalReplica) -> None:
-        self._node = node
+    def __init__(self, context: ManifestContext, hosted: LocalReplica) -> None:
+        self._context = context
         self._hosted = hosted
         self.computing: Computing | None = None
         self.placing = False
@@ -103,7 +103,7 @@ class Files:
         """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return manifest_store.body(self._directory, self._node.disk, identity_of(ref))
+        return manifest_store.body(self._directory, self._context.runtime.disk, identity_of(ref))
 
     def readable(self, ref: ManifestRef) -> Manifest:
         """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
@@ -124,12 +124,12 @@ class Files:
 
     def lose(self) -> None:
         """What is held cannot be read; blocks. No other work may be under way."""
-        manifest_store.lose(self._directory, self._node.disk)
+        manifest_store.lose(self._directory, self._context.runtime.disk)
         self.bodies.clear()
 
     async def store(self, newest: ManifestRef | None, told: ManifestRef | None) -> None:
         """Make ``newest`` what this replica holds, durably. Raises KeptError, OSError."""
-        disk = self._node.disk
+        disk = self._context.runtime.disk
 
         def work() -> None:
             manifest_store.store(self._directory, disk, self.body(newest), self.body(told))
@@ -140,11 +140,11 @@ class Files:
 
     def clear_applied(self) -> None:
         """The log was cut below what was applied; blocks. No other work may be under way."""
-        manifest_store.clear_applied(self._directory, self._node.disk)
+        manifest_store.clear_applied(self._directory, self._context.runtime.disk)
 
     async def made(self, result: Result) -> Manifest:
         """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""
-        disk = self._node.disk
+        disk = self._context.runtime.disk
         path = layout.manifest_file(self._directory, *result.identity) + layout.TEMPORARY
 
         def read() -> Manifest:
@@ -174,7 +174,7 @@ class Files:
         ``made``: a pass has left the outputs. Raises Withdrawn, PassFailed, KeptError, OSError.
         """
         log_ = self._hosted.partition.log
-        async with self._turn, self._node.replica_manager.appliers:
+        async with self._turn, self._context.appliers:
             while True:
                 self.check(work)
                 result = await self._result(work, ref, made)
@@ -209,41 +209,43 @@ class Files:
         check()
         self.placing = True
         try:
-            published = await install.place(self._node, self._hosted, result, check)
+            published = await install.place(self._context, self._hosted, result, check)
             async with self._lock:
-                return await install.conclude(self._node, self._hosted, published)
+                return await install.conclude(self._context, self._hosted, published)
         finally:
             self.placing = False
 
     async def _build(self, work: Work, ref: ManifestRef) -> Result:
         """Build the outputs from the manifest: a worker does, or for a small log a thread."""
-        node, log_ = self._node, self._hosted.partition.log
+        context, log_ = self._context, self._hosted.partition.log
         await self.no_pass()
-        await node.in_pool(discard, log_.directory, node.disk)
+        await context.runtime.in_thread(discard, log_.directory, context.runtime.disk)
         async with self._lock:
-            found = await node.in_pool(self.readable, ref)
+            found = await context.runtime.in_thread(self.readable, ref)
         self.check(work)
         job = replace(
-            follow.job_for(log_, found, None, node.now_ms()),
-            check_keys=node.config.compaction_check_keys,
+            follow.job_for(log_, found, None, context.runtime.now_ms()),
+            check_keys=context.config.current.compaction_check_keys,
             check_seed=os.urandom(jobs.HASH_KEY_BYTES),
         )
         state = self._hosted.compaction
         previous = None if state is None else state.applied
         if follow_worker.source_bytes(job) <= SMALL_BYTES:
-            result: Result = await node.in_pool(follow_worker.run_here, job, previous, node.disk)
+            result: Result = await context.runtime.in_thread(
+                follow_worker.run_here, job, previous, context.runtime.disk
+            )
             return result
-        limit = node.config.log_cleaner_io_max_bytes_per_second
-        threads = max(node.config.log_cleaner_threads, 1)
+        limit = context.config.current.log_cleaner_io_max_bytes_per_second
+        threads = max(context.config.current.log_cleaner_threads, 1)
         question = follow_worker.encode(job, previous, limit / threads)
         try:
             return await work.run(follow_worker.COMMAND, question)
         finally:
-            node.kernels.worker_lacks(work.uncompiled)
+            context.kernels.worker_lacks(work.uncompiled)
 
     async def checkpoint_cleaned(self) -> None:
         """Write ``cleaner-offset-checkpoint``. Raises KeptError."""
-        await install.checkpoint_cleaned(self._node, self._hosted)
+        await install.checkpoint_cleaned(self._context, self._hosted)
 
     # A base generation (rule 19).
 
@@ -255,7 +257,7 @@ class Files:
         Until it is in place a start finds that what was held is lost. Raises Withdrawn, PassFailed,
         KeptError, OSError.
         """
-        node, hosted = self._node, self._hosted
+        context, hosted = self._context, self._hosted
         log_ = hosted.partition.log
 
         def check() -> None:
@@ -263,23 +265,25 @@ class Files:
             if not still_wanted():
                 raise Withdrawn(f"{hosted.partition}: another leader was elected")
 
-        async with self._turn, node.replica_manager.appliers:
+        async with self._turn, context.appliers:
             await self.no_pass()
             async with self._lock:
                 check()
-                await hosted.directory.pool.run(manifest_store.lose, log_.directory, node.disk)
+                await hosted.directory.pool.run(
+                    manifest_store.lose, log_.directory, context.runtime.disk
+                )
             hosted.compaction = None
             hosted.partition.applied_end = 0
             check()
-            limits = node.cleaner.limits(hosted)
+            limits = pass_limits(context.config.current, context.runtime.disk, hosted)
             identity = Identity(*name)
-            job = base_job(log_, identity, now_ms=node.now_ms(), limits=limits)
+            job = base_job(log_, identity, now_ms=context.runtime.now_ms(), limits=limits)
             result = await work.run(COMMAND, jobs.encode(job))
             check()
             hosted.partition.raise_high_watermark(result.end_offset)
             state = await self._place(result, check)
             async with self._lock:
                 await hosted.directory.pool.run(
-                    manifest_store.begun, log_.directory, node.disk, state.applied
+                    manifest_store.begun, log_.directory, context.runtime.disk, state.applied
                 )
             return state

@@ -21,7 +21,7 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
+    from kept.node.admin.context import AdminContext
 
 ASK_S: Final = 30.0
 """A dry run of a large log takes this long at most when it is asked through another node."""
@@ -39,21 +39,23 @@ def question(
     return AskRequest(method, path, json.dumps(dict(query)), json.dumps(dict(body)))
 
 
-async def ask(node: Node, node_id: int, asked: AskRequest, timeout_s: float = ASK_S) -> AskReply:
+async def ask(
+    context: AdminContext, node_id: int, asked: AskRequest, timeout_s: float = ASK_S
+) -> AskReply:
     """What node ``node_id`` answers; its refusals are answers with their status.
 
     Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
     """
-    voters = (voter.node_id for voter in node.metadata.member.voters)
-    nodes = sorted({node.node_id, *node.image.brokers, *voters})
+    voters = (voter.node_id for voter in context.metadata.member.voters)
+    nodes = sorted({context.identity.node_id, *context.metadata.image.brokers, *voters})
     if node_id not in nodes:
         raise InvalidRequest(f"there is no node {node_id}; there are {', '.join(map(str, nodes))}")
-    reply: AskReply = await node.peers.call(node_id, "Ask", asked, timeout_s)
+    reply: AskReply = await context.peers.call(node_id, "Ask", asked, timeout_s)
     return reply
 
 
 async def ask_json(
-    node: Node,
+    context: AdminContext,
     node_id: int,
     path: str,
     query: Mapping[str, str] | None = None,
@@ -65,7 +67,7 @@ async def ask_json(
     InvalidRequest, UnknownTopicOrPartition or NetworkException.
     """
     asked = question("GET" if body is None else "POST", path, query or {}, body or {})
-    reply = await ask(node, node_id, asked, timeout_s)
+    reply = await ask(context, node_id, asked, timeout_s)
     value = json.loads(reply.body)
     if reply.status != 200:
         message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.runtime.yielding import Pace
 
 if TYPE_CHECKING:
-    from kept.node.node import Node
-    from kept.node.replicas.replica_manager import LocalReplica
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.types import TopicPartition
 
 INTERVAL_S: Final = 15.0
@@ -50,11 +51,12 @@ class _Line:
             self.first += excess
 
 
-class History:
+class DirtyHistory:
     """The samples of one node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
+        self._runtime = runtime
+        self._table = table
         self._lines: dict[TopicPartition, _Line] = {}
         self._times: dict[int, int] = {}
         """When each sample was taken, in milliseconds, by its number."""
@@ -63,7 +65,7 @@ class History:
 
     def start(self) -> None:
         """Take samples until :meth:`stop`."""
-        self._task = self._node.loop.create_task(self._run())
+        self._task = self._runtime.loop.create_task(self._run())
 
     async def stop(self) -> None:
         """Take no more."""
@@ -78,18 +80,18 @@ class History:
 
     async def sample(self) -> None:
         """Look at every partition once."""
-        node, number, pace = self._node, self._number, Pace()
+        table, number, pace = self._table, self._number, Pace()
         self._number += 1
-        self._times[number] = node.now_ms()
+        self._times[number] = self._runtime.now_ms()
         self._times.pop(number - SAMPLES, None)
-        for tp, hosted in list(node.replica_manager.hosted.items()):
+        for tp, hosted in list(table.hosted.items()):
             await pace.checkpoint()
             partition = hosted.partition
             if (
                 not partition.is_leader
                 or not partition.config.compact
                 or len(partition.log.segments) < 2
-                or node.replica_manager.hosted.get(tp) is not hosted
+                or table.hosted.get(tp) is not hosted
             ):
                 continue
             line = self._lines.get(tp)
@@ -107,7 +109,7 @@ class History:
         line.seen = seen
         from kept.node.admin import compaction_status  # not before the node is ready
 
-        return compaction_status.status(self._node, hosted).dirty_ratio
+        return compaction_status.dirty_ratio(hosted, self._runtime.now_ms())
 
     def _forget_old(self) -> bool:
         """Drop partitions without a sample for as long as samples are kept; whether any was."""

@@ -1,0 +1,36 @@
+"""The door for HTTP clients: the server is imported when the first one comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kept.node.admin.context import AdminContext
+    from kept.node.http.server import HttpServer
+    from kept.node.internode.controller_rpc import AskReply, AskRequest
+    from kept.node.kafka.listener import HandedOver
+
+
+class LazyHttpServer:
+    """HTTP of one node, for clients and for other nodes' clients."""
+
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
+        self._server: HttpServer | None = None
+
+    def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
+        """Speak HTTP on a connection from now on."""
+        self._started().take_over(handed_over, first_bytes)
+
+    async def answer_node(self, request: AskRequest) -> AskReply:
+        """Answer a request that came through another node. Raises PolicyViolation."""
+        from kept.node.http.peer_requests import answer
+
+        return await answer(self._started().routes, request)
+
+    def _started(self) -> HttpServer:
+        if self._server is None:
+            from kept.node.http.server import HttpServer
+
+            self._server = HttpServer(self._context)
+        return self._server

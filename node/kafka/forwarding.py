@@ -1,0 +1,181 @@
+"""Admin requests on their way to the active controller, and back (Kafka's ``ForwardingManager``).
+
+Any node takes an admin request; the active controller decides. A node sends what it got on, follows
+the metadata as far as the answer reaches, and only then answers its client, who sees the effect at
+this node at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client import protocol
+from kept.node.internode import controller_rpc
+from kept.node.kafka import api
+from kept.node.kafka.forward_errors import UNANSWERED, refusal
+from kept.node.runtime.logging import log
+from kept.storage.errors import NetworkException, NotController
+
+# isort: split
+from kio.static.constants import EntityType
+
+if TYPE_CHECKING:
+    from kept.node.internode.peers import Peers
+    from kept.node.kafka.apis import KafkaApis
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.log_lifecycle import LogLifecycle
+    from kept.node.runtime.runtime import Runtime
+
+MOVES_LOGS: Final = frozenset({19, 20, 37})
+"""Requests that create or delete logs: CreateTopics, DeleteTopics, CreatePartitions."""
+FORWARD_S: Final = 15.0
+"""How long an admin request may take at the controller, or wait for one to be elected."""
+RETRY_S: Final = 0.05
+FOLLOW_S: Final = 1.0
+"""How long a forwarded request waits for its effect to be seen at this node, too."""
+
+
+class ForwardingManager:
+    """See the module. ``changes`` are the logs that come and go here."""
+
+    def __init__(
+        self, runtime: Runtime, metadata: Metadata, peers: Peers, changes: LogLifecycle
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._peers = peers
+        self._changes = changes
+
+    async def answer(
+        self, context: api.RequestContext, api_key: int, version: int, body: bytes, request: Any
+    ) -> bytes | protocol.Values:
+        """What :meth:`forward` brings, or the response that says that no controller answered."""
+        try:
+            return await self.forward(context, api_key, version, body)
+        except UNANSWERED as error:
+            log.warning("no controller answers", api=api.served()[api_key].name, error=str(error))
+            return refusal(api_key, request, error)
+
+    async def forward(
+        self, context: api.RequestContext, api_key: int, version: int, body: bytes
+    ) -> bytes:
+        """The response's body to an admin request, from whoever is the active controller.
+
+        Raises NotController, NetworkException after :data:`FORWARD_S`.
+        """
+        tries: list[uuid.UUID] = []
+
+        def request() -> controller_rpc.ForwardRequest:
+            tries.append(uuid.uuid4())
+            return controller_rpc.ForwardRequest(
+                api_key,
+                version,
+                body,
+                context.listener_name,
+                context.client_id,
+                context.client_host,
+                tuple(tries),
+            )
+
+        reply = await self._call_controller("Forward", request, logs=api_key in MOVES_LOGS)
+        found: bytes = reply.body
+        return found
+
+    async def _call_controller(
+        self, method: str, request: Callable[[], Any], *, logs: bool = False
+    ) -> Any:
+        """Call whoever is the active controller, and follow as far as it answered; with ``logs``
+        down to the logs that come and go with it. ``request`` is called for each try.
+
+        Raises what it raises, NotController, NetworkException after :data:`FORWARD_S`.
+        """
+        loop = self._runtime.loop
+        deadline = loop.time() + FORWARD_S
+        while True:
+            try:
+                controller = self._metadata.leader_id
+                if controller is None:
+                    raise NotController("no controller is elected")
+                reply = await self._while_it_leads(
+                    controller, self._peers.call(controller, method, request(), FORWARD_S)
+                )
+            except (NotController, NetworkException):
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                async with asyncio.timeout(FOLLOW_S):
+                    await self._metadata.acted(reply.index)
+                    if logs:
+                        await self._changes.done_up_to(reply.index)
+            except TimeoutError:
+                log.warning("metadata lags behind the controller", index=reply.index)
+            return reply
+
+    async def _while_it_leads(self, controller: int, call: Coroutine[Any, Any, Any]) -> Any:
+        """The answer to a call. Raises what it raises, and NotController once another one leads:
+        one that stands still answers nothing, and whoever asked need not wait for it.
+        """
+        answer = self._runtime.loop.create_task(call)
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=RETRY_S)
+                if not answer.done() and self._metadata.leader_id not in (controller, None):
+                    raise NotController(f"node {controller} is the controller no more")
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def change_voters(self, request: controller_rpc.ChangeVotersRequest) -> None:
+        """Let a node vote, or no longer. Raises InvalidRequest with what would be right, and as
+        :meth:`forward`.
+        """
+        await self._call_controller("ChangeVoters", lambda: request)
+
+    async def request(self, context: api.RequestContext, values: protocol.Values) -> Any:
+        """An admin request of this node's own, of the API and version of ``context``; kio's typed
+        response. Raises as :meth:`forward`.
+        """
+        api_key, version = context.api_key, context.api_version
+        cls = protocol.message_type(api_key, version, EntityType.request)
+        body = protocol.encode(protocol.build(cls, values))
+        answer = await self.forward(context, api_key, version, body)
+        response = protocol.message_type(api_key, version, EntityType.response)
+        return protocol.decode(response, answer)[0]
+
+
+class ForwardedRequests:
+    """What other nodes send on: the active controller answers."""
+
+    def __init__(self, apis: KafkaApis) -> None:
+        self._apis = apis
+
+    async def answer(self, request: controller_rpc.ForwardRequest) -> controller_rpc.ForwardReply:
+        """Answer an admin request as the active controller. Raises NotController."""
+        apis = self._apis
+        if not apis.metadata.leads:
+            raise NotController(f"node {apis.identity.node_id} is not the active controller")
+        key, version = request.api_key, request.version
+        context = api.RequestContext(
+            apis,
+            None,
+            key,
+            version,
+            0,
+            request.client_id,
+            request.listener,
+            request.client_host,
+            request.tries,
+        )
+        limit = apis.config.current.request_max_entries
+        message = protocol.decode_request(key, version, request.body, 0, limit)
+        answer: Any = api.handler(key)(context, message)
+        while inspect.isawaitable(answer):  # a sliced handler's result may be one itself
+            answer = await answer
+        body = await apis.runtime.slices.finish(protocol.body_steps(key, version, answer))
+        return controller_rpc.ForwardReply(body, apis.metadata.image.index)

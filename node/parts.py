@@ -1,0 +1,368 @@
+"""What a node consists of, built from the bottom up: each part gets what it works with, no more.
+
+``docs/architecture.md`` draws the same as a picture. The order of the rooms is that of the imports:
+a part is handed parts of rooms below its own. Where one below has to tell one above, the one above
+subscribes (:meth:`NodeParts._subscribe`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from kept.node.admin.context import AdminContext
+from kept.node.admin.dirty_history import DirtyHistory
+from kept.node.admin.readiness import Readiness
+from kept.node.compaction.dry_run import DryRuns
+from kept.node.compaction.lazy_cleaner import LazyCleaner
+from kept.node.config.live_config import LiveConfig
+from kept.node.controller.controller import Controller
+from kept.node.coordinator.groups.coordinator import Coordinator
+from kept.node.grpc.lazy_server import LazyServer
+from kept.node.http.lazy_server import LazyHttpServer
+from kept.node.internode.peers import Peers
+from kept.node.kafka.apis import KafkaApis
+from kept.node.kafka.fetch_sessions import FetchSessions
+from kept.node.kafka.forwarding import ForwardedRequests, ForwardingManager
+from kept.node.kafka.handlers.init_producer_id import ProducerIds
+from kept.node.kafka.listener import GREETING, HTTP2, HTTP_METHODS, HandedOver, Listener
+from kept.node.metadata.address_book import AddressBook
+from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
+from kept.node.metadata.cluster_link import ClusterLink
+from kept.node.metadata.failure_detector import FailureDetector
+from kept.node.metadata.leadership_barrier import LeadershipBarrier
+from kept.node.metadata.metadata_directory import MetadataDirectory
+from kept.node.metadata.metadata_log import Metadata
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.metadata.serving_lease import ServingLease
+from kept.node.replicas.alter_partition import AlterPartitionQueue
+from kept.node.replicas.fetch_loop import FetchContext, Fetchers
+from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+from kept.node.replicas.log_dirs import LogDirs
+from kept.node.replicas.maintenance import DISK_TICK_MS, Maintenance
+from kept.node.replicas.manifests.context import ManifestContext
+from kept.node.replicas.manifests.notify import ManifestNotifier
+from kept.node.replicas.manifests.replicate import ManifestReplicator, PullAnswers
+from kept.node.replicas.replica_manager import ReplicaManager
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.replicas.role_changes import RoleChanges
+from kept.node.runtime.connection_quota import ConnectionQuota
+from kept.node.runtime.counters import Counters
+from kept.node.runtime.fd_quota import OpenFiles
+from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
+from kept.node.runtime.runtime import Runtime
+from kept.node.runtime.shutdown import Shutdown
+from kept.node.runtime.uncompiled_kernels import Kernels
+from kept.replication.quota import ReplicationQuotas
+from kept.storage import producers
+from kept.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from kept.cluster.controller.brokers import Registration
+    from kept.node.config.node_config import NodeConfig
+
+IDLE_TICK_MS: Final = 10_000
+
+
+def idle_check_ms(config: NodeConfig) -> int:
+    """How often connections are looked at that may be idle."""
+    return min(max(config.connections_max_idle_ms // 4, 100), IDLE_TICK_MS)
+
+
+class NodeParts:
+    """See the module. Built on the node's loop; nothing is opened or started yet."""
+
+    def __init__(self, config: NodeConfig, disk: Disk | None = None) -> None:
+        self.live_config = LiveConfig(config)
+        self.runtime = Runtime(disk or Disk())
+        self.shutdown = Shutdown()
+        self.counters = Counters()
+        self.kernels = Kernels()
+        self.budget = MemoryBudget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
+        self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
+        producers.ROOM.limit = config.producers_max
+        self._build_cluster(config)
+        self._build_replicas(config)
+        self._build_services(config)
+        self._subscribe()
+
+    def _build_cluster(self, config: NodeConfig) -> None:
+        """What it is in its cluster: identity, metadata log, controller."""
+        runtime, live, counters = self.runtime, self.live_config, self.counters
+        self.identity = NodeIdentity(config.node_id)
+        self.metadata = Metadata(runtime.loop)
+        self.metadata_directory = MetadataDirectory(runtime, self.shutdown)
+        self.addresses = AddressBook(live, self.metadata)
+        self.incarnation = uuid.uuid4()
+        self.peers = Peers(
+            config.node_id, "", self.incarnation, runtime.loop, self.addresses.node_addresses
+        )
+        self.lease = ServingLease()
+        self.detector = FailureDetector(runtime, self.metadata, self.peers, counters)
+        self.barrier = LeadershipBarrier(
+            runtime=runtime,
+            metadata=self.metadata,
+            identity=self.identity,
+            peers=self.peers,
+            alone=config.alone,
+        )
+        self.cluster_link = ClusterLink(
+            runtime=runtime,
+            config=live,
+            metadata=self.metadata,
+            identity=self.identity,
+            addresses=self.addresses,
+            peers=self.peers,
+            detector=self.detector,
+            counters=counters,
+            new_lifecycle=self._new_lifecycle,
+        )
+        self.table = ReplicaTable()
+        self.client_connections = ConnectionQuota()
+        self.node_connections = ConnectionQuota()
+        """Those of the listener between nodes: clients' never count among them."""
+        self.open_files = OpenFiles(
+            runtime,
+            config.node_id,
+            self.table.hosted,
+            self.client_connections,
+            self.node_connections,
+        )
+        self.controller = Controller(
+            runtime=runtime,
+            config=live,
+            metadata=self.metadata,
+            identity=self.identity,
+            peers=self.peers,
+            addresses=self.addresses,
+            open_files=self.open_files,
+            counters=counters,
+        )
+
+    def _new_lifecycle(self, registration: Registration) -> BrokerLifecycleManager:
+        return BrokerLifecycleManager(
+            runtime=self.runtime,
+            config=self.live_config,
+            metadata=self.metadata,
+            identity=self.identity,
+            peers=self.peers,
+            lease=self.lease,
+            shutdown=self.shutdown,
+            replicas=self.replicas,
+            registration=registration,
+        )
+
+    def _build_replicas(self, config: NodeConfig) -> None:
+        """What it holds: logs, their replication and their compaction."""
+        runtime, live, counters = self.runtime, self.live_config, self.counters
+        identity, metadata, table = self.identity, self.metadata, self.table
+        self.failures = LogDirFailureChannel(table)
+        self.log_dirs = LogDirs(
+            runtime=runtime,
+            config=config,
+            identity=identity,
+            table=table,
+            failures=self.failures,
+            counters=counters,
+        )
+        self.quotas = ReplicationQuotas()
+        self.cleaner = LazyCleaner(
+            runtime=runtime,
+            config=live,
+            table=table,
+            failures=self.failures,
+            counters=counters,
+            kernels=self.kernels,
+        )
+        self.fetchers = Fetchers(
+            FetchContext(
+                runtime, live, identity, self.addresses, self.detector, self.quotas.follower
+            )
+        )
+        self.alter_partition = AlterPartitionQueue(
+            runtime=runtime, config=live, metadata=metadata, identity=identity, peers=self.peers
+        )
+        self.replicator = ManifestReplicator(runtime, identity, table, self.peers)
+        self.notifier = ManifestNotifier(runtime, identity, table, self.peers)
+        self.roles = RoleChanges(
+            runtime=runtime,
+            metadata=metadata,
+            identity=identity,
+            table=table,
+            failures=self.failures,
+            counters=counters,
+            fetchers=self.fetchers,
+            alter_partition=self.alter_partition,
+            notifier=self.notifier,
+        )
+        manifests = ManifestContext(
+            runtime=runtime,
+            config=live,
+            metadata=metadata,
+            identity=identity,
+            table=table,
+            failures=self.failures,
+            counters=counters,
+            kernels=self.kernels,
+            fetchers=self.fetchers,
+            alter_partition=self.alter_partition,
+            replicator=self.replicator,
+            notifier=self.notifier,
+            scheduler=self.cleaner,
+            appliers=asyncio.Semaphore(max(config.log_cleaner_threads, 1)),
+        )
+        self.replicas = ReplicaManager(
+            runtime=runtime,
+            config=live,
+            metadata=metadata,
+            identity=identity,
+            table=table,
+            failures=self.failures,
+            quotas=self.quotas,
+            roles=self.roles,
+            manifests=manifests,
+            open_files=self.open_files,
+            shutdown=self.shutdown,
+        )
+
+    def _build_services(self, config: NodeConfig) -> None:
+        """Whom it serves: clients, other nodes, operators."""
+        live = self.live_config
+        self.groups = Coordinator(
+            runtime=self.runtime,
+            config=live,
+            metadata=self.metadata,
+            identity=self.identity,
+            table=self.table,
+            barrier=self.barrier,
+        )
+        self.fetch_sessions = FetchSessions(
+            lambda: int.from_bytes(os.urandom(4), "big") & 0x7FFFFFFF,
+            config.max_incremental_fetch_session_cache_slots,
+            config.fetch_sessions_max_partitions,
+        )
+        self.forwarding = ForwardingManager(
+            self.runtime, self.metadata, self.peers, self.replicas.changes
+        )
+        self.apis = KafkaApis(
+            runtime=self.runtime,
+            config=live,
+            counters=self.counters,
+            budget=self.budget,
+            inflating=self.inflating,
+            open_files=self.open_files,
+            identity=self.identity,
+            metadata=self.metadata,
+            addresses=self.addresses,
+            cluster_link=self.cluster_link,
+            detector=self.detector,
+            barrier=self.barrier,
+            lease=self.lease,
+            controller=self.controller,
+            table=self.table,
+            replicas=self.replicas,
+            quotas=self.quotas,
+            fetch_sessions=self.fetch_sessions,
+            groups=self.groups,
+            producer_ids=ProducerIds(self.runtime, self.metadata, self.identity, self.peers),
+            forwarding=self.forwarding,
+        )
+        self.dirty_history = DirtyHistory(self.runtime, self.table)
+        self.readiness = Readiness(config.node_id)
+        self.admin = AdminContext(
+            runtime=self.runtime,
+            config=live,
+            counters=self.counters,
+            kernels=self.kernels,
+            budget=self.budget,
+            inflating=self.inflating,
+            open_files=self.open_files,
+            identity=self.identity,
+            metadata=self.metadata,
+            addresses=self.addresses,
+            peers=self.peers,
+            forwarding=self.forwarding,
+            readiness=self.readiness,
+            table=self.table,
+            replicas=self.replicas,
+            cleaner=self.cleaner,
+            dry_runs=DryRuns(),
+            history=self.dirty_history,
+            groups=self.groups,
+        )
+        self.http = LazyHttpServer(self.admin)
+        self.grpc = LazyServer(self.admin)
+        self._build_listeners(config)
+        self.maintenance = Maintenance(
+            runtime=self.runtime,
+            config=live,
+            table=self.table,
+            dirty_logs=self.replicas.dirty_logs,
+            failures=self.failures,
+            lease=self.lease,
+            also={
+                "metadata directory": (DISK_TICK_MS, self.metadata_directory.verify),
+                "idle connections": (idle_check_ms(config), self._close_idle_connections),
+            },
+        )
+
+    def _build_listeners(self, config: NodeConfig) -> None:
+        def serve_grpc(connection: HandedOver, first_bytes: bytes) -> None:
+            self.grpc.take_over(connection.transport, first_bytes, connection.closed)
+
+        def serve_node(connection: HandedOver, first_bytes: bytes) -> None:
+            self.peers.take_over(connection.transport, first_bytes, connection.closed)
+
+        def greet_node(connection: HandedOver, first_bytes: bytes) -> None:
+            self.peers.greet(connection.transport, first_bytes, connection.closed)
+
+        http = dict.fromkeys(HTTP_METHODS, self.http.take_over)
+        self.listeners = [
+            Listener(self.apis, address, self.client_connections, {**http, HTTP2: serve_grpc})
+            for address in config.listeners
+        ]
+        self.node_listener: Listener | None = None
+        if config.node_listener is not None:
+            self.node_listener = Listener(
+                self.apis,
+                config.node_listener,
+                self.node_connections,
+                {**http, HTTP2: serve_node, GREETING: greet_node},
+                between_nodes=True,
+            )
+
+    @property
+    def all_listeners(self) -> list[Listener]:
+        """Those of clients, and the one between nodes."""
+        return [*self.listeners, *([] if self.node_listener is None else [self.node_listener])]
+
+    def _close_idle_connections(self) -> Iterator[None]:
+        for listener in self.all_listeners:
+            listener.close_idle()
+            yield
+
+    def _subscribe(self) -> None:
+        """Tell those above what happens below."""
+        self.metadata.on_failure = self.shutdown.fatal
+        self.detector.on_death += [self.metadata.peer_down, self.controller.peer_down]
+        self.cluster_link.on_moved += [
+            self.replicas.metadata_moved,
+            self.controller.metadata_moved,
+            self.readiness.moved,
+        ]
+        self.replicas.on_gone += [self.cleaner.forget, self.groups.partition_gone]
+        self.replicas.on_directory_failed = self.readiness.moved
+        self.roles.on_roles_taken = self.groups.roles_taken
+        pulls = PullAnswers(self.runtime, self.table)
+        for method, answer in (
+            ("Forward", ForwardedRequests(self.apis).answer),
+            ("PullManifests", pulls.pull),
+            ("ManifestChunk", pulls.chunk),
+            ("ManifestNews", self.replicator.news),
+            ("Ask", self.http.answer_node),
+        ):
+            self.peers.serve(method, answer)
+        self.controller.serve_brokers()

@@ -1,0 +1,57 @@
+"""The replicas on this node, by what requests, timers and the cleaner look for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kept.storage.errors import MachineError, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
+    from kept.replication.partition import Partition
+    from kept.storage.types import TopicPartition
+
+
+class ReplicaTable:
+    """Changed by :class:`~kept.node.replicas.replica_manager.ReplicaManager` alone, on the loop."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[bytes, LocalTopic] = {}
+        """Every topic of the image, also one without a replica here."""
+        self.by_id: dict[bytes, LocalTopic] = {}
+        self.partitions: dict[TopicPartition, Partition] = {}
+        """The replicas that are open and in a directory that works."""
+        self.hosted: dict[TopicPartition, LocalReplica] = {}
+        """The same, with what belongs to them."""
+        self.directories: list[LocalDirectory] = []
+        """The entries of ``log.dirs``."""
+        self.reads_in_memory = True
+        """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
+
+    def partition(self, tp: TopicPartition) -> Partition:
+        """A partition that is served here.
+
+        Raises UnknownTopicOrPartition, NotLeaderOrFollower (no open replica is here),
+        KafkaStorageError (its directory is offline).
+        """
+        partition = self.partitions.get(tp)
+        if partition is not None:
+            return partition
+        topic = self.by_name.get(tp.topic.encode())
+        if topic is not None:
+            raise topic.absent(tp.partition)
+        raise UnknownTopicOrPartition(f"no topic {tp.topic!r}")
+
+    def is_offline(self, topic: str, partition: int) -> bool:
+        """Whether the directory of a replica here failed."""
+        local = self.by_name.get(topic.encode())
+        return local is not None and partition in local.offline
+
+    def directory_of(self, error: MachineError) -> LocalDirectory | None:
+        """The directory whose file an error names."""
+        for directory in self.directories:
+            if error.path == directory.name or error.path.startswith(
+                directory.name.rstrip("/") + "/"
+            ):
+                return directory
+        return None

@@ -132,7 +132,7 @@ def install(directory: str) -> None:
 
     async def start(node: Node) -> None:
         await real(node)
-        probe = Probe(node.loop)
+        probe = Probe(node.parts.runtime.loop)
         path = Path(directory) / str(os.getpid())
 
         def write() -> None:
@@ -140,7 +140,7 @@ def install(directory: str) -> None:
             partial.write_text(json.dumps(probe.report()))
             partial.rename(path)
 
-        node.loop.add_signal_handler(signal.SIGUSR1, probe.reset)
-        node.loop.add_signal_handler(signal.SIGUSR2, write)
+        node.parts.runtime.loop.add_signal_handler(signal.SIGUSR1, probe.reset)
+        node.parts.runtime.loop.add_signal_handler(signal.SIGUSR2, write)
 
     Node.start = start  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ class Lone:
 
     @property
     def port(self) -> int:
-        return self.node.listeners[0].port
+        return self.node.parts.listeners[0].port
 
     def ask(
         self,
@@ -73,13 +73,13 @@ class Lone:
         cls = protocol.message_type(key, version, EntityType.request)
         request, _ = protocol.decode(cls, protocol.encode(protocol.build(cls, values)))
         context = api.RequestContext(
-            self.node,
+            self.node.parts.apis,
             None,
             key,
             version,
             7,
             "test",
-            listener or self.node.listeners[0].name,
+            listener or self.node.parts.listeners[0].name,
             tries=tries,
         )
 

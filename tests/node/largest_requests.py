@@ -418,7 +418,7 @@ def main() -> None:
         for number in range(options.topics):
             lone.create(f"{TOPIC}-{number}", options.partitions)
         table.line("creating topics")
-        topics = [(t.name, t.topic_id) for t in lone.node.image.topics.values()]
+        topics = [(t.name, t.topic_id) for t in lone.node.parts.metadata.image.topics.values()]
         lone.ask(10, 4, key_type=0, coordinator_keys=[GROUP])
         collect_as_a_node()
         names = [name for name, _ in topics]

@@ -28,7 +28,7 @@ def test_all_log_directories_must_prove_the_same_epoch(of, lone_node, tmp_path, 
 
     def run() -> None:
         lone = lone_node(**{"log.dirs": dirs})
-        epochs.append(lone.node.broker_epoch)
+        epochs.append(lone.node.parts.identity.broker_epoch)
         lone.stop()
         if of == "kill":
             for mark in marks:

@@ -17,7 +17,7 @@ NOW = 1_700_000_000_000
 def append(lone, topic, records, partition=0):
     """Append (key, value) pairs, one batch each, and roll."""
     tp = TopicPartition(topic, partition)
-    hosted = lone.node.replica_manager.hosted[tp]
+    hosted = lone.node.parts.table.hosted[tp]
     for number, (key, value) in enumerate(records):
         batch = build_batch([(NOW + number, key, value, ())])
         hosted.partition.append(check(batch, hosted.rules, NOW), NOW)
@@ -45,13 +45,13 @@ def partition_of(lone, topic="t"):
 def test_cluster(lone):
     lone.create("a", 3)
     found = lone.get("/api/v1/cluster")
-    assert found["cluster_id"] == lone.node.cluster_id
+    assert found["cluster_id"] == lone.node.parts.identity.cluster_id
     assert (found["node_id"], found["controller_id"], found["ready"]) == (0, 0, True)
     assert (found["topics"], found["partitions"], found["offline_partitions"]) == (1, 3, 0)
     assert found["brokers"] == [
         {
             "node_id": 0,
-            "epoch": lone.node.broker_epoch,
+            "epoch": lone.node.parts.identity.broker_epoch,
             "rack": None,
             "fenced": False,
             "leads": 3,
@@ -110,10 +110,10 @@ def test_thousands_of_partitions_in_pieces(lone):
 
 def test_an_offline_directory(lone):
     lone.create("t")
-    directory = lone.node.log_directories[0]
+    directory = lone.node.parts.table.directories[0]
 
     async def fail():
-        lone.node.replica_manager.fail(
+        lone.node.parts.failures.fail(
             directory, MachineError("x", "write", OSError(errno.EIO, "EIO"))
         )
 

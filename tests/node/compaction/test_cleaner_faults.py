@@ -24,7 +24,7 @@ WAIT_S = 60
 def filled(lone):
     """A log of several segments with 40 records of 3 keys."""
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
-    hosted = lone.node.replica_manager.hosted[TP]
+    hosted = lone.node.parts.table.hosted[TP]
     now = int(time.time() * 1000)
     for i in range(40):
         batch = build_batch([(now, b"k%d" % (i % 3), b"%d" % i * 20, ())])
@@ -46,7 +46,7 @@ def newest(hosted):
 
 def clean(lone):
     async def go():
-        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+        return await asyncio.wait_for(lone.node.parts.cleaner.started.request(TP), WAIT_S)
 
     return lone.run(go())
 
@@ -75,7 +75,7 @@ def again(lone, lone_node):
 def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, call, suffix):
     lone = lone_node(log_cleaner_enable="false")
     hosted = filled(lone)
-    expected, disk = newest(hosted), lone.node.disk
+    expected, disk = newest(hosted), lone.node.parts.runtime.disk
     real = getattr(disk, call)
 
     def failing(*args):
@@ -86,8 +86,8 @@ def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, cal
     monkeypatch.setattr(disk, call, failing, raising=False)
     with pytest.raises(MachineError, match="I/O error"):
         clean(lone)
-    assert "I/O error" in lone.node.replica_manager.directories[0].offline
-    assert TP not in lone.node.replica_manager.hosted
+    assert "I/O error" in lone.node.parts.table.directories[0].offline
+    assert TP not in lone.node.parts.table.hosted
     monkeypatch.setattr(disk, call, real)
     restarted = again(lone, lone_node)
     hosted = restarted.node.replica_manager.hosted[TP]
@@ -107,7 +107,7 @@ def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, mo
     monkeypatch.setattr(manifest, "decode", lambda path, data: decode(path, data[: len(data) // 2]))
     with pytest.raises(DamagedData):
         clean(lone)
-    assert lone.node.replica_manager.directories[0].offline is None
+    assert lone.node.parts.table.directories[0].offline is None
     assert newest(hosted) == expected and len(hosted.partition.log.segments) > 3
     monkeypatch.undo()
     assert clean(lone).records_removed == 37
@@ -157,9 +157,9 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
 
 def begin_at(lone, offset):
     """As DeleteRecords and retention do it."""
-    log = lone.node.replica_manager.hosted[TP].partition.log
-    log.advance_log_start(offset, lone.node.now_ms())
-    log.delete_old_segments(lone.node.now_ms(), log.log_end_offset)
+    log = lone.node.parts.table.hosted[TP].partition.log
+    log.advance_log_start(offset, lone.node.parts.runtime.now_ms())
+    log.delete_old_segments(lone.node.parts.runtime.now_ms(), log.log_end_offset)
     log.delete_expired(1 << 60)
 
 
@@ -180,8 +180,8 @@ def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monk
     monkeypatch.setattr(workers.Work, "run", deleting)
     said = clean(lone)
     assert isinstance(said, NotNow) and said.reason.endswith("were deleted meanwhile")
-    assert lone.node.cleaner.totals.failures == 0
-    assert lone.node.cleaner.status(TP).failure is None
+    assert lone.node.parts.cleaner.started.totals.failures == 0
+    assert lone.node.parts.cleaner.started.status(TP).failure is None
     monkeypatch.undo()
     expected = newest(hosted)
     assert clean(lone).clean_to == 40 and newest(hosted) == expected

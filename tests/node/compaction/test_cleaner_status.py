@@ -20,7 +20,7 @@ WAIT_S = 60
 
 
 def append(lone, *rows):
-    hosted = lone.node.replica_manager.hosted[TP]
+    hosted = lone.node.parts.table.hosted[TP]
     now = int(time.time() * 1000)
     batch = build_batch([(now, key, value, ()) for key, value in rows])
     hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
@@ -78,7 +78,7 @@ def test_explain_says_when_each_tombstone_goes_also_of_a_clean_log(with_tombston
     assert clean["dry_run"] is None
     assert clean["tombstones"] == [two]
     assert [(r["offset"], r["removable_at_ms"]) for r in clean["key"]] == [(3, horizon_ms)]
-    lone.node.replica_manager.hosted[TP].partition.log.roll(lone.node.now_ms())
+    lone.node.parts.table.hosted[TP].partition.log.roll(lone.node.parts.runtime.now_ms())
     dirty = explained(lone, "&key=c")
     assert dirty["tombstones"][0] == two
     (third,) = dirty["tombstones"][1:]
@@ -119,7 +119,7 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     hosted.partition.step(IsrDecided(core.partition_epoch + 1, (0, 1), (0, 1)))
 
     async def go():
-        asked = lone.node.cleaner.request(TP)
+        asked = lone.node.parts.cleaner.started.request(TP)
         async with asyncio.timeout(WAIT_S):
             while core.offered is None:
                 await asyncio.sleep(0.01)
@@ -164,7 +164,7 @@ def test_one_who_asks_while_the_node_does_not_lead_is_answered(lone):
     hosted = append(lone, (b"a", b"1"))
 
     async def go():
-        asked = lone.node.cleaner.request(TP)
+        asked = lone.node.parts.cleaner.started.request(TP)
         hosted.partition.resign()
         return await asyncio.wait_for(asked, WAIT_S)
 

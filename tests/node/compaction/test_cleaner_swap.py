@@ -57,7 +57,7 @@ def read(hosted):
 def filled(lone_node):
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
-    hosted = lone.node.replica_manager.hosted[TP]
+    hosted = lone.node.parts.table.hosted[TP]
     write(hosted, 40)
     assert len(hosted.partition.log.segments) > 3
     return lone, hosted
@@ -69,7 +69,7 @@ def test_appends_reads_and_retention_go_on(filled, point):
     gate = Gate(lone.node, point)
 
     async def go():
-        asked = lone.node.cleaner.request(TP)
+        asked = lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
         write(hosted, 10, start=40)
         assert hosted.partition.retention(int(time.time() * 1000)) == []
@@ -89,8 +89,8 @@ def test_appends_reads_and_retention_go_on(filled, point):
 def test_closed_segments_are_durable_before_anything_is_put_into_place(filled, monkeypatch):
     """Those that stay as they are, too: a start takes gaps among them for compaction's work."""
     lone, hosted = filled
-    lone.node._timers.stop()
-    disk, log = lone.node.disk, hosted.partition.log
+    lone.node.parts.maintenance.stop()
+    disk, log = lone.node.parts.runtime.disk, hosted.partition.log
     closed = {segment.path(".log") for segment in log.segments[:-1]}
     assert log.recovery_point < log.segments[1].base_offset
     fsync, synced, found = disk.fsync, set(), []
@@ -110,7 +110,7 @@ def test_closed_segments_are_durable_before_anything_is_put_into_place(filled, m
     disk.fail_points["compaction.manifest"] = look
 
     async def go():
-        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+        return await asyncio.wait_for(lone.node.parts.cleaner.started.request(TP), WAIT_S)
 
     lone.run(go())
     assert found == [(set(), True)]
@@ -124,15 +124,15 @@ def test_segments_that_retention_takes_just_before_the_swap(filled):
     middle = log.segments[2].base_offset
 
     async def go():
-        asked = lone.node.cleaner.request(TP)
+        asked = lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
-        log.advance_log_start(middle, lone.node.now_ms())
-        assert log.delete_old_segments(lone.node.now_ms(), log.log_end_offset)
+        log.advance_log_start(middle, lone.node.parts.runtime.now_ms())
+        assert log.delete_old_segments(lone.node.parts.runtime.now_ms(), log.log_end_offset)
         gate.open.set()
         return await asyncio.wait_for(asked, WAIT_S)
 
     lone.run(go())
-    assert lone.node.cleaner.status(TP).failure is None
+    assert lone.node.parts.cleaner.started.status(TP).failure is None
     assert hosted.manifests.trouble.count == 0
     assert hosted.compaction.clean_to == 40
     assert sorted(read(hosted)) == [37, 38, 39]
@@ -146,9 +146,9 @@ def test_a_topic_deleted_meanwhile_keeps_its_directory_until_then(filled, point)
     directory = hosted.partition.log.directory
 
     async def go():
-        asked = lone.node.cleaner.request(TP)
+        asked = lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
-        gone = RemoveTopicRecord(lone.node.image.topics["t"].topic_id)
+        gone = RemoveTopicRecord(lone.node.parts.metadata.image.topics["t"].topic_id)
         deleting = asyncio.ensure_future(lone.node.propose([gone]))
         await asyncio.sleep(0.05)
         assert not deleting.done() and os.path.isdir(directory)
@@ -172,9 +172,9 @@ def test_a_stop_waits_for_what_is_being_put_into_place(filled, point):
     before = read(hosted)
 
     async def go():
-        lone.node.cleaner.request(TP)
+        lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
-        stopping = asyncio.ensure_future(lone.node.cleaner.stop())
+        stopping = asyncio.ensure_future(lone.node.parts.cleaner.started.stop())
         await asyncio.sleep(0.05)
         assert not stopping.done()
         gate.open.set()
@@ -206,16 +206,16 @@ def test_what_could_not_be_put_into_place_is_built_again_from_the_manifest(fille
     monkeypatch.setattr(applying, "begin", refuse)
 
     async def go():
-        return await asyncio.wait_for(lone.node.cleaner.request(TP), WAIT_S)
+        return await asyncio.wait_for(lone.node.parts.cleaner.started.request(TP), WAIT_S)
 
     with pytest.raises(InvariantViolation, match="an input is gone"):
         lone.run(go())
     (status,) = lone.get("/api/v1/compaction?topic=t")["partitions"]
     assert (status["state"], status["reason"]) == ("uncleanable", "an input is gone")
     assert (status["held"], status["generation"]) == ("0.1", None)
-    lone.node.cleaner.failures.succeeded(TP)  # as on a follower, whose cleaner runs no pass
+    lone.node.parts.cleaner.started.failures.succeeded(TP)  # as on a follower, whose cleaner runs no pass
     (status,) = lone.get("/api/v1/compaction?topic=t")["partitions"]
-    assert status["state"] == "uncleanable" and status["retry_at_ms"] > lone.node.now_ms()
+    assert status["state"] == "uncleanable" and status["retry_at_ms"] > lone.node.parts.runtime.now_ms()
     assert sorted(read(hosted)) == list(range(40)) and hosted.manifests.core.applied is None
     lone.post("/api/v1/compaction/retry", topic="t", partition=0)
 

@@ -22,20 +22,20 @@ def lone(lone_node):
 
 
 def append(lone, records, tp=TP):
-    hosted = lone.node.replica_manager.hosted[tp]
+    hosted = lone.node.parts.table.hosted[tp]
     for n in range(records):
-        batch = build_batch([(lone.node.now_ms(), b"k%d" % (n % 3), bytes(400), ())])
-        hosted.partition.append(check(batch, hosted.rules, lone.node.now_ms()), 1)
+        batch = build_batch([(lone.node.parts.runtime.now_ms(), b"k%d" % (n % 3), bytes(400), ())])
+        hosted.partition.append(check(batch, hosted.rules, lone.node.parts.runtime.now_ms()), 1)
         hosted.partition.write()
 
 
 def sample(lone, times=1):
     for _ in range(times):
-        lone.run(lone.node.dirty_history.sample())
+        lone.run(lone.node.parts.dirty_history.sample())
 
 
 def ratios(lone, tp=TP):
-    return [ratio for _, ratio in lone.node.dirty_history.of(tp)]
+    return [ratio for _, ratio in lone.node.parts.dirty_history.of(tp)]
 
 
 def test_a_log_gets_dirty_and_clean(lone):
@@ -46,11 +46,11 @@ def test_a_log_gets_dirty_and_clean(lone):
     append(lone, 30)
     sample(lone, 2)
     assert ratios(lone) == [1.0, 1.0]
-    lone.run(lone.node.cleaner.request(TP))
+    lone.run(lone.node.parts.cleaner.started.request(TP))
     sample(lone)
     assert ratios(lone) == [1.0, 1.0, 0.0]
     assert ratios(lone, TopicPartition("plain", 0)) == []
-    times = [at_ms for at_ms, _ in lone.node.dirty_history.of(TP)]
+    times = [at_ms for at_ms, _ in lone.node.parts.dirty_history.of(TP)]
     assert times == sorted(times)
 
 
@@ -79,18 +79,18 @@ def test_only_so_much_is_kept(lone, monkeypatch):
     append(lone, 30, other)
     sample(lone)
     assert ratios(lone, other) == []  # there is no room
-    gone = lone.node.replica_manager.hosted.pop(TP)
+    gone = lone.node.parts.table.hosted.pop(TP)
     sample(lone, 6)
     assert ratios(lone) == [] and ratios(lone, other)  # its time is over
-    lone.node.replica_manager.hosted[TP] = gone
+    lone.node.parts.table.hosted[TP] = gone
 
 
 def test_a_time_that_was_missed_is_not_known(lone):
     lone.create("t", cleanup_policy="compact", segment_bytes="4096")
     append(lone, 30)
     sample(lone)
-    hosted = lone.node.replica_manager.hosted.pop(TP)
+    hosted = lone.node.parts.table.hosted.pop(TP)
     sample(lone, 2)
-    lone.node.replica_manager.hosted[TP] = hosted
+    lone.node.parts.table.hosted[TP] = hosted
     sample(lone)
     assert ratios(lone) == [1.0, None, None, 1.0]

@@ -264,7 +264,7 @@ def fill(lone):
 
 def lose(lone):
     """A report of records that were cut away, and one that cannot be read."""
-    hosted = lone.node.replica_manager.hosted[TopicPartition("plain", 0)]
+    hosted = lone.node.parts.table.hosted[TopicPartition("plain", 0)]
     lost = (LostRecord(5, b"text", False), LostRecord(6, b"\xff", True))
     lost_records_report.report(lone.node, hosted, Losing(5, 7, 6, lost, None))
     Path(lost_file(hosted.partition.log.directory, 9, 9)).write_text("torn")
@@ -290,7 +290,7 @@ def filled(lone_node):
         log_cleaner_min_cleanable_ratio="1",
         offsets_topic_num_partitions="1",
     )
-    lone.run(lone.node.settled())
+    lone.run(lone.node.warmed_up())
     fill(lone)
     return Reader(lone)
 
@@ -349,7 +349,7 @@ def before_a_pass(reader):
     assert reader.get("compaction/replica", **there)["generation"] is None
     found = reader.get("compaction/digests", **there, start=0, end=10)
     assert found["tail"] and not found["covered"]
-    reader.lone.run(reader.lone.node.dirty_history.sample())
+    reader.lone.run(reader.lone.node.parts.dirty_history.sample())
     assert reader.get("compaction/history", **there)["samples"]
     nothing = reader.post("compaction/now", topic="empty", partition=0, wait=True)
     assert nothing["partitions"][0]["reason"]
@@ -397,8 +397,8 @@ def after_a_pass(reader):
 def what_went_wrong(reader):
     lone, there = reader.lone, {"topic": "t", "partition": 0}
     reader.post("compaction/retry", **there, wanted=400)
-    failures = lone.node.cleaner.failures
-    failures.note(TopicPartition("t", 0), "a test", lone.node.now_ms(), stopped=True)
+    failures = lone.node.parts.cleaner.started.failures
+    failures.note(TopicPartition("t", 0), "a test", lone.node.parts.runtime.now_ms(), stopped=True)
     (failed,) = reader.get("cleaner")["uncleanable"]
     assert failed["retry_at_ms"] == -1
     (one,) = reader.get("compaction", topic="t")["partitions"]
@@ -432,7 +432,7 @@ def moving(reader):
 def test_what_is_said_of_other_nodes_has_the_fields_of_the_document(reader, monkeypatch):
     reader.lone.create("t", cleanup_policy="compact")
     tp = TopicPartition("t", 0)
-    followers = reader.lone.node.replica_manager.hosted[tp].partition.core.followers
+    followers = reader.lone.node.parts.table.hosted[tp].partition.core.followers
     with monkeypatch.context() as patch:
         patch.setitem(followers, 7, Follower(log_end_offset=0))
         patch.setitem(followers, 8, Follower())

@@ -46,15 +46,15 @@ def test_health(lone):
 
 def test_ready_and_not(lone):
     assert lone.http(GET.format("/readyz"))[0] == 200
-    lone.node.log_directories[0].offline = "it burns"
+    lone.node.parts.table.directories[0].offline = "it burns"
     status, _, body = lone.http(GET.format("/readyz"))
     assert status == 503
     assert b"it burns" in body
     assert lone.http(GET.format("/healthz"))[0] == 200
-    lone.node.log_directories[0].offline = None
-    lone.node.ready = False
+    lone.node.parts.table.directories[0].offline = None
+    lone.node.parts.readiness.started = False
     assert lone.http(GET.format("/readyz"))[0] == 503
-    lone.node.ready = True
+    lone.node.parts.readiness.started = True
 
 
 def test_the_index_lists_the_routes(lone):

@@ -12,7 +12,7 @@ from kept.testing.ports import free_port
 async def life():
     node = Node(NodeConfig.load(environ={}, port=free_port(), data_dir=sys.argv[1]))
     await node.start()
-    await node.settled()
+    await node.warmed_up()
     await node.stop()
 
 asyncio.run(life())

@@ -22,7 +22,7 @@ def test_a_connection_that_is_gone_is_not_gone_on_with(lone, transport, monkeypa
     """A batch's check in a thread may end after its connection did."""
     from kept.node.kafka.connection import Connection
 
-    connection = Connection(lone.node.listeners[0])
+    connection = Connection(lone.node.parts.listeners[0])
     connection.transport = transport
     connection._blocked = True
     served = []
@@ -37,7 +37,7 @@ def test_a_connection_that_is_gone_is_not_gone_on_with(lone, transport, monkeypa
 @pytest.mark.parametrize(("idle_ms", "stays"), [("-1", True), ("1000", False)])
 def test_a_negative_idle_limit_is_none(lone_node, idle_ms, stays):
     lone = lone_node(connections_max_idle_ms=idle_ms)
-    listener = lone.node.listeners[0]
+    listener = lone.node.parts.listeners[0]
 
     async def go():
         reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)

@@ -10,7 +10,7 @@ import pytest
 
 from kept.node.config.listeners import Voter
 from kept.node.internode.identity import taken
-from kept.node.metadata.join_timeout import LOOK_S, REFUSED_S, Joining
+from kept.node.parts.metadata.join_timeout import LOOK_S, REFUSED_S, Joining
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
 

@@ -13,7 +13,7 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
-from kept.node.metrics import exposition
+from kept.node.parts.counters import exposition
 from tests.tools import judges
 
 SCRAPED = {

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kept.node.metadata.directory_ids import FILE
+from kept.node.parts.metadata.directory_ids import FILE
 from kept.storage.checkpoints import read_properties
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused, KafkaStorageError, MachineError
@@ -39,7 +39,7 @@ class Site:
         return self._start(log_dirs=dirs, metadata_log_dir=self.meta)
 
     def append(self, lone, number: int) -> None:
-        partition = lone.node.partition(TopicPartition("t", number))
+        partition = lone.node.parts.table.partition(TopicPartition("t", number))
         partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
         partition.write()
 
@@ -68,19 +68,19 @@ def site(lone_node, tmp_path, monkeypatch):
 def test_the_node_serves_what_the_others_hold_and_says_what_it_cannot(site, call, capfd):
     site.break_first(call)
     lone = site.start()
-    offline = {one.name: one.offline for one in lone.node.log_directories}
+    offline = {one.name: one.offline for one in lone.node.parts.table.directories}
     assert "I/O error" in offline[site.first] and offline[site.second] is None
     assert f'event="log directory offline" path={site.first}' in capfd.readouterr().err
     for number in range(8):
         tp = TopicPartition("t", number)
         if number not in site.on_first:
-            assert lone.node.partition(tp).log.log_end_offset == 1
+            assert lone.node.parts.table.partition(tp).log.log_end_offset == 1
             site.append(lone, number)
             continue
         with pytest.raises(
             KafkaStorageError, match=f"t-{number}: .*{site.first} is offline: .*I/O"
         ):
-            lone.node.partition(tp)
+            lone.node.parts.table.partition(tp)
         assert not os.path.exists(f"{site.second}/t-{number}"), "an empty one took its place"
     status, _, body = lone.http("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status == 503 and site.first.encode() in body
@@ -93,9 +93,9 @@ def test_once_it_is_mended_everything_is_there(site, call):
     site.start().stop()
     site.mend()
     lone = site.start()
-    ends = [lone.node.partition(TopicPartition("t", p)).log.log_end_offset for p in range(8)]
+    ends = [lone.node.parts.table.partition(TopicPartition("t", p)).log.log_end_offset for p in range(8)]
     assert ends == [1] * 8
-    assert [one.offline for one in lone.node.log_directories] == [None, None]
+    assert [one.offline for one in lone.node.parts.table.directories] == [None, None]
 
 
 def test_new_topics_go_to_the_others(site):

@@ -35,7 +35,7 @@ def files(hosted):
 
 
 def status(lone):
-    return Admin(lone.node).compaction_status(TP)
+    return Admin(lone.node.parts.admin).compaction_status(TP)
 
 
 def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatch):
@@ -54,12 +54,12 @@ def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatc
     said = status(lone)
     assert (said.state, said.retry_at_ms) == ("uncleanable", None)
     assert said.reason.startswith("t-0: check of generation 0.1: key 'k")
-    (listed,) = Admin(lone.node).cleaner()["uncleanable"]
+    (listed,) = Admin(lone.node.parts.admin).cleaner()["uncleanable"]
     assert (listed["reason"], listed["retry_at_ms"]) == (said.reason, -1), "no far date"
-    assert not lone.node.cleaner.failures.may_try(TP, FOR_EVER_MS)
+    assert not lone.node.parts.cleaner.started.failures.may_try(TP, FOR_EVER_MS)
     monkeypatch.undo()
-    assert lone.node.cleaner.retry(TP)
-    assert lone.node.cleaner.failures.may_try(TP, 0)
+    assert lone.node.parts.cleaner.started.retry(TP)
+    assert lone.node.parts.cleaner.started.failures.may_try(TP, 0)
     assert clean(lone).keys_checked == 3
     assert newest(hosted) == expected
     assert status(lone).state != "uncleanable"

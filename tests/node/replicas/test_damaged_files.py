@@ -79,7 +79,7 @@ def delete_first(topic: str, count: int) -> dict:
 def contents(node: Node) -> dict[str, dict[int, tuple]]:
     """What consumers get: records by offset, for each partition that is served."""
     found = {}
-    for tp, partition in node.partitions.items():
+    for tp, partition in node.parts.table.partitions.items():
         if tp.topic.startswith("__"):
             continue
         mine = found[f"{tp}"] = {}
@@ -88,7 +88,7 @@ def contents(node: Node) -> dict[str, dict[int, tuple]]:
             fetched = partition.fetch(offset, 1 << 20, isolation=IsolationLevel.READ_UNCOMMITTED)
             if fetched.slice is None:
                 break
-            data = node.disk.pread(*fetched.slice)
+            data = node.parts.runtime.disk.pread(*fetched.slice)
             for position, header in headers(data):
                 try:
                     check_replica(data, position)
@@ -176,9 +176,9 @@ def start(directory: str):
         except (KeptError, FileNotFoundError) as error:
             return error, {}, []
         try:
-            await node.settled()
+            await node.warmed_up()
             offline = [
-                why for t in node.replica_manager.by_name.values() for why in t.offline.values()
+                why for t in node.parts.table.by_name.values() for why in t.offline.values()
             ]
             return None, contents(node), offline
         finally:

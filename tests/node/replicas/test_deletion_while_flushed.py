@@ -15,9 +15,9 @@ def test_the_directory_is_not_renamed_under_the_flush(lone_node, monkeypatch) ->
     lone = lone_node()
     lone.create("t")
     node = lone.node
-    hosted = node.replica_manager.hosted[TP]
-    partition, disk = hosted.partition, node.disk
-    now_ms = node.now_ms()
+    hosted = node.parts.table.hosted[TP]
+    partition, disk = hosted.partition, node.parts.runtime.disk
+    now_ms = node.parts.runtime.now_ms()
     batch = memoryview(bytearray(build_batch([(now_ms, b"k", b"v", ())])))
     outcomes: list[BaseException | None] = []
     real = disk.fsync_dir
@@ -40,5 +40,5 @@ def test_the_directory_is_not_renamed_under_the_flush(lone_node, monkeypatch) ->
     deleted = lone.ask(20, 5, topic_names=["t"], timeout=10_000).responses[0]
     assert deleted.error_code == 0
     assert outcomes == [None]
-    assert hosted.directory.offline is None and not node.stopped.is_set()
+    assert hosted.directory.offline is None and not node.parts.shutdown.requested.is_set()
     assert not os.path.exists(os.path.join(hosted.directory.name, "t-0"))

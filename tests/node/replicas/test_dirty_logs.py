@@ -20,16 +20,16 @@ class Kit:
         self.lone = lone_node(log_cleaner_enable="false", kept_fsync_threads="1")
         self.node = self.lone.node
         self.ahead_ms = 0
-        real = self.node.now_ms
-        self.node.now_ms = lambda: real() + self.ahead_ms
+        real = self.node.parts.runtime.now_ms
+        self.node.parts.runtime.now_ms = lambda: real() + self.ahead_ms
         monkeypatch.setattr(maintenance, "monotonic_ms", lambda: monotonic_ms() + self.ahead_ms)
-        self.timers = self.node._timers
+        self.timers = self.node.parts.maintenance
         self.timers.stop()
-        self.dirty_logs = self.node.replica_manager.dirty_logs
+        self.dirty_logs = self.node.parts.replicas.dirty_logs
 
     def make(self, name, **config):
         self.lone.create(name, **config)
-        return self.node.replica_manager.hosted[TopicPartition(name, 0)]
+        return self.node.parts.table.hosted[TopicPartition(name, 0)]
 
     def configure(self, name, key, value):
         record = ConfigRecord(ResourceType.TOPIC, name, key, value)
@@ -40,7 +40,7 @@ class Kit:
         self.lone.run(changed())
 
     def append(self, hosted, size=10):
-        now = self.node.now_ms()
+        now = self.node.parts.runtime.now_ms()
         batch = bytearray(build_batch([(now, b"k", b"v" * size, ())]))
         hosted.partition.append(check(memoryview(batch), hosted.rules, now), now)
         hosted.partition.write()
@@ -50,7 +50,7 @@ class Kit:
             for job in jobs:
                 for _ in job():
                     pass
-            for directory in self.node.log_directories:
+            for directory in self.node.parts.table.directories:
                 await directory.pool.run(int)
                 await directory.pool.drain()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kept.node.metadata import directory_ids
+from kept.node.parts.metadata import directory_ids
 from kept.node.replicas import log_dirs
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk

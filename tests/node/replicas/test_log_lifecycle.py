@@ -250,7 +250,7 @@ def test_a_stop_waits_for_what_is_being_made_and_leaves_the_rest_to_the_next_sta
     lone._stopped = True
     assert disk.made == ["waiting-0"]
     again = lone_node(**settings)
-    assert set(again.node.replica_manager.by_name[b"waiting"].partitions) == {0, 1, 2}
+    assert set(again.node.parts.table.by_name[b"waiting"].partitions) == {0, 1, 2}
 
 
 class Waiting(log_lifecycle.LogLifecycle):
@@ -375,9 +375,9 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
 ):
     with monkeypatch.context() as few:
         lone = started_again(lone_node, tmp_path, few, cause)
-        manager, admin = lone.node.replica_manager, Admin(lone.node)
+        manager, admin = lone.node.parts.replicas, Admin(lone.node.parts.admin)
         assert len(manager.left_closed) == 2 and "2 replicas were left closed" in admin.unready()
-        directory = lone.node.log_directories[0]
+        directory = lone.node.parts.table.directories[0]
         kept = dict(directory.directory.recovery_points)
         directory.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {})
         assert {tp: kept[tp] for tp in manager.left_closed}.items() <= (
@@ -407,4 +407,4 @@ def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_
             assert not node.replica_manager.left_closed and not node.replica_manager.hosted
 
         play(lone, scene)
-    assert Admin(lone.node).unready() is None
+    assert Admin(lone.node.parts.admin).unready() is None

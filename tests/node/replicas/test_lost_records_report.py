@@ -19,15 +19,15 @@ def append(partition, count: int) -> None:
 
 
 def lose(lone, start: int) -> None:
-    hosted = lone.node.replica_manager.hosted[TP]
+    hosted = lone.node.parts.table.hosted[TP]
     end = hosted.partition.log_end_offset
     records = tuple(LostRecord(offset, b"k", False) for offset in range(start, end))
     lost_records_report.report(lone.node, hosted, Losing(start, end, start, records, None))
 
 
 def spans(lone) -> list[tuple[int, int]]:
-    directory = lone.node.replica_manager.hosted[TP].partition.log.directory
-    found = list(lost_records_report.reports(directory, lone.node.disk))
+    directory = lone.node.parts.table.hosted[TP].partition.log.directory
+    found = list(lost_records_report.reports(directory, lone.node.parts.runtime.disk))
     names = [name for name in os.listdir(directory) if name.startswith("lost-")]
     assert len(names) == len(found)
     return sorted((one["first_offset"], one["end_offset"]) for one in found)
@@ -37,7 +37,7 @@ def test_a_report_whose_cut_did_not_happen_is_replaced(lone_node):
     """The node ended in between; the leader is another one by now, and has more, or less."""
     lone = lone_node()
     lone.create("t")
-    partition = lone.node.partition(TP)
+    partition = lone.node.parts.table.partition(TP)
     append(partition, 8)
     lose(lone, 5)
     partition.core.leader_epoch = 1
@@ -51,7 +51,7 @@ def test_a_report_whose_cut_did_not_happen_is_replaced(lone_node):
 def test_a_second_loss_does_not_hide_the_first(lone_node):
     lone = lone_node()
     lone.create("t")
-    partition = lone.node.partition(TP)
+    partition = lone.node.parts.table.partition(TP)
     append(partition, 8)
     lose(lone, 5)
     partition.resign()

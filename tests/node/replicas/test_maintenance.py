@@ -26,17 +26,17 @@ class Kit:
         self.lone = lone_node(log_cleaner_enable="false", kept_fsync_threads="1", **settings)
         self.node = self.lone.node
         self.ahead_ms = self.set_ahead_ms = 0  # time that passes; what somebody sets the clock by
-        real = self.node.now_ms
-        self.node.now_ms = lambda: real() + self.ahead_ms + self.set_ahead_ms
+        real = self.node.parts.runtime.now_ms
+        self.node.parts.runtime.now_ms = lambda: real() + self.ahead_ms + self.set_ahead_ms
         monkeypatch.setattr(maintenance, "monotonic_ms", lambda: monotonic_ms() + self.ahead_ms)
-        self.timers = self.node._timers
+        self.timers = self.node.parts.maintenance
 
     def hosted(self, topic):
-        return self.node.replica_manager.hosted[TopicPartition(topic, 0)]
+        return self.node.parts.table.hosted[TopicPartition(topic, 0)]
 
     def append(self, topic, count=1, size=10, **more):
         hosted = self.hosted(topic)
-        now = self.node.now_ms()
+        now = self.node.parts.runtime.now_ms()
         for _ in range(count):
             batch = bytearray(build_batch([(now, b"k", b"v" * size, ())], **more))
             hosted.partition.append(check(memoryview(batch), hosted.rules, now), now)
@@ -44,7 +44,7 @@ class Kit:
 
     def drain(self):
         async def drained():
-            for directory in self.node.log_directories:
+            for directory in self.node.parts.table.directories:
                 await directory.pool.run(int)
                 await directory.pool.drain()
 

@@ -26,7 +26,7 @@ def start(lone_node, tmp_path):
 
 
 def append(lone, roll: bool = False) -> None:
-    partition = lone.node.partition(TopicPartition("t", 0))
+    partition = lone.node.parts.table.partition(TopicPartition("t", 0))
     partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
     partition.write()
     if roll:
@@ -98,4 +98,4 @@ def test_a_meta_properties_without_its_lines_is_refused_and_the_error_says_them(
     path.write_text(right)
     lone = start()
     append(lone)
-    assert lone.node.partition(TopicPartition("t", 0)).log.log_end_offset == 2
+    assert lone.node.parts.table.partition(TopicPartition("t", 0)).log.log_end_offset == 2

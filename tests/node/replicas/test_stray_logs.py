@@ -31,12 +31,12 @@ from kept.storage.types import TopicPartition
 
 def delete_without_the_disk(lone, name: str) -> None:
     """Delete a topic, and stop before its logs are renamed."""
-    lone.run(lone.node.replica_manager.changes.stop())
-    lone.run(lone.node.propose([RemoveTopicRecord(lone.node.image.topics[name].topic_id)]))
+    lone.run(lone.node.parts.replicas.changes.stop())
+    lone.run(lone.node.propose([RemoveTopicRecord(lone.node.parts.metadata.image.topics[name].topic_id)]))
 
 
 def append(lone, tp: TopicPartition) -> None:
-    partition = lone.node.partition(tp)
+    partition = lone.node.parts.table.partition(tp)
     partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
     partition.write()
 
@@ -74,9 +74,9 @@ def test_a_deletion_that_only_a_snapshot_knows_is_still_carried_out(lone_node, t
     assert list((tmp_path / "meta").glob("snapshot-*"))
     assert WriteAheadLog.open(str(tmp_path / "meta"), Disk({})).base_index > 2
     again = lone_node(**settings)
-    assert "gone" not in again.node.image.topics
+    assert "gone" not in again.node.parts.metadata.image.topics
     assert list((tmp_path / "log").glob("gone-0.*-delete"))
-    assert again.node.replica_manager.strays.paths == []
+    assert again.node.parts.replicas.strays.paths == []
 
 
 def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_path, capfd):
@@ -87,7 +87,7 @@ def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_pat
     before = wal.stat().st_size
     lone.create("lost", partitions=2)
     append(lone, TopicPartition("lost", 0))
-    topic_id = lone.node.image.topics["lost"].topic_id
+    topic_id = lone.node.parts.metadata.image.topics["lost"].topic_id
     lone.stop()
     whole = wal.read_bytes()
     wal.write_bytes(whole[:before] + bytes(len(whole) - before))
@@ -101,7 +101,7 @@ def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_pat
     (tmp_path / "meta" / FILE).unlink()  # go on without: somebody says so
     capfd.readouterr()
     again = lone_node(**settings)
-    paths = again.node.replica_manager.strays.paths
+    paths = again.node.parts.replicas.strays.paths
     assert [os.path.basename(path)[:7] for path in paths] == ["lost-0.", "lost-1."]
     assert all(path.endswith("-stray") for path in paths)
     said = capfd.readouterr().err
@@ -141,7 +141,7 @@ def test_after_a_crash_too_no_log_goes_that_nobody_has_deleted(lone_node, tmp_pa
     whole = (tmp_path / "crashed" / WAL_NAME).read_bytes()
     (tmp_path / "crashed" / WAL_NAME).write_bytes(whole[:before] + bytes(len(whole) - before))
     again = lone_node(**settings)
-    (path,) = again.node.replica_manager.strays.paths
+    (path,) = again.node.parts.replicas.strays.paths
     assert os.path.basename(path).startswith("lost-0.")
 
 
@@ -149,8 +149,8 @@ def test_a_replica_that_moved_away_is_deleted(lone_node, tmp_path):
     settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
     lone = lone_node(**settings)
     lone.create("moved")
-    lone.run(lone.node.replica_manager.changes.stop())
-    state = lone.node.image.partition("moved", 0)
+    lone.run(lone.node.parts.replicas.changes.stop())
+    state = lone.node.parts.metadata.image.partition("moved", 0)
     away = replace(state, replicas=(5,), isr=(5,), leader=5, leader_epoch=1, partition_epoch=1)
     lone.run(lone.node.propose([away]))
     lone.stop()
@@ -188,7 +188,7 @@ def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
 
     monkeypatch.setattr(Disk, call, failing)
     lone = start()
-    directories = {one.name: one.offline for one in lone.node.replica_manager.directories}
+    directories = {one.name: one.offline for one in lone.node.parts.table.directories}
     assert "I/O error" in directories[first] and directories[second] is None
     lone.create("t")
     assert os.path.isdir(f"{second}/t-0")
@@ -211,7 +211,7 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
 
     monkeypatch.setattr(Disk, "mkdir", failing)
     lone.create("t", partitions=8)
-    topic = lone.node.replica_manager.by_name[b"t"]
+    topic = lone.node.parts.table.by_name[b"t"]
     assert failed and len(topic.offline) == 4, "the emptier directory takes every second one"
     assert {one.directory.name for one in topic.partitions.values()} == {second}
     assert len(topic.partitions) == 4
@@ -222,7 +222,7 @@ def test_a_log_that_was_removed_by_hand_is_told(lone_node, tmp_path, capfd):
     lone = lone_node(**settings)
     lone.create("t")
     lone.create("empty")
-    partition = lone.node.partition(TopicPartition("t", 0))
+    partition = lone.node.parts.table.partition(TopicPartition("t", 0))
     partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
     partition.write()
     lone.stop()
@@ -233,7 +233,7 @@ def test_a_log_that_was_removed_by_hand_is_told(lone_node, tmp_path, capfd):
     said = capfd.readouterr().err
     assert f'path={tmp_path}/log/t-0 why="its records, up to offset 1' in said
     assert "empty" not in said
-    assert again.node.partition(TopicPartition("t", 0)).log.log_end_offset == 0
+    assert again.node.parts.table.partition(TopicPartition("t", 0)).log.log_end_offset == 0
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def filled(lone_node, tmp_path):
     lone = lone_node(**settings)
     lone.create("t")
     lone.create("other")
-    partition = lone.node.partition(TopicPartition("t", 0))
+    partition = lone.node.parts.table.partition(TopicPartition("t", 0))
     partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
     partition.write()
     lone.stop()
@@ -279,7 +279,7 @@ def test_an_id_that_is_damaged_or_another_topics_deletes_no_log(filled, wrong):
     lone = start()
     assert (
         "partition.metadata: damaged: topic id is"
-        in lone.node.replica_manager.by_name[b"t"].offline[0]
+        in lone.node.parts.table.by_name[b"t"].offline[0]
     )
     assert (path / f"{0:020}.log").stat().st_size > 0
     assert file.read_bytes() == damaged

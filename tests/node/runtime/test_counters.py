@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kept.node.admin.compaction_status import CompactionStatus, ReplicaGenerations
-from kept.node.metrics import exposition
+from kept.node.parts.counters import exposition
 from kept.node.runtime.histogram import Histogram
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
@@ -103,7 +103,7 @@ def test_everything_promised_is_there_with_help_and_a_unit(lone):
 
 
 def test_counters(lone):
-    metrics = lone.node.metrics
+    metrics = lone.node.parts.counters
     metrics.produced(2, 7, 900)
     metrics.fetched(300)
     metrics.fetched(70, to_replica=True)
@@ -205,16 +205,16 @@ def test_every_partition_when_asked(lone_node):
 
 def test_an_offline_partition(lone):
     lone.create("t")
-    gone = lone.node.replica_manager.partitions.pop(TopicPartition("t", 0))
+    gone = lone.node.parts.table.partitions.pop(TopicPartition("t", 0))
     found = scrape(lone)
     assert one(found, "kept_offline_partitions") == 1
     assert partitions(found, "kept_partition_offline") == {("t", "0")}
-    lone.node.replica_manager.partitions[TopicPartition("t", 0)] = gone
+    lone.node.parts.table.partitions[TopicPartition("t", 0)] = gone
 
 
 def test_group_lag(lone, monkeypatch):
     lone.create("t", 2, message_timestamp_before_max_ms=str(2**62))
-    hosted = lone.node.replica_manager.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.parts.table.hosted[TopicPartition("t", 0)]
     hosted.partition.append(check(build_batch([(1, b"k", b"v", ())] * 5), hosted.rules, 1), 1)
     hosted.partition.write()
 
@@ -225,9 +225,9 @@ def test_group_lag(lone, monkeypatch):
             yield "g", "gone", 0, 1
             yield "ahead", "t", 0, 9
 
-    real, lone.node.groups = lone.node.groups, Groups()
+    real, lone.node.parts.groups = lone.node.parts.groups, Groups()
     found = scrape(lone)
-    lone.node.groups = real
+    lone.node.parts.groups = real
     assert one(found, "kept_group_lag", group="g", topic="t") == 3
     assert one(found, "kept_group_lag", group="ahead", topic="t") == 0
     assert not any(("topic", "gone") in key for key in found)
@@ -236,7 +236,7 @@ def test_group_lag(lone, monkeypatch):
 def test_a_pass_is_counted(lone_node):
     lone = lone_node(log_cleaner_backoff_ms="3600000", kept_metrics_partitions="all")
     lone.create("t", cleanup_policy="compact", message_timestamp_before_max_ms=str(2**62))
-    hosted = lone.node.replica_manager.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.parts.table.hosted[TopicPartition("t", 0)]
     for _ in range(3):
         hosted.partition.append(check(build_batch([(1, b"k", b"v" * 99, ())]), hosted.rules, 1), 1)
     hosted.partition.write()
@@ -282,7 +282,7 @@ def test_the_text_is_what_prometheus_client_writes(lone):
 def test_rendering_lets_others_run(lone):
     """While 500 partitions are rendered, others run at least every 20 ms of CPU (aim: 2 ms)."""
     lone.create("many", 500, cleanup_policy="compact")
-    lone.run(lone.node.settled())
+    lone.run(lone.node.warmed_up())
     gaps = []
 
     async def both():

@@ -52,7 +52,7 @@ def test_topics_that_come_by_themselves_are_bounded_as_those_that_are_created(lo
     names = [f"auto-{number:02d}" for number in range(70)]
     codes = name_them(lone, names)
     assert codes == {n: "none" if i < 60 else "policy_violation" for i, n in enumerate(names)}
-    assert len(lone.node.replica_manager.hosted) == 60
+    assert len(lone.node.parts.table.hosted) == 60
     said = capfd.readouterr().err
     assert said.count('event="topic not created"') == 1 and "more than open files allow" in said
     assert name_them(lone, ["__consumer_offsets"]) == {"__consumer_offsets": "policy_violation"}
@@ -64,26 +64,26 @@ def test_whatever_is_decided_is_refused_where_it_would_use_the_last(lone, limit)
     """Also by a way that nobody has thought of."""
     lone.create("t", partitions=2)
     limit(4)
-    before = lone.node.image.partition("t", 1)
+    before = lone.node.parts.metadata.image.partition("t", 1)
     one_more = replace(before, partition=2)
     with pytest.raises(PolicyViolation, match="may open 4 files"):
         lone.run(lone.node.propose([one_more, replace(one_more, partition=3)]))
     lone.run(lone.node.propose([replace(before, partition_epoch=before.partition_epoch + 1)]))
-    assert len(lone.node.image.topics["t"].partitions) == 2
+    assert len(lone.node.parts.metadata.image.topics["t"].partitions) == 2
 
 
 def test_connections_count_against_the_replicas_of_this_node(lone, limit):
     limit(100)
-    lone.node.client_connections.count = 80
+    lone.node.parts.client_connections.count = 80
     assert name_them(lone, [f"a{n}" for n in range(10)])["a8"] == "policy_violation"
-    lone.node.client_connections.count = 0
+    lone.node.parts.client_connections.count = 0
     assert name_them(lone, ["a8"]) == {"a8": "none"}
 
 
 def test_each_broker_is_looked_at_on_its_own(lone, limit):
     """A reassignment adds replicas to one broker; what it had counts, what it loses does not."""
     lone.create("t", partitions=30)
-    image, node = lone.node.image, lone.node
+    image, node = lone.node.parts.metadata.image, lone.node
     held = image.topics["t"].partitions
     limit(32)
     room = FdQuota(node, image)  # 24 replicas each
@@ -100,7 +100,7 @@ def test_each_broker_is_looked_at_on_its_own(lone, limit):
 
 
 def test_connections_have_what_replicas_and_the_work_leave(lone, limit, monkeypatch):
-    files = lone.node.open_files
+    files = lone.node.parts.open_files
     limit(1 << 20)
     assert files.connection_limit() == (1 << 20) - 500
     limit(1024)
@@ -113,7 +113,7 @@ def test_connections_have_what_replicas_and_the_work_leave(lone, limit, monkeypa
 
 
 def append(lone, number: int = 0) -> None:
-    partition = lone.node.partition(TopicPartition("t", number))
+    partition = lone.node.parts.table.partition(TopicPartition("t", number))
     partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
     partition.write()
 
@@ -125,8 +125,8 @@ def want_of_descriptors() -> None:
 def test_a_want_of_descriptors_takes_nothing_offline(lone, capfd):
     lone.create("t")
     append(lone)
-    partition = lone.node.partition(TopicPartition("t", 0))
-    points = lone.node.disk.fail_points
+    partition = lone.node.parts.table.partition(TopicPartition("t", 0))
+    points = lone.node.parts.runtime.disk.fail_points
     points["roll.closed"] = want_of_descriptors
     for _ in range(2):
         with pytest.raises(ResourceExhausted):
@@ -136,15 +136,15 @@ def test_a_want_of_descriptors_takes_nothing_offline(lone, capfd):
     partition.maybe_roll(1 << 60)
     append(lone)
     assert partition.log.log_end_offset == 3 and len(partition.log.segments) == 2
-    assert [one.offline for one in lone.node.log_directories] == [None]
+    assert [one.offline for one in lone.node.parts.table.directories] == [None]
     assert capfd.readouterr().err.count("out of open files or memory") == 1
 
 
 def test_a_flush_that_finds_none_is_done_the_next_time(lone):
     lone.create("t")
     append(lone)
-    hosted = lone.node.replica_manager.hosted[TopicPartition("t", 0)]
-    points = lone.node.disk.fail_points
+    hosted = lone.node.parts.table.hosted[TopicPartition("t", 0)]
+    points = lone.node.parts.runtime.disk.fail_points
     points["flush.synced"] = want_of_descriptors
 
     async def flushed() -> None:
@@ -159,7 +159,7 @@ def test_a_flush_that_finds_none_is_done_the_next_time(lone):
 
 
 def test_the_metadata_log_waits_for_a_descriptor(lone):
-    points, met = lone.node.disk.fail_points, []
+    points, met = lone.node.parts.runtime.disk.fail_points, []
 
     def twice() -> None:
         met.append(1)
@@ -168,7 +168,7 @@ def test_the_metadata_log_waits_for_a_descriptor(lone):
 
     points["metadata.append"] = twice
     lone.create("t")
-    assert len(met) == 3 and not lone.node.failure
+    assert len(met) == 3 and not lone.node.parts.shutdown.failure
     append(lone)
 
 
@@ -176,31 +176,31 @@ def test_a_checkpoint_that_found_none_is_written_at_the_next_turn(lone):
     lone.create("t")
     append(lone)
     node = lone.node
-    points = node.disk.fail_points
+    points = node.parts.runtime.disk.fail_points
     points["atomic.written"] = want_of_descriptors
-    dirty_logs = node.replica_manager.dirty_logs
+    dirty_logs = node.parts.replicas.dirty_logs
 
     async def turn() -> None:
-        for _ in node._timers.checkpoint_high_watermarks():
+        for _ in node.parts.maintenance.checkpoint_high_watermarks():
             pass
-        while node._timers._writing:
+        while node.parts.maintenance._writing:
             await asyncio.sleep(0.001)
 
     lone.run(turn())
     assert dirty_logs.left
     del points["atomic.written"]
     lone.run(turn())
-    (directory,) = node.log_directories
+    (directory,) = node.parts.table.directories
     assert directory.offline is None
     assert directory.directory.high_watermarks[TopicPartition("t", 0)] == 1
 
 
 def test_the_reason_names_what_the_node_has(lone, limit):
     limit(8)
-    fake = SimpleNamespace(node_id=0, connection_count=3, replica_manager=lone.node.replica_manager)
+    fake = SimpleNamespace(node_id=0, connection_count=3, replica_manager=lone.node.parts.replicas)
     lone.create("t", partitions=2)
-    room = FdQuota(fake, lone.node.image)
-    record = lone.node.image.partition("t", 0)
+    room = FdQuota(fake, lone.node.parts.metadata.image)
+    record = lone.node.parts.metadata.image.partition("t", 0)
     with pytest.raises(PolicyViolation, match="broker 0 has 2 and 3 connections"):
         room.take([replace(record, partition=n) for n in range(2, 12)])
 
@@ -245,11 +245,11 @@ def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
     clients, nodes = Listener(node, address), Listener(node, address, between_nodes=True)
     clients_max, nodes_max = node.config.max_connections, node.config.node_max_connections
     for _ in range(clients_max):
-        node.client_connections.enter("10.0.0.1")
+        node.parts.client_connections.enter("10.0.0.1")
     assert clients._exceeded("10.0.0.2", 5) == ("max.connections", clients_max)
     assert nodes._exceeded("10.0.0.2", 5) == ("", 0)
     for _ in range(nodes_max):
-        node.node_connections.enter("10.0.0.3")
+        node.parts.node_connections.enter("10.0.0.3")
     assert nodes._exceeded("10.0.0.2", 5) == ("kept.node.max.connections", nodes_max)
     closed = []
     for last_active in (7, 3, 5):
@@ -258,11 +258,11 @@ def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
         connection.abort = lambda *_, last_active=last_active, **__: closed.append(last_active)
         nodes.connections.add(Hashed(connection))
     assert nodes._exceeded("10.0.0.2", 5) == ("", 0)
-    assert closed == [5] and node.node_connections.count == nodes_max - 1
-    while node.node_connections.count:
-        node.node_connections.leave("10.0.0.3")
-    while node.client_connections.of("10.0.0.1"):
-        node.client_connections.leave("10.0.0.1")
+    assert closed == [5] and node.parts.node_connections.count == nodes_max - 1
+    while node.parts.node_connections.count:
+        node.parts.node_connections.leave("10.0.0.3")
+    while node.parts.client_connections.of("10.0.0.1"):
+        node.parts.client_connections.leave("10.0.0.1")
 
 
 class Hashed:
@@ -279,11 +279,11 @@ def test_what_replicas_and_closed_segments_leave_to_others(lone, monkeypatch):
         monkeypatch.setattr(fd_quota.resource, "getrlimit", lambda _, limits=limits: limits)
         assert fd_quota.reserved(files) == left
         assert fd_quota.replica_limit() == files - left
-        lone.node.open_files.share()
-        disk = lone.node.disk
+        lone.node.parts.open_files.share()
+        disk = lone.node.parts.runtime.disk
         assert (disk.keep_below, disk.max_reopenable) == (files - HEADROOM, closed)
     monkeypatch.setattr(fd_quota, "MAX_REOPENABLE", 100)
-    lone.node.open_files.share()
+    lone.node.parts.open_files.share()
     assert disk.max_reopenable == 100
     unlimited = (fd_quota.resource.RLIM_INFINITY,) * 2
     monkeypatch.setattr(fd_quota.resource, "getrlimit", lambda _: unlimited)
@@ -293,4 +293,4 @@ def test_what_replicas_and_closed_segments_leave_to_others(lone, monkeypatch):
 def test_no_fewer_than_no_connections_are_allowed(lone, limit):
     lone.create("t", partitions=4)
     limit(3)
-    assert lone.node.open_files.connection_limit() == 0
+    assert lone.node.parts.open_files.connection_limit() == 0

@@ -50,7 +50,7 @@ class Client:
 
     def mine(self, lone: Any) -> Any:
         """The node's side of it."""
-        of_node = lone.node.listeners[0].connections
+        of_node = lone.node.parts.listeners[0].connections
         return next(one for one in of_node if one.peer == self.peer)
 
     async def answer(self) -> bytes:
@@ -97,12 +97,12 @@ def test_a_frame_that_is_announced_reserves_what_has_come(lone):
         async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, _):
             client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(300_000))
             await until(lambda: client.mine(lone)._end >= 300_000)
-            assert lone.node.budget.used_bytes <= KEPT_BUFFER_BYTES
+            assert lone.node.parts.budget.used_bytes <= KEPT_BUFFER_BYTES
             client.writer.write(bytes(10_000_000))
             await until(lambda: client.mine(lone)._end >= 10_000_000)
             come = client.mine(lone)._end
-            assert come <= lone.node.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
-        await until(lambda: not lone.node.budget.used_bytes)
+            assert come <= lone.node.parts.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
+        await until(lambda: not lone.node.parts.budget.used_bytes)
 
     lone.run(go())
 
@@ -117,11 +117,11 @@ def test_a_large_buffer_is_given_back_with_its_request(lone):
             assert (await client.produced()).error_code == 0
             mine = client.mine(lone)
             assert len(mine._buffer) >= 900_000, "the next one of its size finds room"
-            assert lone.node.budget.used_bytes == len(mine._buffer) - BASE_BUFFER_BYTES
+            assert lone.node.parts.budget.used_bytes == len(mine._buffer) - BASE_BUFFER_BYTES
             client.writer.write(frame(plain(9_000_000)))
             assert (await client.produced()).error_code == 0
             assert len(mine._buffer) == BASE_BUFFER_BYTES, "at once, not when it is idle"
-            assert lone.node.budget.used_bytes == 0
+            assert lone.node.parts.budget.used_bytes == 0
 
     lone.run(go())
 
@@ -131,12 +131,12 @@ def test_nothing_is_kept_between_requests_while_memory_is_short(lone):
 
     async def go():
         async with clients(lone, "127.0.0.1") as (client,):
-            held = lone.node.budget.limit_bytes // 2 + 1
-            lone.node.budget.force(held)
+            held = lone.node.parts.budget.limit_bytes // 2 + 1
+            lone.node.parts.budget.force(held)
             client.writer.write(frame(plain(900_000)))
             assert (await client.produced()).error_code == 0
-            assert lone.node.budget.used_bytes == held, "at once, not when it is idle"
-            lone.node.budget.give(held)
+            assert lone.node.parts.budget.used_bytes == held, "at once, not when it is idle"
+            lone.node.parts.budget.give(held)
 
     lone.run(go())
 
@@ -150,7 +150,7 @@ def test_frames_that_are_half_read_do_not_wait_for_each_other(lone_node):
         async with clients(lone, *["127.0.0.1"] * 4) as several:
             for client in several:
                 client.writer.write(whole[:1_500_000])
-            budget = lone.node.budget
+            budget = lone.node.parts.budget
             await until(lambda: budget.used_bytes >= 3 * MIB)
             for client in several:
                 client.writer.write(whole[1_500_000:])
@@ -173,7 +173,7 @@ def test_one_address_may_hold_its_part_and_others_go_on(lone_node):
             for client in crowd:
                 client.writer.write(whole[:-10])
             await until(lambda: sum(c.mine(lone).blocked for c in crowd) >= 3)
-            assert lone.node.budget.used_bytes <= 4 * MIB + len(whole)
+            assert lone.node.parts.budget.used_bytes <= 4 * MIB + len(whole)
             other.writer.write(whole)
             assert (await other.produced()).error_code == 0, "another address is not concerned"
             for client in crowd:
@@ -192,13 +192,13 @@ def test_http_bodies_draw_on_the_budget(lone):
                 b"Content-Length: 900000\r\n\r\n"
             )
             first.writer.write(head + bytes(500_000))
-            await until(lambda: lone.node.budget.used_bytes >= 500_000 - UNDRAWN_BYTES)
-            lone.node.budget.force(lone.node.budget.limit_bytes)
+            await until(lambda: lone.node.parts.budget.used_bytes >= 500_000 - UNDRAWN_BYTES)
+            lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
             second.writer.write(head + bytes(500_000))
             async with asyncio.timeout(PATIENCE_S):
                 assert (await second.reader.readline()).startswith(b"HTTP/1.1 503")
-            lone.node.budget.give(lone.node.budget.limit_bytes)
-        await until(lambda: not lone.node.budget.used_bytes)
+            lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
+        await until(lambda: not lone.node.parts.budget.used_bytes)
 
     lone.run(go())
 
@@ -207,13 +207,13 @@ def test_probes_and_metrics_are_answered_whatever_clients_hold(lone):
     """A liveness probe that hears 503 has its node killed, by whoever sends half of a request."""
 
     async def go():
-        lone.node.budget.force(lone.node.budget.limit_bytes)
+        lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
         for path in (b"/healthz", b"/readyz", b"/metrics"):
             async with clients(lone, "127.0.0.1") as (client,):
                 client.writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 async with asyncio.timeout(PATIENCE_S):
                     assert (await client.reader.readline()).startswith(b"HTTP/1.1 200"), path
-        lone.node.budget.give(lone.node.budget.limit_bytes)
+        lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
 
     lone.run(go())
 
@@ -226,7 +226,7 @@ def test_the_buffer_of_a_closed_connection_goes_at_once(lone):
             client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(3_000_000))
             await until(lambda: client.mine(lone)._end >= 3_000_000)
             mine = client.mine(lone)
-        await until(lambda: not lone.node.budget.used_bytes)
+        await until(lambda: not lone.node.parts.budget.used_bytes)
         assert not mine._buffer
 
     lone.run(go())
@@ -279,7 +279,7 @@ def test_small_batches_that_inflate_to_much_are_inflated_in_a_thread(lone, watch
     lone.run(go())
     assert all(limit <= LOOP_BYTES for on_loop, limit in watched if on_loop)
     assert any(not on_loop for on_loop, _ in watched)
-    assert lone.node.inflating.used_bytes == 0
+    assert lone.node.parts.inflating.used_bytes == 0
 
 
 def test_a_thread_inflates_into_what_was_drawn(lone, watched):
@@ -291,7 +291,7 @@ def test_a_thread_inflates_into_what_was_drawn(lone, watched):
             drawn.append(size_bytes)
             super().draw(size_bytes, granted)
 
-    lone.node.inflating = Spy(lone.node.budget, lone.node.inflating.limit_bytes)
+    lone.node.parts.inflating = Spy(lone.node.parts.budget, lone.node.parts.inflating.limit_bytes)
 
     async def go():
         async with clients(lone, "127.0.0.1") as (client,):
@@ -302,14 +302,14 @@ def test_a_thread_inflates_into_what_was_drawn(lone, watched):
     limits = [limit for on_loop, limit in watched if not on_loop]
     assert limits == [8 * MIB, 64 * MIB]
     assert drawn == [2 * limit for limit in limits]
-    assert lone.node.inflating.used_bytes == 0
+    assert lone.node.parts.inflating.used_bytes == 0
 
 
 def test_batches_wait_for_room_to_inflate_and_others_go_on(lone):
     lone.create("t")
 
     async def go():
-        inflating = lone.node.inflating
+        inflating = lone.node.parts.inflating
         inflating.draw(inflating.limit_bytes, lambda: None)
         async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, other):
             client.writer.write(frame(bomb(Codec.GZIP)))
@@ -328,7 +328,7 @@ def test_inflating_does_not_wait_for_the_frames_that_wait_for_it(lone):
     lone.create("t")
 
     async def go():
-        budget = lone.node.budget
+        budget = lone.node.parts.budget
         async with clients(lone, "127.0.0.1") as (client,):
             budget.force(budget.limit_bytes)
             client.writer.write(frame(bomb(Codec.ZSTD)))
@@ -352,7 +352,7 @@ def test_a_bomb_is_refused_and_the_rest_of_its_request_is_not(lone_node):
             assert [int(one.error_code) for one in found] == [0, 87, 0, 87]
 
     lone.run(go())
-    assert lone.node.inflating.used_bytes == 0
+    assert lone.node.parts.inflating.used_bytes == 0
 
 
 def test_many_batches_of_one_request_are_not_all_checked_on_the_loop(lone, watched):
@@ -407,7 +407,7 @@ def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_until_then
     lone.create("t")
 
     async def go():
-        inflating = lone.node.inflating
+        inflating = lone.node.parts.inflating
         inflating.draw(inflating.limit_bytes, lambda: None)
         mine = None
         async with clients(lone, "127.0.0.1") as (client,):
@@ -417,9 +417,9 @@ def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_until_then
             mine = client.mine(lone)
             mine.abort()
         await until(lambda: mine.transport is None)
-        assert lone.node.budget.used_bytes > inflating.limit_bytes + 400_000
+        assert lone.node.parts.budget.used_bytes > inflating.limit_bytes + 400_000
         inflating.give(inflating.limit_bytes)
-        await until(lambda: not lone.node.budget.used_bytes)
+        await until(lambda: not lone.node.parts.budget.used_bytes)
 
     lone.run(go())
 
@@ -442,7 +442,7 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
         return protocol.encode_request(11, 3, 1, "test", values)
 
     async def go():
-        memory = lone.node.groups.memory
+        memory = lone.node.parts.groups.memory
         async with clients(lone, *["127.0.0.1"] * 5) as (first, *several):
             find = {"key": "g", "key_type": 0}
             first.writer.write(protocol.encode_request(10, 3, 1, "test", find))
@@ -455,7 +455,7 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
             refused = protocol.decode_response(11, 3, await first.answer())[1]
             assert int(refused.error_code) == 81, "GROUP_MAX_SIZE_REACHED"
         await until(lambda: memory.used_bytes - empty < MIB)
-        await until(lambda: not lone.node.budget.used_bytes)
+        await until(lambda: not lone.node.parts.budget.used_bytes)
 
     lone.run(go())
 
@@ -484,10 +484,10 @@ def test_a_client_that_goes_while_its_fetch_takes_slices_holds_nothing(lone):
             client.writer.write(fetch(20_000))
             mine = client.mine(lone)
             await until(lambda: mine.parked and mine.blocked)
-            assert lone.node.budget.used_bytes
+            assert lone.node.parts.budget.used_bytes
             mine.abort()
             await until(lambda: mine.transport is None)
-            await until(lambda: not lone.node.budget.used_bytes)
+            await until(lambda: not lone.node.parts.budget.used_bytes)
 
     lone.run(go())
 
@@ -503,7 +503,7 @@ def test_a_large_fetch_session_is_none(lone_node):
             ]
             assert large.session_id == 0 and small.session_id != 0
             assert len(large.responses[0].partitions) == 5000
-            assert lone.node.fetch_sessions.held_partitions == 900
+            assert lone.node.parts.fetch_sessions.held_partitions == 900
             assert not client.mine(lone).positions, "nobody is anywhere in what is not there"
 
     lone.run(go())
@@ -545,7 +545,7 @@ def test_the_record_browser_makes_objects_of_what_it_shows(lone, monkeypatch):
     assert [record["offset"] for record in found["records"]] == [70_000, 70_001, 70_002]
     assert found["next_offset"] == 70_003
     assert sum(pieces) == 3
-    assert lone.node.inflating.used_bytes == 0
+    assert lone.node.parts.inflating.used_bytes == 0
 
 
 def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
@@ -566,7 +566,7 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
             taken += 1
             assert sum(pieces) <= taken + PIECE_RECORDS
             if taken % PIECE_RECORDS == 0:
-                assert lone.node.inflating.used_bytes == 0, "nothing is held while it is taken"
+                assert lone.node.parts.inflating.used_bytes == 0, "nothing is held while it is taken"
         await reader.close()
         gateway.close()
         return taken
@@ -578,7 +578,7 @@ def test_a_reader_that_is_given_up_gives_back(lone):
     lone.create("t")
 
     async def go():
-        inflating = lone.node.inflating
+        inflating = lone.node.parts.inflating
         gateway = ClusterClient(lone.node)
         reader = Reader(lone.node, gateway, TopicPartition("t", 0))
         inflating.draw(inflating.limit_bytes, lambda: None)

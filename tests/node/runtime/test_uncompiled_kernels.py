@@ -75,7 +75,7 @@ def test_the_log_names_them_once(monkeypatch, capsys):
 
 def test_a_worker_that_lacks_what_its_node_has_is_shown(lone_node, monkeypatch, capfd):
     lone = lone_node(log_cleaner_enable="false")
-    lone.node.kernels.uncompiled = ()
+    lone.node.parts.kernels.uncompiled = ()
     filled(lone)
     assert told(lone) == ([], 0)
     slow = ("/usr/bin/env", "KEPT_KERNEL=python", *COMMAND)
@@ -90,6 +90,6 @@ def told(lone):
     _, _, body = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     (line,) = (one for one in body.splitlines() if one.startswith(b"kept_uncompiled_kernels "))
     (build,) = (one for one in body.splitlines() if one.startswith(b"kept_build_info"))
-    kernel = b'kernel="python"' if lone.node.kernels.uncompiled else b'kernel="cython"'
+    kernel = b'kernel="python"' if lone.node.parts.kernels.uncompiled else b'kernel="cython"'
     assert kernel in build
     return lone.get("/api/v1/cleaner")["uncompiled_kernels"], int(float(line.split()[-1]))

@@ -106,7 +106,7 @@ def test_one_of_two_directories_fails(tools, tmp_path):
         for name in ("first", "second"):
             await node.create_topic(name)
         disk.fail_points["append.write"] = once
-        reader, writer = await asyncio.open_connection("127.0.0.1", node.listeners[0].port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.parts.listeners[0].port)
 
         async def ask(key, version, values):
             writer.write(protocol.encode_request(key, version, 1, "t", values))
@@ -120,10 +120,10 @@ def test_one_of_two_directories_fails(tools, tmp_path):
         codes = [await produce(topic) for topic in ("first", "first", "second")]
         fetched = await ask(1, 11, tools.fetch_values("first", 0))
         metadata = await ask(3, 9, {"topics": None})
-        reasons = [directory.offline for directory in node.log_directories]
+        reasons = [directory.offline for directory in node.parts.table.directories]
         writer.close()
         await node.stop()
-        return codes, fetched, metadata, reasons, node.failure
+        return codes, fetched, metadata, reasons, node.parts.shutdown.failure
 
     codes, fetched, metadata, reasons, failure = asyncio.run(main())
     assert (codes, failure) == ([56, 56, 0], "")

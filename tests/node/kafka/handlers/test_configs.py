@@ -166,12 +166,12 @@ def test_a_change_is_in_force_when_it_is_answered(lone, version):
     lone.create("t", 2)
     assert alter(lone, TOPIC, "t", ("retention.ms", SET, "5000"), version=version) == ("none", None)
     for number in range(2):
-        config = lone.node.partition(TopicPartition("t", number)).log.config
+        config = lone.node.parts.table.partition(TopicPartition("t", number)).log.config
         assert config.retention_ms == 5000
     assert value(lone, TOPIC, "t", "retention.ms") == ("5000", 1)
     assert alter(lone, TOPIC, "t", ("retention.ms", DELETE, None)) == ("none", None)
     assert value(lone, TOPIC, "t", "retention.ms") == ("604800000", 5)
-    assert lone.node.partition(TopicPartition("t", 0)).log.config.retention_ms == 604_800_000
+    assert lone.node.parts.table.partition(TopicPartition("t", 0)).log.config.retention_ms == 604_800_000
 
 
 def test_append_and_subtract_start_from_the_default(lone):
@@ -236,7 +236,7 @@ def test_changes_refused(lone, changes, code, message):
     error, text = alter(lone, TOPIC, "t", *changes)
     assert error == code
     assert message in text
-    assert lone.node.image.config(TOPIC, "t") == {}
+    assert lone.node.parts.metadata.image.config(TOPIC, "t") == {}
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_broker_settings_change_at_run_time_and_reach_topics(lone):
     change = [("log.segment.bytes", SET, "3000000"), ("log.retention.ms", SET, "77")]
     assert alter(lone, BROKER, "", *change) == ("none", None)
     assert lone.node.config.log_segment_bytes == 2_000_000
-    config = lone.node.partition(TopicPartition("t", 0)).log.config
+    config = lone.node.parts.table.partition(TopicPartition("t", 0)).log.config
     assert (config.segment_bytes, config.retention_ms) == (2_000_000, 77)
     entry = entries(describe(lone, TOPIC, "t", "segment.bytes"))["segment.bytes"]
     assert [(s.name, s.value, s.source) for s in entry.synonyms] == [
@@ -326,7 +326,7 @@ def test_broker_changes_refused(lone, name, change, code, message):
     error, text = alter(lone, BROKER, name, change)
     assert error == code
     assert message in text
-    assert lone.node.image.config(BROKER, name) == {}
+    assert lone.node.parts.metadata.image.config(BROKER, name) == {}
 
 
 def test_changes_of_one_request_are_checked_together(lone):
@@ -359,9 +359,9 @@ def test_replace_forgets_what_is_not_named(lone, version):
     lone.create("t")
     assert replace(lone, TOPIC, "t", version, retention_ms="5", segment_ms="7") == ("none", None)
     assert replace(lone, TOPIC, "t", version, retention_ms="6") == ("none", None)
-    assert lone.node.image.config(TOPIC, "t") == {"retention.ms": "6"}
+    assert lone.node.parts.metadata.image.config(TOPIC, "t") == {"retention.ms": "6"}
     assert replace(lone, TOPIC, "t", version) == ("none", None)
-    assert lone.node.image.config(TOPIC, "t") == {}
+    assert lone.node.parts.metadata.image.config(TOPIC, "t") == {}
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_replace_refused(lone):
     )
     assert replace(lone, TOPIC, "zzz", retention_ms="1")[0] == "unknown_topic_or_partition"
     assert replace(lone, BROKER, "0", node_id="2")[0] == "invalid_request"
-    assert lone.node.image.config(TOPIC, "t") == {"retention.ms": "5"}
+    assert lone.node.parts.metadata.image.config(TOPIC, "t") == {"retention.ms": "5"}
 
 
 def test_replace_for_a_broker(lone):
@@ -418,7 +418,7 @@ def test_that_a_topic_was_compacted_is_no_setting(lone):
     assert alter(lone, TOPIC, "t", ("cleanup.policy", SET, "delete")) == ("none", None)
 
     def noted():
-        return lone.node.image.config(TOPIC, "t").get(FACT)
+        return lone.node.parts.metadata.image.config(TOPIC, "t").get(FACT)
 
     assert noted() == "true"
     for version in range(1, 5):
@@ -448,7 +448,7 @@ def test_no_topic_is_created_as_one_that_was_compacted(lone):
     }
     (result,) = lone.ask(19, 7, topics=[topic], timeout=1000, validate_only=False).topics
     assert result.error_code.name == "invalid_config" and FACT in result.error_message
-    assert "t" not in lone.node.image.topics
+    assert "t" not in lone.node.parts.metadata.image.topics
 
 
 def test_another_topic_of_that_name_was_never_compacted(lone):
@@ -458,4 +458,4 @@ def test_another_topic_of_that_name_was_never_compacted(lone):
     (gone,) = lone.ask(20, 6, topics=wanted, timeout=60_000).responses
     assert gone.error_code.name == "none"
     lone.create("t")
-    assert FACT not in lone.node.image.config(TOPIC, "t")
+    assert FACT not in lone.node.parts.metadata.image.config(TOPIC, "t")

@@ -15,7 +15,7 @@ def cluster(lone, version=2, **more):
 def test_describe_cluster(lone, version):
     answer = cluster(lone, version)
     assert answer.error_code.name == "none"
-    assert answer.cluster_id == lone.node.cluster_id
+    assert answer.cluster_id == lone.node.parts.identity.cluster_id
     assert answer.controller_id == 0
     (broker,) = answer.brokers
     assert (broker.broker_id, broker.host, broker.port) == (0, "localhost", lone.port)
@@ -159,7 +159,7 @@ def test_acls(lone, version):
 
 def registered(lone, broker_id, *, fenced=False):
     """Another broker in the metadata log; nobody is there."""
-    endpoints = (Endpoint(lone.node.listeners[0].name, "PLAINTEXT", "nowhere", 9000),)
+    endpoints = (Endpoint(lone.node.parts.listeners[0].name, "PLAINTEXT", "nowhere", 9000),)
 
     def register(image):
         return [
@@ -170,7 +170,7 @@ def registered(lone, broker_id, *, fenced=False):
 
 
 def fence(lone, broker_id):
-    epoch = lone.node.image.brokers[broker_id].broker_epoch
+    epoch = lone.node.parts.metadata.image.brokers[broker_id].broker_epoch
     lone.run(lone.node.propose([BrokerChangeRecord(broker_id, epoch, True)]))
 
 
@@ -185,7 +185,7 @@ def test_a_broker_is_forgotten(lone):
     assert unregister(lone, 0)[0] == "invalid_request"
     fence(lone, 1)
     assert unregister(lone, 1) == ("none", None)
-    assert list(lone.node.image.brokers) == [0]
+    assert list(lone.node.parts.metadata.image.brokers) == [0]
     assert unregister(lone, 1) == (
         "broker_id_not_registered",
         "Broker ID 1 is not currently registered",
@@ -230,7 +230,7 @@ def offline(lone):
 def test_a_lone_node_has_one_voter(lone):
     for key, more in ((80, {"timeout": 1000, "listeners": ()}), (81, {})):
         asked = {"voter_id": 1, "voter_directory_id": None, **more}
-        answer = lone.ask(key, 0, cluster_id=lone.node.cluster_id, **asked)
+        answer = lone.ask(key, 0, cluster_id=lone.node.parts.identity.cluster_id, **asked)
         assert answer.error_code.name == "policy_violation"
         assert "runs alone" in answer.error_message
         answer = lone.ask(key, 0, cluster_id="x" * 22, **asked)

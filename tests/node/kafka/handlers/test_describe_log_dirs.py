@@ -73,7 +73,7 @@ def test_several_directories(lone_node, tmp_path):
 def test_an_offline_directory(lone_node, tmp_path):
     lone = lone_node()
     lone.create("a")
-    directory = lone.node.log_directories[0]
+    directory = lone.node.parts.table.directories[0]
     directory.offline = str(MachineError("x", "write", OSError(errno.EIO, "I/O error")))
     (result,) = dirs(lone)
     assert result.error_code.name == "kafka_storage_error"

@@ -17,16 +17,16 @@ def ask(lone, *partitions, version=2):
 @pytest.mark.parametrize("version", range(3))
 def test_the_quorum_of_one(lone, version):
     lone.create("t")
-    before = lone.node.now_ms()
+    before = lone.node.parts.runtime.now_ms()
     answer = ask(lone, ("__cluster_metadata", 0), version=version)
     assert answer.error_code.name == "none"
     ((found,),) = (topic.partitions for topic in answer.topics)
-    member = lone.node.metadata.member
+    member = lone.node.parts.metadata.member
     assert (found.error_code.name, found.leader_id) == ("none", 0)
     assert found.leader_epoch == member.term > 0
-    assert found.high_watermark == lone.node.image.index
+    assert found.high_watermark == lone.node.parts.metadata.image.index
     (voter,) = found.current_voters
-    assert (voter.replica_id, voter.log_end_offset) == (0, lone.node.image.index)
+    assert (voter.replica_id, voter.log_end_offset) == (0, lone.node.parts.metadata.image.index)
     assert found.observers == ()
     if version >= 1:
         assert voter.last_fetch_timestamp == voter.last_caught_up_timestamp >= before
@@ -47,6 +47,6 @@ def test_there_is_no_other_log(lone):
 
 def test_who_does_not_lead_does_not_answer(lone, monkeypatch):
     """The request goes on to the next controller then."""
-    monkeypatch.setattr(type(lone.node.metadata.member), "controller_ready", False)
+    monkeypatch.setattr(type(lone.node.parts.metadata.member), "controller_ready", False)
     with pytest.raises(KeptError, match="not the active controller"):
         ask(lone, ("__cluster_metadata", 0))

@@ -20,7 +20,7 @@ def several(lone):
     """A node that takes three others for alive."""
     for broker_id in (1, 2, 3):
         endpoints = (
-            Endpoint(lone.node.listeners[0].name, "PLAINTEXT", "nowhere", 9000 + broker_id),
+            Endpoint(lone.node.parts.listeners[0].name, "PLAINTEXT", "nowhere", 9000 + broker_id),
         )
 
         def register(image, broker_id=broker_id, endpoints=endpoints):
@@ -49,7 +49,7 @@ def create(lone, name, *assignments):
 
 
 def state(lone, name, number=0):
-    return lone.node.image.partition(name, number)
+    return lone.node.parts.metadata.image.partition(name, number)
 
 
 def change(lone, name, number=0, **fields):
@@ -65,7 +65,7 @@ def change(lone, name, number=0, **fields):
 
 
 def fence(lone, broker_id):
-    epoch = lone.node.image.brokers[broker_id].broker_epoch
+    epoch = lone.node.parts.metadata.image.brokers[broker_id].broker_epoch
     lone.run(lone.node.propose([BrokerChangeRecord(broker_id, epoch, True)]))
 
 

@@ -49,8 +49,8 @@ def configs(**settings):
 
 
 def append(lone, topic, count, partition=0):
-    hosted = lone.node.partition(TopicPartition(topic, partition))
-    rules = lone.node.replica_manager.hosted[TopicPartition(topic, partition)].rules
+    hosted = lone.node.parts.table.partition(TopicPartition(topic, partition))
+    rules = lone.node.parts.table.hosted[TopicPartition(topic, partition)].rules
     for number in range(count):
         batch = build_batch([(1000 + number, b"k", b"v", ())])
         hosted.append(check(batch, rules, 1000), 1000)
@@ -78,15 +78,15 @@ def test_consumer_offsets_is_made_as_the_coordinator_needs_it(lone):
 def test_create_in_every_version(lone, version):
     result = creations(lone, {"name": "t", "num_partitions": 3}, version=version)["t"]
     assert result.error_code.name == "none"
-    assert len(lone.node.image.topics["t"].partitions) == 3
-    assert lone.node.partition(TopicPartition("t", 2)).is_leader
+    assert len(lone.node.parts.metadata.image.topics["t"].partitions) == 3
+    assert lone.node.parts.table.partition(TopicPartition("t", 2)).is_leader
     if version >= 5:
         assert (result.num_partitions, result.replication_factor) == (3, 1)
         assert len(result.configs) == 34  # but for those that nobody set and that have no default
         sources = {entry.name: entry.config_source for entry in result.configs}
         assert set(sources.values()) == {5}
     if version >= 7:
-        assert result.topic_id == lone.node.image.topics["t"].topic_id
+        assert result.topic_id == lone.node.parts.metadata.image.topics["t"].topic_id
 
 
 def test_create_with_defaults_and_settings(lone_node):
@@ -98,14 +98,14 @@ def test_create_with_defaults_and_settings(lone_node):
     described = {entry.name: (entry.value, entry.config_source) for entry in result.configs}
     assert described["segment.bytes"] == ("100000", 1)
     assert described["retention.ms"] == ("604800000", 5)
-    assert lone.node.partition(TopicPartition("t", 3)).log.config.segment_bytes == 100000
+    assert lone.node.parts.table.partition(TopicPartition("t", 3)).log.config.segment_bytes == 100000
 
 
 def test_validate_only_creates_nothing(lone):
     result = one(lone, validate_only=True)
     assert said(result) == ("none", None)
     assert result.topic_id is not None
-    assert "t" not in lone.node.image.topics
+    assert "t" not in lone.node.parts.metadata.image.topics
     code, message = said(one(lone, validate_only=True, configs=configs(nope="1")))
     assert (code, message) == ("invalid_config", "Unknown topic config name: nope")
 
@@ -119,7 +119,7 @@ def test_the_rest_of_a_request_is_done_when_one_topic_fails(lone):
         "a_b": "invalid_topic_exception",
     }
     assert results["a_b"].error_message == "Topic 'a_b' collides with existing topic: a.b"
-    assert set(lone.node.image.topics) == {"a", "a.b"}
+    assert set(lone.node.parts.metadata.image.topics) == {"a", "a.b"}
 
 
 def test_a_topic_twice_in_a_request(lone):
@@ -199,7 +199,7 @@ def test_refused(lone, topic, code, message):
     result = one(lone, **topic)
     assert result.error_code.name == code
     assert message in result.error_message
-    assert lone.node.image.topics == {}
+    assert lone.node.parts.metadata.image.topics == {}
 
 
 def test_manual_assignment(lone):
@@ -231,8 +231,8 @@ def test_delete_by_name_and_by_id(lone):
         timeout=1000,
     )
     assert {(r.name, r.error_code.name) for r in answer.responses} == {("a", "none"), ("b", "none")}
-    assert lone.node.image.topics == {}
-    assert lone.node.partitions == {}
+    assert lone.node.parts.metadata.image.topics == {}
+    assert lone.node.parts.table.partitions == {}
 
 
 @pytest.mark.parametrize("version", range(1, 6))
@@ -288,7 +288,7 @@ def test_deletions_refused(lone):
             "This server does not host this topic-partition.",
         ),
     }
-    assert set(lone.node.image.topics) == {"kept", "twin"}
+    assert set(lone.node.parts.metadata.image.topics) == {"kept", "twin"}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_deletion_disabled(lone_node, version, code):
     names = {"topics": [{"name": "a", "topic_id": None}]} if version == 6 else {"topic_names": "a"}
     (result,) = lone.ask(20, version, timeout=1000, **names).responses
     assert result.error_code.name == code
-    assert "a" in lone.node.image.topics
+    assert "a" in lone.node.parts.metadata.image.topics
 
 
 # CreatePartitions.
@@ -321,13 +321,13 @@ def add(lone, *topics, validate_only=False, version=3):
 def test_add_partitions(lone, version):
     lone.create("t")
     assert add(lone, {"name": "t", "count": 3}, version=version) == [("t", "none", None)]
-    assert lone.node.partition(TopicPartition("t", 2)).is_leader
+    assert lone.node.parts.table.partition(TopicPartition("t", 2)).is_leader
 
 
 def test_add_partitions_only_validated(lone):
     lone.create("t")
     assert add(lone, {"name": "t", "count": 3}, validate_only=True) == [("t", "none", None)]
-    assert len(lone.node.image.topics["t"].partitions) == 1
+    assert len(lone.node.parts.metadata.image.topics["t"].partitions) == 1
 
 
 def test_add_partitions_by_assignment(lone):
@@ -362,20 +362,20 @@ def test_partitions_refused(lone, topic, code, message):
     ((_, error, text),) = add(lone, {"name": "t"} | topic)
     assert error == code
     assert message in text
-    assert len(lone.node.image.topics["t"].partitions) == 2
+    assert len(lone.node.parts.metadata.image.topics["t"].partitions) == 2
 
 
 def test_no_more_replicas_than_open_files_allow(lone, monkeypatch):
-    files = len(lone.node.replica_manager.hosted) + 20
+    files = len(lone.node.parts.table.hosted) + 20
     monkeypatch.setattr(fd_quota.resource, "getrlimit", lambda _: (files, files))
-    room = files - files // 4 - len(lone.node.replica_manager.hosted)
+    room = files - files // 4 - len(lone.node.parts.table.hosted)
     lone.create("t", 3)
     ((_, error, text),) = add(lone, {"name": "t", "count": room + 1})
     assert error == "policy_violation" and f"may open {files} files" in text
     ((_, error, _),) = add(lone, {"name": "t", "count": room})
     assert error == "none"
     assert one(lone, name="more").error_code.name == "policy_violation"
-    assert set(lone.node.image.topics) == {"t"}
+    assert set(lone.node.parts.metadata.image.topics) == {"t"}
 
 
 def test_partitions_of_a_topic_named_twice(lone):

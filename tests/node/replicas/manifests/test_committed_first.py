@@ -31,12 +31,12 @@ def behind(lone_node):
 
 def checkpointed(lone, *, write=False):
     """What the checkpoint in the directory says of the log; ``write``: let it say what is known."""
-    directory = lone.node.log_directories[0]
+    directory = lone.node.parts.table.directories[0]
     path = f"{directory.name}/{layout.HIGH_WATERMARKS}"
     if write:
-        known = lone.node.replica_manager.hosted[TP].partition.high_watermark
+        known = lone.node.parts.table.hosted[TP].partition.high_watermark
         directory.directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: known})
-    return read_offsets(lone.node.disk, path)[TP]
+    return read_offsets(lone.node.parts.runtime.disk, path)[TP]
 
 
 def names(hosted):
@@ -49,7 +49,7 @@ def watched(lone, monkeypatch):
     real = applying.begin
 
     def begin(log, published):
-        partition = lone.node.replica_manager.hosted[TP].partition
+        partition = lone.node.parts.table.hosted[TP].partition
         seen.append((partition.high_watermark, checkpointed(lone), published.manifest.end_offset))
         return real(log, published)
 
@@ -75,7 +75,7 @@ def test_a_base_generation_is_committed_and_checkpointed_before_its_first_swap(b
 def test_a_pass_is_checkpointed_before_its_first_swap(lone_node, monkeypatch):
     lone = lone_node(log_cleaner_enable="false")
     filled(lone)
-    directory = lone.node.log_directories[0].directory
+    directory = lone.node.parts.table.directories[0].directory
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: BEHIND})
     assert checkpointed(lone) == BEHIND
     seen = watched(lone, monkeypatch)

@@ -27,7 +27,7 @@ def damaged(lone_node):
     """A log with a generation, whose manifest was torn while it was one of two replicas."""
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact")
-    hosted = lone.node.replica_manager.hosted[TP]
+    hosted = lone.node.parts.table.hosted[TP]
     now = int(time.time() * 1000)
     batch = build_batch([(now, b"k", b"1", ()), (now, b"k", b"2", ())])
     hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
@@ -39,23 +39,23 @@ def damaged(lone_node):
     alter_partition = SimpleNamespace(
         resign=lambda tp, record: resigned.append(tp), ask=lambda partition: None
     )
-    lone.node.cluster_link = SimpleNamespace(
+    lone.node.parts.cluster_link = SimpleNamespace(
         alter_partition=alter_partition,
         news=SimpleNamespace(announce=lambda hosted: None),
         fetchers=SimpleNamespace(stop_following=lambda tp: None),
         broker_epoch=1,
     )
     yield lone, hosted, resigned
-    lone.node.cluster_link = None
+    lone.node.parts.cluster_link = None
 
 
 def elect(lone, hosted, **changes):
-    record = lone.node.image.partition("t", 0)
+    record = lone.node.parts.metadata.image.partition("t", 0)
     record = replace(record, leader_epoch=hosted.partition.leader_epoch + 1, **changes)
     lone.run(asyncio.sleep(0))
 
     async def take():
-        lone.node.replica_manager.roles.take(hosted, record)
+        lone.node.parts.replicas.roles.take(hosted, record)
 
     lone.run(take())
     return record.leader_epoch
@@ -122,7 +122,7 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
 
     monkeypatch.setattr(install, "place", dies)
     elect(lone, hosted, replicas=(0, 1), isr=(0,))
-    core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
+    core, disk, path = hosted.manifests.core, lone.node.parts.runtime.disk, hosted.partition.log.directory
     until(lone, lambda: hosted.manifests.trouble.count)
     with pytest.raises(DamagedData):
         manifest_store.load(path, disk)
@@ -145,7 +145,7 @@ def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, be
     (done,) = lone.ask(44, 1, resources=[topic], validate_only=False).responses
     assert done.error_code.name == "none"
     assert "kept.compacted.before" not in lone.get("/api/v1/topics/t")["config"]
-    hosted = lone.node.replica_manager.hosted[TP]
+    hosted = lone.node.parts.table.hosted[TP]
     epoch = elect(lone, hosted, unclean=True)
     core = hosted.manifests.core
     until(lone, lambda: core.settled)
@@ -157,7 +157,7 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
     """A power cut took its tail: what comes there next is not what was compacted."""
     lone, hosted, _ = damaged
     elect(lone, hosted, replicas=(0, 1), isr=(0,))
-    core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
+    core, disk, path = hosted.manifests.core, lone.node.parts.runtime.disk, hosted.partition.log.directory
     until(lone, lambda: core.settled)
     end = core.held.end_offset
     state, _ = recover.before(path, disk, alone)
@@ -175,7 +175,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
     """
     lone, hosted, _ = damaged
     elect(lone, hosted, replicas=(0, 1), isr=(0,))
-    core, disk, path = hosted.manifests.core, lone.node.disk, hosted.partition.log.directory
+    core, disk, path = hosted.manifests.core, lone.node.parts.runtime.disk, hosted.partition.log.directory
     until(lone, lambda: core.settled)
     end = core.held.end_offset
     said = []

@@ -28,6 +28,7 @@ from kept.node.internode.rpc_errors import failure_of
 from kept.node.runtime.clock import elapsed_ms
 from kept.node.runtime.fd_quota import OpenFiles, check_room
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError, NetworkException, NotController, StaleBrokerEpoch
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Controller:
         self.quorum_reconfiguration = QuorumReconfiguration(runtime, metadata, identity, addresses)
         self.turn = asyncio.Lock()
         """Held while a decision is taken, until it is in the image."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskOwner(runtime.loop)
         self._ticker: asyncio.TimerHandle | None = None
         self._awake_ms = elapsed_ms()
         self._gaps = 1
@@ -105,9 +106,7 @@ class Controller:
         """Decide nothing more."""
         if self._ticker is not None:
             self._ticker.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def metadata_moved(self) -> None:
         """The image or the role of this node has changed."""
@@ -145,15 +144,7 @@ class Controller:
         next one must not be taken on an image that lacks it. Raises what the decision raises,
         NotController.
         """
-        task = self._runtime.loop.create_task(self._decide(change))
-        self._tasks.add(task)
-        task.add_done_callback(self._decision_ended)
-        return await asyncio.shield(task)
-
-    def _decision_ended(self, task: asyncio.Task[int]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # told to whoever asked, if it still waits
+        return await asyncio.shield(self._tasks.spawn(self._decide(change), awaited=True))
 
     async def _decide(self, change: Change) -> int:
         metadata = self._metadata
@@ -201,9 +192,7 @@ class Controller:
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             work = self._probe(effect) if isinstance(effect, Probe) else self._decided(effect)
-            task = self._runtime.loop.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(work)
 
     async def _probe(self, effect: Probe) -> None:
         found = await self._peers.probe(effect.broker_id)

@@ -25,6 +25,7 @@ from kept.node.internode.controller_rpc import HeartbeatRequest, RegisterRequest
 from kept.node.metadata.serving_lease import NEVER
 from kept.node.runtime.clock import by_perf_counter, elapsed_ms
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class BrokerLifecycleManager:
         self.stopped = asyncio.Event()
         """It may end: in order, or because it must (``failure``)."""
         self.failure: str | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._calls = TaskOwner(runtime.loop)
         self._ticker: asyncio.TimerHandle | None = None
         self._controller: int | None = None
         self._marked_epoch = -1
@@ -174,9 +175,7 @@ class BrokerLifecycleManager:
         """End without asking anybody."""
         if self._ticker is not None:
             self._ticker.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._calls.close()
 
     # Effects.
 
@@ -184,9 +183,9 @@ class BrokerLifecycleManager:
         for effect in self.core.step(event):
             match effect:
                 case broker_lifecycle.Register():
-                    self._spawn(self._register(effect.registration))
+                    self._calls.spawn(self._register(effect.registration))
                 case broker_lifecycle.Heartbeat():
-                    self._spawn(self._heartbeat(effect))
+                    self._calls.spawn(self._heartbeat(effect))
                 case broker_lifecycle.StopServing():
                     log.warning("serving suspended", reason=effect.reason)
                     self._replicas.suspend()
@@ -205,7 +204,7 @@ class BrokerLifecycleManager:
             self.registered.set()
             if self.core.broker_epoch != self._marked_epoch:
                 self._marked_epoch = self.core.broker_epoch
-                self._spawn(self._replicas.mark_running(self._marked_epoch))
+                self._calls.spawn(self._replicas.mark_running(self._marked_epoch))
         if self.core.state is State.RUNNING:
             self.running.set()
 
@@ -214,11 +213,6 @@ class BrokerLifecycleManager:
             self.failure = effect.reason
             self._shutdown.fatal(effect.reason)
         self.stopped.set()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._runtime.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _register(self, registration: Registration) -> None:
         request = RegisterRequest(

@@ -8,12 +8,12 @@ there any more (:mod:`kept.node.metadata.failure_suspicions`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kept.node.metadata.failure_suspicions import FailureSuspicions
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
@@ -35,7 +35,7 @@ class FailureDetector:
         self._counters = counters
         self._suspicions = FailureSuspicions()
         self.on_death: list[Callable[[int], None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._probes = TaskOwner(runtime.loop)
 
     def peer_down(self, node_id: int) -> None:
         """A node's process is gone."""
@@ -73,9 +73,7 @@ class FailureDetector:
 
     def probe(self, node_id: int) -> None:
         """Look whether a node's process is there; :meth:`peer_down` if it is not."""
-        task = self._runtime.loop.create_task(self._probe(node_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._probes.spawn(self._probe(node_id))
 
     async def _probe(self, node_id: int) -> None:
         if await self._peers.probe(node_id) is None:
@@ -85,6 +83,4 @@ class FailureDetector:
 
     async def close(self) -> None:
         """Probe nobody any more."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._probes.close()

@@ -7,11 +7,12 @@ nobody answered is asked again. The ISR itself comes from the image alone (rule 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import error_of
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import Batcher
 from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import KeptError, NetworkException
 
@@ -62,6 +63,9 @@ class _Resignation:
         self._item = None
 
 
+Replica: TypeAlias = "Partition | _Resignation"
+
+
 class AlterPartitionQueue:
     """See the module."""
 
@@ -81,18 +85,15 @@ class AlterPartitionQueue:
         self._peers = peers
         self.on_still_lost: Callable[[TopicPartition, PartitionRecord | None], None]
         """Called when a replica that resigned may have to do it again."""
-        self._wanted: dict[Partition | _Resignation, None] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._requests = Batcher(runtime.loop, self._send, max_batch=MAX_CHANGES, backoff_s=RETRY_S)
         self._resigned_at: dict[TopicPartition, float] = {}
         self._later: dict[TopicPartition, asyncio.TimerHandle] = {}
         self.changes = {"expand": 0, "shrink": 0}
         """ISR changes that the controller made for leaders here."""
 
-    def ask(self, partition: Partition | _Resignation) -> None:
+    def submit(self, partition: Replica) -> None:
         """A partition wants another ISR; it says which when the call is made."""
-        self._wanted[partition] = None
-        if self._task is None:
-            self._task = self._runtime.loop.create_task(self._run())
+        self._requests.add(partition)
 
     def resign(self, tp: TopicPartition, record: PartitionRecord) -> None:
         """This node lost its replica: it leaves the ISR, and another member is to lead.
@@ -106,7 +107,7 @@ class AlterPartitionQueue:
         )
         if loop.time() >= due:
             self._resigned_at[tp] = loop.time()
-            self.ask(_Resignation(tp, record, self._identity.node_id))
+            self.submit(_Resignation(tp, record, self._identity.node_id))
         elif tp not in self._later:
             self._later[tp] = loop.call_at(due, self._resign_again, tp)
 
@@ -118,34 +119,17 @@ class AlterPartitionQueue:
         """Ask for nothing more."""
         for handle in self._later.values():
             handle.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._requests.close()
 
-    async def _run(self) -> None:
-        await asyncio.sleep(0)
-        while self._wanted:
-            asking: dict[Partition | _Resignation, AlterIsrItem] = {}
-            for partition in list(self._wanted)[:MAX_CHANGES]:
-                del self._wanted[partition]
-                item = partition.alter_isr_request()
-                if item is not None:
-                    asking[partition] = item
-            if asking and not await self._try(asking):
-                self._wanted.update(dict.fromkeys(asking))
-                await asyncio.sleep(RETRY_S)
-        self._task = None
-
-    async def _try(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
-        """As :meth:`_ask`; a bug of ours must not end it, or no ISR would change any more."""
-        try:
-            return await self._ask(asking)
-        except Exception as error:  # noqa: BLE001
-            log.exception("ISR change failed", error)
-            return False
-
-    async def _ask(self, asking: dict[Partition | _Resignation, AlterIsrItem]) -> bool:
-        """Whether all is decided; what is not is asked again after a while."""
+    async def _send(self, partitions: list[Replica]) -> list[Replica]:
+        """Ask the controller; those that it has not decided are asked about again."""
+        asking: dict[Replica, AlterIsrItem] = {}
+        for partition in partitions:
+            item = partition.alter_isr_request()
+            if item is not None:
+                asking[partition] = item
+        if not asking:
+            return []
         request = controller_rpc.AlterPartitionsRequest(
             self._identity.node_id,
             self._identity.broker_epoch,
@@ -168,8 +152,8 @@ class AlterPartitionQueue:
             reply = await self._peers.call(controller, "AlterPartitions", request, CALL_S)
         except KeptError as error:
             log.debug("ISR change unanswered", error=str(error))
-            return False
-        decided = True
+            return list(asking)
+        undecided = []
         for (partition, item), result in zip(asking.items(), reply.results, strict=True):
             refusal = None if result.failure is None else error_of(result.failure)
             if refusal is None:
@@ -182,7 +166,8 @@ class AlterPartitionQueue:
                     isr=",".join(str(member) for member, _ in item.isr),
                 )
             partition.isr_answered(item, refusal)
-            if (wanted := partition.alter_isr_request()) is not None:
-                self._wanted[partition] = None
-                decided = decided and wanted != item
-        return decided
+            if (wanted := partition.alter_isr_request()) == item:
+                undecided.append(partition)
+            elif wanted is not None:
+                self._requests.add(partition)
+        return undecided

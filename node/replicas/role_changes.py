@@ -212,7 +212,7 @@ class RoleChanges:
     def heard(self, hosted: LocalReplica, effect: Any) -> None:
         """An effect of a partition that concerns others."""
         if isinstance(effect, ProposeIsr):
-            self._alter_partition.ask(hosted.partition)
+            self._alter_partition.submit(hosted.partition)
         elif isinstance(effect, ManifestPublished):
             hosted.manifests.published(effect.identity)
         elif isinstance(effect, Truncated):

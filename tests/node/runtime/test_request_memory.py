@@ -101,7 +101,9 @@ def test_a_frame_that_is_announced_reserves_what_has_come(lone):
             client.writer.write(bytes(10_000_000))
             await until(lambda: client.mine(lone)._end >= 10_000_000)
             come = client.mine(lone)._end
-            assert come <= lone.node.parts.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
+            assert (
+                come <= lone.node.parts.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
+            )
         await until(lambda: not lone.node.parts.budget.used_bytes)
 
     lone.run(go())
@@ -566,7 +568,9 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
             taken += 1
             assert sum(pieces) <= taken + PIECE_RECORDS
             if taken % PIECE_RECORDS == 0:
-                assert lone.node.parts.inflating.used_bytes == 0, "nothing is held while it is taken"
+                assert lone.node.parts.inflating.used_bytes == 0, (
+                    "nothing is held while it is taken"
+                )
         await reader.close()
         gateway.close()
         return taken

@@ -1,0 +1,127 @@
+"""Owners of tasks, and the batcher: one call at a time, nothing lost, nothing twice."""
+
+import asyncio
+
+import pytest
+
+from kept.node.runtime.tasks import Batcher, TaskOwner
+
+
+def test_what_was_spawned_ends_with_its_owner():
+    async def main():
+        owner = TaskOwner(asyncio.get_running_loop())
+        task = owner.spawn(asyncio.sleep(3600))
+        await owner.close()
+        assert task.cancelled()
+        assert await owner.spawn(asyncio.sleep(0, "again")) == "again", "an owner can go on"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_error_is_logged_unless_it_is_somebodys(awaited, capsys):
+    async def fail():
+        raise RuntimeError("of ours")
+
+    async def main():
+        owner = TaskOwner(asyncio.get_running_loop())
+        await asyncio.wait([owner.spawn(fail(), awaited=awaited)])
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert ("task failed" in capsys.readouterr().err) is not awaited
+
+
+def test_one_call_at_a_time_takes_all_that_came_before_it():
+    async def main():
+        calls, gate = [], asyncio.Event()
+
+        async def send(keys):
+            calls.append(keys)
+            await gate.wait()
+            return ()
+
+        batcher = Batcher(asyncio.get_running_loop(), send, max_batch=2, backoff_s=60.0)
+        for key in (1, 2, 1, 3):
+            batcher.add(key)
+        await asyncio.sleep(0.01)
+        assert calls == [[1, 2]]
+        batcher.add(1)
+        gate.set()
+        while not batcher.idle:
+            await asyncio.sleep(0)
+        assert calls == [[1, 2], [3, 1]]
+        batcher.add(4)
+        while not batcher.idle:
+            await asyncio.sleep(0)
+        assert calls[2:] == [[4]]
+
+    asyncio.run(main())
+
+
+def test_what_is_not_done_is_sent_again_with_what_came_meanwhile():
+    async def main():
+        calls, left = [], [["a"], ["a"], []]
+
+        async def send(keys):
+            calls.append(sorted(keys))
+            if len(calls) == 3:
+                raise RuntimeError("of ours: all are sent again")
+            return left.pop(0)
+
+        batcher = Batcher(asyncio.get_running_loop(), send, max_batch=9, backoff_s=0.001)
+        batcher.add("a")
+        await asyncio.sleep(0)
+        batcher.add("b")
+        while not batcher.idle:
+            await asyncio.sleep(0.001)
+        assert calls == [["a", "b"], ["a"], ["a"], ["a"]]
+
+    asyncio.run(main())
+
+
+def test_backing_off_grows_to_its_bound_and_starts_anew_after_a_success(monkeypatch):
+    async def main():
+        waits, sleep = [], asyncio.sleep
+        answers = [["a"], ["a"], ["a"], [], ["a"], []]
+
+        async def record(seconds):
+            if seconds:
+                waits.append(seconds)
+            await sleep(0)
+
+        async def send(_keys):
+            return answers.pop(0)
+
+        monkeypatch.setattr(asyncio, "sleep", record)
+        monkeypatch.setattr("kept.node.runtime.tasks.uniform", lambda low, high: (low + high) / 2)
+        batcher = Batcher(
+            asyncio.get_running_loop(), send, max_batch=9, backoff_s=1.0, backoff_max_s=3.0
+        )
+        for _ in range(2):
+            batcher.add("a")
+            while not batcher.idle:
+                await sleep(0)
+        assert waits == [1.0, 2.0, 3.0, 1.0]
+
+    asyncio.run(main())
+
+
+def test_a_closed_batcher_sends_nothing_more():
+    async def main():
+        calls = []
+
+        async def send(keys):
+            calls.append(keys)
+            return keys
+
+        batcher = Batcher(asyncio.get_running_loop(), send, max_batch=9, backoff_s=0.001)
+        batcher.add("a")
+        while not calls:
+            await asyncio.sleep(0)
+        await batcher.close()
+        before = len(calls)
+        await asyncio.sleep(0.01)
+        assert len(calls) == before
+
+    asyncio.run(main())

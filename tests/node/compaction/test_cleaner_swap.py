@@ -213,9 +213,14 @@ def test_what_could_not_be_put_into_place_is_built_again_from_the_manifest(fille
     (status,) = lone.get("/api/v1/compaction?topic=t")["partitions"]
     assert (status["state"], status["reason"]) == ("uncleanable", "an input is gone")
     assert (status["held"], status["generation"]) == ("0.1", None)
-    lone.node.parts.cleaner.started.failures.succeeded(TP)  # as on a follower, whose cleaner runs no pass
+    lone.node.parts.cleaner.started.failures.succeeded(
+        TP
+    )  # as on a follower, whose cleaner runs no pass
     (status,) = lone.get("/api/v1/compaction?topic=t")["partitions"]
-    assert status["state"] == "uncleanable" and status["retry_at_ms"] > lone.node.parts.runtime.now_ms()
+    assert (
+        status["state"] == "uncleanable"
+        and status["retry_at_ms"] > lone.node.parts.runtime.now_ms()
+    )
     assert sorted(read(hosted)) == list(range(40)) and hosted.manifests.core.applied is None
     lone.post("/api/v1/compaction/retry", topic="t", partition=0)
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kept.node.config.node_config import NodeConfig
-from kept.node.http import server
 from kept.node.kafka import listener
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import HandedOver, Listener, may_change_voters
+from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.storage.errors import ConfigurationError
+from tests.support.parts import Given
 
 HERE, OTHER, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -47,23 +49,19 @@ class Site:
         given = {name.replace("_", "."): text for name, text in settings.items()}
         self.config = NodeConfig.load(None, {"listeners": listeners, **given}, {}, port=None)
         self.now = 1000.0
-        self.node: Any = SimpleNamespace(
-            config=self.config,
-            loop=SimpleNamespace(
-                time=lambda: self.now, call_later=lambda *_: SimpleNamespace(cancel=lambda: None)
-            ),
-            client_connections=ConnectionQuota(),
-            node_connections=ConnectionQuota(),
-            open_files=SimpleNamespace(
-                connection_limit=lambda: self.files, nearly_out=lambda fd: fd >= self.files
-            ),
+        self.client_connections, self.node_connections = ConnectionQuota(), ConnectionQuota()
+        self.apis: Any = Given(
+            config__current=self.config,
+            runtime__loop__time=lambda: self.now,
+            runtime__loop__call_later=lambda *_: Given(cancel=lambda: None),
+            open_files__connection_limit=lambda most: min(most, self.files),
+            open_files__nearly_out=lambda fd: fd >= self.files,
         )
         self.files = 1000
 
     def listener(self, *, between_nodes: bool = False) -> Listener:
-        if between_nodes:
-            return Listener(self.node, self.config.listeners[0], between_nodes=True)
-        return Listener(self.node, self.config.listeners[0])
+        quota = self.node_connections if between_nodes else self.client_connections
+        return Listener(self.apis, self.config.listeners[0], quota, {}, between_nodes=between_nodes)
 
 
 def admitted(found: Listener, *hosts: str, fd: int = 1) -> list[Peer]:
@@ -89,7 +87,7 @@ def test_connections_are_bounded_over_all_clients_listeners(capfd) -> None:
     first, *_ = admitted(one, HERE, HERE)
     admitted(two, OTHER)
     assert refused(one) and refused(two, THIRD)
-    assert site.node.client_connections.count == 3 and len(one.silent) == 2
+    assert site.client_connections.count == 3 and len(one.silent) == 2
     assert "setting=max.connections limit=3" in capfd.readouterr().err
     one.leave(first)  # type: ignore[arg-type]
     one.leave(first)  # type: ignore[arg-type]
@@ -174,11 +172,11 @@ def test_a_connection_counts_under_another_protocol_until_that_closes_it() -> No
     site = Site(max_connections="1")
     found = site.listener()
     (peer,) = admitted(found, HERE)
-    transport = SimpleNamespace(abort=lambda: None)
+    transport = Given(abort=lambda: None)
     taken = found.hand_over(peer, transport)  # type: ignore[arg-type]
     found.leave(peer)  # type: ignore[arg-type]
     assert not found.connections and found.handed_over == {taken}
-    assert (taken.node, taken.transport, taken.host) == (site.node, transport, HERE)
+    assert (taken.transport, taken.host) == (transport, HERE)
     assert refused(found)
     taken.closed()
     taken.closed()
@@ -186,38 +184,48 @@ def test_a_connection_counts_under_another_protocol_until_that_closes_it() -> No
     assert not refused(found)
 
 
+@pytest.fixture
+def parts(tmp_path) -> Iterator[NodeParts]:
+    settings = {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "controller.quorum.voters": "0@127.0.0.1:10001,1@127.0.0.1:10002",
+    }
+    config = NodeConfig.load(None, settings, {}, port=None, data_dir=str(tmp_path))
+
+    async def build() -> NodeParts:
+        return NodeParts(config)
+
+    with asyncio.Runner() as runner:
+        yield runner.run(build())
+
+
 @pytest.mark.parametrize("method", [b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC"])
-def test_http_has_its_server_on_every_listener(method, monkeypatch) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(server, "take_over", lambda *given: calls.append(given))
-    for between_nodes in (False, True):
-        found = Site().listener(between_nodes=between_nodes)
-        found.takeovers[method](taken := HandedOver(found, None, HERE), method)
-        assert calls.pop() == (taken, method)
+def test_http_has_its_server_on_every_listener(method, parts) -> None:
+    assert len(parts.all_listeners) == 2
+    for found in parts.all_listeners:
+        assert found.takeovers[method] == parts.http.take_over
 
 
-def test_grpc_and_greetings_go_to_who_serves_them_there() -> None:
-    for between_nodes, words, served in (
-        (False, b"PRI ", "grpc_front.take_over"),
-        (True, b"PRI ", "peers.take_over"),
-        (True, b"KEPT", "peers.greet"),
+def test_grpc_and_greetings_go_to_who_serves_them_there(parts, monkeypatch) -> None:
+    clients, nodes = parts.all_listeners
+    for found, words, server, method in (
+        (clients, b"PRI ", parts.grpc, "take_over"),
+        (nodes, b"PRI ", parts.peers, "take_over"),
+        (nodes, b"KEPT", parts.peers, "greet"),
     ):
-        site, calls = Site(), []
-        part, _, method = served.partition(".")
-        serves = SimpleNamespace(**{method: lambda *given, calls=calls: calls.append(given)})
-        setattr(site.node, part, serves)
-        found = site.listener(between_nodes=between_nodes)
+        calls: list[Any] = []
+        monkeypatch.setattr(server, method, lambda *given, calls=calls: calls.append(given))
         taken = HandedOver(found, object(), HERE)
         found.takeovers[words](taken, words)
         assert calls == [(taken.transport, words, taken.closed)]
-    assert b"KEPT" not in Site().listener().takeovers
+    assert b"KEPT" not in clients.takeovers
 
 
 def test_everything_open_is_closed_at_the_end() -> None:
     found = Site().listener()
     stays, goes = admitted(found, HERE, HERE)
     aborted: list[int] = []
-    transport = SimpleNamespace(abort=lambda: aborted.append(1))
+    transport = Given(abort=lambda: aborted.append(1))
     found.hand_over(goes, transport)  # type: ignore[arg-type]
     assert found.silent._timer is not None
     found.close_connections()
@@ -302,7 +310,7 @@ class Sockets:
     def __call__(self, family: int, _: int) -> Any:
         if family == socket.AF_INET6 and self.family:
             raise OSError(self.family, "no such family")
-        made = SimpleNamespace(closed=False, options=[])
+        made = Given(closed=False, options=[])
 
         def bind(address: Any) -> None:
             made.address = address

@@ -93,7 +93,9 @@ def test_once_it_is_mended_everything_is_there(site, call):
     site.start().stop()
     site.mend()
     lone = site.start()
-    ends = [lone.node.parts.table.partition(TopicPartition("t", p)).log.log_end_offset for p in range(8)]
+    ends = [
+        lone.node.parts.table.partition(TopicPartition("t", p)).log.log_end_offset for p in range(8)
+    ]
     assert ends == [1] * 8
     assert [one.offline for one in lone.node.parts.table.directories] == [None, None]
 

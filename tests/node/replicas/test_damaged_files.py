@@ -177,9 +177,7 @@ def start(directory: str):
             return error, {}, []
         try:
             await node.warmed_up()
-            offline = [
-                why for t in node.parts.table.by_name.values() for why in t.offline.values()
-            ]
+            offline = [why for t in node.parts.table.by_name.values() for why in t.offline.values()]
             return None, contents(node), offline
         finally:
             await node.stop()

@@ -32,7 +32,9 @@ from kept.storage.types import TopicPartition
 def delete_without_the_disk(lone, name: str) -> None:
     """Delete a topic, and stop before its logs are renamed."""
     lone.run(lone.node.parts.replicas.changes.stop())
-    lone.run(lone.node.propose([RemoveTopicRecord(lone.node.parts.metadata.image.topics[name].topic_id)]))
+    lone.run(
+        lone.node.propose([RemoveTopicRecord(lone.node.parts.metadata.image.topics[name].topic_id)])
+    )
 
 
 def append(lone, tp: TopicPartition) -> None:
@@ -278,8 +280,7 @@ def test_an_id_that_is_damaged_or_another_topics_deletes_no_log(filled, wrong):
     file.write_bytes(damaged)
     lone = start()
     assert (
-        "partition.metadata: damaged: topic id is"
-        in lone.node.parts.table.by_name[b"t"].offline[0]
+        "partition.metadata: damaged: topic id is" in lone.node.parts.table.by_name[b"t"].offline[0]
     )
     assert (path / f"{0:020}.log").stat().st_size > 0
     assert file.read_bytes() == damaged

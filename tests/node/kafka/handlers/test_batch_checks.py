@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from kept.node.kafka.handlers import batch_checks
 from kept.node.kafka.handlers.batch_checks import BatchChecks, inflated
 from kept.storage.errors import CorruptMessage, InflatesBeyondLimit
+from tests.support.parts import Given
 
 MIB = 1 << 20
 LIMIT = 100 * MIB
@@ -25,10 +25,11 @@ class Site:
         self.drawn: list[int] = []
         self.given: list[int] = []
         self.grants: list[Any] | None = None
-        self.node: Any = SimpleNamespace(
-            config=SimpleNamespace(inflated_max_bytes=LIMIT),
-            inflating=SimpleNamespace(draw=self.draw, give=self.given.append),
-            in_pool=self.in_pool,
+        self.apis: Any = Given(
+            config__current__inflated_max_bytes=LIMIT,
+            inflating__draw=self.draw,
+            inflating__give=self.given.append,
+            runtime__in_thread=self.in_thread,
         )
 
     def draw(self, size: int, granted: Any) -> None:
@@ -38,7 +39,7 @@ class Site:
         else:
             self.grants.append(granted)
 
-    def in_pool(self, work: Any, *given: Any) -> asyncio.Future[Any]:
+    def in_thread(self, work: Any, *given: Any) -> asyncio.Future[Any]:
         done = asyncio.get_running_loop().create_future()
         try:
             done.set_result(work(*given))
@@ -72,15 +73,15 @@ def sizes(monkeypatch) -> list[int]:
 
 
 def job(size: int, says: bool = False) -> Any:
-    rules = SimpleNamespace(within=lambda bound: bound, max_inflated_bytes=LIMIT)
-    return ((size, says), SimpleNamespace(rules=rules))
+    rules = Given(within=lambda bound: bound, max_inflated_bytes=LIMIT)
+    return ((size, says), Given(rules=rules))
 
 
 def checked(site: Site, jobs: list[Any], done_before: list[Any], needed: int = 0) -> Any:
     async def go() -> Any:
-        site.node.loop = asyncio.get_running_loop()
+        site.apis.runtime.loop = asyncio.get_running_loop()
         over = asyncio.get_running_loop().create_future()
-        checks = BatchChecks(site.node, jobs, 7, done_before, needed)
+        checks = BatchChecks(site.apis, jobs, 7, done_before, needed)
         checks.start(lambda outcomes, error: over.set_result((outcomes, error)))
         return await asyncio.wait_for(over, 60)
 
@@ -150,9 +151,9 @@ def test_a_reader_has_more_where_that_was_too_little(*, needs, says, limit, boun
     site, seen = Site(), []
 
     async def go() -> Any:
-        site.node.loop = asyncio.get_running_loop()
+        site.apis.runtime.loop = asyncio.get_running_loop()
         read = partial(reads, needs * MIB, says, seen)
-        return await inflated(site.node, read, limit=limit * MIB)
+        return await inflated(site.apis.runtime, site.apis.inflating, read, limit=limit * MIB)
 
     if needs > limit:
         with pytest.raises(InflatesBeyondLimit):
@@ -169,9 +170,11 @@ def test_who_is_cancelled_while_he_waits_gives_back_what_he_gets(when) -> None:
     site.grants = []
 
     async def go() -> None:
-        site.node.loop = asyncio.get_running_loop()
+        site.apis.runtime.loop = asyncio.get_running_loop()
         work = asyncio.ensure_future(
-            inflated(site.node, partial(reads, 1, False, seen), limit=LIMIT)
+            inflated(
+                site.apis.runtime, site.apis.inflating, partial(reads, 1, False, seen), limit=LIMIT
+            )
         )
         await asyncio.sleep(0)
         (grant,) = site.grants
@@ -193,12 +196,14 @@ def test_a_thread_whose_reader_is_gone_gives_back_when_it_is_done(fails) -> None
     site = Site()
 
     async def go() -> None:
-        loop = site.node.loop = asyncio.get_running_loop()
+        loop = site.apis.runtime.loop = asyncio.get_running_loop()
         threads = [loop.create_future()]
-        site.node.in_pool = lambda work: threads[0]
+        site.apis.runtime.in_thread = lambda work: threads[0]
         said: list[Any] = []
         loop.set_exception_handler(lambda _, context: said.append(context))
-        work = asyncio.ensure_future(inflated(site.node, list, limit=LIMIT))
+        work = asyncio.ensure_future(
+            inflated(site.apis.runtime, site.apis.inflating, list, limit=LIMIT)
+        )
         while not site.drawn:
             await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -171,7 +171,10 @@ def test_a_change_is_in_force_when_it_is_answered(lone, version):
     assert value(lone, TOPIC, "t", "retention.ms") == ("5000", 1)
     assert alter(lone, TOPIC, "t", ("retention.ms", DELETE, None)) == ("none", None)
     assert value(lone, TOPIC, "t", "retention.ms") == ("604800000", 5)
-    assert lone.node.parts.table.partition(TopicPartition("t", 0)).log.config.retention_ms == 604_800_000
+    assert (
+        lone.node.parts.table.partition(TopicPartition("t", 0)).log.config.retention_ms
+        == 604_800_000
+    )
 
 
 def test_append_and_subtract_start_from_the_default(lone):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import types
 from typing import Any
 
 import pytest
@@ -22,20 +21,21 @@ from kept.storage.errors import (
     OutOfOrderSequenceNumber,
 )
 from kept.storage.log import AppendInfo
+from tests.support.parts import Given
 
 
 class Asker:
     """A connection that notes what it is told."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.node = types.SimpleNamespace(
-            loop=loop,
-            now_ms=lambda: 0,
-            in_pool=self._in_pool,
-            cluster_link=None,
-            slices=Slices(loop),
+        self.apis = Given(
+            runtime__loop=loop,
+            runtime__now_ms=lambda: 0,
+            runtime__in_thread=self._in_thread,
+            runtime__slices=Slices(loop),
+            cluster_link__out_of_touch=False,
             inflating=BudgetShare(MemoryBudget(1 << 30), 1 << 30),
-            config=types.SimpleNamespace(inflated_max_bytes=1 << 20),
+            config__current__inflated_max_bytes=1 << 20,
         )
         self.peer = "asker"
         self.unwritten: list[Any] = []
@@ -44,7 +44,7 @@ class Asker:
         self.happened: list[str] = []
         self.job: asyncio.Future[Any] = loop.create_future()
 
-    def _in_pool(self, *_: Any) -> asyncio.Future[Any]:
+    def _in_thread(self, *_: Any) -> asyncio.Future[Any]:
         return self.job
 
     def expect(self) -> ResponseSlot:
@@ -88,7 +88,7 @@ def synced(flushes: list[Any], *, durable: bool) -> Any:
         else:
             flushes.append(callback)
 
-    return types.SimpleNamespace(sync=True, partition=None, flush=flush)
+    return Given(sync=True, partition=None, flush=flush)
 
 
 @pytest.mark.parametrize("durable", [(True, False), (False, True), (True, True)])
@@ -96,9 +96,7 @@ def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
     flushes: list[Any] = []
     request = delayed_produce.DelayedProduce(asker, 9, 1, acks=1, timeout_ms=10_000)
     request.topic(b"t")
-    info = types.SimpleNamespace(
-        base_offset=0, last_offset=0, log_append_time=-1, log_start_offset=0
-    )
+    info = Given(base_offset=0, last_offset=0, log_append_time=-1, log_start_offset=0)
     for index, one in enumerate(durable):
         request.appended(synced(flushes, durable=one), index, info)
     request.written({})
@@ -109,14 +107,14 @@ def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
 
 
 def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
-    request = types.SimpleNamespace(topics=[])
+    request = Given(topics=[])
     answer = delayed_produce.DelayedProduce(asker, 9, 1, acks=1, timeout_ms=10_000)
     produce._check_in_thread(asker, answer, request, memoryview(b""), [])
     asker.job.set_exception(MemoryError("no room to inflate"))
-    asker.node.loop.call_soon(asker.node.loop.stop)
-    asker.node.loop.run_forever()
+    asker.apis.runtime.loop.call_soon(asker.apis.runtime.loop.stop)
+    asker.apis.runtime.loop.run_forever()
     assert asker.happened == ["blocked", "aborted", "unblocked"]
-    assert asker.node.inflating.used_bytes == 0
+    assert asker.apis.inflating.used_bytes == 0
 
 
 class Committing:
@@ -144,9 +142,7 @@ def committing_request(asker, acks, *partitions):
     request = delayed_produce.DelayedProduce(asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     for index, one in enumerate(partitions):
-        info = types.SimpleNamespace(
-            base_offset=4, last_offset=6, log_append_time=-1, log_start_offset=0
-        )
+        info = Given(base_offset=4, last_offset=6, log_append_time=-1, log_start_offset=0)
         request.appended(one, index, info)
     request.written({})
     return request
@@ -260,8 +256,7 @@ def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
 
 @pytest.mark.parametrize(("lost", "code"), [(True, 6), (False, 7)])
 def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
-    broker_lifecycle = types.SimpleNamespace(out_of_touch=lost)
-    asker.node.cluster_link = types.SimpleNamespace(broker_lifecycle=broker_lifecycle)
+    asker.apis.cluster_link.out_of_touch = lost
     run = run_of(asker, -1, (Committing(), 0))
     run.written({})
     run._expire()
@@ -280,10 +275,7 @@ class Doubtful(Hosted):
 def refused(asker, error, hosted, acks=-1):
     """A request whose one batch is refused; and whom its proof was asked of."""
     questions: list[Any] = []
-    leadership_barrier = types.SimpleNamespace(ask=questions.append)
-    asker.node.cluster_link = types.SimpleNamespace(
-        broker_lifecycle=None, leadership_barrier=leadership_barrier
-    )
+    asker.apis.barrier = Given(ask=questions.append)
     request = delayed_produce.DelayedProduce(asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     request.refused(0, error("t-0: 5 came after 3"), hosted)

@@ -7,10 +7,8 @@ there is to tell, and a follower that was at the end is known to have been there
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +17,17 @@ from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.handlers import fetch as handler
 from kept.node.kafka.response_slot import ResponseSlot
+from kept.node.metadata.serving_lease import ServingLease
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.runtime.counters import Counters
 from kept.node.runtime.yielding import Slices
 from kept.replication.events import BrokersChanged
 from kept.replication.partition import Partition
-from kept.replication.quota import ReplicationQuota
+from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records
 from kept.testing.simulated_disk import SimulatedDisk
 from tests.replication.conftest import TOOLS
+from tests.support.parts import Given
 
 TOPIC = bytes(16)
 VERSION = 17
@@ -52,7 +54,7 @@ class Loop:
         return False
 
     def call_later(self, delay: float, callback):
-        timer = SimpleNamespace(at=self.now + delay, callback=callback)
+        timer = Given(at=self.now + delay, callback=callback)
         timer.cancel = lambda: self.timers.remove(timer) if timer in self.timers else None
         self.timers.append(timer)
         return timer
@@ -76,7 +78,7 @@ class Reader:
 
     def __init__(self, world: World, replica_id: int) -> None:
         self.world = world
-        self.node = world.node
+        self.apis = world.apis
         self.replica_id = replica_id
         self.parked: set = set()
         self.transport = object()
@@ -199,21 +201,24 @@ class World:
         self.partitions = [self._partition(i) for i in range(COUNT)]
         self.versions = [0] * COUNT
         hosted = {
-            i: SimpleNamespace(partition=partition, throttled_as_leader=False)
+            i: Given(partition=partition, throttled_as_leader=False)
             for i, partition in enumerate(self.partitions)
         }
-        self.node = SimpleNamespace(
-            loop=self.loop,
-            config=SimpleNamespace(fetch_max_bytes=1 << 20, replica_selector_class=""),
-            replica_manager=SimpleNamespace(
-                by_id={TOPIC: SimpleNamespace(partitions=hosted)}, leader_quota=ReplicationQuota()
-            ),
-            metrics=SimpleNamespace(fetched=lambda *_, **__: None, request=lambda *_: None),
-            serve_until=math.inf,
-            slices=Slices(self.loop),
-        )
+        self.table = ReplicaTable()
+        self.table.by_id[TOPIC] = Given(partitions=hosted)
         ids = iter(range(1, 1 << 20))
-        self.sessions = self.node.fetch_sessions = FetchSessions(lambda: next(ids))
+        self.sessions = FetchSessions(lambda: next(ids))
+        self.apis = Given(
+            runtime__loop=self.loop,
+            runtime__slices=Slices(self.loop),
+            config__current__fetch_max_bytes=1 << 20,
+            config__current__replica_selector_class="",
+            table=self.table,
+            quotas=ReplicationQuotas(),
+            counters=Counters(),
+            lease=ServingLease(),
+            fetch_sessions=self.sessions,
+        )
         monkeypatch.setattr(handler, "monotonic_ms", self.now_ms)
         monkeypatch.setattr(handler.codec, "encode", lambda *given: given[3:])
         monkeypatch.setattr(handler, "encode_steps", encoded)
@@ -317,7 +322,9 @@ def test_nothing_is_missed_while_partitions_are_read_in_slices(monkeypatch, seed
     monkeypatch.setattr(handler, "ITEMS_PER_SLICE", 1)
     random = Random(seed)
     world = World(monkeypatch)
-    world.node.slices = Slices(world.loop, lambda: world.loop.time() + random.random(), in_place=1)
+    world.apis.runtime.slices = Slices(
+        world.loop, lambda: world.loop.time() + random.random(), in_place=1
+    )
     world.at_once = False
     run = world.loop.run
     monkeypatch.setattr(world.loop, "run", lambda: None)
@@ -362,7 +369,7 @@ def test_what_rests_is_not_read(monkeypatch):
 def test_nobody_starves(monkeypatch):
     """Each answer has room for one batch: those that got one wait for the others."""
     world = World(monkeypatch)
-    random = SimpleNamespace(random=lambda: 1.0, choice=min)
+    random = Given(random=lambda: 1.0, choice=min)
     follower = world.readers[0]
     for index in range(COUNT):
         for _ in range(10):

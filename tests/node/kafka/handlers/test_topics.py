@@ -98,7 +98,9 @@ def test_create_with_defaults_and_settings(lone_node):
     described = {entry.name: (entry.value, entry.config_source) for entry in result.configs}
     assert described["segment.bytes"] == ("100000", 1)
     assert described["retention.ms"] == ("604800000", 5)
-    assert lone.node.parts.table.partition(TopicPartition("t", 3)).log.config.segment_bytes == 100000
+    assert (
+        lone.node.parts.table.partition(TopicPartition("t", 3)).log.config.segment_bytes == 100000
+    )
 
 
 def test_validate_only_creates_nothing(lone):

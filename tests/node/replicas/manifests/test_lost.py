@@ -122,7 +122,11 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
 
     monkeypatch.setattr(install, "place", dies)
     elect(lone, hosted, replicas=(0, 1), isr=(0,))
-    core, disk, path = hosted.manifests.core, lone.node.parts.runtime.disk, hosted.partition.log.directory
+    core, disk, path = (
+        hosted.manifests.core,
+        lone.node.parts.runtime.disk,
+        hosted.partition.log.directory,
+    )
     until(lone, lambda: hosted.manifests.trouble.count)
     with pytest.raises(DamagedData):
         manifest_store.load(path, disk)
@@ -157,7 +161,11 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
     """A power cut took its tail: what comes there next is not what was compacted."""
     lone, hosted, _ = damaged
     elect(lone, hosted, replicas=(0, 1), isr=(0,))
-    core, disk, path = hosted.manifests.core, lone.node.parts.runtime.disk, hosted.partition.log.directory
+    core, disk, path = (
+        hosted.manifests.core,
+        lone.node.parts.runtime.disk,
+        hosted.partition.log.directory,
+    )
     until(lone, lambda: core.settled)
     end = core.held.end_offset
     state, _ = recover.before(path, disk, alone)
@@ -175,7 +183,11 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
     """
     lone, hosted, _ = damaged
     elect(lone, hosted, replicas=(0, 1), isr=(0,))
-    core, disk, path = hosted.manifests.core, lone.node.parts.runtime.disk, hosted.partition.log.directory
+    core, disk, path = (
+        hosted.manifests.core,
+        lone.node.parts.runtime.disk,
+        hosted.partition.log.directory,
+    )
     until(lone, lambda: core.settled)
     end = core.held.end_offset
     said = []

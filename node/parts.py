@@ -198,22 +198,6 @@ class NodeParts:
             alter_partition=self.alter_partition,
             notifier=self.notifier,
         )
-        manifests = ManifestContext(
-            runtime=runtime,
-            config=live,
-            metadata=metadata,
-            identity=identity,
-            table=table,
-            failures=self.failures,
-            counters=counters,
-            kernels=self.kernels,
-            fetchers=self.fetchers,
-            alter_partition=self.alter_partition,
-            replicator=self.replicator,
-            notifier=self.notifier,
-            scheduler=self.cleaner,
-            appliers=asyncio.Semaphore(max(config.log_cleaner_threads, 1)),
-        )
         self.replicas = ReplicaManager(
             runtime=runtime,
             config=live,
@@ -223,9 +207,27 @@ class NodeParts:
             failures=self.failures,
             quotas=self.quotas,
             roles=self.roles,
-            manifests=manifests,
+            manifests=self._manifest_context(config),
             open_files=self.open_files,
             shutdown=self.shutdown,
+        )
+
+    def _manifest_context(self, config: NodeConfig) -> ManifestContext:
+        return ManifestContext(
+            runtime=self.runtime,
+            config=self.live_config,
+            metadata=self.metadata,
+            identity=self.identity,
+            table=self.table,
+            failures=self.failures,
+            counters=self.counters,
+            kernels=self.kernels,
+            fetchers=self.fetchers,
+            alter_partition=self.alter_partition,
+            replicator=self.replicator,
+            notifier=self.notifier,
+            scheduler=self.cleaner,
+            appliers=asyncio.Semaphore(max(config.log_cleaner_threads, 1)),
         )
 
     def _build_services(self, config: NodeConfig) -> None:
@@ -247,29 +249,7 @@ class NodeParts:
         self.forwarding = ForwardingManager(
             self.runtime, self.metadata, self.peers, self.replicas.changes
         )
-        self.apis = KafkaApis(
-            runtime=self.runtime,
-            config=live,
-            counters=self.counters,
-            budget=self.budget,
-            inflating=self.inflating,
-            open_files=self.open_files,
-            identity=self.identity,
-            metadata=self.metadata,
-            addresses=self.addresses,
-            cluster_link=self.cluster_link,
-            detector=self.detector,
-            barrier=self.barrier,
-            lease=self.lease,
-            controller=self.controller,
-            table=self.table,
-            replicas=self.replicas,
-            quotas=self.quotas,
-            fetch_sessions=self.fetch_sessions,
-            groups=self.groups,
-            producer_ids=ProducerIds(self.runtime, self.metadata, self.identity, self.peers),
-            forwarding=self.forwarding,
-        )
+        self.apis = self._kafka_apis()
         self.dirty_history = DirtyHistory(self.runtime, self.table)
         self.readiness = Readiness(config.node_id)
         self.admin = AdminContext(
@@ -307,6 +287,31 @@ class NodeParts:
                 "metadata directory": (DISK_TICK_MS, self.metadata_directory.verify),
                 "idle connections": (idle_check_ms(config), self._close_idle_connections),
             },
+        )
+
+    def _kafka_apis(self) -> KafkaApis:
+        return KafkaApis(
+            runtime=self.runtime,
+            config=self.live_config,
+            counters=self.counters,
+            budget=self.budget,
+            inflating=self.inflating,
+            open_files=self.open_files,
+            identity=self.identity,
+            metadata=self.metadata,
+            addresses=self.addresses,
+            cluster_link=self.cluster_link,
+            detector=self.detector,
+            barrier=self.barrier,
+            lease=self.lease,
+            controller=self.controller,
+            table=self.table,
+            replicas=self.replicas,
+            quotas=self.quotas,
+            fetch_sessions=self.fetch_sessions,
+            groups=self.groups,
+            producer_ids=ProducerIds(self.runtime, self.metadata, self.identity, self.peers),
+            forwarding=self.forwarding,
         )
 
     def _build_listeners(self, config: NodeConfig) -> None:

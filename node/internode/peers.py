@@ -15,13 +15,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
-from kept.node.internode import hello as greeting
-from kept.node.internode import protobuf_conversion
-from kept.node.internode.control_stream import Control
-from kept.node.internode.controller_rpc import HeartbeatReply, HeartbeatRequest
+from kept.node.internode.controller_rpc import CALLS, HeartbeatReply, HeartbeatRequest
 from kept.node.internode.identity import Hello, refusal, taken, unnamed_cluster
-from kept.node.internode.peer_channel import Channel
-from kept.node.internode.server import Server
+from kept.node.internode.manifest_rpc import MANIFEST_CALLS
 from kept.node.internode.splice import splice
 from kept.node.runtime.logging import log
 from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
@@ -29,6 +25,9 @@ from kept.storage.errors import InvariantViolation, NetworkException, Unsupporte
 if TYPE_CHECKING:
     from kept.cluster.raft.messages import Message
     from kept.node.config.listeners import Voter
+    from kept.node.internode.control_stream import Control
+    from kept.node.internode.peer_channel import Channel
+    from kept.node.internode.server import Server
 
 Address = tuple[str, int]
 Handler = Callable[[Any], Awaitable[Any]]
@@ -98,8 +97,8 @@ class Peers:
         """Peers that refuse this node, or that it refuses, and why; until they do no more."""
         self._handlers: dict[str, Handler] = {}
         self._channels: dict[int, Channel] = {}
-        self._control = Control(self)
-        self._server = Server(self)
+        self._control: Control
+        self._server: Server
         self._streams: dict[int, dict[UUID, int]] = {}
         """Open streams to and from each node, by the incarnation at the other end."""
         self._seen: set[int] = set()
@@ -110,12 +109,21 @@ class Peers:
     # Life.
 
     async def start(self) -> None:
-        """Answer peers from now on. Raises MachineError."""
+        """Answer peers from now on. Raises MachineError. A lone node never does, and loads neither
+        gRPC nor protobuf.
+        """
+        from kept.node.internode.control_stream import Control
+        from kept.node.internode.server import Server
+
+        self._control = Control(self)
+        self._server = Server(self)
         await self._server.start()
         self._running = True
 
     async def stop(self) -> None:
         """Close every stream; messages and calls in flight are lost."""
+        if not self._running:
+            return
         self._running = False
         await self._control.stop()
         for task in self._tasks:
@@ -150,6 +158,8 @@ class Peers:
         self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
     ) -> None:
         """A connection to the node listener that says ``KEPT``: a peer asks who this is."""
+        from kept.node.internode import hello as greeting
+
         greeter = greeting.Greeter(transport, self._answer_greeting, closed)
         transport.set_protocol(greeter)
         transport.resume_reading()
@@ -202,7 +212,7 @@ class Peers:
         """Answer a method of a service: a coroutine function of the request that returns the reply
         or raises a KeptError.
         """
-        if protobuf_conversion.service_of(method) is None:
+        if method not in CALLS and method not in MANIFEST_CALLS:
             raise InvariantViolation(f"there is no method {method}")
         self._handlers[method] = handler
 
@@ -237,6 +247,8 @@ class Peers:
         Where it is not at the likeliest address, it may be at another one: whoever said last that
         it is this node need not have been.
         """
+        from kept.node.internode import hello as greeting
+
         found: list[UUID | Literal["timeout"] | None] = []
         for address in self.addresses(node_id):
             try:
@@ -253,6 +265,8 @@ class Peers:
         """Whether a failed attempt to reach a node shows that its process is gone: refused, or no
         such address any more after its last stream broke.
         """
+        from kept.node.internode import hello as greeting
+
         if isinstance(error, greeting.AddressGone):
             return self._streams.get(node_id) == {}
         return isinstance(error, greeting.ConnectionRefused)
@@ -262,6 +276,8 @@ class Peers:
 
         Raises ConnectionRefused, NetworkException.
         """
+        from kept.node.internode import hello as greeting
+
         hello, _ = await greeting.ask(host, port, self.hello(), timeout_s)
         return hello
 
@@ -274,6 +290,8 @@ class Peers:
 
     def channel(self, node_id: int) -> Channel:
         """The way to a peer."""
+        from kept.node.internode.peer_channel import Channel
+
         found = self._channels.get(node_id)
         if found is None:
             found = self._channels[node_id] = Channel(self, node_id)

@@ -127,6 +127,7 @@ class BrokerLifecycleManager:
 
     def start(self) -> None:
         """Register, and go on from there."""
+        self._lease.check = self.check_stalled
         self._step(broker_lifecycle.Start(elapsed_ms()))
         self._tick()
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 from kept.cluster.controller import broker_lifecycle
 from kept.cluster.controller.brokers import Registration, register_broker
+from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NoOpRecord
+from kept.node.config.live_config import LiveConfig
+from kept.node.config.node_config import NodeConfig
 from kept.node.internode.controller_rpc import HeartbeatReply
-from kept.node.metadata.broker_lifecycle import NEVER, BrokerLifecycleManager
+from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.metadata.serving_lease import NEVER, ServingLease
 from kept.node.runtime import clock
+from kept.node.runtime.shutdown import Shutdown
+from tests.support.parts import Given
 
 SESSION_S = 9.0
 
@@ -29,26 +36,46 @@ class Loop:
         return self.now
 
 
-def brokering(heartbeat) -> tuple[Loop, BrokerLifecycleManager]:
-    loop = Loop()
-    config = SimpleNamespace(
-        broker_session_timeout_ms=9000, broker_heartbeat_interval_ms=2000, stall_ms=2000,
-        shutdown_timeout_ms=30_000, controlled_shutdown_enable=True,
-        controller_quorum_request_timeout_ms=2000,
-    )  # fmt: skip
-    changes = SimpleNamespace(led_up_to=lambda index: index)
-    node = SimpleNamespace(
-        loop=loop, config=config, peers=SimpleNamespace(heartbeat=heartbeat), serve_until=0.0,
-        replica_manager=SimpleNamespace(changes=changes),
-    )  # fmt: skip
-    return loop, BrokerLifecycleManager(node, Registration(1, UUID(int=1), ()))
+class Replicas:
+    """What is hosted here: nothing. ``suspended`` counts how often serving was suspended."""
+
+    suspended = 0
+
+    def suspend(self) -> None:
+        self.suspended += 1
+
+    def resume(self, image: Image) -> None:
+        pass
+
+    def led_up_to(self, index: int) -> int:
+        return index
+
+    async def mark_running(self, broker_epoch: int) -> None:
+        pass
+
+    def replica_logs(self, partitions: Iterable[PartitionKey]) -> list[ReplicaLog]:
+        return []
 
 
-def beat(number: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        number=number, broker_id=1, broker_epoch=1, applied_index=0, wants_fence=False,
-        wants_shutdown=False, report=(),
-    )  # fmt: skip
+def new_lifecycle(heartbeat, loop: Any = None) -> tuple[Any, BrokerLifecycleManager]:
+    loop = Loop() if loop is None else loop
+    given = {"node.id": "1", "kept.stall.ms": "2000"}
+    lifecycle = BrokerLifecycleManager(
+        runtime=Given(loop=loop),
+        config=LiveConfig(NodeConfig.load(None, given, {})),
+        metadata=Given(leader_id=None),
+        identity=NodeIdentity(1),
+        peers=Given(heartbeat=heartbeat),
+        lease=ServingLease(),
+        shutdown=Shutdown(),
+        replicas=Replicas(),
+        registration=Registration(1, UUID(int=1), ()),
+    )
+    return loop, lifecycle
+
+
+def beat(number: int) -> broker_lifecycle.Heartbeat:
+    return broker_lifecycle.Heartbeat(number, 1, 1, 0, False, False, ())
 
 
 def test_a_session_begins_when_the_heartbeat_is_sent():
@@ -56,7 +83,7 @@ def test_a_session_begins_when_the_heartbeat_is_sent():
         loop.now += 5
         return HeartbeatReply(False)
 
-    loop, broker = brokering(heartbeat)
+    loop, broker = new_lifecycle(heartbeat)
     asyncio.run(broker._heartbeat(beat(1)))
     loop.now = 100 + SESSION_S - 0.1
     assert not broker.out_of_touch
@@ -70,7 +97,7 @@ def test_a_controller_that_is_new_fences_sooner():
     async def heartbeat(request, timeout_s):
         return HeartbeatReply(False)
 
-    loop, broker = brokering(heartbeat)
+    loop, broker = new_lifecycle(heartbeat)
     asyncio.run(broker._heartbeat(beat(1)))
     loop.now = 100 + SESSION_S - 2 * 2 - 1 - 0.1
     assert not broker.may_be_fenced
@@ -82,7 +109,7 @@ def test_an_answer_counts_when_the_image_is_as_new():
     async def heartbeat(request, timeout_s):
         return HeartbeatReply(False, False, 1)
 
-    loop, broker = brokering(heartbeat)
+    loop, broker = new_lifecycle(heartbeat)
     loop.now += 5
     asyncio.run(broker._heartbeat(beat(1)))
     loop.now = 100 + SESSION_S + 1
@@ -98,24 +125,23 @@ def test_a_machine_that_slept_is_noticed_though_its_clock_stood_still(monkeypatc
     real = clock._elapsed_s
     monkeypatch.setattr(clock, "_elapsed_s", lambda: real() + slept)
 
+    async def heartbeat(request, timeout_s):
+        await asyncio.sleep(3600)
+
     async def scene() -> None:
         nonlocal slept
-        _, broker = brokering(None)
-        broker._spawn = lambda work: work.close()  # type: ignore[method-assign]
-        node: Any = broker._node
-        suspended: list[str] = []
-        roles = SimpleNamespace(suspend=lambda: suspended.append("now"), resume=lambda image: None)
-        node.replica_manager.roles = roles
-        me = broker.core.registration
-        image, _ = Image().apply(register_broker(Image(), me))
-        broker._step(broker_lifecycle.Start(clock.elapsed_ms()))
+        _, broker = new_lifecycle(heartbeat, asyncio.get_running_loop())
+        lease, replicas = broker._lease, broker._replicas
+        broker.start()
+        image, _ = Image().apply(register_broker(Image(), broker.core.registration))
         broker.image_acted_on(image)
-        broker.check_stalled()
-        assert 0 < node.serve_until - perf_counter() <= 2
+        lease.check()
+        assert 0 < lease.until - perf_counter() <= 2
         slept = 3600
-        broker.check_stalled()
-        assert suspended == ["now"]
-        assert node.serve_until == NEVER, "partitions refuse by themselves"
+        lease.check()
+        assert replicas.suspended == 1
+        assert lease.until == NEVER, "partitions refuse by themselves"
+        await broker.close()
 
     asyncio.run(scene())
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from kept.node.config.listeners import Voter
+from kept.node.config.node_config import NodeConfig
 from kept.node.internode.identity import taken
-from kept.node.parts.metadata.join_timeout import LOOK_S, REFUSED_S, Joining
+from kept.node.metadata.join_timeout import LOOK_S, REFUSED_S, Joining
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
+from tests.support.parts import Given
 
 VOTERS = tuple(Voter(n, "localhost", 1000 + n) for n in range(3))
 
@@ -23,16 +23,23 @@ class Start:
     def __init__(self, voters: tuple[Voter, ...] = VOTERS, broker: bool = True) -> None:
         self.now = 50.0
         self.refusals: dict[int, str] = {}
-        self.leader_id: int | None = None
-        config = SimpleNamespace(
-            controller_quorum_voters=voters, initial_broker_registration_timeout_ms=60_000
+        settings = {
+            "node.id": "0",
+            "process.roles": "broker,controller" if broker else "controller",
+            "controller.quorum.voters": ",".join(map(str, voters)),
+            "listeners": "CONTROLLER://localhost:1000",
+            "controller.listener.names": "CONTROLLER",
+            "initial.broker.registration.timeout.ms": "60000",
+        }
+        if broker:
+            settings["listeners"] += ",PLAINTEXT://localhost:2000"
+        self.metadata = Given(leader_id=None)
+        self.joining = Joining(
+            Given(loop__time=lambda: self.now),
+            NodeConfig.load(None, settings, {}),
+            self.metadata,
+            Given(refusals=self.refusals),
         )
-        node: Any = SimpleNamespace(
-            node_id=0, config=config, loop=SimpleNamespace(time=lambda: self.now),
-            is_broker=broker, metadata=SimpleNamespace(leader_id=None),
-        )  # fmt: skip
-        self.metadata = node.metadata
-        self.joining = Joining(node, SimpleNamespace(refusals=self.refusals))
 
     def look(self, seconds: float) -> None:
         for _ in range(round(seconds / LOOK_S)):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kept.node.internode.controller_rpc import ConfirmReply, ConfirmRequest
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
+from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException, NotController, StaleBrokerEpoch
+from tests.support.parts import Given
 
 
 class Controller:
@@ -37,15 +38,14 @@ class Controller:
 def play(scene, leader_id=2):
     async def whole() -> None:
         controller = Controller()
-        node: Any = SimpleNamespace(
-            node_id=1,
-            loop=asyncio.get_running_loop(),
-            cluster_link=SimpleNamespace(broker_epoch=7),
-            peers=SimpleNamespace(call=controller.call),
-            metadata=SimpleNamespace(leader_id=leader_id, acted=controller.act),
-        )
         heard: list[Any] = []
-        leadership_barrier = LeadershipBarrier(node)
+        leadership_barrier = LeadershipBarrier(
+            runtime=Given(loop=asyncio.get_running_loop()),
+            metadata=Given(leader_id=leader_id, acted=controller.act),
+            identity=NodeIdentity(1, broker_epoch=7),
+            peers=Given(call=controller.call),
+            alone=False,
+        )
         async with asyncio.timeout(60):
             await scene(leadership_barrier, controller, heard)
         await leadership_barrier.close()

@@ -3,92 +3,119 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
 
 import pytest
 
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    Endpoint,
+    PartitionRecord,
+    TopicRecord,
+)
+from kept.node.config.live_config import LiveConfig
+from kept.node.config.node_config import NodeConfig
+from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers import metadata
+from kept.node.metadata.address_book import AddressBook
+from kept.node.metadata.failure_detector import FailureDetector
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.runtime.counters import Counters
 from kept.node.runtime.yielding import Slices
+from tests.support.parts import Given
+
+TOPIC_IDS = {"t": UUID(int=1), "u": UUID(int=2)}
 
 
-class Members:
-    """Node 1 seems to be gone until the image names another leader."""
-
-    doubts_anybody = True
-
-    def seems_gone(self, node_id: int) -> bool:
-        return node_id == 1
-
-    def lingers(self, _node_id: int) -> bool:
-        return True
+def led_by(name: str, leader: int) -> PartitionRecord:
+    return PartitionRecord(TOPIC_IDS[name], 0, (0, 1, 2), (0, 1, 2), leader, 4, 0)
 
 
-class Node:
-    """Partition 0 of t is led by node 1; of u by node 2."""
-
-    cluster_id = "c"
-    node_id = 0
-    config = SimpleNamespace(auto_create_topics_enable=False)
-    slices = Slices(SimpleNamespace())  # type: ignore[arg-type]
+class Cluster:
+    """Node 0 of four brokers. Partition 0 of t is led by node 1, which seems to be gone until the
+    image names another leader; that of u by node 2. Node 3 was fenced a moment ago.
+    """
 
     def __init__(self) -> None:
-        self.cluster_link = Members()
         self.waited: list[int] = []
         self.elects = True
-        self.metadata = SimpleNamespace(acted=self.acted)
-        self.image = SimpleNamespace(index=7, brokers={}, topics_by_id={}, topics={})
-        self.lead("t", 1)
-        self.lead("u", 2)
-        brokers = {n: SimpleNamespace(fenced=n == 3, rack=None) for n in range(4)}
-        self.image.brokers = brokers
-
-    def lead(self, name: str, leader: int) -> None:
-        record = SimpleNamespace(
-            partition=0, leader=leader, leader_epoch=4, replicas=(0, 1, 2), isr=(0, 1, 2)
+        image = Image()
+        for n in range(4):
+            endpoints = (Endpoint("X", "PLAINTEXT", "h", n),)
+            broker = BrokerRecord(n, image.index + 1, UUID(int=n), endpoints, fenced=False)
+            image, _ = image.apply([broker])
+        topics = [TopicRecord(name, topic_id) for name, topic_id in TOPIC_IDS.items()]
+        image, _ = image.apply([*topics, led_by("t", 1), led_by("u", 2)])
+        loop = asyncio.get_running_loop()
+        self.metadata = Given(image=image, acted=self.acted)
+        runtime = Given(loop=loop, slices=Slices(loop))
+        self.detector = FailureDetector(runtime, self.metadata, Given(), Counters())
+        self.detector.image_moved(image)
+        fenced = BrokerChangeRecord(3, image.brokers[3].broker_epoch, fenced=True)
+        self.metadata.image, _ = image.apply([fenced])
+        self.detector.image_moved(self.metadata.image)
+        self.detector.peer_down(1)
+        config = LiveConfig(NodeConfig.load(None, {"auto.create.topics.enable": "false"}, {}))
+        addresses = AddressBook(config, self.metadata)
+        addresses.bound("PLAINTEXT", 9092)
+        self.apis: Any = Given(
+            runtime=runtime,
+            config=config,
+            metadata=self.metadata,
+            detector=self.detector,
+            addresses=addresses,
+            identity=NodeIdentity(0, "c"),
+            table=ReplicaTable(),
         )
-        self.image.topics[name] = SimpleNamespace(name=name, topic_id=None, partitions=(record,))
 
     async def acted(self, index: int) -> None:
         self.waited.append(index)
         if not self.elects:
             await asyncio.sleep(3600)
-        self.lead("t", 2)
-
-    def broker_endpoint(self, node_id: int, _listener: str) -> tuple[str, int]:
-        return "h", node_id
-
-    def is_offline(self, *_: object) -> bool:
-        return False
+        record = self.metadata.image.topics["t"].partitions[0]
+        moved = replace(record, leader=2, leader_epoch=5, partition_epoch=1)
+        gone = BrokerChangeRecord(1, self.metadata.image.brokers[1].broker_epoch, fenced=True)
+        self.metadata.image, _ = self.metadata.image.apply([moved, gone])
 
 
-def ask(node: Node, name: str):
-    ctx = SimpleNamespace(node=node, api_version=9, listener_name="X")
-    topic = SimpleNamespace(name=name, topic_id=None)
-    found = metadata.metadata(ctx, SimpleNamespace(topics=[topic]))  # type: ignore[arg-type]
-    if asyncio.iscoroutine(found):
-        found = asyncio.run(found)
-    partition = found["topics"][0]["partitions"][0]  # type: ignore[index]
-    return partition["leader_id"], partition["error_code"], found
+def ask(name: str, *, elects: bool = True) -> tuple[int, int, list[int], list[int]]:
+    """(leader, error code, brokers listed, entries waited for) of the answer for a topic."""
+
+    async def scene() -> tuple[int, int, list[int], list[int]]:
+        cluster = Cluster()
+        cluster.elects = elects
+        ctx = RequestContext(cluster.apis, None, 3, 9, 1, None, "X")
+        found: Any = metadata.metadata(ctx, Given(topics=[Given(name=name, topic_id=None)]))
+        if asyncio.iscoroutine(found):
+            found = await found
+        partition = found["topics"][0]["partitions"][0]
+        brokers = [broker["node_id"] for broker in found["brokers"]]
+        return partition["leader_id"], partition["error_code"], brokers, cluster.waited
+
+    return asyncio.run(scene())
 
 
 def test_an_answer_waits_for_the_next_leader():
-    node = Node()
-    assert ask(node, "t")[:2] == (2, 0)
-    assert node.waited == [8]
+    leader, error, _, waited = ask("t")
+    assert (leader, error) == (2, 0)
+    assert waited == [7], "the entry after the image"
 
 
 def test_it_waits_for_nobody_else():
-    node = Node()
-    assert ask(node, "u")[:2] == (2, 0)
-    assert not node.waited
+    leader, error, _, waited = ask("u")
+    assert (leader, error) == (2, 0)
+    assert not waited
 
 
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metadata, "DECISION_S", 0.01)
-    node = Node()
-    node.elects = False
-    assert ask(node, "t")[:2] == (-1, 5)
+    assert ask("t", elects=False)[:2] == (-1, 5)
 
 
 def test_one_that_was_just_fenced_is_still_listed():
-    assert [broker["node_id"] for broker in ask(Node(), "u")[2]["brokers"]] == [0, 1, 2, 3]
+    assert ask("u")[2] == [0, 1, 2, 3]

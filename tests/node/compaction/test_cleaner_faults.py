@@ -90,7 +90,7 @@ def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, cal
     assert TP not in lone.node.parts.table.hosted
     monkeypatch.setattr(disk, call, real)
     restarted = again(lone, lone_node)
-    hosted = restarted.node.replica_manager.hosted[TP]
+    hosted = restarted.node.parts.table.hosted[TP]
     hosted.partition.log.check_invariants()
     assert newest(hosted) == expected
     clean(restarted)
@@ -145,7 +145,7 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
         log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
         log_cleaner_enable="false",
     )  # fmt: skip
-    hosted = restarted.node.replica_manager.hosted[TP]
+    hosted = restarted.node.parts.table.hosted[TP]
     assert hosted.compaction is None and newest(hosted) == expected
     clean(restarted)
     assert newest(hosted) == expected

@@ -25,7 +25,7 @@ class Gate:
 
     def __init__(self, node, point):
         self.reached, self.open = threading.Event(), threading.Event()
-        node.disk.fail_points[point] = self._pass
+        node.parts.runtime.disk.fail_points[point] = self._pass
 
     def _pass(self):
         self.reached.set()
@@ -145,11 +145,15 @@ def test_a_topic_deleted_meanwhile_keeps_its_directory_until_then(filled, point)
     gate = Gate(lone.node, point)
     directory = hosted.partition.log.directory
 
+    async def propose(record):
+        index = await lone.node.parts.metadata.propose([record])
+        await lone.node.parts.replicas.changes.done(index)
+
     async def go():
         asked = lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
         gone = RemoveTopicRecord(lone.node.parts.metadata.image.topics["t"].topic_id)
-        deleting = asyncio.ensure_future(lone.node.propose([gone]))
+        deleting = asyncio.ensure_future(propose(gone))
         await asyncio.sleep(0.05)
         assert not deleting.done() and os.path.isdir(directory)
         gate.open.set()
@@ -174,7 +178,9 @@ def test_a_stop_waits_for_what_is_being_put_into_place(filled, point):
     async def go():
         lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
-        stopping = asyncio.ensure_future(lone.node.parts.cleaner.started.stop())
+        stopping = asyncio.ensure_future(
+            lone.node.parts.cleaner.stop(lone.node.parts.replicas.close_manifests)
+        )
         await asyncio.sleep(0.05)
         assert not stopping.done()
         gate.open.set()

@@ -88,7 +88,8 @@ def test_what_an_earlier_start_left_does_not_count(image):
 def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
     lone = lone_node()
     node, calls = lone.node, []
-    node.readiness.on_move = lambda: calls.append(Admin(node).unready())
+    admin = Admin(node.parts.admin)
+    node.parts.readiness.on_move = lambda: calls.append(admin.unready())
 
     def said():
         found, calls[:] = list(calls), []
@@ -96,12 +97,11 @@ def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
 
     lone.create("t")
     assert None in said()
-    (directory,) = node.log_directories
+    (directory,) = node.parts.table.directories
 
     async def fail():
-        node.replica_manager.fail(
-            directory, MachineError(directory.name, "open", OSError(5, "EIO"))
-        )
+        error = MachineError(directory.name, "open", OSError(5, "EIO"))
+        node.parts.failures.fail(directory, error)
 
     lone.run(fail())
     assert any("is offline" in why for why in said())

@@ -212,12 +212,13 @@ def test_nothing_to_compact(compacted):
 
 
 def test_an_uncleanable_partition(compacted):
-    failures = compacted.node.cleaner.failures
-    failures.note(TopicPartition("t", 0), "offset map too small", compacted.node.now_ms())
+    parts = compacted.node.parts
+    failures, now_ms = parts.cleaner.started.failures, parts.runtime.now_ms()
+    failures.note(TopicPartition("t", 0), "offset map too small", now_ms)
     found = partition_of(compacted)
     assert (found["state"], found["reason"]) == (UNCLEANABLE, "offset map too small")
     assert found["failures"] == 1
-    assert found["retry_at_ms"] > compacted.node.now_ms()
+    assert found["retry_at_ms"] > now_ms
     assert compacted.post("/api/v1/compaction/retry", topic="t", partition=0) == (
         200,
         {"topic": "t", "partition": 0, "retrying": True},
@@ -226,7 +227,7 @@ def test_an_uncleanable_partition(compacted):
 
 
 def test_a_dry_run_over_a_damaged_log_says_so(compacted, tmp_path):
-    log = compacted.node.partition(TopicPartition("t", 0)).log
+    log = compacted.node.parts.table.partition(TopicPartition("t", 0)).log
     path = f"{log.directory}/00000000000000000000.log"
     with open(path, "r+b") as file:
         file.seek(70)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.node.admin import compaction_status
-from kept.node.http.console import history
+from kept.node.admin import compaction_status, dirty_history
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -16,8 +15,8 @@ TP = TopicPartition("t", 0)
 def lone(lone_node):
     """A node that takes no samples by itself, however slow the machine is."""
     made = lone_node(log_cleaner_enable="false")
-    made.run(made.node.settled())
-    made.run(made.node.dirty_history.stop())
+    made.run(made.node.warmed_up())
+    made.run(made.node.parts.dirty_history.stop())
     return made
 
 
@@ -58,8 +57,8 @@ def test_a_log_at_rest_is_not_looked_at_again(lone, monkeypatch):
     lone.create("t", cleanup_policy="compact", segment_bytes="4096")
     append(lone, 30)
     looked = []
-    real = compaction_status.status
-    monkeypatch.setattr(compaction_status, "status", lambda *a: looked.append(1) or real(*a))
+    real = compaction_status.dirty_ratio
+    monkeypatch.setattr(compaction_status, "dirty_ratio", lambda *a: looked.append(1) or real(*a))
     sample(lone, 5)
     assert len(looked) == 1 and len(ratios(lone)) == 5
     append(lone, 30)
@@ -68,8 +67,8 @@ def test_a_log_at_rest_is_not_looked_at_again(lone, monkeypatch):
 
 
 def test_only_so_much_is_kept(lone, monkeypatch):
-    monkeypatch.setattr(history, "SAMPLES", 4)
-    monkeypatch.setattr(history, "PARTITIONS", 1)
+    monkeypatch.setattr(dirty_history, "SAMPLES", 4)
+    monkeypatch.setattr(dirty_history, "PARTITIONS", 1)
     lone.create("t", cleanup_policy="compact", segment_bytes="4096")
     lone.create("u", cleanup_policy="compact", segment_bytes="4096")
     other = TopicPartition("u", 0)

@@ -264,9 +264,11 @@ def fill(lone):
 
 def lose(lone):
     """A report of records that were cut away, and one that cannot be read."""
-    hosted = lone.node.parts.table.hosted[TopicPartition("plain", 0)]
+    parts = lone.node.parts
+    hosted = parts.table.hosted[TopicPartition("plain", 0)]
     lost = (LostRecord(5, b"text", False), LostRecord(6, b"\xff", True))
-    lost_records_report.report(lone.node, hosted, Losing(5, 7, 6, lost, None))
+    losing = Losing(5, 7, 6, lost, None)
+    lost_records_report.report(parts.runtime, parts.counters, 0, hosted, losing)
     Path(lost_file(hosted.partition.log.directory, 9, 9)).write_text("torn")
 
 
@@ -357,14 +359,15 @@ def before_a_pass(reader):
 
 def during_a_pass(reader):
     """Of a pass that began and does not move."""
-    node, tp = reader.lone.node, TopicPartition("t", 0)
-    plan = node.cleaner.plan_for(node.replica_manager.hosted[tp], asked=True)
-    node.cleaner.running[tp] = Running(plan, node.now_ms(), leader_epoch=0, truncations=0)
+    parts, tp = reader.lone.node.parts, TopicPartition("t", 0)
+    cleaner, now_ms = parts.cleaner.started, parts.runtime.now_ms()
+    plan = cleaner.plan_for(parts.table.hosted[tp], asked=True)
+    cleaner.running[tp] = Running(plan, now_ms, leader_epoch=0, truncations=0)
     assert reader.get("cleaner")["running"]
     (one,) = reader.get("compaction", topic="t")["partitions"]
     assert (one["state"], one["progress"]) == ("running", 0) and one["cleaning_to"]
     event(reader, "running", set())
-    del node.cleaner.running[tp]
+    del cleaner.running[tp]
 
 
 def after_a_pass(reader):

@@ -8,7 +8,6 @@ import time
 import h11
 import pytest
 
-from kept.node.http import peer_requests
 from kept.node.http.server import _is_held, host_is_known, status_of
 from kept.node.internode.controller_rpc import AskRequest
 from kept.storage import errors
@@ -166,8 +165,9 @@ def test_metrics_are_scraped_by_address_and_by_the_names_of_the_node(lone, host)
 def test_a_stream_is_not_asked_through_another_node(lone, path):
     """It has no end: the node that asks would wait until its answer is too large."""
     asked = AskRequest("GET", path, "{}", "{}")
+    answer = lone.node.parts.http.answer_node(asked)
     with pytest.raises(PolicyViolation, match="is a stream"):
-        lone.run(asyncio.wait_for(peer_requests.answer(lone.node, asked), 10))
+        lone.run(asyncio.wait_for(answer, 10))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_hosts(lone_node, host, known):
         advertised_listeners="PLAINTEXT://kept.example.org:9092",
         kept_http_hosts="kept-0.kept",
     )
-    assert host_is_known(lone.node, host) is known
+    assert host_is_known(lone.node.parts.admin, host) is known
 
 
 # The protocol.

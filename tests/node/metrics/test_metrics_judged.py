@@ -13,7 +13,8 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
-from kept.node.parts.counters import exposition
+from kept.node.kafka.topic_creation import create_topic
+from kept.node.metrics import exposition
 from tests.tools import judges
 
 SCRAPED = {
@@ -86,13 +87,14 @@ def test_a_scrape_of_10000_partitions_holds_the_loop_for_a_moment_only(lone_node
 
     async def scrape():
         size = 0
-        async for chunk in exposition.render(node):
+        async for chunk in exposition.render(node.parts.admin):
             size += len(chunk)
         return size
 
     for number in range(TOPICS):
         lone.run(
-            node.create_topic(
+            create_topic(
+                node.parts.apis,
                 f"topic-{number}",
                 num_partitions=PARTITIONS,
                 replication_factor=1,

@@ -57,8 +57,8 @@ from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.replication.quota import ReplicationQuotas
-from kept.storage import producers
 from kept.storage.disk import Disk
+from kept.storage.producers import ProducerQuota
 
 if TYPE_CHECKING:
     from kept.cluster.controller.brokers import Registration
@@ -83,7 +83,7 @@ class NodeParts:
         self.kernels = Kernels()
         self.budget = MemoryBudget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
-        producers.ROOM.limit = config.producers_max
+        self.producer_quota = ProducerQuota(config.producers_max)
         self._build_cluster(config)
         self._build_replicas(config)
         self._build_services(config)
@@ -167,6 +167,7 @@ class NodeParts:
             table=table,
             failures=self.failures,
             counters=counters,
+            producer_quota=self.producer_quota,
         )
         self.quotas = ReplicationQuotas()
         self.cleaner = LazyCleaner(

@@ -21,6 +21,7 @@ from kept.storage import checkpoints, layout, missing_files
 from kept.storage.disk import Disk, Lock, parent
 from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, ResourceExhausted
 from kept.storage.log import Log
+from kept.storage.producers import ProducerQuota
 from kept.storage.swap import SwapPlan
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
@@ -94,8 +95,11 @@ def previous_broker_epoch(directories: Iterable[LogDirectory]) -> int:
 class LogDirectory:
     """An open data directory; see the module."""
 
-    def __init__(self, path: str, disk: Disk, lock: Lock | None) -> None:
+    def __init__(
+        self, path: str, disk: Disk, lock: Lock | None, producer_quota: ProducerQuota | None = None
+    ) -> None:
         self.path = path
+        self._producer_quota = producer_quota or ProducerQuota()
         self.disk = disk
         self._lock = lock
         self.cluster_id = ""
@@ -132,10 +136,12 @@ class LogDirectory:
     def open(
         cls, path: str, disk: Disk, *, cluster_id: str, node_id: int,
         new_directory_id: uuid.UUID, now_ms: int,  # noqa: ARG003 (the seam's)
+        producer_quota: ProducerQuota | None = None,
     ) -> LogDirectory:  # fmt: skip
         """Lock and read a directory, created when absent.
 
-        ``new_directory_id`` becomes its id if it has none. Raises DirectoryInUse, DirectoryRefused
+        ``new_directory_id`` becomes its id if it has none. ``producer_quota``: what its logs share
+        with those of other directories. Raises DirectoryInUse, DirectoryRefused
         (another node's or cluster's, or Apache Kafka's), DamagedData for meta.properties,
         MachineError.
         """
@@ -143,7 +149,7 @@ class LogDirectory:
         refuse_kafka(disk, path)
         disk.ensure_directory(path)
         lock = disk.lock(f"{path}/{layout.LOCK}")
-        directory = cls(path, disk, lock)
+        directory = cls(path, disk, lock, producer_quota)
         try:
             directory._read_meta(cluster_id, node_id, new_directory_id)
             directory._read_state()
@@ -323,6 +329,7 @@ class LogDirectory:
                 log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
                 clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
                 producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
+                producer_quota=self._producer_quota,
             )  # fmt: skip
         except ResourceExhausted:
             raise
@@ -375,6 +382,7 @@ class LogDirectory:
                 Log.open(
                     self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
                     producer_id_expiration_ms=producer_id_expiration_ms, first_epoch=leader_epoch,
+                    producer_quota=self._producer_quota,
                 )
             )  # fmt: skip
         self.disk.fsync_dir(self.path)

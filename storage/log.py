@@ -51,6 +51,7 @@ from kept.storage.errors import (
 )
 from kept.storage.flush import FlushTicket
 from kept.storage.log_reader import TimestampOffset
+from kept.storage.producers import ProducerQuota
 from kept.storage.records import CheckedBatch
 from kept.storage.segment import Segment
 from kept.storage.segments import Segments
@@ -129,7 +130,7 @@ class Log:
         disk: Disk, *, now_ms: int, log_start_offset: int = 0, recovery_point: int | None = None,
         clean: bool = False, unfinished_swap: SwapPlan | None = None,
         producer_id_expiration_ms: int = 86_400_000, compacted_to: int | None = None,
-        first_epoch: int | None = None,
+        first_epoch: int | None = None, producer_quota: ProducerQuota | None = None,
     ) -> Log:  # fmt: skip
         """Open a log, recovering what a crash left; create it when there is none.
 
@@ -138,8 +139,9 @@ class Log:
         ``unfinished_swap``: the plan of a swap that may have been interrupted. ``compacted_to``:
         where the part ends in which compaction may have left gaps all the same. Without
         ``topic_id`` that of ``partition.metadata`` is taken. ``first_epoch``: led here in that
-        epoch, should it be new. Raises DamagedData when that file is damaged or names another topic
-        id, MachineError.
+        epoch, should it be new. ``producer_quota``: what it shares with other logs; None: a quota
+        of its own. Raises DamagedData when that file is damaged or names another topic id,
+        MachineError.
         """
         disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"
@@ -155,6 +157,7 @@ class Log:
             recovery_point=recovery_point, clean=clean, unfinished_swap=unfinished_swap,
             expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
             first_epoch=first_epoch, unsynced=stored is None,
+            quota=producer_quota,
         )  # fmt: skip
         known = topic_id or stored
         assert known is not None

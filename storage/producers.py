@@ -11,9 +11,10 @@ Rules are Apache Kafka's (``ProducerStateManager``, ``ProducerAppendInfo``):
 - a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last
   batch.
 
-Ours: anybody may invent producer ids, so a log remembers :data:`MOST_OF_A_LOG` and all logs of a
-process together what :data:`ROOM` allows. One more makes its log forget one that has been silent
-for long, as if its time were over: it loses the recognition of its duplicates, nothing else.
+Ours: anybody may invent producer ids, so a log remembers :data:`MOST_OF_A_LOG` and all logs that
+share a :class:`ProducerQuota` together what that allows. One more makes its log forget one that has
+been silent for long, as if its time were over: it loses the recognition of its duplicates, nothing
+else.
 
 State is rebuilt from a snapshot and the batches above it, so it never decides what is in the log.
 Transactions are understood, for logs that Apache Kafka wrote: the first unstable offset and the
@@ -41,8 +42,11 @@ CANDIDATES: Final = 8
 """Of so many of a log's producers the one that has been silent longest is forgotten."""
 
 
-class ProducerRoom:
-    """How many producers several logs remember together: ``used`` of ``limit``. Any thread."""
+class ProducerQuota:
+    """How many producers several logs remember together: ``used`` of ``limit``. Any thread.
+
+    A node has one (``kept.producers.max``) and hands it to its log directories.
+    """
 
     __slots__ = ("_lock", "limit", "used")
 
@@ -55,10 +59,6 @@ class ProducerRoom:
         """So many came, or (negative) are forgotten."""
         with self._lock:
             self.used += more
-
-
-ROOM: Final = ProducerRoom()
-"""That of this process."""
 
 
 class ProducerBatch(NamedTuple):
@@ -119,15 +119,15 @@ class ProducerStates:
         "_counted",
         "_ended",
         "_open",
-        "_room",
+        "_quota",
         "_states",
         "end_offset",
         "expiration_ms",
     )
 
-    def __init__(self, expiration_ms: int, room: ProducerRoom = ROOM) -> None:
+    def __init__(self, expiration_ms: int, quota: ProducerQuota | None = None) -> None:
         self.expiration_ms = expiration_ms
-        self._room = room
+        self._quota = quota or ProducerQuota()
         self._counted = 0
         """How many of :attr:`_states` are counted there."""
         self.end_offset = 0
@@ -191,7 +191,7 @@ class ProducerStates:
         state = self._states.get(producer_id)
         if state is None:
             state = self._states[producer_id] = ProducerState(epoch, timestamp)
-            self._make_room()
+            self._enforce_limits()
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
@@ -215,7 +215,7 @@ class ProducerStates:
         state = self._states.get(producer_id)
         if state is None:
             state = self._states[producer_id] = ProducerState(epoch, timestamp)
-            self._make_room()
+            self._enforce_limits()
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
@@ -268,13 +268,13 @@ class ProducerStates:
     def _count(self) -> None:
         more = len(self._states) - self._counted
         self._counted += more
-        self._room.add(more)
+        self._quota.add(more)
 
-    def _make_room(self) -> None:
+    def _enforce_limits(self) -> None:
         """After one more, which is the last of the table: keep to the limits."""
         self._count()
         states = self._states
-        if len(states) <= MOST_OF_A_LOG and self._room.used <= self._room.limit:
+        if len(states) <= MOST_OF_A_LOG and self._quota.used <= self._quota.limit:
             return
         first = list(islice(states, min(CANDIDATES, len(states) - 1)))
         silent = [one for one in first if states[one].txn_first_offset is None]
@@ -288,7 +288,7 @@ class ProducerStates:
         self._count()
 
     def __del__(self) -> None:
-        self._room.add(-self._counted)
+        self._quota.add(-self._counted)
 
     def clear(self, end_offset: int) -> None:
         """Forget everything; the state now covers all below ``end_offset``."""

@@ -22,7 +22,7 @@ from kept.storage import layout, producer_recovery, swap
 from kept.storage.disk import Disk
 from kept.storage.epochs import LeaderEpochCache
 from kept.storage.errors import CorruptMessage, DamagedData
-from kept.storage.producers import ProducerStates
+from kept.storage.producers import ProducerQuota, ProducerStates
 from kept.storage.records import BatchHeader, check_replica, headers
 from kept.storage.records.header import holds_batch, size_at
 from kept.storage.segment import SCAN_BYTES, Segment
@@ -230,6 +230,7 @@ def recover(
     disk: Disk, directory: str, config: LogConfig, *, now_ms: int, log_start_offset: int,
     recovery_point: int | None, clean: bool, unfinished_swap: SwapPlan | None, expiration_ms: int,
     compacted_to: int | None = None, first_epoch: int | None = None, unsynced: bool = False,
+    quota: ProducerQuota | None = None,
 ) -> Recovered:  # fmt: skip
     """Open the files of a log that exists or not; see the module. A log without segments gets one,
     and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
@@ -276,7 +277,7 @@ def recover(
         disk.fsync_dir(directory)
     # An epoch whose records are lost must not come back when others have taken their place.
     epochs.save()
-    producers = ProducerStates(expiration_ms)
+    producers = ProducerStates(expiration_ms, quota)
     snapshots = producer_recovery.load_producers(
         disk, directory, segments, producers, end_offset, scanned=scanned, clean=clean
     )

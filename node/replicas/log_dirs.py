@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
+    from kept.storage.producers import ProducerQuota
 
 
 class LogDirs:
@@ -43,12 +44,14 @@ class LogDirs:
         table: ReplicaTable,
         failures: LogDirFailureChannel,
         counters: Counters,
+        producer_quota: ProducerQuota,
     ) -> None:
         self._runtime = runtime
         self._identity = identity
         self._table = table
         self._failures = failures
         self._counters = counters
+        self._producer_quota = producer_quota
         self._paths = config.log_dirs if config.is_broker else ()
         self._metadata_path = config.metadata_log_dir
         self._fsync_threads = config.fsync_threads
@@ -106,6 +109,7 @@ class LogDirs:
             node_id=self._identity.node_id,
             new_directory_id=new_id(),
             now_ms=self._runtime.now_ms(),
+            producer_quota=self._producer_quota,
         )
         try:
             probe = disk.open_read(f"{path}/{layout.META_PROPERTIES}")

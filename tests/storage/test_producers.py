@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kept.storage import producers, snapshots, txn_index
 from kept.storage.errors import DamagedData, InvalidProducerEpoch, OutOfOrderSequenceNumber
-from kept.storage.producers import BATCHES_KEPT, ProducerRoom, ProducerStates
+from kept.storage.producers import BATCHES_KEPT, ProducerQuota, ProducerStates
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import MAX_INT32
 
@@ -38,7 +38,7 @@ def test_sequences_follow_one_another_and_wrap() -> None:
 
 def test_a_log_remembers_so_many_producers_and_forgets_who_is_silent(monkeypatch) -> None:
     monkeypatch.setattr(producers, "MOST_OF_A_LOG", 50)
-    states = ProducerStates(1000, ProducerRoom())
+    states = ProducerStates(1000, ProducerQuota())
     for n in range(200):
         send(states, 2 * n, n, pid=0, now=n)  # one that goes on
         send(states, 2 * n + 1, 0, pid=1000 + n, now=n)
@@ -47,7 +47,7 @@ def test_a_log_remembers_so_many_producers_and_forgets_who_is_silent(monkeypatch
 
 
 def test_logs_share_the_room_for_producers_and_give_it_back() -> None:
-    room = ProducerRoom(30)
+    room = ProducerQuota(30)
     several = [ProducerStates(1000, room) for _ in range(3)]
     send(several[0], 0, 0, txn=True, pid=1)
     for n in range(100):

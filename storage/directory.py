@@ -118,7 +118,7 @@ class LogDirectory:
         self.missing: dict[TopicPartition, int] = {}
         """Logs that the checkpoints know and nobody finds, with where they ended at least."""
         self.unopened: set[TopicPartition] = set()
-        """Logs that were there, and that nobody has opened yet: what the checkpoints say of them
+        """Logs that were there, and that nobody has opened (yet): what the checkpoints say of them
         stays, and after a crash there is no clean stop before all were looked through."""
         self._put_back: set[TopicPartition] = set()
         """Logs that were set aside once: the checkpoints have forgotten them."""
@@ -319,23 +319,18 @@ class LogDirectory:
     ) -> Log:  # fmt: skip
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may.
 
-        After ResourceExhausted it can be tried again: what they say stays.
+        After an error what they say stays: damage may be mended, and the log opened at a later
+        start. Until then this directory is not marked as stopped cleanly after a crash.
         """
         recovery_point = self.recovery_points.get(tp)
-        try:
-            traces = missing_files.look(self.disk, self.log_path(tp))
-            log = Log.open(
-                self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
-                log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
-                clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
-                producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
-                producer_quota=self._producer_quota,
-            )  # fmt: skip
-        except ResourceExhausted:
-            raise
-        except BaseException:
-            self.unopened.discard(tp)
-            raise
+        traces = missing_files.look(self.disk, self.log_path(tp))
+        log = Log.open(
+            self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+            log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
+            clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
+            producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
+            producer_quota=self._producer_quota,
+        )  # fmt: skip
         self.unopened.discard(tp)
         if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
             self.survived_epoch = -1  # damage: what was written is not all here

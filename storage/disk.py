@@ -50,6 +50,9 @@ threads that flush, write checkpoints and the metadata log, a roll's indexes) fi
 MAX_REOPENABLE: Final = 256
 """Closed segments whose files stay open, of all logs of a process: those that were read last."""
 
+MEMORY_WAITS_S: Final = (0.001, 0.004, 0.016)
+"""Before a write that found no memory (ENOMEM) is tried again; the loop stands still meanwhile."""
+
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 """Of what is created: records are for the node's user alone, as Postgres has it. What exists keeps
@@ -308,23 +311,32 @@ class Disk:
     def writev(self, file: File, buffers: Sequence[Bytes], position: int) -> int:
         """Write all buffers one after another at ``position``; returns the bytes written.
 
-        On an error part of them may be in the file: the caller cuts it back. So ENOMEM is a failure
-        here, not ResourceExhausted: what several had staged goes with it, and each must hear of it.
+        On an error part of them may be in the file: the caller cuts it back. A want of memory is
+        waited out for :data:`MEMORY_WAITS_S`; after that it is a failure, not ResourceExhausted:
+        several callers may have staged what is dropped with it, and each must learn of it.
         """
-        try:
-            if len(buffers) == 1:
-                size = len(buffers[0])
-                written = os.pwrite(file.fd, buffers[0], position)
-            else:
-                size = sum(map(len, buffers))
-                written = 0
-                if len(buffers) <= IOV_LIMIT and CAPABILITIES["pwritev"]:
-                    written = os.pwritev(file.fd, buffers, position)
-            if written != size:
-                self._write_rest(file, buffers, position, written)
-            return size
-        except OSError as error:
-            raise MachineError(file.path, "write", error) from error
+        waits = iter(MEMORY_WAITS_S)
+        while True:
+            try:
+                return self._writev(file, buffers, position)
+            except OSError as error:
+                wait_s = next(waits, None) if error.errno == errno.ENOMEM else None
+                if wait_s is None:
+                    raise MachineError(file.path, "write", error) from error
+            time.sleep(wait_s)
+
+    def _writev(self, file: File, buffers: Sequence[Bytes], position: int) -> int:
+        if len(buffers) == 1:
+            size = len(buffers[0])
+            written = os.pwrite(file.fd, buffers[0], position)
+        else:
+            size = sum(map(len, buffers))
+            written = 0
+            if len(buffers) <= IOV_LIMIT and CAPABILITIES["pwritev"]:
+                written = os.pwritev(file.fd, buffers, position)
+        if written != size:
+            self._write_rest(file, buffers, position, written)
+        return size
 
     def _write_rest(
         self, file: File, buffers: Sequence[Bytes], position: int, written: int

@@ -66,8 +66,9 @@ class OffsetIndex:
         self.positions = array("i")
         self.loaded = loaded
 
-    def check(self, log_bytes: int) -> None:
-        """Rule 23's test at open, from the file's size and last entry only.
+    def check(self, log_bytes: int) -> int:
+        """Rule 23's test at open, from the file's size and last entry only; returns that entry's
+        position, 0 without one.
 
         Raises DamagedData; FileNotFoundError when there is no file.
         """
@@ -76,7 +77,7 @@ class OffsetIndex:
         if size % ENTRY_BYTES:
             raise DamagedData(self.path, size, -1, f"size is no multiple of {ENTRY_BYTES}")
         if not size:
-            return
+            return 0
         offsets, positions = decode_entries(self._disk.pread(file, size - ENTRY_BYTES, ENTRY_BYTES))
         if not offsets:
             raise DamagedData(self.path, size, -1, "not trimmed: it ends in zeros")
@@ -85,6 +86,7 @@ class OffsetIndex:
                 self.path, size - ENTRY_BYTES, self.base_offset + offsets[0],
                 f"last entry points to byte {positions[0]} of a log of {log_bytes} bytes",
             )  # fmt: skip
+        return positions[0]
 
     def load(self) -> None:
         """Read the entries, once. Raises DamagedData, or FileNotFoundError."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from kept.storage import layout, producer_recovery, swap
@@ -55,6 +56,8 @@ class _Opening:
         self.now_ms = now_ms
         self.epoch = -1
         self.epoch_starts: list[tuple[int, int]] = []
+        self.orphans: set[int] = set()
+        """Bases of indexes without a ``.log``: :mod:`kept.storage.missing_files` reports them."""
 
     def find_segments(self) -> list[Segment]:
         """The segments whose ``.log`` is there; index files without one are removed."""
@@ -74,6 +77,7 @@ class _Opening:
                 others.append((parsed.base_offset, name))
         for base_offset, name in others:
             if base_offset not in found:
+                self.orphans.add(base_offset)
                 logger.warning("%s/%s: removed, it has no .log", self.directory, name)
                 self.disk.unlink(f"{self.directory}/{name}")
         return [found[base] for base in sorted(found)]
@@ -89,6 +93,7 @@ class _Opening:
                 logger.warning("%s", damage)
                 return False
         if next_base is not None:
+            self._report_missing_tail(segment, next_base)
             segment.next_offset = next_base
             return True
         try:
@@ -97,6 +102,25 @@ class _Opening:
             logger.warning("%s", damage)
             return False
         return True
+
+    def _report_missing_tail(self, segment: Segment, next_base: int) -> None:
+        """Name what a closed segment that is trusted lacks at its end, where no compaction can
+        have taken it: the file was cut at the end of a batch, which no index shows.
+        """
+        orphaned = any(segment.base_offset < base < next_base for base in self.orphans)
+        if orphaned or self.config.compact or self.was_compacted:
+            return
+        try:
+            end = segment.end_of_file_offset()
+        except DamagedData as damage:
+            logger.error("%s", damage)
+            return
+        if end < next_base and next_base - 1 - segment.base_offset <= MAX_INT32:
+            logger.error(
+                "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost "
+                "here; the file was cut, or the topic was compacted once by another broker",
+                segment.path(layout.LOG), end, next_base, end, next_base - 1,
+            )  # fmt: skip
 
     def _open_tail(self, segment: Segment) -> None:
         segment.load_index()
@@ -196,6 +220,7 @@ class _Opening:
                 return segments[: i + 1], scanned
         return segments, scanned
 
+    @cached_property
     def was_compacted(self) -> bool:
         """A cleaner left its manifest, whatever the policy says today."""
         names = self.disk.listdir(self.directory)
@@ -217,7 +242,7 @@ class _Opening:
         if next_base - 1 - segment.base_offset > MAX_INT32:
             return False
         unknown = recovery_point is None and compacted_to is None
-        if unknown and (self.config.compact or self.was_compacted()):
+        if unknown and (self.config.compact or self.was_compacted):
             return False
         why = f"it ends at {segment.next_offset}, the next segment starts at {next_base}"
         logger.warning(

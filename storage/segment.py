@@ -311,6 +311,16 @@ class Segment:
                 if batch[4] >= 0:
                     raise DamagedData(self.time_index.path, 0, self.base_offset, "no entry")
 
+    def end_of_file_offset(self) -> int:
+        """The end of the last batch that is in the file, walked to from the last index entry.
+
+        For a segment whose indexes were checked (:meth:`open_closed`). Raises DamagedData.
+        """
+        end = self.base_offset
+        for batch in self.walk(self.index.check(self.size_bytes), self.size_bytes):
+            end = batch[3] + 1
+        return end
+
     # Aborted transactions.
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -286,3 +287,21 @@ def test_a_log_whose_trusted_file_was_cut_in_a_batch_says_so(kit) -> None:
     disk.write_file(path, disk.read(path)[:-40])
     with pytest.raises(DamagedData, match=re.escape(f"{path}: damaged at byte")):
         reopen(kit, disk)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_closed_segment_that_was_cut_at_the_end_of_a_batch_says_so(kit, caplog, compact, clean):
+    """It opens, as whole batches are left; only compaction may have taken records there."""
+    disk, contents = written(kit)
+    path = files(disk, ".log")[2]
+    base, after = (int(files(disk, ".log")[n].rpartition("/")[2][:20]) for n in (2, 3))
+    last = [c for c in contents if base <= c[0] < after][-1]
+    disk.write_file(path, disk.read(path)[: -len(last[2])])
+    policy = frozenset({"compact" if compact else "delete"})
+    config = replace(CONFIG, cleanup_policy=policy)
+    log = kit.open_log(disk, config=config, clean=clean, recovery_point=80)
+    assert kit.contents(log) == [c for c in contents if c != last]
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    told = f"{path}: it ends at {last[0]}, the next segment begins at {after}"
+    assert [line.startswith(told) for line in said] == [True] * (not compact)

@@ -23,6 +23,7 @@ from kept.storage.errors import (
     MachineError,
 )
 from kept.storage.flush import FlushTicket
+from kept.storage.producers import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 
@@ -468,3 +469,42 @@ def test_who_stops_early_after_a_clean_stop_leaves_the_mark_as_it_was(disk) -> N
     opened(disk).close()
     again = opened(disk)
     assert again.was_clean and again.broker_epoch == 5
+
+
+def test_what_is_known_of_a_log_that_is_damaged_stays_in_the_checkpoints(disk) -> None:
+    directory = opened(disk)
+    log = directory.create_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 5})
+    metadata = f"{log.directory}/{layout.PARTITION_METADATA}"
+    whole = disk.read(metadata)
+    disk.write_file(metadata, b"rot")
+    directory.close(clean=False)
+    again = opened(disk)
+    with pytest.raises(DamagedData):
+        again.open_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
+    again.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {})
+    assert again.high_watermarks == {TP: 5}
+    again.close(broker_epoch=3)
+    disk.write_file(metadata, whole)
+    mended = opened(disk)
+    assert not mended.was_clean, "the log was not looked through since the crash"
+    mended.open_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
+    assert mended.high_watermarks == {TP: 5}
+
+
+def test_logs_of_several_directories_share_a_quota_of_producers(disk) -> None:
+    quota = ProducerQuota(3)
+    logs = []
+    for number in range(2):
+        directory = LogDirectory.open(
+            f"/d{number}", disk, cluster_id="c", node_id=1, new_directory_id=DIRECTORY_ID,
+            now_ms=0, producer_quota=quota,
+        )  # fmt: skip
+        logs.append(directory.create_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0))
+    for pid in range(5):
+        for log in logs:
+            log.producers.update(pid, 0, 0, 0, pid, 0)
+    assert quota.used == sum(len(log.producers) for log in logs) <= 3 + len(logs)
+    alone = opened(disk, "/d2").create_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
+    alone.producers.update(1, 0, 0, 0, 0, 0)
+    assert quota.used == sum(len(log.producers) for log in logs), "it has a quota of its own"

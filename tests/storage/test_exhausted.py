@@ -212,3 +212,25 @@ def test_what_can_be_opened_again_is_closed_where_no_descriptor_is_left(
         call()
     disk.can_close(holder)
     assert call()
+
+
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_a_write_waits_a_little_for_memory(tmp_path, monkeypatch, times):
+    disk = Disk({})
+    log = Log.open(f"{tmp_path}/t-0", TopicPartition("t", 0), _ID, LogConfig(), disk, now_ms=0)
+    pwrite, left = os.pwrite, [errno.ENOMEM] * times
+
+    def scarce(fd, data, position):
+        if left:
+            raise OSError(left.pop(), "no memory")
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", scarce)
+    if times <= 3:
+        append(log)
+        assert offsets(log) == [0]
+    else:
+        with pytest.raises(MachineError, match="write failed: no memory") as failed:
+            append(log)
+        assert not isinstance(failed.value, ResourceExhausted)
+        assert log.log_end_offset == 0

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from kept.cluster.controller.heartbeats import HeartbeatAnswer
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import ConfigRecord, MetadataRecord
+from kept.node.config.live_config import LiveConfig
+from kept.node.config.node_config import NodeConfig
 from kept.node.controller.controller import Controller
-from kept.node.runtime.clock import elapsed_ms
-from kept.node.runtime.yielding import Slices
+from kept.node.internode.controller_rpc import HeartbeatRequest
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.runtime import Runtime
 from kept.storage.errors import InvalidRequest, NetworkException
+from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.parts import Given
+
+RECORD = ConfigRecord(4, "", "k", "v")
 
 
 class FakeMetadata:
@@ -22,7 +31,7 @@ class FakeMetadata:
     leader_id = 0
 
     def __init__(self) -> None:
-        self.image: Any = SimpleNamespace(index=5)
+        self.image = Image(index=5)
         self.committed = asyncio.Event()
         self.confirmed = asyncio.Event()
 
@@ -30,19 +39,26 @@ class FakeMetadata:
         await self.confirmed.wait()
         return 5
 
-    async def propose(self, _records: Any) -> int:
+    async def propose(self, _records: Sequence[MetadataRecord]) -> int:
         index = self.image.index + 1
         await self.committed.wait()
-        self.image = SimpleNamespace(index=index)
-        return int(index)
+        self.image = Image(index=index)
+        return index
 
 
-def controlling(metadata: FakeMetadata) -> Controller:
-    loop = asyncio.get_running_loop()
-    node: Any = SimpleNamespace(metadata=metadata, loop=loop, slices=Slices(loop))
-    made = Controller.__new__(Controller)
-    made._node, made._turn, made._tasks = node, asyncio.Lock(), set()
-    return made
+def controller_of(metadata: Any) -> Controller:
+    """A real controller; no part that these tests reach needs files, peers or counters."""
+    nothing: Any = Given()
+    return Controller(
+        runtime=Runtime(SimulatedDisk(seed=1)),
+        config=LiveConfig(NodeConfig({})),
+        metadata=metadata,
+        identity=NodeIdentity(0),
+        peers=nothing,
+        addresses=nothing,
+        open_files=nothing,
+        counters=nothing,
+    )
 
 
 def test_a_decision_keeps_its_turn_when_whoever_asked_has_gone() -> None:
@@ -52,12 +68,12 @@ def test_a_decision_keeps_its_turn_when_whoever_asked_has_gone() -> None:
 
 async def _asked_twice() -> None:
     metadata = FakeMetadata()
-    controller = controlling(metadata)
+    controller = controller_of(metadata)
     seen: list[int] = []
 
     def change(image: Any) -> Any:
         seen.append(image.index)
-        return ["a record"]
+        return [RECORD]
 
     first = asyncio.create_task(controller.decide(change))
     while not seen:
@@ -72,7 +88,7 @@ async def _asked_twice() -> None:
     metadata.committed.set()
     assert await second == 7
     assert seen == [5, 6]
-    assert not controller._tasks
+    assert not controller._tasks._tasks
 
 
 def test_what_a_decision_raises_is_told() -> None:
@@ -80,24 +96,24 @@ def test_what_a_decision_raises_is_told() -> None:
         raise InvalidRequest("no")
 
     async def ask() -> None:
-        await controlling(FakeMetadata()).decide(change)
+        await controller_of(FakeMetadata()).decide(change)
 
     with pytest.raises(InvalidRequest):
         asyncio.run(ask())
 
 
-class Heard:
-    """Sessions that note what they hear."""
+class SessionsThatNote:
+    """Sessions that note their events."""
 
     active = True
-    settings = SimpleNamespace(stall_ms=60_000)
 
-    def __init__(self) -> None:
+    def __init__(self, controller: Controller) -> None:
         self.events: list[str] = []
+        self.settings = controller.sessions.settings
 
-    def heartbeat(self, *_: Any, **__: Any) -> Any:
+    def heartbeat(self, *_: Any, **__: Any) -> tuple[HeartbeatAnswer, tuple[()]]:
         self.events.append("heartbeat")
-        return SimpleNamespace(fenced=False, should_shut_down=False, index=5), ()
+        return HeartbeatAnswer(fenced=False, should_shut_down=False, index=5), ()
 
     def connection_lost(self, *_: Any) -> tuple[()]:
         self.events.append("lost")
@@ -110,14 +126,9 @@ def test_a_heartbeat_that_waited_while_its_broker_died_does_not_revive_it(dies: 
 
     async def scene() -> list[str]:
         metadata = FakeMetadata()
-        controller, sessions = controlling(metadata), Heard()
-        controller.sessions = sessions  # type: ignore[assignment]
-        controller._gaps, controller._sure_since, controller._awake_ms = 1, 0, elapsed_ms()
-        controller._broken = Counter()
-        request: Any = SimpleNamespace(
-            broker_id=3, broker_epoch=1, applied_index=5, wants_shutdown=False, wants_fence=False,
-            logs=(),
-        )  # fmt: skip
+        controller = controller_of(metadata)
+        sessions = controller.sessions = SessionsThatNote(controller)  # type: ignore[assignment]
+        request = HeartbeatRequest(3, 1, 5, False, False, ())
         waiting = asyncio.create_task(controller._heartbeat(request))
         await asyncio.sleep(0)
         if dies:

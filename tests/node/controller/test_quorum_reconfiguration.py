@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.progress import Progress
+from kept.cluster.raft.ready import RaftSettings
 from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
 from kept.node.internode.controller_rpc import ChangeVotersRequest
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.runtime import Runtime
 from kept.storage.errors import InvalidRequest, NotController, VoterNotFound
+from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.parts import Given
 
 TICKS = 100
 
@@ -25,17 +29,15 @@ class Metadata:
         self.leader_id = 0
         self.proposed: asyncio.Queue[tuple[Voter, ...]] = asyncio.Queue()
         self.commits = asyncio.Semaphore(0)
-        self.member = SimpleNamespace(
+        self.member = Given(
             node_id=0,
             directory_id=UUID(int=100),
             voters=tuple(Voter(n, UUID(int=100 + n), f"node-{n}", 10092) for n in range(3)),
             commit_index=50,
-            core=SimpleNamespace(
-                ticks=TICKS,
-                down=set(),
-                settings=SimpleNamespace(election_ticks=10),
-                progress={n: Progress(UUID(int=100 + n), 51, TICKS, 50) for n in (1, 2)},
-            ),
+            core__ticks=TICKS,
+            core__down=set(),
+            core__settings=RaftSettings(election_ticks=10),
+            core__progress={n: Progress(UUID(int=100 + n), 51, TICKS, 50) for n in (1, 2)},
         )
 
     async def change_voters(self, voters: tuple[Voter, ...]) -> int:
@@ -48,14 +50,12 @@ class Metadata:
 def play(scene) -> None:
     async def whole() -> None:
         metadata = Metadata()
-        node = SimpleNamespace(
-            node_id=0,
-            metadata=metadata,
-            loop=asyncio.get_running_loop(),
-            peer_address={3: ("node-3", 10092)}.get,
-        )
+        addresses = Given(node_address={3: ("node-3", 10092)}.get)
+        runtime = Runtime(SimulatedDisk(seed=1))
         async with asyncio.timeout(60):
-            await scene(QuorumReconfiguration(node), metadata)
+            await scene(
+                QuorumReconfiguration(runtime, metadata, NodeIdentity(0), addresses), metadata
+            )
 
     asyncio.run(whole())
 

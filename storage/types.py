@@ -75,7 +75,7 @@ class IsolationLevel(IntEnum):
 class LogConfig:
     """A topic's settings as its logs use them: Kafka's names with dots as underscores.
 
-    Built from a topic's settings by ``kept.cluster.topic_config``; the defaults are Kafka's. -1
+    Built from a topic's settings by ``kept.node.config.topic_config``; the defaults are Kafka's. -1
     means no limit for the retention fields. ``raw`` keeps settings that only other parts use, by
     full name.
     """

@@ -2,7 +2,7 @@
 
 Rules as in ``ConfigurationControlManager``: an incremental change starts from the value in force
 (for APPEND and SUBTRACT the default, when nothing was set), a full one forgets what it does not
-name. What names and values are legal is the caller's knowledge (``kept.cluster.topic_config``),
+name. What names and values are legal is the caller's knowledge (``kept.node.config.topic_config``),
 given as a :class:`ConfigSchema`.
 
 One fact is noted beside the settings: that a topic was compacted and is not any more

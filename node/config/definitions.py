@@ -3,7 +3,7 @@
 What Kafka knows and kept accepts without effect, or refuses, is in
 ``kept.node.config.unsupported``; :data:`BROKER_SETTINGS` is all of them. A broker setting that
 gives topics their default takes type and range from the topic setting
-(``kept.cluster.topic_config``), so that they cannot disagree.
+(``kept.node.config.topic_config``), so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from kept.cluster.topic_config import TOPIC_SETTINGS, ConfigDef, Kind, Settings, Update
+from kept.node.config.topic_config import TOPIC_SETTINGS, ConfigDef, Kind, Settings, Update
 from kept.node.config.unsupported import ACCEPTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 

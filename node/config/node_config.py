@@ -12,16 +12,16 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from kept.cluster.topic_config import (
+from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
+from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
+from kept.node.config.sources import Sugar, gather, located
+from kept.node.config.topic_config import (
     TOPIC_SETTINGS,
     Layers,
     Source,
     default_from_broker,
     validate_topic,
 )
-from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
-from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
-from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.unsupported import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError, InvalidConfig
 

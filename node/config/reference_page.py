@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kept.cluster.topic_config import TOPIC_SETTINGS, ConfigDef
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
 from kept.node.config.sources import variable
+from kept.node.config.topic_config import TOPIC_SETTINGS, ConfigDef
 from kept.node.config.unsupported import REFUSED_PREFIXES
 
 _HEAD: Final = """\

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.cluster.topic_config import ConfigDef, Kind, Update
+from kept.node.config.topic_config import ConfigDef, Kind, Update
 
 _NO_SECURITY: Final = "kept does not authenticate, authorize or encrypt yet"
 _NO_CLASSES: Final = "kept runs no Java classes"

@@ -20,7 +20,7 @@ from kept.cluster.controller import reassignment
 from kept.cluster.controller.heartbeats import ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
-from kept.cluster.topic_config import log_config
+from kept.node.config.topic_config import log_config
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic

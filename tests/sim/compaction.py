@@ -16,7 +16,7 @@ from uuid import UUID
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
-from kept.cluster.topic_config import log_config
+from kept.node.config.topic_config import log_config
 from kept.node.replicas.manifests import recover
 from kept.replication.effects import Truncated
 from kept.replication.events import ManifestPublished

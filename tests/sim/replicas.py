@@ -13,7 +13,7 @@ from uuid import UUID
 
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
-from kept.cluster.topic_config import log_config
+from kept.node.config.topic_config import log_config
 from kept.replication.effects import Truncated
 from kept.replication.events import BrokersChanged, ProposeIsr
 from kept.replication.fetch_messages import (

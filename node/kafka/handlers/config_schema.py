@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from kept.cluster.controller.decisions import ConfigSchema
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ResourceType
-from kept.cluster.topic_config import (
+from kept.node.config.node_config import BROKER_SETTINGS, NodeConfig
+from kept.node.config.topic_config import (
     TOPIC_SETTINGS,
     Entry,
     Kind,
@@ -19,7 +20,6 @@ from kept.cluster.topic_config import (
     inherited_entries,
     validate_topic,
 )
-from kept.node.config.node_config import BROKER_SETTINGS, NodeConfig
 from kept.storage.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kept.cluster.topic_config import TOPIC_SETTINGS, Source, Update
 from kept.node.config import node_config as config
 from kept.node.config.definitions import HONOURED
 from kept.node.config.node_config import BROKER_SETTINGS, NodeConfig, attribute
 from kept.node.config.sources import MAX_FILE_BYTES, variable
+from kept.node.config.topic_config import TOPIC_SETTINGS, Source, Update
 from kept.node.config.unsupported import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.cluster.topic_config import (
+from kept.node.config.node_config import BROKER_SETTINGS
+from kept.node.config.topic_config import (
     TOPIC_SETTINGS,
     Kind,
     Source,
@@ -19,11 +20,10 @@ from kept.cluster.topic_config import (
     parse_prefixes,
     validate_topic,
 )
-from kept.node.config.node_config import BROKER_SETTINGS
 from kept.storage.errors import InvalidConfig
 from kept.storage.types import LogConfig, TimestampType
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "kafka_4_3_settings.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "kafka_4_3_settings.json").read_text())
 KAFKA = GOLDEN["topics"]
 OURS = {
     "kept.compaction.strategy",

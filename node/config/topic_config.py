@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from kept.cluster.config_def import (
+from kept.node.config.config_def import (
     ConfigDef,
     Entry,
     Kind,

@@ -3,7 +3,7 @@
 A :class:`ConfigDef` knows its name, type, default, range and meaning, whether it can change while
 the node runs, and whether kept honours it or accepts it without effect and why. Validation,
 DescribeConfigs, the configuration file and ``docs/configuration.md`` all read it. The tables are
-``kept.cluster.topic_config`` (topics) and ``kept.node.config.definitions``.
+``kept.node.config.topic_config`` (topics) and ``kept.node.config.definitions``.
 
 Messages begin as Kafka's do (``Unknown topic config name: …``, ``Invalid value … for configuration
 …``) and go on with the allowed range and the nearest valid name.

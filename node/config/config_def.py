@@ -2,8 +2,8 @@
 
 A :class:`ConfigDef` knows its name, type, default, range and meaning, whether it can change while
 the node runs, and whether kept honours it or accepts it without effect and why. Validation,
-DescribeConfigs, the configuration file and ``docs/configuration.md`` all read it. The tables are
-``kept.node.config.topic_config`` (topics) and ``kept.node.config.definitions``.
+DescribeConfigs, the configuration file and ``docs/configuration.md`` all read it. The definitions
+are made from the rows (:class:`Row`) of the table in ``kept.node.config.definitions``.
 
 Messages begin as Kafka's do (``Unknown topic config name: …``, ``Invalid value … for configuration
 …``) and go on with the allowed range and the nearest valid name.
@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
-from typing import Any, Final
+from enum import IntEnum
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from kept.storage.errors import InvalidConfig
 from kept.storage.types import MAX_INT32, MAX_INT64
@@ -45,14 +45,6 @@ class Source(IntEnum):
     DEFAULT_CONFIG = 5
 
 
-class Update(StrEnum):
-    """How a broker setting can change: by restart, for one broker, or for the whole cluster."""
-
-    READ_ONLY = "read-only"
-    PER_BROKER = "per-broker"
-    CLUSTER_WIDE = "cluster-wide"
-
-
 _BOUNDS: Final = {
     Kind.SHORT: (-(2**15), 2**15 - 1),
     Kind.INT: (-(2**31), MAX_INT32),
@@ -73,9 +65,9 @@ class ConfigDef:
     """One setting of a topic or a broker.
 
     ``default`` is text as a user would write it; None means unset (Kafka's null). ``low`` and
-    ``high`` are inclusive. ``no_effect`` says why the setting changes nothing here ("": honoured);
-    ``refused`` says why any value but the default is refused. ``check`` raises ValueError for what
-    no range expresses.
+    ``high`` are inclusive. ``dynamic``: it can change while the node runs. ``no_effect`` says why
+    the setting changes nothing here ("": honoured); ``refused`` says why any value but the default
+    is refused. ``check`` raises ValueError for what no range expresses.
     """
 
     name: str
@@ -86,7 +78,7 @@ class ConfigDef:
     high: float | None = None
     also: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
-    update: Update = Update.CLUSTER_WIDE
+    dynamic: bool = True
     synonyms: tuple[Synonym, ...] = ()
     sensitive: bool = False
     no_effect: str = ""
@@ -104,11 +96,6 @@ class ConfigDef:
         low, high = (None if end is None else _plain(end) for end in (self.low, self.high))
         text = f"{low} to {high}" if high is not None else f"at least {low}"
         return text + "".join(f" or {value}" for value in self.also)
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether it can change while the node runs."""
-        return self.update is not Update.READ_ONLY
 
     def parse(self, text: str | None) -> Any:
         """The typed value of ``text``: bool, int, float, str, or tuple of str; None for None.
@@ -223,6 +210,97 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+T = TypeVar("T")
+
+
+class Row(Generic[T]):
+    """A row of the table of settings: all of a :class:`ConfigDef` but the name, which follows from
+    the field of the class that holds the row (``fetch_max_bytes``: ``fetch.max.bytes``).
+
+    ``ours``: ``kept.`` stands before the name. ``topic`` is the topic setting that this node
+    setting gives its default to; a topic setting has the row's own default, and ``weaker`` are
+    further node settings that may give it, with the factor that converts their unit. ``facts`` are
+    fields of ConfigDef. ``T`` is the type of the value: mypy takes an instance's field for one,
+    and an instance's own value hides the row.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        default: str | None,
+        *,
+        ours: bool = False,
+        topic: str = "",
+        weaker: Mapping[str, int] | None = None,
+        dynamic: bool = False,
+        **facts: Any,
+    ) -> None:
+        self.topic = topic
+        self._kind = kind
+        self._default = default
+        self._prefix = "kept." if ours else ""
+        self._weaker = weaker or {}
+        self._dynamic = dynamic
+        self._facts = facts
+        self._doc = ""
+
+    def means(self, doc: str) -> Self:
+        """The same row with what the setting does."""
+        self._doc = doc
+        return self
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        return self
+
+    def _name(self, field: str) -> str:
+        return self._prefix + field.replace("_", ".")
+
+    def of_node(self, field: str) -> ConfigDef:
+        """The definition of the node's setting."""
+        doc, default = self._doc, self._default
+        if self.topic:
+            doc = f"Default of the topic setting {self.topic}: {doc}"
+            default = None if self._weaker else default
+        dynamic = self._dynamic or bool(self.topic)
+        return ConfigDef(
+            self._name(field), self._kind, default, doc, dynamic=dynamic, **self._facts
+        )
+
+    def of_topic(self, field: str) -> ConfigDef:
+        """The definition of the topic's setting."""
+        name = self._name(field)
+        synonyms = {name: 1, **self._weaker} if self.topic else {}
+        return ConfigDef(
+            self.topic or name,
+            self._kind,
+            self._default,
+            self._doc,
+            synonyms=tuple(Synonym(name, factor) for name, factor in synonyms.items()),
+            **self._facts,
+        )
+
+
+class Rows(Generic[T]):
+    """Makes rows of one kind: ``Rows[int](Kind.INT)("1", low=1)``. Without a default the value may
+    be None.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    @overload
+    def __call__(self, default: str, **facts: Any) -> Row[T]: ...
+    @overload
+    def __call__(self, default: None, **facts: Any) -> Row[T | None]: ...
+    def __call__(self, default: str | None, **facts: Any) -> Row[T] | Row[T | None]:
+        """A row of this kind; ``facts`` as :class:`Row` takes them."""
+        return Row(self._kind, default, **facts)
 
 
 class Settings(Mapping[str, ConfigDef]):

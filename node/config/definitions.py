@@ -1,599 +1,607 @@
-"""Every broker setting that kept honours, with Kafka's name, type, default and range.
+"""The table of settings: every setting that kept honours is one row here, and nowhere else.
+
+A row gives type, default, range, whether it can change while the node runs, and what it means; its
+name is that of the field, with dots for underscores, and ``kept.`` before it for those that are
+``ours``. A setting of nodes is a field of :class:`NodeSettings`, so that ``config.fetch_max_bytes``
+is typed and needs no second declaration. Where it is the default of a setting of topics, the row
+names that (``topic``), and whatever else gives that default in another unit (``weaker``): type,
+range and meaning are the same for both. What only topics have is in :class:`TopicOnly`.
 
 What Kafka knows and kept accepts without effect, or refuses, is in
-``kept.node.config.unsupported``; :data:`BROKER_SETTINGS` is all of them. A broker setting that
-gives topics their default takes type and range from the topic setting
-(``kept.node.config.topic_config``), so that they cannot disagree.
+``kept.node.config.unsupported``. ``docs/configuration.md``, validation, DescribeConfigs and the
+configuration file follow from here. The module is long because the table is.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from kept.node.config.topic_config import TOPIC_SETTINGS, ConfigDef, Kind, Settings, Update
-from kept.node.config.unsupported import ACCEPTED
+from kept.node.config.checks import (
+    check_not_blank,
+    check_strategy_name,
+    check_throttled,
+    parse_prefixes,
+)
+from kept.node.config.config_def import Kind, Row, Rows, Settings
+from kept.node.config.listeners import Listener, Voter
+from kept.node.config.unsupported import NO_TIERS, UNSUPPORTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 
-_BOOLEAN: Final = Kind.BOOLEAN
-_INT: Final = Kind.INT
-_LONG: Final = Kind.LONG
-_DOUBLE: Final = Kind.DOUBLE
-_STRING: Final = Kind.STRING
-_LIST: Final = Kind.LIST
-_READ_ONLY: Final = Update.READ_ONLY
-_MAX_INT: Final = str(MAX_INT32)
+_boolean: Final = Rows[bool](Kind.BOOLEAN)
+_integer: Final = Rows[int](Kind.INT)
+_short: Final = Rows[int](Kind.SHORT)
+_long: Final = Rows[int](Kind.LONG)
+_double: Final = Rows[float](Kind.DOUBLE)
+_string: Final = Rows[str](Kind.STRING)
+_listing: Final = Rows[tuple[str, ...]](Kind.LIST)
+
+_MINUTE: Final = 60_000
+_HOUR: Final = 3_600_000
+_UNLIMITED: Final = str(MAX_INT32)
+_FOREVER: Final = str(MAX_INT64)
+_NO_LOCAL_PART: Final = f"{NO_TIERS}; the whole log is local."
 
 
-def _at_start(name: str, kind: Kind, default: str | None, doc: str, **more: Any) -> ConfigDef:
-    """A setting that is read when the node starts."""
-    return ConfigDef(name, kind, default, doc, update=_READ_ONLY, **more)
+class NodeSettings:
+    """The settings of a node, by field. Those with an explicit type are resolved from others."""
 
+    # Identity and addresses.
 
-def _topic_defaults() -> list[ConfigDef]:
-    """The strongest broker synonym of every topic setting: same type, range and default."""
-    nullable = {"log.flush.interval.ms", "log.retention.ms", "log.roll.jitter.ms", "log.roll.ms"}
-    found = []
-    for topic_setting in TOPIC_SETTINGS.values():
-        if topic_setting.synonyms:
-            name = topic_setting.synonyms[0].name
-            found.append(
-                replace(
-                    topic_setting,
-                    name=name,
-                    default=None if name in nullable else topic_setting.default,
-                    doc=f"Default of the topic setting {topic_setting.name}: {topic_setting.doc}",
-                    synonyms=(),
-                )
-            )
-    return found
-
-
-_IDENTITY: Final = (
-    _at_start(
-        "node.id", _INT, "0",
-        "This node's number in its cluster. To be set where controller.quorum.voters is.", low=0,
-    ),
-    _at_start(
-        "broker.id", _INT, None,
-        "Older name of node.id; the same number if both are given.", low=-1,
-    ),
-    _at_start(
-        "process.roles", _LIST, "broker,controller",
+    node_id = _integer("0", low=0).means(
+        "This node's number in its cluster. To be set where controller.quorum.voters is."
+    )
+    broker_id = Row[int](Kind.INT, None, low=-1).means(
+        "Older name of node.id; the same number if both are given."
+    )
+    process_roles = _listing("broker,controller", choices=("broker", "controller")).means(
         "What this node does: hold replicas and serve clients (broker), vote on and decide about "
         "the metadata (controller), or both. A broker that is no controller follows the metadata "
-        "log of controller.quorum.voters.", choices=("broker", "controller"),
-    ),
-    _at_start(
-        "controller.quorum.voters", _LIST, "",
+        "log of controller.quorum.voters."
+    )
+    controller_quorum_voters = Row[tuple[Voter, ...]](Kind.LIST, "").means(
         "Voters of the metadata log, as id@host:port of their node listeners; the same list on "
         "every node. Read while a node's metadata log is empty, afterwards the log's own voters "
-        "count (kept cluster voter). Without it a node is its own voter, a cluster of one.",
-    ),
-    _at_start(
-        "broker.rack", _STRING, None,
-        "Where this node stands, for the placement of replicas and for clients.",
-    ),
-    _at_start(
-        "listeners", _LIST, "PLAINTEXT://localhost:9092",
+        "count (kept cluster voter). Without it a node is its own voter, a cluster of one."
+    )
+    broker_rack = _string(None).means(
+        "Where this node stands, for the placement of replicas and for clients."
+    )
+    listeners = Row[tuple[Listener, ...]](Kind.LIST, "PLAINTEXT://localhost:9092").means(
         "Addresses to serve clients on, as NAME://host:port. localhost binds 127.0.0.1, and ::1 "
         "where there is IPv6; an empty host or 0.0.0.0 binds every interface and needs "
         "advertised.listeners. A node of several has a listener for other nodes besides, NODE: "
-        "where it is not named, on the same host and the first client port + 1000.",
-    ),
-    _at_start(
-        "advertised.listeners", _LIST, None,
+        "where it is not named, on the same host and the first client port + 1000."
+    )
+    advertised_listeners = Row[tuple[Listener, ...]](Kind.LIST, None).means(
         "Addresses that clients, and for the node listener other nodes, are told, by listener "
-        "name; without it those of listeners.",
-    ),
-    _at_start(
-        "listener.security.protocol.map", _LIST,
-        "PLAINTEXT:PLAINTEXT,NODE:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "Security protocol of each listener name. Only PLAINTEXT is served.",
-    ),
-    _at_start(
-        "inter.broker.listener.name", _STRING, None,
+        "name; without it those of listeners."
+    )
+    listener_security_protocol_map = _listing(
+        "PLAINTEXT:PLAINTEXT,NODE:PLAINTEXT,CONTROLLER:PLAINTEXT"
+    ).means("Security protocol of each listener name. Only PLAINTEXT is served.")
+    inter_broker_listener_name = _string(None).means(
         "Listener that nodes reach each other on; equal to controller.listener.names. Default: "
-        "NODE. A lone node binds none.",
-    ),
-    _at_start(
-        "controller.listener.names", _LIST, None,
-        "Listener of the metadata log; equal to inter.broker.listener.name.",
-    ),
-    _at_start(
-        "log.dirs", _LIST, None,
-        "Directories of partitions, one per disk. Default: log.dir, else ./data/log.",
-    ),
-    _at_start(
-        "log.dir", _LIST, None,
-        "Older name of log.dirs.",
-    ),
-    _at_start(
-        "metadata.log.dir", _STRING, None,
-        "Directory of the metadata log, outside log.dirs. Default: beside the first log dir.",
-    ),
-)  # fmt: skip
+        "NODE. A lone node binds none."
+    )
+    controller_listener_names = _listing(None).means(
+        "Listener of the metadata log; equal to inter.broker.listener.name."
+    )
+    log_dirs = Row[tuple[str, ...]](Kind.LIST, None).means(
+        "Directories of partitions, one per disk. Default: log.dir, else ./data/log."
+    )
+    log_dir = _listing(None).means("Older name of log.dirs.")
+    metadata_log_dir = Row[str](Kind.STRING, None).means(
+        "Directory of the metadata log, outside log.dirs. Default: beside the first log dir."
+    )
 
-_CLUSTER: Final = (
-    _at_start(
-        "broker.session.timeout.ms", _INT, "9000",
+    # The cluster.
+
+    broker_session_timeout_ms = _integer("9000", low=100).means(
         "A broker of which the controller hears nothing for so long is fenced: others lead its "
-        "partitions. (One whose process ends is fenced at once.)", low=100,
-    ),
-    _at_start(
-        "broker.heartbeat.interval.ms", _INT, "2000",
-        "How often a broker tells the controller that it lives.", low=10,
-    ),
-    _at_start(
-        "initial.broker.registration.timeout.ms", _INT, "60000",
+        "partitions. (One whose process ends is fenced at once.)"
+    )
+    broker_heartbeat_interval_ms = _integer("2000", low=10).means(
+        "How often a broker tells the controller that it lives."
+    )
+    initial_broker_registration_timeout_ms = _integer("60000", low=100).means(
         "A broker that starts and is not registered by a controller within this time ends, with "
-        "exit code 1.", low=100,
-    ),
-    _at_start(
-        "kept.stall.ms", _INT, "2000",
+        "exit code 1."
+    )
+    stall_ms = _integer("2000", low=50, ours=True).means(
         "A node that finds that it did not run for so long (it was stopped, or its machine was) "
         "serves nothing until the controller has answered it: it may have been fenced. With the "
-        "heartbeat interval it must be below the session timeout.", low=50,
-    ),
-    _at_start(
-        "controlled.shutdown.enable", _BOOLEAN, "true",
-        "Whether a node that is stopped has its partitions led by others first.",
-    ),
-    _at_start(
-        "kept.shutdown.timeout.ms", _INT, "30000",
-        "How long a stopping node waits for that.", low=0,
-    ),
-    _at_start(
-        "controller.quorum.fetch.timeout.ms", _INT, "2000",
+        "heartbeat interval it must be below the session timeout."
+    )
+    controlled_shutdown_enable = _boolean("true").means(
+        "Whether a node that is stopped has its partitions led by others first."
+    )
+    shutdown_timeout_ms = _integer("30000", low=0, ours=True).means(
+        "How long a stopping node waits for that."
+    )
+    controller_quorum_fetch_timeout_ms = _integer("2000", low=100).means(
         "A voter that hears nothing of the leader for so long, up to twice as long by chance, "
         "stands for election, and a leader that no majority answers for so long steps down. (A "
-        "leader whose process ends is replaced at once.)", low=100,
-    ),
-    _at_start(
-        "controller.quorum.election.timeout.ms", _INT, "1000",
+        "leader whose process ends is replaced at once.)"
+    )
+    controller_quorum_election_timeout_ms = _integer("1000", low=100).means(
         "A voter that stands for election and does not get a majority for so long, up to twice as "
-        "long by chance, begins again.", low=100,
-    ),
-    _at_start(
-        "metadata.log.max.record.bytes.between.snapshots", _LONG, "4194304",
+        "long by chance, begins again."
+    )
+    metadata_log_max_record_bytes_between_snapshots = _long("4194304", low=1).means(
         "A metadata log that is larger than this, and than the last snapshot, is replaced by a "
-        "snapshot. (Kafka's default is 20971520; a small log starts faster.)", low=1,
-    ),
-    _at_start(
-        "controller.quorum.request.timeout.ms", _INT, "2000",
-        "How long a call to the controller waits for its answer before it is tried again.",
-        low=100,
-    ),
-    _at_start(
-        "auto.leader.rebalance.enable", _BOOLEAN, "true",
-        "Whether leadership goes back to the preferred replicas by itself.",
-    ),
-    _at_start(
-        "leader.imbalance.check.interval.seconds", _LONG, "300",
-        "How often that is looked at.", low=1,
-    ),
-    _at_start(
-        "kept.unclean.recovery.wait.ms", _LONG, "30000",
+        "snapshot. (Kafka's default is 20971520; a small log starts faster.)"
+    )
+    controller_quorum_request_timeout_ms = _integer("2000", low=100).means(
+        "How long a call to the controller waits for its answer before it is tried again."
+    )
+    auto_leader_rebalance_enable = _boolean("true").means(
+        "Whether leadership goes back to the preferred replicas by itself."
+    )
+    leader_imbalance_check_interval_seconds = _long("300", low=1).means(
+        "How often that is looked at."
+    )
+    unclean_recovery_wait_ms = _long("30000", low=0, ours=True).means(
         "How long a partition whose whole ISR restarted after a crash waits for all of it, so that "
         "the longest log leads; then unclean.leader.election.enable decides whether what is there "
-        "may do, else it stays offline and names the missing node.", low=0,
-    ),
-)  # fmt: skip
+        "may do, else it stays offline and names the missing node."
+    )
 
-_REPLICATION: Final = (
-    _at_start(
-        "replica.lag.time.max.ms", _LONG, "30000",
-        "A follower that has not caught up for so long leaves the ISR.", low=10,
-    ),
-    ConfigDef(
-        "num.replica.fetchers", _INT, "1",
-        "Connections to fetch over from each leader.", low=1, high=64,
-    ),
-    _at_start(
-        "replica.fetch.min.bytes", _INT, "1",
-        "Bytes that a leader collects before it answers a follower's fetch.", low=0,
-    ),
-    _at_start(
-        "replica.fetch.wait.max.ms", _INT, "500",
-        "How long it collects them; below replica.lag.time.max.ms.", low=0,
-    ),
-    _at_start(
-        "replica.fetch.max.bytes", _INT, "1048576",
-        "Bytes of one partition in one answer to a follower; a larger batch is sent whole.", low=0,
-    ),
-    _at_start(
-        "replica.fetch.response.max.bytes", _INT, "10485760",
-        "Bytes of one answer to a follower.", low=0,
-    ),
-    _at_start(
-        "replica.fetch.backoff.ms", _INT, "1000",
-        "Longest pause of a follower after an error; the first is 10 ms.", low=0,
-    ),
-    _at_start(
-        "replica.socket.timeout.ms", _INT, "30000",
+    # Replication.
+
+    replica_lag_time_max_ms = _long("30000", low=10).means(
+        "A follower that has not caught up for so long leaves the ISR."
+    )
+    num_replica_fetchers = _integer("1", low=1, high=64, dynamic=True).means(
+        "Connections to fetch over from each leader."
+    )
+    replica_fetch_min_bytes = _integer("1", low=0).means(
+        "Bytes that a leader collects before it answers a follower's fetch."
+    )
+    replica_fetch_wait_max_ms = _integer("500", low=0).means(
+        "How long it collects them; below replica.lag.time.max.ms."
+    )
+    replica_fetch_max_bytes = _integer("1048576", low=0).means(
+        "Bytes of one partition in one answer to a follower; a larger batch is sent whole."
+    )
+    replica_fetch_response_max_bytes = _integer("10485760", low=0).means(
+        "Bytes of one answer to a follower."
+    )
+    replica_fetch_backoff_ms = _integer("1000", low=0).means(
+        "Longest pause of a follower after an error; the first is 10 ms."
+    )
+    replica_socket_timeout_ms = _integer("30000", low=1).means(
         "A leader that does not answer a follower's fetch for so long, beyond what it may collect, "
-        "is connected to anew.", low=1,
-    ),
-    _at_start(
-        "socket.connection.setup.timeout.ms", _LONG, "10000",
-        "How long a connection to a leader may take.", low=1,
-    ),
-    ConfigDef(
-        "leader.replication.throttled.rate", _LONG, str(MAX_INT64),
+        "is connected to anew."
+    )
+    socket_connection_setup_timeout_ms = _long("10000", low=1).means(
+        "How long a connection to a leader may take."
+    )
+    leader_replication_throttled_rate = _long(_FOREVER, low=0, dynamic=True).means(
         "Bytes a second that this node gives to followers that are not in sync, of the replicas "
-        "that leader.replication.throttled.replicas of their topics name; taken over 11 s.", low=0,
-    ),
-    ConfigDef(
-        "follower.replication.throttled.rate", _LONG, str(MAX_INT64),
+        "that leader.replication.throttled.replicas of their topics name; taken over 11 s."
+    )
+    follower_replication_throttled_rate = _long(_FOREVER, low=0, dynamic=True).means(
         "Bytes a second that this node fetches for replicas here that are not in sync and that "
-        "follower.replication.throttled.replicas of their topics name; taken over 11 s.", low=0,
-    ),
-    _at_start(
-        "replica.selector.class", _STRING, None,
+        "follower.replication.throttled.replicas of their topics name; taken over 11 s."
+    )
+    replica_selector_class = _string(
+        None, choices=("", "org.apache.kafka.common.replica.RackAwareReplicaSelector")
+    ).means(
         "Which replica a consumer is told to fetch from (KIP-392): without it the leader, with "
-        "RackAwareReplicaSelector an in-sync one of its client.rack, where there is one.",
-        choices=("", "org.apache.kafka.common.replica.RackAwareReplicaSelector"),
-    ),
-)  # fmt: skip
+        "RackAwareReplicaSelector an in-sync one of its client.rack, where there is one."
+    )
 
-_TOPICS: Final = (
-    _at_start(
-        "num.partitions", _INT, "1",
-        "Partitions of a topic that is created without a number.", low=1,
-    ),
-    _at_start(
-        "default.replication.factor", _INT, "1",
-        "Replicas of a topic that is created without a number.", low=1,
-    ),
-    _at_start(
-        "auto.create.topics.enable", _BOOLEAN, "true",
-        "Whether a client that asks for an unknown topic creates it.",
-    ),
-    _at_start(
-        "delete.topic.enable", _BOOLEAN, "true",
-        "Whether topics may be deleted.",
-    ),
-    _at_start(
-        "max.request.partition.size.limit", _INT, "2000",
-        "Partitions in one answer of DescribeTopicPartitions.", low=1,
-    ),
-)  # fmt: skip
+    # Topics.
 
-_LOG: Final = (
-    _at_start(
-        "log.roll.hours", _INT, "168",
-        "log.roll.ms in hours, where that is not set.", low=1,
-    ),
-    _at_start(
-        "log.roll.jitter.hours", _INT, "0",
-        "log.roll.jitter.ms in hours, where that is not set.", low=0,
-    ),
-    _at_start(
-        "log.retention.minutes", _INT, None,
-        "log.retention.ms in minutes, where that is not set.", low=-1,
-    ),
-    _at_start(
-        "log.retention.hours", _INT, "168",
-        "log.retention.ms in hours, where neither that nor the minutes are set.", low=-1,
-    ),
-    _at_start(
-        "log.retention.check.interval.ms", _LONG, "300000",
-        "How often retention looks for segments to delete and idle segments to roll.", low=1,
-    ),
-    _at_start(
-        "log.flush.scheduler.interval.ms", _LONG, str(MAX_INT64),
-        "flush.ms of topics where neither they nor log.flush.interval.ms say.", low=0,
-    ),
-    _at_start(
-        "log.flush.offset.checkpoint.interval.ms", _INT, "60000",
-        "How often recovery points are written; after a crash a log is read from there.", low=1,
-    ),
-    _at_start(
-        "log.flush.start.offset.checkpoint.interval.ms", _INT, "60000",
-        "How often log start offsets are written.", low=1,
-    ),
-    _at_start(
-        "replica.high.watermark.checkpoint.interval.ms", _LONG, "5000",
-        "How often high watermarks are written.", low=1,
-    ),
-    ConfigDef(
-        "producer.id.expiration.ms", _INT, "86400000",
-        "How long an idle producer's sequence numbers are remembered.", low=1,
-    ),
-    _at_start(
-        "kept.fsync.threads", _INT, "4",
-        "Threads that fsync, for each log directory.", low=1, high=64,
-    ),
-)  # fmt: skip
+    num_partitions = _integer("1", low=1).means(
+        "Partitions of a topic that is created without a number."
+    )
+    default_replication_factor = _integer("1", low=1).means(
+        "Replicas of a topic that is created without a number."
+    )
+    auto_create_topics_enable = _boolean("true").means(
+        "Whether a client that asks for an unknown topic creates it."
+    )
+    delete_topic_enable = _boolean("true").means("Whether topics may be deleted.")
+    max_request_partition_size_limit = _integer("2000", low=1).means(
+        "Partitions in one answer of DescribeTopicPartitions."
+    )
 
-_CLEANER: Final = (
-    _at_start(
-        "log.cleaner.enable", _BOOLEAN, "true",
-        "Whether compacted topics are compacted.",
-    ),
-    ConfigDef(
-        "log.cleaner.threads", _INT, "1",
-        "Worker processes that compact, at most.", low=0, high=64,
-    ),
-    ConfigDef(
-        "log.cleaner.dedupe.buffer.size", _LONG, "134217728",
+    # Defaults of topics: a topic may have its own.
+
+    log_cleanup_policy = _listing(
+        "delete", choices=("compact", "delete"), topic="cleanup.policy"
+    ).means(
+        "What happens to old segments: delete by time and size, compact to the latest record of "
+        "every key, both, or nothing (an empty list)."
+    )
+    compression_gzip_level = _integer(
+        "-1", low=1, high=9, also=(-1,), topic="compression.gzip.level"
+    ).means("Level with which the broker compresses gzip; -1 is the codec's default.")
+    compression_lz4_level = _integer("9", low=1, high=17, topic="compression.lz4.level").means(
+        "Level with which the broker compresses lz4."
+    )
+    compression_type = _string(
+        "producer",
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        topic="compression.type",
+    ).means("Codec of the batches in the log; 'producer' keeps the producer's.")
+    compression_zstd_level = _integer(
+        "3", low=-131072, high=22, topic="compression.zstd.level"
+    ).means("Level with which the broker compresses zstd.")
+    log_cleaner_delete_retention_ms = _long("86400000", low=0, topic="delete.retention.ms").means(
+        "How long a tombstone stays after the first pass that kept it: the time in which a "
+        "consumer that reads from the start must be done to see every deletion."
+    )
+    log_segment_delete_delay_ms = _long("60000", low=0, topic="file.delete.delay.ms").means(
+        "How long the files of a removed segment stay on disk."
+    )
+    log_flush_interval_messages = _long(_FOREVER, low=1, topic="flush.messages").means(
+        "fsync after so many records; 1 makes every acknowledged record survive power loss."
+    )
+    log_flush_interval_ms = Row[int | None](
+        Kind.LONG, _FOREVER, low=0, topic="flush.ms", weaker={"log.flush.scheduler.interval.ms": 1}
+    ).means("fsync records that are older than this.")
+    log_index_interval_bytes = _integer("4096", low=0, topic="index.interval.bytes").means(
+        "Bytes of log between two entries of the offset index."
+    )
+    log_local_retention_bytes = _long(
+        "-2", low=-2, topic="local.retention.bytes", no_effect=_NO_LOCAL_PART
+    ).means("Bytes kept locally of a topic with tiered storage; -2 follows retention.bytes.")
+    log_local_retention_ms = _long(
+        "-2", low=-2, topic="local.retention.ms", no_effect=_NO_LOCAL_PART
+    ).means("Milliseconds kept locally of a topic with tiered storage; -2 follows retention.ms.")
+    log_cleaner_max_compaction_lag_ms = _long(_FOREVER, low=1, topic="max.compaction.lag.ms").means(
+        "A record is compacted at the latest after this, whatever the dirty ratio."
+    )
+    message_max_bytes = _integer("1048588", low=0, topic="max.message.bytes").means(
+        "Largest record batch, compressed, with its header."
+    )
+    log_message_timestamp_after_max_ms = _long(
+        "3600000", low=0, topic="message.timestamp.after.max.ms"
+    ).means("How far in the future a record's timestamp may lie (CreateTime only).")
+    log_message_timestamp_before_max_ms = _long(
+        _FOREVER, low=0, topic="message.timestamp.before.max.ms"
+    ).means("How far in the past a record's timestamp may lie (CreateTime only).")
+    log_message_timestamp_type = _string(
+        "CreateTime", choices=("CreateTime", "LogAppendTime"), topic="message.timestamp.type"
+    ).means("Whether records carry the producer's time or the broker's.")
+    log_cleaner_min_cleanable_ratio = _double(
+        "0.5", low=0, high=1, topic="min.cleanable.dirty.ratio"
+    ).means("A log is compacted when the dirty share of its cleanable bytes is above this.")
+    log_cleaner_min_compaction_lag_ms = _long("0", low=0, topic="min.compaction.lag.ms").means(
+        "A record stays uncompacted at least this long."
+    )
+    min_insync_replicas = _integer("1", low=1, topic="min.insync.replicas").means(
+        "In-sync replicas that a produce with acks=all needs; capped by the replica count."
+    )
+    log_preallocate = _boolean(
+        "false",
+        topic="preallocate",
+        no_effect="segments grow as they are written; file systems on Linux need no help.",
+    ).means("Whether a new segment's file gets its full size at once.")
+    log_retention_bytes = _long("-1", topic="retention.bytes").means(
+        "Bytes of a partition beyond which its oldest segments are deleted; -1: no limit."
+    )
+    log_retention_ms = Row[int | None](
+        Kind.LONG,
+        "604800000",
+        low=-1,
+        topic="retention.ms",
+        weaker={"log.retention.minutes": _MINUTE, "log.retention.hours": _HOUR},
+    ).means("Age at which segments are deleted; -1: no limit.")
+    # Kafka refuses below 1 MiB; small segments are how one watches the cleaner at work.
+    log_segment_bytes = _integer("1073741824", low=1024, topic="segment.bytes").means(
+        "Size at which a segment is closed and a new one begun."
+    )
+    log_index_size_max_bytes = _integer("10485760", low=4, topic="segment.index.bytes").means(
+        "Largest size of an index file; a full index closes the segment."
+    )
+    log_roll_jitter_ms = Row[int | None](
+        Kind.LONG, "0", low=0, topic="segment.jitter.ms", weaker={"log.roll.jitter.hours": _HOUR}
+    ).means("Largest random time taken off segment.ms, so that segments do not all roll at once.")
+    log_roll_ms = Row[int | None](
+        Kind.LONG, "604800000", low=1, topic="segment.ms", weaker={"log.roll.hours": _HOUR}
+    ).means("Age at which a segment is closed even if it is not full.")
+    unclean_leader_election_enable = _boolean(
+        "false", topic="unclean.leader.election.enable"
+    ).means("Whether a replica outside the ISR may lead when no other is left, losing records.")
+
+    # Logs.
+
+    log_roll_hours = _integer("168", low=1).means("log.roll.ms in hours, where that is not set.")
+    log_roll_jitter_hours = _integer("0", low=0).means(
+        "log.roll.jitter.ms in hours, where that is not set."
+    )
+    log_retention_minutes = _integer(None, low=-1).means(
+        "log.retention.ms in minutes, where that is not set."
+    )
+    log_retention_hours = _integer("168", low=-1).means(
+        "log.retention.ms in hours, where neither that nor the minutes are set."
+    )
+    log_retention_check_interval_ms = _long("300000", low=1).means(
+        "How often retention looks for segments to delete and idle segments to roll."
+    )
+    log_flush_scheduler_interval_ms = _long(_FOREVER, low=0).means(
+        "flush.ms of topics where neither they nor log.flush.interval.ms say."
+    )
+    log_flush_offset_checkpoint_interval_ms = _integer("60000", low=1).means(
+        "How often recovery points are written; after a crash a log is read from there."
+    )
+    log_flush_start_offset_checkpoint_interval_ms = _integer("60000", low=1).means(
+        "How often log start offsets are written."
+    )
+    replica_high_watermark_checkpoint_interval_ms = _long("5000", low=1).means(
+        "How often high watermarks are written."
+    )
+    producer_id_expiration_ms = _integer("86400000", low=1, dynamic=True).means(
+        "How long an idle producer's sequence numbers are remembered."
+    )
+    fsync_threads = _integer("4", low=1, high=64, ours=True).means(
+        "Threads that fsync, for each log directory."
+    )
+
+    # The cleaner.
+
+    log_cleaner_enable = _boolean("true").means("Whether compacted topics are compacted.")
+    log_cleaner_threads = _integer("1", low=0, high=64, dynamic=True).means(
+        "Worker processes that compact, at most."
+    )
+    log_cleaner_dedupe_buffer_size = _long("134217728", low=1 << 20, dynamic=True).means(
         "Memory for the offset maps of all workers together. What does not fit takes further "
-        "passes.", low=1 << 20,
-    ),
-    ConfigDef(
-        "log.cleaner.io.buffer.load.factor", _DOUBLE, "0.9",
-        "How full an offset map may get.", low=0.1, high=0.95,
-    ),
-    ConfigDef(
-        "log.cleaner.backoff.ms", _LONG, "15000",
-        "How long the cleaner sleeps when no log needs it.", low=0,
-    ),
-    ConfigDef(
-        "log.cleaner.io.max.bytes.per.second", _DOUBLE, "1.7976931348623157E308",
-        "Bytes that the cleaner reads and writes in a second, at most.", low=1,
-    ),
-    _at_start(
-        "kept.compaction.history.bytes", _LONG, "16777216",
-        "Disk, per partition, for the journal of what compaction removed and why "
-        "(kept compact why-missing).", low=0,
-    ),
-    _at_start(
-        "kept.compaction.check.keys", _INT, "64",
+        "passes."
+    )
+    log_cleaner_io_buffer_load_factor = _double("0.9", low=0.1, high=0.95, dynamic=True).means(
+        "How full an offset map may get."
+    )
+    log_cleaner_backoff_ms = _long("15000", low=0, dynamic=True).means(
+        "How long the cleaner sleeps when no log needs it."
+    )
+    log_cleaner_io_max_bytes_per_second = _double(
+        "1.7976931348623157E308", low=1, dynamic=True
+    ).means("Bytes that the cleaner reads and writes in a second, at most.")
+    compaction_history_bytes = _long("16777216", low=0, ours=True).means(
+        "Disk, per partition, for the journal of what compaction removed and why (kept compact "
+        "why-missing)."
+    )
+    compaction_check_keys = _integer("64", low=0, high=255, ours=True).means(
         "Keys that each pass samples, to prove their latest records right before anything is put "
-        "into place; fewer in small logs. 0: none.", low=0, high=255,
-    ),
-)  # fmt: skip
+        "into place; fewer in small logs. 0: none."
+    )
 
-_NETWORK: Final = (
-    _at_start(
-        "socket.request.max.bytes", _INT, "104857600",
-        "Largest request; a connection that announces more is closed.", low=1,
-    ),
-    _at_start(
-        "socket.listen.backlog.size", _INT, "50",
-        "Connections that wait to be accepted; the system may allow fewer.", low=1,
-    ),
-    _at_start(
-        "connections.max.idle.ms", _LONG, "600000",
-        "A connection without requests is closed after this; negative: never.",
-    ),
-    ConfigDef(
-        "max.connections", _INT, _MAX_INT,
+    # The network.
+
+    socket_request_max_bytes = _integer("104857600", low=1).means(
+        "Largest request; a connection that announces more is closed."
+    )
+    socket_listen_backlog_size = _integer("50", low=1).means(
+        "Connections that wait to be accepted; the system may allow fewer."
+    )
+    connections_max_idle_ms = _long("600000").means(
+        "A connection without requests is closed after this; negative: never."
+    )
+    max_connections = _integer(_UNLIMITED, low=0, dynamic=True).means(
         "Connections at a time, all listeners of clients together, in every protocol; fewer where "
         "open files (RLIMIT_NOFILE), less one for each replica and an eighth (at most 500), leave "
-        "fewer. For those between nodes there is kept.node.max.connections.", low=0,
-    ),
-    ConfigDef(
-        "max.connections.per.ip", _INT, _MAX_INT,
+        "fewer. For those between nodes there is kept.node.max.connections."
+    )
+    max_connections_per_ip = _integer(_UNLIMITED, low=0, dynamic=True).means(
         "Connections at a time from one address, to all listeners of clients together, in every "
-        "protocol.", low=0,
-    ),
-    _at_start(
-        "max.incremental.fetch.session.cache.slots", _INT, "1000",
-        "Fetch sessions that are remembered.", low=0,
-    ),
-    _at_start(
-        "kept.fetch.sessions.max.partitions", _INT, "250000",
+        "protocol."
+    )
+    max_incremental_fetch_session_cache_slots = _integer("1000", low=0).means(
+        "Fetch sessions that are remembered."
+    )
+    fetch_sessions_max_partitions = _integer("250000", low=1000, ours=True).means(
         "Partitions of all fetch sessions, and of other fetches that wait for records; each costs "
         "0.4 to 0.9 KB. Above, larger sessions give way to smaller ones, whose clients then name "
-        "all their partitions with every fetch.", low=1000,
-    ),
-    _at_start(
-        "kept.producers.max", _LONG, "500000",
+        "all their partitions with every fetch."
+    )
+    producers_max = _long("500000", low=1000, ours=True).means(
         "Idempotent producers that all logs of this node remember, some 0.5 KB each, to recognize "
         "what they send again; one log remembers 10,000. Above, a new one takes the place of one "
-        "of its log that has been silent for long. See producer.id.expiration.ms.", low=1000,
-    ),
-    _at_start(
-        "fetch.max.bytes", _INT, "57671680",
+        "of its log that has been silent for long. See producer.id.expiration.ms."
+    )
+    fetch_max_bytes = _integer("57671680", low=1024).means(
         "Bytes of records in one Fetch response, whatever is asked; a first batch that is larger "
-        "is sent whole.", low=1024,
-    ),
-    _at_start(
-        "kept.inflight.max.bytes", _LONG, "1073741824",
+        "is sent whole."
+    )
+    inflight_max_bytes = _long("1073741824", low=1 << 20, ours=True).means(
         "Bytes of unanswered requests and unsent responses of all connections, and of what batches "
-        "inflate to in threads; reading pauses above.", low=1 << 20,
-    ),
-    _at_start(
-        "kept.inflight.max.bytes.per.ip", _LONG, None,
+        "inflate to in threads; reading pauses above."
+    )
+    inflight_max_bytes_per_ip = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of unanswered requests and unsent responses of the connections from one address; "
         "they are not read above, others are. Raise it where all clients come through one proxy. "
-        "Default: a quarter of kept.inflight.max.bytes.", low=1 << 18,
-    ),
-    _at_start(
-        "kept.inflating.max.bytes", _LONG, None,
+        "Default: a quarter of kept.inflight.max.bytes."
+    )
+    inflating_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of kept.inflight.max.bytes that threads may hold inflated batches in; further "
-        "batches wait their turn, and one that needs more is alone. Default: a quarter of it.",
-        low=1 << 18,
-    ),
-    _at_start(
-        "kept.connection.inflight.max.bytes", _INT, "16777216",
+        "batches wait their turn, and one that needs more is alone. Default: a quarter of it."
+    )
+    connection_inflight_max_bytes = _integer("16777216", low=1024, ours=True).means(
         "Bytes of responses that one connection's client has not taken; its next requests wait "
-        "above.", low=1024,
-    ),
-    _at_start(
-        "kept.connection.inflight.max.requests", _INT, "1000",
-        "Unanswered requests of one connection; the next ones wait.", low=1,
-    ),
-    _at_start(
-        "kept.request.max.entries", _INT, "25000",
+        "above."
+    )
+    connection_inflight_max_requests = _integer("1000", low=1, ours=True).means(
+        "Unanswered requests of one connection; the next ones wait."
+    )
+    request_max_entries = _integer("25000", low=100, ours=True).means(
         "Entries of one request: elements of its arrays, on all levels, and tagged fields. A "
-        "request with more is refused before it is decoded. A consumer of 10,000 partitions, "
-        "each of a topic of its own, sends 20,001.", low=100,
-    ),
-    _at_start(
-        "kept.auto.create.max.topics", _INT, "100",
+        "request with more is refused before it is decoded. A consumer of 10,000 partitions, each "
+        "of a topic of its own, sends 20,001."
+    )
+    auto_create_max_topics = _integer("100", low=1, ours=True).means(
         "Topics that one Metadata request creates where auto.create.topics.enable is on; for the "
         "others it says LEADER_NOT_AVAILABLE, after which clients ask again. Each is an entry of "
-        "the metadata log, made one after the other.", low=1,
-    ),
-    _at_start(
-        "kept.request.receive.ms", _LONG, "60000",
+        "the metadata log, made one after the other."
+    )
+    request_receive_ms = _long("60000", low=100, ours=True).means(
         "A connection whose request does not come in whole within this is closed: its client has "
-        "given up (request.timeout.ms is 30 s), and its bytes are reserved meanwhile.", low=100,
-    ),
-    _at_start(
-        "kept.silent.ms", _LONG, "10000",
+        "given up (request.timeout.ms is 30 s), and its bytes are reserved meanwhile."
+    )
+    silent_ms = _long("10000", low=100, ours=True).means(
         "A connection whose first four bytes do not come within this is closed: every client of "
-        "this port speaks first. What comes later is connections.max.idle.ms's.", low=100,
-    ),
-    _at_start(
-        "kept.silent.max.connections", _INT, "4096",
+        "this port speaks first. What comes later is connections.max.idle.ms's."
+    )
+    silent_max_connections = _integer("4096", low=1, ours=True).means(
         "Connections of one listener that have not sent four bytes yet; beyond, the oldest is "
-        "closed.", low=1,
-    ),
-    _at_start(
-        "kept.node.max.connections", _INT, "1024",
+        "closed."
+    )
+    node_max_connections = _integer("1024", low=16, ours=True).means(
         "Connections at a time on the listener between nodes. Clients' are not counted with them, "
-        "and so keep no node from the others; for one more an idle one is closed, if there is any.",
-        low=16,
-    ),
-    _at_start(
-        "kept.inflated.max.bytes", _INT, "268435456",
-        "Largest size of one batch after decompression; more is refused as a bomb.",
-        low=1 << 16, high=MAX_INT32,
-    ),
-    _at_start(
-        "kept.http.request.max.bytes", _INT, "1048576",
-        "Largest HTTP request, headers and body.", low=1024, high=1 << 28,
-    ),
-    _at_start(
-        "kept.http.idle.ms", _LONG, "30000",
-        "An HTTP connection that sends no whole request for so long is closed.", low=100,
-    ),
-    _at_start(
-        "kept.http.max.connections", _INT, "256",
-        "HTTP connections at a time; for one more the longest idle one is ended, else it gets 503.",
-        low=1,
-    ),
-    _at_start(
-        "kept.http.hosts", _LIST, "",
+        "and so keep no node from the others; for one more an idle one is closed, if there is any."
+    )
+    inflated_max_bytes = _integer("268435456", low=1 << 16, high=MAX_INT32, ours=True).means(
+        "Largest size of one batch after decompression; more is refused as a bomb."
+    )
+    http_request_max_bytes = _integer("1048576", low=1024, high=1 << 28, ours=True).means(
+        "Largest HTTP request, headers and body."
+    )
+    http_idle_ms = _long("30000", low=100, ours=True).means(
+        "An HTTP connection that sends no whole request for so long is closed."
+    )
+    http_max_connections = _integer("256", low=1, ours=True).means(
+        "HTTP connections at a time; for one more the longest idle one is ended, else it gets 503."
+    )
+    http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "
-        "the Host header of HTTP requests (/healthz and /readyz take any; addresses always pass).",
-    ),
-    _at_start(
-        "kept.console.actions", _BOOLEAN, "false",
+        "the Host header of HTTP requests (/healthz and /readyz take any; addresses always pass)."
+    )
+    console_actions = _boolean("false", ours=True).means(
         "Whether the console's buttons work (compact now, elect the preferred leader). Without it "
-        "a POST that a browser sends is refused; commands and curl are not concerned.",
-    ),
-    _at_start(
-        "kept.console.max.streams", _INT, "16",
-        "Pages of the console that are told at once what moves; the others ask from time to time.",
-        low=0,
-    ),
-    _at_start(
-        "kept.grpc.max.connections", _INT, "256",
-        "gRPC connections at a time; more are closed.", low=1,
-    ),
-    _at_start(
-        "kept.grpc.max.requests", _INT, "256",
+        "a POST that a browser sends is refused; commands and curl are not concerned."
+    )
+    console_max_streams = _integer("16", low=0, ours=True).means(
+        "Pages of the console that are told at once what moves; the others ask from time to time."
+    )
+    grpc_max_connections = _integer("256", low=1, ours=True).means(
+        "gRPC connections at a time; more are closed."
+    )
+    grpc_max_requests = _integer("256", low=1, ours=True).means(
         "gRPC calls at a time, streams included; more are answered RESOURCE_EXHAUSTED. Each holds "
-        "a Kafka connection to a leader and what it reads ahead, about a megabyte.", low=1,
-    ),
-    _at_start(
-        "kept.grpc.request.max.bytes", _INT, "4194304",
-        "Largest message of a gRPC client.", low=1024, high=1 << 30,
-    ),
-)  # fmt: skip
+        "a Kafka connection to a leader and what it reads ahead, about a megabyte."
+    )
+    grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
+        "Largest message of a gRPC client."
+    )
 
-_GROUPS: Final = (
-    _at_start(
-        "group.min.session.timeout.ms", _INT, "6000",
-        "Shortest session timeout of a group's member.", low=1,
-    ),
-    _at_start(
-        "group.max.session.timeout.ms", _INT, "1800000",
-        "Longest session timeout of a group's member.", low=1,
-    ),
-    _at_start(
-        "group.initial.rebalance.delay.ms", _INT, "3000",
+    # Consumer groups.
+
+    group_min_session_timeout_ms = _integer("6000", low=1).means(
+        "Shortest session timeout of a group's member."
+    )
+    group_max_session_timeout_ms = _integer("1800000", low=1).means(
+        "Longest session timeout of a group's member."
+    )
+    group_initial_rebalance_delay_ms = _integer("3000", low=0).means(
         "How long an empty group waits for more members before its first rebalance. A cluster of "
-        "one uses 0 unless set.", low=0,
-    ),
-    _at_start(
-        "group.max.size", _INT, "2000",
+        "one uses 0 unless set."
+    )
+    group_max_size = _integer("2000", low=1).means(
         "Members of a group, at most. A group forms its generation, and takes its assignment, at a "
         "stretch, some 10 us a member, in which nobody else is served; a record of 1 MiB holds "
-        "some 3,500. Kafka has no limit unless it is set.", low=1,
-    ),
-    _at_start(
-        "kept.group.max.bytes", _INT, "16777216",
+        "some 3,500. Kafka has no limit unless it is set."
+    )
+    group_max_bytes = _integer("16777216", low=1 << 16, ours=True).means(
         "Memory of one group's members: ids, subscriptions, assignments. Whoever would join above "
         "gets GROUP_MAX_SIZE_REACHED. (A group of which more than message.max.bytes is assigned "
-        "cannot be stored anyway.)", low=1 << 16,
-    ),
-    _at_start(
-        "kept.groups.max.bytes", _LONG, "536870912",
+        "cannot be stored anyway.)"
+    )
+    groups_max_bytes = _long("536870912", low=1 << 20, ours=True).means(
         "Memory of all groups that this node coordinates, offsets included (about 0.5 KB each). "
         "Above, nobody new may join, and offsets of further partitions are refused; members stay, "
         "and what was committed before may be committed anew. Records that wait for replicas count "
-        "(about 1 KB an offset), and may take an eighth more; beyond, COORDINATOR_NOT_AVAILABLE.",
-        low=1 << 20,
-    ),
-    _at_start(
-        "offsets.topic.num.partitions", _INT, "50",
-        "Partitions of __consumer_offsets; fixed once it exists.", low=1,
-    ),
-    _at_start(
-        "offsets.topic.replication.factor", Kind.SHORT, "3",
-        "Replicas of __consumer_offsets; no more than there are brokers.", low=1,
-    ),
-    _at_start(
-        "offsets.topic.segment.bytes", _INT, "104857600",
-        "Segment size of __consumer_offsets.", low=1024,
-    ),
-    _at_start(
-        "offset.metadata.max.bytes", _INT, "4096",
-        "Longest metadata text of a committed offset.", low=0,
-    ),
-    _at_start(
-        "offsets.retention.minutes", _INT, "10080",
-        "How long offsets of an empty group are kept.", low=1,
-    ),
-    _at_start(
-        "offsets.retention.check.interval.ms", _LONG, "600000",
-        "How often offsets are checked for their age.", low=1,
-    ),
-    _at_start(
-        "offsets.commit.timeout.ms", _INT, "5000",
-        "How long a commit waits for the replicas.", low=1,
-    ),
-)  # fmt: skip
+        "(about 1 KB an offset), and may take an eighth more; beyond, COORDINATOR_NOT_AVAILABLE."
+    )
+    offsets_topic_num_partitions = _integer("50", low=1).means(
+        "Partitions of __consumer_offsets; fixed once it exists."
+    )
+    offsets_topic_replication_factor = _short("3", low=1).means(
+        "Replicas of __consumer_offsets; no more than there are brokers."
+    )
+    offsets_topic_segment_bytes = _integer("104857600", low=1024).means(
+        "Segment size of __consumer_offsets."
+    )
+    offset_metadata_max_bytes = _integer("4096", low=0).means(
+        "Longest metadata text of a committed offset."
+    )
+    offsets_retention_minutes = _integer("10080", low=1).means(
+        "How long offsets of an empty group are kept."
+    )
+    offsets_retention_check_interval_ms = _long("600000", low=1).means(
+        "How often offsets are checked for their age."
+    )
+    offsets_commit_timeout_ms = _integer("5000", low=1).means(
+        "How long a commit waits for the replicas."
+    )
 
-_OURS: Final = (
-    _at_start(
-        "kept.log.format", _STRING, "text",
-        "How the node's own log lines look: key=value text, or one JSON object a line.",
-        choices=("text", "json"),
-    ),
-    _at_start(
-        "kept.log.level", _STRING, "info",
-        "Which of its log lines the node writes.",
-        choices=("debug", "info", "warning", "error"),
-    ),
-    _at_start(
-        "kept.metrics.partitions", _STRING, "some",
+    # What the node says of itself.
+
+    log_format = _string("text", choices=("text", "json"), ours=True).means(
+        "How the node's own log lines look: key=value text, or one JSON object a line."
+    )
+    log_level = _string("info", choices=("debug", "info", "warning", "error"), ours=True).means(
+        "Which of its log lines the node writes."
+    )
+    metrics_partitions = _string("some", choices=("some", "all"), ours=True).means(
         "Series per partition: some = above the dirty target, uncleanable, under-replicated or "
-        "offline; all = every one.", choices=("some", "all"),
-    ),
-)  # fmt: skip
+        "offline; all = every one."
+    )
 
-HONOURED: Final = Settings(
-    "broker",
-    (
-        *_IDENTITY,
-        *_CLUSTER,
-        *_REPLICATION,
-        *_TOPICS,
-        *_topic_defaults(),
-        *_LOG,
-        *_CLEANER,
-        *_NETWORK,
-        *_GROUPS,
-        *_OURS,
-    ),
-)
-"""What has an effect, in the order of the documentation."""
 
-BROKER_SETTINGS: Final = Settings("broker", (*HONOURED.values(), *ACCEPTED))
+class TopicOnly:
+    """Settings that a topic has and a node gives no default for."""
+
+    follower_replication_throttled_replicas = _listing("", check=check_throttled).means(
+        "Replicas whose replication is throttled at the follower, as partition:broker, or '*'."
+    )
+    leader_replication_throttled_replicas = _listing("", check=check_throttled).means(
+        "Replicas whose replication is throttled at the leader, as partition:broker, or '*'."
+    )
+    remote_log_copy_disable = _boolean("false", no_effect=_NO_LOCAL_PART).means(
+        "Whether a tiered topic stops copying segments away."
+    )
+    remote_log_delete_on_disable = _boolean("false", no_effect=_NO_LOCAL_PART).means(
+        "Whether remote segments are deleted when tiering is turned off."
+    )
+    remote_storage_enable = _boolean(
+        "false",
+        refused="Tiered Storage functionality is disabled in the broker. "
+        "Topic cannot be configured with remote log storage.",
+    ).means("Tiered storage for this topic.")
+    compaction_strategy = _string("latest", check=check_strategy_name, ours=True).means(
+        "Which records of a key survive compaction: latest, latest-n (kept.compaction.latest.n), "
+        "highest-version (kept.compaction.version.header, else the timestamp), by-key-prefix "
+        "(kept.compaction.prefixes), or the name of an entry point in the group "
+        "kept.compaction.strategies."
+    )
+    compaction_latest_n = _integer(None, low=1, high=10000, ours=True).means(
+        "Records kept of each key by the strategy latest-n."
+    )
+    compaction_version_header = _string(None, check=check_not_blank, ours=True).means(
+        "Header that holds a record's version for the strategy highest-version."
+    )
+    compaction_prefixes = _string(None, check=parse_prefixes, ours=True).means(
+        "Strategy by prefix of the key, the longest match wins, for the strategy by-key-prefix: "
+        "user.=latest-n:3,cfg.=latest. Keys without a match keep their latest record."
+    )
+
+
+NODE_ROWS: Final = {field: row for field, row in vars(NodeSettings).items() if isinstance(row, Row)}
+"""The rows of nodes by field, in the order of the documentation."""
+
+HONOURED: Final = Settings("broker", [row.of_node(field) for field, row in NODE_ROWS.items()])
+"""Every setting of a node that has an effect."""
+
+BROKER_SETTINGS: Final = Settings("broker", [*HONOURED.values(), *UNSUPPORTED])
 """Every broker setting by name: honoured, accepted without effect, or refused with the reason."""
+
+TOPIC_SETTINGS: Final = Settings(
+    "topic",
+    [
+        *(row.of_topic(field) for field, row in NODE_ROWS.items() if row.topic),
+        *(row.of_topic(field) for field, row in vars(TopicOnly).items() if isinstance(row, Row)),
+    ],
+)
+"""Every topic setting by name: Apache Kafka 4.3's 33 public ones, and those that are ours."""

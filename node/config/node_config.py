@@ -12,20 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
+from kept.node.config.config_def import Layers, Source
+from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS, NodeSettings
 from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
 from kept.node.config.sources import Sugar, gather, located
-from kept.node.config.topic_config import (
-    TOPIC_SETTINGS,
-    Layers,
-    Source,
-    default_from_broker,
-    validate_topic,
-)
+from kept.node.config.topic_config import default_from_broker, validate_topic
 from kept.node.config.unsupported import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError, InvalidConfig
-
-__all__ = ["BROKER_SETTINGS", "Listener", "NodeConfig", "Voter", "attribute"]
 
 DEFAULT_DATA_DIR: Final = "./data"
 
@@ -35,7 +28,7 @@ def attribute(name: str) -> str:
     return name.removeprefix("kept.").replace(".", "_")
 
 
-class NodeConfig:
+class NodeConfig(NodeSettings):
     """A node's settings. Frozen; see ``docs/configuration.md`` for the meaning of each.
 
     ``given`` are the settings that file, environment or flags gave, as text; ``dynamic_own`` and
@@ -46,153 +39,8 @@ class NodeConfig:
     dynamic_own: Mapping[str, str]
     dynamic_default: Mapping[str, str]
 
-    node_id: int
-    broker_id: int
-    process_roles: tuple[str, ...]
-    controller_quorum_voters: tuple[Voter, ...]
-    broker_rack: str | None
-    listeners: tuple[Listener, ...]
-    advertised_listeners: tuple[Listener, ...]
     node_listener: Listener | None
     advertised_node_listener: Listener | None
-    listener_security_protocol_map: tuple[str, ...]
-    inter_broker_listener_name: str | None
-    controller_listener_names: tuple[str, ...] | None
-    broker_session_timeout_ms: int
-    broker_heartbeat_interval_ms: int
-    initial_broker_registration_timeout_ms: int
-    stall_ms: int
-    controlled_shutdown_enable: bool
-    shutdown_timeout_ms: int
-    controller_quorum_fetch_timeout_ms: int
-    controller_quorum_election_timeout_ms: int
-    controller_quorum_request_timeout_ms: int
-    metadata_log_max_record_bytes_between_snapshots: int
-    auto_leader_rebalance_enable: bool
-    leader_imbalance_check_interval_seconds: int
-    unclean_recovery_wait_ms: int
-
-    replica_lag_time_max_ms: int
-    num_replica_fetchers: int
-    replica_fetch_min_bytes: int
-    replica_fetch_wait_max_ms: int
-    replica_fetch_max_bytes: int
-    replica_fetch_response_max_bytes: int
-    replica_fetch_backoff_ms: int
-    replica_socket_timeout_ms: int
-    socket_connection_setup_timeout_ms: int
-    leader_replication_throttled_rate: int
-    follower_replication_throttled_rate: int
-    replica_selector_class: str | None
-
-    log_dirs: tuple[str, ...]
-    log_dir: tuple[str, ...] | None
-    metadata_log_dir: str
-
-    num_partitions: int
-    default_replication_factor: int
-    auto_create_topics_enable: bool
-    delete_topic_enable: bool
-    max_request_partition_size_limit: int
-
-    log_cleanup_policy: tuple[str, ...]
-    compression_gzip_level: int
-    compression_lz4_level: int
-    compression_type: str
-    compression_zstd_level: int
-    log_cleaner_delete_retention_ms: int
-    log_segment_delete_delay_ms: int
-    log_flush_interval_messages: int
-    log_flush_interval_ms: int | None
-    log_index_interval_bytes: int
-    log_local_retention_bytes: int
-    log_local_retention_ms: int
-    log_cleaner_max_compaction_lag_ms: int
-    message_max_bytes: int
-    log_message_timestamp_after_max_ms: int
-    log_message_timestamp_before_max_ms: int
-    log_message_timestamp_type: str
-    log_cleaner_min_cleanable_ratio: float
-    log_cleaner_min_compaction_lag_ms: int
-    min_insync_replicas: int
-    log_preallocate: bool
-    log_retention_bytes: int
-    log_retention_ms: int | None
-    log_segment_bytes: int
-    log_index_size_max_bytes: int
-    log_roll_jitter_ms: int | None
-    log_roll_ms: int | None
-    unclean_leader_election_enable: bool
-
-    log_roll_hours: int
-    log_roll_jitter_hours: int
-    log_retention_minutes: int | None
-    log_retention_hours: int
-    log_retention_check_interval_ms: int
-    log_flush_scheduler_interval_ms: int
-    log_flush_offset_checkpoint_interval_ms: int
-    log_flush_start_offset_checkpoint_interval_ms: int
-    replica_high_watermark_checkpoint_interval_ms: int
-    producer_id_expiration_ms: int
-    fsync_threads: int
-
-    log_cleaner_enable: bool
-    log_cleaner_threads: int
-    log_cleaner_dedupe_buffer_size: int
-    log_cleaner_io_buffer_load_factor: float
-    log_cleaner_backoff_ms: int
-    log_cleaner_io_max_bytes_per_second: float
-    compaction_history_bytes: int
-    compaction_check_keys: int
-
-    socket_request_max_bytes: int
-    socket_listen_backlog_size: int
-    connections_max_idle_ms: int
-    max_connections: int
-    max_connections_per_ip: int
-    max_incremental_fetch_session_cache_slots: int
-    fetch_sessions_max_partitions: int
-    producers_max: int
-    inflight_max_bytes: int
-    inflight_max_bytes_per_ip: int
-    inflating_max_bytes: int
-    fetch_max_bytes: int
-    connection_inflight_max_bytes: int
-    connection_inflight_max_requests: int
-    request_max_entries: int
-    auto_create_max_topics: int
-    request_receive_ms: int
-    silent_ms: int
-    silent_max_connections: int
-    node_max_connections: int
-    inflated_max_bytes: int
-    http_request_max_bytes: int
-    http_idle_ms: int
-    http_max_connections: int
-    http_hosts: tuple[str, ...]
-    console_actions: bool
-    console_max_streams: int
-    grpc_max_connections: int
-    grpc_max_requests: int
-    grpc_request_max_bytes: int
-
-    group_min_session_timeout_ms: int
-    group_max_session_timeout_ms: int
-    group_initial_rebalance_delay_ms: int
-    group_max_size: int
-    group_max_bytes: int
-    groups_max_bytes: int
-    offsets_topic_num_partitions: int
-    offsets_topic_replication_factor: int
-    offsets_topic_segment_bytes: int
-    offset_metadata_max_bytes: int
-    offsets_retention_minutes: int
-    offsets_retention_check_interval_ms: int
-    offsets_commit_timeout_ms: int
-
-    log_format: str
-    log_level: str
-    metrics_partitions: str
 
     def __init__(
         self,

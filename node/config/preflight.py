@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from kept.node.config.node_config import Listener, NodeConfig
+    from kept.node.config.listeners import Listener
+    from kept.node.config.node_config import NodeConfig
 
 
 def check_addresses(config: NodeConfig) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kept.node.config.definitions import BROKER_SETTINGS, HONOURED
+from kept.node.config.config_def import ConfigDef
+from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
 from kept.node.config.sources import variable
-from kept.node.config.topic_config import TOPIC_SETTINGS, ConfigDef
 from kept.node.config.unsupported import REFUSED_PREFIXES
 
 _HEAD: Final = """\
@@ -93,7 +93,11 @@ def document() -> str:
 
 def _nodes() -> Iterable[tuple[str, ...]]:
     for setting in HONOURED.values():
-        yield (*_common(setting), str(setting.update), _meaning(setting))
+        yield (
+            *_common(setting),
+            "cluster-wide" if setting.dynamic else "read-only",
+            _meaning(setting),
+        )
 
 
 def _topics() -> Iterable[tuple[str, ...]]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from kept.node.config.topic_config import nearest, unknown_name
+from kept.node.config.config_def import nearest, unknown_name
 from kept.storage.errors import ConfigurationError
 
 NOT_SETTINGS: Final = frozenset(

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.node.config.topic_config import ConfigDef, Kind, Update
+from kept.node.config.config_def import ConfigDef, Kind
 
 _NO_SECURITY: Final = "kept does not authenticate, authorize or encrypt yet"
 _NO_CLASSES: Final = "kept runs no Java classes"
-_NO_TIERS: Final = "kept has no tiered storage"
+NO_TIERS: Final = "kept has no tiered storage"
 _NO_SHARES: Final = "kept has no share or streams groups"
 
 REFUSED_PREFIXES: Final = {
     "sasl.": _NO_SECURITY,
     "ssl.": _NO_SECURITY,
     "listener.name.": "settings per listener are not supported",
-    "remote.": _NO_TIERS,
-    "follower.fetch.last.tiered.": _NO_TIERS,
+    "remote.": NO_TIERS,
+    "follower.fetch.last.tiered.": NO_TIERS,
     "group.share.": _NO_SHARES,
     "share.": _NO_SHARES,
     "group.streams.": _NO_SHARES,
@@ -43,7 +43,7 @@ def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigD
                 f"Kafka's {name}.",
                 low=float(low) if low else None,
                 high=float(high) if high else None,
-                update=Update.CLUSTER_WIDE if update == "dynamic" else Update.READ_ONLY,
+                dynamic=update == "dynamic",
                 no_effect=why,
             )
         )
@@ -57,7 +57,7 @@ def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[ConfigDef]:
             Kind[kind.upper()],
             default,
             f"Kafka's {name}.",
-            update=Update.READ_ONLY,
+            dynamic=False,
             sensitive=kind == "password",
             refused=f"{why}; only the default is accepted",
         )
@@ -65,7 +65,7 @@ def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[ConfigDef]:
     ]
 
 
-ACCEPTED: Final = (
+UNSUPPORTED: Final = (
     *_accepted(
         "the system sizes socket buffers by itself.",
         ("socket.send.buffer.bytes", "int", "102400", ""),

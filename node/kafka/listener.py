@@ -27,7 +27,7 @@ from kept.node.runtime.logging import log
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from kept.node.config.node_config import Listener as Address
+    from kept.node.config.listeners import Listener as Address
     from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.connection_quota import ConnectionQuota
 

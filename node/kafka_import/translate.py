@@ -24,8 +24,7 @@ from uuid import UUID
 
 from kept.cluster.metadata import records as ours
 from kept.cluster.metadata.records import MetadataRecord, ResourceType
-from kept.node.config.node_config import BROKER_SETTINGS
-from kept.node.config.topic_config import TOPIC_SETTINGS
+from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.kafka_import import kafka_records
 from kept.node.kafka_import.kafka_records import KafkaRecord
 from kept.storage.errors import CorruptMessage, InvalidConfig

@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Final
 from kept.cluster.controller.decisions import ConfigSchema
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ResourceType
-from kept.node.config.node_config import BROKER_SETTINGS, NodeConfig
-from kept.node.config.topic_config import (
-    TOPIC_SETTINGS,
-    Entry,
-    Kind,
-    Source,
-    broker_synonyms,
-    describe_topic,
-    inherited_entries,
-    validate_topic,
-)
+from kept.node.config.config_def import Entry, Kind, Source, broker_synonyms
+from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
+from kept.node.config.topic_config import describe_topic, inherited_entries, validate_topic
 from kept.storage.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
+    from kept.node.config.node_config import NodeConfig
     from kept.node.kafka.apis import KafkaApis
 
 ENTRY_POINTS: Final = "kept.compaction.strategies"

@@ -17,8 +17,8 @@ from kept.cluster.controller import decisions as controller
 from kept.cluster.controller.decisions import AlterConfig, AlterOp, check_topic_name
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord, ResourceType
-from kept.node.config.definitions import BROKER_SETTINGS
-from kept.node.config.topic_config import TOPIC_SETTINGS, Entry
+from kept.node.config.config_def import Entry
+from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.kafka.handlers.config_schema import (
     broker_entries,
     default_broker_entries,

@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.node.config.node_config import BROKER_SETTINGS
+from kept.node.config.checks import parse_prefixes
+from kept.node.config.config_def import Kind, Source, nearest
+from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.config.topic_config import (
-    TOPIC_SETTINGS,
-    Kind,
-    Source,
     describe_topic,
     inherited_entries,
     log_config,
-    nearest,
-    parse_prefixes,
     validate_topic,
 )
 from kept.storage.errors import InvalidConfig

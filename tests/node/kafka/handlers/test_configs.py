@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.node.config.node_config import BROKER_SETTINGS
-from kept.node.config.topic_config import TOPIC_SETTINGS
+from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.storage.types import TopicPartition
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "kafka_4_3_settings.json").read_text())

@@ -9,7 +9,7 @@ range and meaning are the same for both. What only topics have is in :class:`Top
 
 What Kafka knows and kept accepts without effect, or refuses, is in
 ``kept.node.config.unsupported``. ``docs/configuration.md``, validation, DescribeConfigs and the
-configuration file follow from here. The module is long because the table is.
+configuration file follow from here. Long because there is a row for each setting.
 """
 
 from __future__ import annotations

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import progress, say, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import teller
-from kept.storage.types import decimal_number
-
-if TYPE_CHECKING:
-    from kept.client.blocking import Client
-    from kept.client.cluster import ClusterDescription, Outcome, Reassignment
-    from kept.client.reassignment_plan import Plan
-    from kept.client.view import Endpoint, TopicView
-    from kept.storage.types import TopicPartition
+from kept.client import cluster as operations
+from kept.client import reassignment_plan
+from kept.client.blocking import Client
+from kept.client.cluster import ClusterDescription, Outcome, Reassignment
+from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any
+from kept.client.reassignment_plan import Plan
+from kept.client.view import Endpoint, TopicView
+from kept.storage.types import TopicPartition, decimal_number
 
 LISTED: Final = 20
 """Partitions in trouble that ``status`` names; ``--json`` names all."""
@@ -47,8 +47,6 @@ def cluster() -> None:
 @bootstrap_option
 def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
     """Show the nodes, the controller, and partitions that lack a leader or a replica."""
-    from kept.cli.output import show_json
-
     with _client(bootstrap) as client:
         found = _status(client)
     unknown = found["quorum_unknown"]
@@ -71,9 +69,6 @@ def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
 
 
 def _status(client: Client) -> dict[str, Any]:
-    from kept.client import cluster as operations
-    from kept.client import reassignment_plan
-
     topics = client.metadata().topics  # first: a node answers in order, and may await a controller
     described = client.run(operations.describe_cluster())
     replicas, leaders = reassignment_plan.counts(topics.values())
@@ -132,8 +127,6 @@ def _part(number: int, leader: int, voters: set[int], observers: set[int]) -> st
 
 def _epochs(client: Client) -> dict[int, int]:
     """Broker epochs, from a node of kept; Kafka's own APIs do not tell them."""
-    from kept.client.http import PRESENT_S, HttpFailed, JsonApi
-
     for endpoint in client.view.nodes.values():
         try:
             found = JsonApi(endpoint, PRESENT_S).get("cluster")
@@ -146,8 +139,6 @@ def _epochs(client: Client) -> dict[int, int]:
 def _uncompiled(client: Client) -> dict[int, list[str]]:
     """Kernels that run as plain Python, by node; a node that does not answer is left out."""
     from concurrent.futures import ThreadPoolExecutor
-
-    from kept.client.http import PRESENT_S, HttpFailed, JsonApi
 
     def of(endpoint: Endpoint) -> list[str] | None:
         try:
@@ -173,8 +164,6 @@ def _told(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from kept.cli.output import show_table, write
-
     controller = found["controller_id"]
     term = "" if found["term"] is None else f", term {found['term']}"
     write(f"Cluster: {found['cluster_id']}\n")
@@ -250,9 +239,6 @@ def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
 
 
 def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: str) -> None:
-    from kept.cli.output import show_json, write
-    from kept.client.http import ask_any
-
     found = ask_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
     if as_json:
         show_json(found)
@@ -276,8 +262,6 @@ def elect(
     *, targets: tuple[str, ...], everything: bool, unclean: bool, as_json: bool, bootstrap: str
 ) -> None:
     """Make the preferred replica the leader, or with --unclean any that lives."""
-    from kept.client import cluster as operations
-
     if bool(targets) == everything:
         raise click.UsageError("name partitions or give --all")
     with _client(bootstrap) as client:
@@ -311,8 +295,6 @@ def _report(
     told: list[dict[str, Any]], outcomes: Sequence[Outcome], as_json: bool, done: Any
 ) -> None:
     """Print what became of each partition; a Failure when one was refused."""
-    from kept.cli.output import show_json, write
-
     if as_json:
         show_json(told)
     else:
@@ -361,8 +343,6 @@ def reassign(
     bootstrap: str,
 ) -> None:
     """Move replicas to other nodes, see moves that are under way, or cancel them."""
-    from kept.client import cluster as operations
-
     if sum((nodes is not None, show, cancel)) > 1:
         raise click.UsageError("--to, --status and --cancel exclude each other")
     if nodes is not None and not targets:
@@ -386,9 +366,6 @@ def reassign(
 
 
 def _planned(client: Client, targets: Sequence[str], nodes: tuple[int, ...]) -> Plan:
-    from kept.client import reassignment_plan
-    from kept.storage.types import TopicPartition
-
     plan: Plan = {}
     for target in targets:
         topic, number = _target(target)
@@ -417,15 +394,10 @@ def _move(
 
 
 def _reassign(client: Client, plan: dict[TopicPartition, Any]) -> list[Outcome]:
-    from kept.client import cluster as operations
-
     return client.run(operations.reassign(plan, client.timeout_ms))
 
 
 def _await_moves(client: Client, moved: set[TopicPartition]) -> None:
-    from kept.cli.output import progress
-    from kept.client import cluster as operations
-
     with progress("moving", len(moved)) as advance:
         while True:
             moving = client.run(operations.list_reassignments(client.timeout_ms))
@@ -438,8 +410,6 @@ def _await_moves(client: Client, moved: set[TopicPartition]) -> None:
 
 def _throttle(client: Client, rate: int, topics: set[str]) -> None:
     """Limit what replicas that move may take of each node's traffic; 0 lifts the limit."""
-    from kept.client import cluster as operations
-
     for member in client.run(operations.describe_cluster()).members:
         rates = dict.fromkeys(RATES, str(rate)) if rate else {}
         client.alter_broker(str(member.node_id), rates, () if rate else RATES)
@@ -450,8 +420,6 @@ def _throttle(client: Client, rate: int, topics: set[str]) -> None:
 
 
 def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> None:
-    from kept.cli.output import show_json, show_table, write
-
     rows = [
         {
             "topic": tp.topic,
@@ -484,9 +452,6 @@ def drain(
     *, number: int, leaders: bool, throttle: int | None, wait: bool, as_json: bool, bootstrap: str
 ) -> None:
     """Move every replica off NODE, so that it can be taken away; or with --leaders, leadership."""
-    from kept.client import cluster as operations
-    from kept.client import reassignment_plan
-
     with _client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if number not in {member.node_id for member in described.members}:
@@ -513,10 +478,6 @@ def drain(
 @bootstrap_option
 def unregister(*, number: int, bootstrap: str) -> None:
     """Forget NODE, which was drained and stopped, and is gone for good."""
-    from kept.cli.output import write
-    from kept.client import cluster as operations
-    from kept.client import reassignment_plan
-
     with _client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if described.unknown is not None:
@@ -563,8 +524,6 @@ def _known(view: TopicView, number: int) -> int:
 
 def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
     """Every partition that TOPIC or TOPIC:P names."""
-    from kept.storage.types import TopicPartition
-
     found = []
     for target in targets:
         topic, number = _target(target)
@@ -575,6 +534,4 @@ def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
 
 
 def _client(bootstrap: str) -> Client:
-    from kept.client.blocking import Client
-
     return Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))

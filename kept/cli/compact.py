@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import moment, progress, say, show_json, show_table, show_tree, size, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import note_silent
+from kept.client import verify as replica_digests
+from kept.client.http import HttpFailed, JsonApi, each_node, nodes_away
+from kept.client.verify import Verdict
 from kept.storage.types import decimal_number
-
-if TYPE_CHECKING:
-    from kept.client.http import JsonApi
-    from kept.client.verify import Verdict
 
 _T = TypeVar("_T")
 
@@ -39,9 +38,6 @@ def compact() -> None:
 @bootstrap_option
 def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     """Show where each compacted partition stands."""
-    from kept.cli.output import moment, show_json, show_table, size
-    from kept.client.http import each_node
-
     partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
     if as_json:
         show_json({"partitions": partitions})
@@ -95,8 +91,6 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     """Compact a topic or one partition, whatever its dirty ratio."""
-    from kept.cli.output import progress, show_json
-
     topic, partition = _target(target)
 
     def start(api: JsonApi, number: int | None) -> dict[str, list[Any]]:
@@ -130,8 +124,6 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
     """Say what a pass would do now, without doing it."""
-    from kept.cli.output import show_json
-
     topic, partition = _target(target)
     answer = _ask_leaders(
         bootstrap,
@@ -157,9 +149,6 @@ def why_missing(
     *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: str
 ) -> None:
     """Say why there is no record at an offset."""
-    from kept.cli.output import show_json, show_tree
-    from kept.client.http import each_node
-
     (answer,) = _of_leaders(
         each_node(bootstrap, TIMEOUT_S),
         topic,
@@ -195,9 +184,6 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     After an unclean election, or when a whole ISR lost power. Offsets below
     "committed" were acknowledged, the others may have been.
     """
-    from kept.cli.output import moment, show_json, show_table
-    from kept.client.http import nodes_away
-
     reports = _lost(bootstrap, topic=topic)
     away = nodes_away(bootstrap)
     for node in away:
@@ -242,8 +228,6 @@ def _keys(records: list[dict[str, Any]]) -> str:
 
 def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
     """The reports of all nodes that take part; a node without the topic's replica has none."""
-    from kept.client.http import each_node
-
     found: list[dict[str, Any]] = []
     for api in each_node(bootstrap, TIMEOUT_S).values():
         found += api.get("compaction/lost", **asked)["reports"]
@@ -256,9 +240,6 @@ def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
 @bootstrap_option
 def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     """Try a partition again that could not be compacted, on each replica where it fails."""
-    from kept.cli.output import show_json
-    from kept.client.http import HttpFailed, each_node
-
     topic, partition = _target(target)
     if partition is None:
         raise click.UsageError(f"{target!r} names no partition; write {target}:0")
@@ -309,8 +290,6 @@ def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None
     """Compare what the replicas have on disk, by digests made from their files."""
     from dataclasses import asdict
 
-    from kept.cli.output import show_json
-
     topic, partition = _target(target)
     verdicts = _verdicts(bootstrap, topic, partition, patience)
     if as_json:
@@ -326,16 +305,13 @@ def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None
 def _verdicts(
     bootstrap: str, topic: str, partition: int | None, patience_s: float
 ) -> list[Verdict]:
-    from kept.client.http import each_node
-    from kept.client.verify import verify
-
     nodes = each_node(bootstrap, WAIT_S)
     known = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]
     wanted = [p for p in known if partition in (None, p["partition"])]
     if not wanted:
         raise Failure(f"{topic} has no partition {partition}; it has {len(known)}")
     return [
-        verify(
+        replica_digests.verify(
             topic,
             one["partition"],
             {n: nodes[n] for n in one["replicas"] if n in nodes},
@@ -347,8 +323,6 @@ def _verdicts(
 
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
-    from kept.cli.output import show_table
-
     said = {True: "equal", False: "DIFFERENT", None: "not compared"}
     rows = [
         (
@@ -376,8 +350,6 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
 
 def _show_passes(partitions: list[dict[str, Any]]) -> None:
     """What each pass did, a line a partition."""
-    from kept.cli.output import show_table, size
-
     rows = []
     for p in partitions:
         done = bool(p.get("done"))
@@ -400,8 +372,6 @@ def _show_passes(partitions: list[dict[str, Any]]) -> None:
 
 def _show_dry_run(partition: dict[str, Any]) -> None:
     """What a pass would do, without what says nothing; a key's records as a table."""
-    from kept.cli.output import moment, show_table, show_tree, write
-
     key, tombstones = partition.get("key"), partition.get("tombstones")
     apart = ("key", "tombstones")
     show_tree(_known({name: value for name, value in partition.items() if name not in apart}))
@@ -457,8 +427,6 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
 
     Of its other ``replicas`` each says itself what fails there: ``reason``.
     """
-    from kept.client.http import HttpFailed
-
     found: dict[tuple[str, int], dict[str, Any]] = {}
     fails: dict[tuple[str, int, int], str] = {}
     failed: HttpFailed | None = None
@@ -522,8 +490,6 @@ def _ask_leaders(
     request: Callable[[JsonApi, int | None], dict[str, list[Any]]],
 ) -> dict[str, list[Any]]:
     """As :func:`_of_leaders`, of answers with a list, as one."""
-    from kept.client.http import each_node
-
     merged: dict[str, list[Any]] = {}
     for answer in _of_leaders(each_node(bootstrap, TIMEOUT_S), topic, partition, request):
         for name, items in answer.items():

@@ -5,16 +5,31 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import (
+    NO_KEY,
+    TOMBSTONE,
+    json_line,
+    moment,
+    progress,
+    put_bytes,
+    reader_is_gone,
+    say,
+    show_table,
+    text,
+    write,
+)
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
-
-if TYPE_CHECKING:
-    from kept.client.blocking import Client
-    from kept.client.consumer import ConsumedRecord
+from kept.cli.unavailable import explained, teller
+from kept.client.blocking import Client
+from kept.client.consumer import ConsumedRecord, Consumer, GroupConsumer
+from kept.client.records import EARLIEST, LATEST, FetchLimits
+from kept.storage.errors import UnknownTopicOrPartition
+from kept.storage.printable import printable_line
+from kept.storage.types import IsolationLevel, TopicPartition
 
 
 @click.command(
@@ -72,10 +87,6 @@ def consume(
     )
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count per partition")
-    from kept.cli.unavailable import explained, teller
-    from kept.client.blocking import Client
-    from kept.client.records import EARLIEST, LATEST, FetchLimits
-    from kept.storage.types import IsolationLevel
 
     limits = FetchLimits(isolation=IsolationLevel(int(read_committed)))
     start = EARLIEST if from_beginning or table else LATEST
@@ -105,11 +116,6 @@ def _refuse(both: bool, names: str) -> None:
 def _of_partitions(
     client: Client, topic: str, partition: int | None, start: int, limits: Any, *, to_end: bool
 ) -> Generator[list[ConsumedRecord], None, None]:
-    from kept.cli.output import progress
-    from kept.client.consumer import Consumer
-    from kept.storage.errors import UnknownTopicOrPartition
-    from kept.storage.types import TopicPartition
-
     known = client.topic(topic)
     if partition is not None and partition not in known.partitions:
         count = len(known.partitions)
@@ -152,8 +158,6 @@ def _of_group(
     client: Client, group: str, topic: str, start: int, limits: Any, *, maximum: int | None
 ) -> Generator[list[ConsumedRecord], None, None]:
     """Batches for a member. Only what the caller came back from is committed."""
-    from kept.client.consumer import GroupConsumer
-
     client.topic(topic)
     member = GroupConsumer(client, group, [topic], reset=start, limits=limits)
     left = maximum
@@ -192,8 +196,6 @@ def _flat(batches: Iterable[list[ConsumedRecord]]) -> Iterator[ConsumedRecord]:
 
 def _show_lines(batches: Iterable[list[ConsumedRecord]], as_json: bool, value_only: bool) -> None:
     """Print each record; what has come is out before the next poll."""
-    from kept.cli.output import reader_is_gone
-
     out = sys.stdout.buffer
     for batch in batches:
         for record in batch:
@@ -204,9 +206,6 @@ def _show_lines(batches: Iterable[list[ConsumedRecord]], as_json: bool, value_on
 
 
 def _line(record: ConsumedRecord, as_json: bool, value_only: bool) -> bytes:
-    from kept.cli.output import NO_KEY, TOMBSTONE, json_line, moment, text
-    from kept.storage.printable import printable_line
-
     if value_only:
         return (record.value or b"") + b"\n"
     if as_json:
@@ -219,8 +218,6 @@ def _line(record: ConsumedRecord, as_json: bool, value_only: bool) -> bytes:
 
 def as_object(record: ConsumedRecord) -> dict[str, Any]:
     """A record as ``--json`` prints it."""
-    from kept.cli.output import put_bytes
-
     out: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -239,8 +236,6 @@ def as_object(record: ConsumedRecord) -> dict[str, Any]:
 
 
 def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
-    from kept.cli.output import json_line, moment, show_table, text, write
-
     latest: dict[tuple[int, bytes], ConsumedRecord] = {}
     keyless = 0
     for record in records:

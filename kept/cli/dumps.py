@@ -11,6 +11,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kept.cli.output import moment, put_bytes
+from kept.cluster.metadata.dump import dump_metadata, is_metadata_file
+from kept.compaction.cleaner import removal_log
+from kept.compaction.manifest import manifest as manifests
+from kept.compaction.manifest.apply import read_mark
+from kept.storage.disk import Disk
 from kept.storage.dump import Entry, damage, entries
 from kept.storage.errors import DamagedData
 
@@ -43,8 +49,6 @@ def dump(path: str) -> Iterator[Entry]:
 
 def as_object(file: str, entry: Entry) -> dict[str, Any]:
     """An entry as ``--json`` prints it: bytes as text, or as base64 where they are none."""
-    from kept.cli.output import put_bytes
-
     out: dict[str, Any] = {"file": file, "kind": entry.kind}
     for name, value in entry.values.items():
         if name in ("key", "value") and not isinstance(value, str):
@@ -61,14 +65,10 @@ def as_object(file: str, entry: Entry) -> dict[str, Any]:
 
 
 def _is_metadata(path: str) -> bool:
-    from kept.cluster.metadata.dump import is_metadata_file
-
     return is_metadata_file(path)
 
 
 def _metadata(path: str) -> Iterator[Entry]:
-    from kept.cluster.metadata.dump import dump_metadata
-
     for line in dump_metadata(path):
         yield Entry("metadata", {"text": line.strip()}, line)
 
@@ -79,10 +79,7 @@ def _read(path: str) -> bytes:
 
 
 def _manifest(path: str) -> Iterator[Entry]:
-    from kept.cli.output import moment
-    from kept.compaction.manifest.manifest import decode
-
-    manifest, plan = decode(path, _read(path))
+    manifest, plan = manifests.decode(path, _read(path))
     values = {
         "topic_id": str(manifest.topic_id),
         "partition": manifest.partition,
@@ -128,18 +125,12 @@ def _manifest(path: str) -> Iterator[Entry]:
 
 
 def _applied(path: str) -> Entry:
-    from kept.compaction.manifest.apply import read_mark
-    from kept.storage.disk import Disk
-
     identity = str(read_mark(path.rpartition("/")[0] or ".", Disk({})))
     return Entry("applied", {"identity": identity}, f"applied: manifest {identity}")
 
 
 def _removals(path: str) -> Iterator[Entry]:
-    from kept.cli.output import moment
-    from kept.compaction.cleaner.removal_log import decode
-
-    found = decode(path, _read(path))
+    found = removal_log.decode(path, _read(path))
     values = {"identity": str(found.identity), "decided_ms": found.now_ms}
     line = f"removals of generation {found.identity}, decided {moment(found.now_ms)}"
     yield Entry("removals", values, line)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import say, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import note_silent
+from kept.client.blocking import Client
+from kept.client.records import EARLIEST, LATEST
+from kept.client.view import TopicView
+from kept.storage.errors import GroupIdNotFound
 from kept.storage.printable import printable_line
-from kept.storage.types import decimal_number
-
-if TYPE_CHECKING:
-    from kept.client.blocking import Client
-    from kept.client.view import TopicView
-    from kept.storage.types import TopicPartition
+from kept.storage.types import TopicPartition, decimal_number
 
 
 @click.group(cls=Group, epilog=examples("kept group describe readers"))
@@ -29,8 +28,6 @@ def group() -> None:
 @bootstrap_option
 def list_groups(*, as_json: bool, bootstrap: str) -> None:
     """List all groups."""
-    from kept.cli.output import show_json, show_table
-
     silent: list[int] = []
     with _client(bootstrap) as client:
         groups = client.list_groups(silent)
@@ -50,8 +47,6 @@ def list_groups(*, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def describe(*, name: str, as_json: bool, bootstrap: str) -> None:
     """Show members, committed offsets and lag of GROUP."""
-    from kept.cli.output import show_json, show_table, write
-
     with _client(bootstrap) as client:
         described = _describe(client, name)
     if as_json:
@@ -66,9 +61,6 @@ def describe(*, name: str, as_json: bool, bootstrap: str) -> None:
 
 
 def _describe(client: Client, name: str) -> dict[str, Any]:
-    from kept.client.records import LATEST
-    from kept.storage.errors import GroupIdNotFound
-
     found = client.describe_group(name)
     committed = client.committed(name)
     if found.state == "Dead" and not committed:
@@ -149,9 +141,6 @@ def reset_offsets(
     bootstrap: str,
 ) -> None:
     """Set the committed offsets of GROUP, which must have no members."""
-    from kept.cli.output import show_json, show_table
-    from kept.storage.types import TopicPartition
-
     kind, number = _target(to)
     with _client(bootstrap) as client:
         partitions = sorted(client.topic(topic).partitions)
@@ -198,8 +187,6 @@ def _target(to: str) -> tuple[str, int]:
 def _offsets(
     client: Client, tps: list[TopicPartition], kind: str, number: int
 ) -> dict[TopicPartition, int]:
-    from kept.client.records import EARLIEST, LATEST
-
     first = client.list_offsets(dict.fromkeys(tps, EARLIEST))
     last = client.list_offsets(dict.fromkeys(tps, LATEST))
     if kind == "timestamp":
@@ -223,6 +210,4 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
 
 
 def _client(bootstrap: str) -> Client:
-    from kept.client.blocking import Client
-
     return Client(bootstrap, client_id="kept-cli")

@@ -15,16 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import say, show_json, show_table
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
+from kept.client.http import HttpFailed, JsonApi, cluster_is_up
+from kept.client.view import Endpoint
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
-
-if TYPE_CHECKING:
-    from kept.client.view import Endpoint
 
 READY_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 30.0
@@ -141,8 +140,6 @@ def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
 
 
 def _await_cluster(members: Sequence[_Node]) -> None:
-    from kept.client.http import cluster_is_up
-
     endpoints = [endpoint for node in members if (endpoint := node.endpoint()) is not None]
     end = time.monotonic() + READY_DEADLINE_S
     while (why := cluster_is_up(endpoints)) is not None:
@@ -156,8 +153,6 @@ def _await_cluster(members: Sequence[_Node]) -> None:
 @json_option
 def status(*, directory: str, as_json: bool) -> None:
     """Show the nodes of --dir, and each one's role as it says itself."""
-    from kept.cli.output import show_json, show_table
-
     rows = []
     for node in _nodes(directory):
         pid = node.pid()
@@ -186,8 +181,6 @@ def _state(pid: int | None) -> str:
 
 def _role(node: _Node) -> str | None:
     """``controller``, ``broker``, or why it is neither now; None when it does not answer."""
-    from kept.client.http import HttpFailed, JsonApi
-
     endpoint = node.endpoint()
     if endpoint is None:
         return None
@@ -313,8 +306,6 @@ class _Node:
 
     def endpoint(self) -> Endpoint | None:
         """Where it serves."""
-        from kept.client.view import Endpoint
-
         port = self.port()
         return None if port is None else Endpoint("localhost", port)
 

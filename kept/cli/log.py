@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import click
 
+from kept.cli.dumps import as_object
+from kept.cli.dumps import dump as entries
+from kept.cli.output import json_line, show_json, write
 from kept.cli.shell import Failure, Group, examples, json_option
+from kept.storage.check import check_directory
 
 
 @click.group(cls=Group, epilog=examples("kept log check data/log"))
@@ -30,10 +34,6 @@ def dump(*, files: tuple[str, ...], as_json: bool) -> None:
     where it is, and makes the command fail.
     """
     import os
-
-    from kept.cli.dumps import as_object
-    from kept.cli.dumps import dump as entries
-    from kept.cli.output import json_line, write
 
     damaged = 0
     for file in files:
@@ -61,9 +61,6 @@ def check(*, directory: str, as_json: bool) -> None:
 
     Damage makes the command fail; what an unclean stop leaves and a start repairs is a note.
     """
-    from kept.cli.output import show_json, write
-    from kept.storage.check import check_directory
-
     try:
         findings = list(check_directory(directory))
     except (FileNotFoundError, NotADirectoryError):

@@ -6,15 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import get_bytes, say
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
-
-if TYPE_CHECKING:
-    from kept.client.blocking import Client, OutRecord
+from kept.cli.unavailable import explained, teller
+from kept.client.blocking import Client, OutRecord
+from kept.storage.errors import KeptError, UnsupportedVersion
+from kept.storage.types import Codec
 
 READ_BYTES: Final = 256 * 1024
 """Lines that arrive together go into one batch a partition; so much is read at once."""
@@ -69,9 +70,6 @@ def produce(
         raise click.UsageError("--json lines have their own keys and nulls")
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
-    from kept.cli.unavailable import explained, teller
-    from kept.client.blocking import Client
-    from kept.storage.types import Codec
 
     lines = _Lines(key_separator, null_marker, partition, as_json)
     with Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap)) as client:
@@ -88,8 +86,6 @@ def produce(
 
 
 def _say_how_far(error: Exception, written: int) -> None:
-    from kept.storage.errors import KeptError
-
     if written and isinstance(error, KeptError):
         raise Failure(f"{error} (the {written} records before are written)") from error
 
@@ -122,8 +118,6 @@ class _Sink:
         self.written += len(batch)
 
     def _init(self) -> tuple[int, int, dict[int, int]] | None:
-        from kept.storage.errors import UnsupportedVersion
-
         try:
             return self.client.init_producer()
         except UnsupportedVersion:
@@ -169,8 +163,6 @@ class _Lines:
             yield batch
 
     def _record(self, line: bytes) -> OutRecord:
-        from kept.client.blocking import OutRecord
-
         if self._as_json:
             try:
                 return self._from_json(line)
@@ -186,9 +178,6 @@ class _Lines:
         return OutRecord(key, None if null else value, partition=self._partition)
 
     def _from_json(self, line: bytes) -> OutRecord:
-        from kept.cli.output import get_bytes
-        from kept.client.blocking import OutRecord
-
         one = json.loads(line)
         if not isinstance(one, dict):
             raise ValueError("not a JSON object")

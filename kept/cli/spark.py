@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import NO_KEY, moment, put_bytes, say, show_json, show_table, size, text
 from kept.cli.shell import (
     Failure,
     Group,
@@ -129,8 +129,6 @@ def table(
     bootstrap: str,
 ) -> None:
     """Show or write the latest value of every key of TOPIC."""
-    from kept.cli.output import moment, show_json, show_table, text
-
     offset, at_ms = _offset(as_of_offset), _moment(as_of_timestamp)
     if refresh is not None and (out or as_of_offset or as_of_timestamp):
         raise click.UsageError("--refresh is of now and names its directory: give it alone")
@@ -201,8 +199,6 @@ def analyze(
 ) -> None:
     """Say what compaction of TOPIC would save, and where."""
     from dataclasses import asdict
-
-    from kept.cli.output import show_json, show_table, size
 
     settings = pairs("--config", config)
     if report is not None:
@@ -285,8 +281,6 @@ def _check_report(path: str) -> None:
 
 
 def _show_audit(found: Audit, as_json: bool) -> None:
-    from kept.cli.output import show_json, show_table
-
     if as_json:
         said = {
             "topic": found.topic, "clean": found.clean, "total": found.total,
@@ -351,8 +345,6 @@ def restore(
     bootstrap: str,
 ) -> None:
     """Write an export to TOPIC, which is new or empty."""
-    from kept.cli.output import show_json
-
     _need(bootstrap, None)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -400,8 +392,6 @@ def compact(
 
 def _show_export(made: Any, as_json: bool) -> None:
     from dataclasses import asdict
-
-    from kept.cli.output import show_json
 
     if as_json:
         show_json(asdict(made))
@@ -570,8 +560,6 @@ def _moment(given: str | None) -> int | None:
 
 
 def _row(row: Any) -> dict[str, Any]:
-    from kept.cli.output import put_bytes
-
     made: dict[str, Any] = {}
     put_bytes(made, "key", bytes(row.key))
     put_bytes(made, "value", bytes(row.value))
@@ -580,8 +568,6 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def _text(key: bytes | None) -> str:
-    from kept.cli.output import NO_KEY, text
-
     return text(key, NO_KEY)
 
 

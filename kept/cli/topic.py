@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import moment, say, show_json, show_table, size, write
 from kept.cli.shell import (
     Failure,
     Group,
@@ -17,10 +17,11 @@ from kept.cli.shell import (
     pairs,
 )
 from kept.cli.unavailable import note_silent, teller
+from kept.client.blocking import Client
+from kept.client.failures import ConnectionFailed, NoAnswer
+from kept.client.http import PRESENT_S, HttpFailed, JsonApi
+from kept.storage.errors import TopicAlreadyExists
 from kept.storage.printable import printable_line
-
-if TYPE_CHECKING:
-    from kept.client.blocking import Client
 
 
 @click.group(
@@ -57,8 +58,6 @@ def create(
     bootstrap: str,
 ) -> None:
     """Create topic NAME."""
-    from kept.storage.errors import TopicAlreadyExists
-
     with _client(bootstrap) as client:
         try:
             client.create_topic(
@@ -82,8 +81,6 @@ def create(
 @bootstrap_option
 def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
     """List all topics."""
-    from kept.cli.output import show_json, show_table
-
     with _client(bootstrap) as client:
         topics = client.metadata().topics
     rows = [
@@ -113,8 +110,6 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) -> None:
     """Show topic NAME: settings, and where each partition stands."""
-    from kept.cli.output import show_json
-
     with _client(bootstrap) as client:
         described = _describe(client, name, all_settings)
     if as_json:
@@ -124,8 +119,6 @@ def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) ->
 
 
 def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
-    from kept.client.failures import ConnectionFailed, NoAnswer
-
     known = client.topic(name)
     standings = client.standings(name)
     leaders = {number: p.leader for number, p in known.partitions.items()}
@@ -178,8 +171,6 @@ def _compaction(
     """What kept's own API knows of compaction, from who leads; nothing when the other side is not
     kept.
     """
-    from kept.client.http import PRESENT_S, HttpFailed, JsonApi
-
     out: dict[int, dict[str, Any]] = {}
     for node, endpoint in client.view.nodes.items():
         if node not in leaders.values():
@@ -199,8 +190,6 @@ def _compaction(
 
 
 def _show(described: dict[str, Any]) -> None:
-    from kept.cli.output import moment, show_table, size, write
-
     write(f"Topic: {described['name']}\n")
     if described["topic_id"] is not None:
         write(f"Topic id: {described['topic_id']}\n")
@@ -291,6 +280,4 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
 
 
 def _client(bootstrap: str) -> Client:
-    from kept.client.blocking import Client
-
     return Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))

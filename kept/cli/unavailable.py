@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kept.cli.output import say
 from kept.cli.shell import Failure
-
-if TYPE_CHECKING:
-    from kept.storage.errors import KeptError
+from kept.client.failures import NoController
+from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any, each_node
+from kept.client.view import parse_bootstrap
+from kept.storage.errors import KafkaStorageError, KeptError, NotLeaderOrFollower
 
 ANSWER_S: Final = 10.0
 
@@ -21,8 +22,6 @@ def teller(bootstrap: str) -> Callable[[KeptError], None]:
     """What a :class:`kept.client.blocking.Client` calls when it waits: a line on standard error,
     once for each reason.
     """
-    from kept.client.failures import NoController
-
     told: set[str] = set()
 
     def tell(why: KeptError) -> None:
@@ -36,9 +35,6 @@ def teller(bootstrap: str) -> Callable[[KeptError], None]:
 
 def _controllers(bootstrap: str) -> str:
     """What nodes of kept know of their controller, and which of its voters are there."""
-    from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any
-    from kept.client.view import parse_bootstrap
-
     try:
         found = ask_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
     except HttpFailed:
@@ -67,8 +63,6 @@ def note_silent(nodes: Iterable[int], so: str) -> None:
 @contextmanager
 def explained(bootstrap: str, topic: str) -> Iterator[None]:
     """An error about a partition that nobody leads gets what its nodes know about it."""
-    from kept.storage.errors import KafkaStorageError, NotLeaderOrFollower
-
     try:
         yield
     except (KafkaStorageError, NotLeaderOrFollower) as error:
@@ -82,8 +76,6 @@ def _reasons(bootstrap: str, topic: str, named: set[str]) -> list[str]:
     """Why those partitions of a topic that are ``named`` are offline; nothing where nobody of kept
     is there to say.
     """
-    from kept.client.http import HttpFailed, each_node
-
     found: dict[str, None] = {}
     try:
         for number, api in each_node(bootstrap, ANSWER_S).items():

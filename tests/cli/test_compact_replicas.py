@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kept.cli import compact as commands
 from kept.cli.compact import compact
 from kept.cli.shell import Failure
-from kept.client import http
 from kept.client.http import HttpFailed
 
 REASON = "t: check of generation 3.7: offset 9: it must survive, and is not in the output"
@@ -75,7 +75,7 @@ def run(monkeypatch):
 
         if gone is not None:
             nodes[gone].gone = True
-        monkeypatch.setattr(http, "each_node", each_node)
+        monkeypatch.setattr(commands, "each_node", each_node)
         return CliRunner().invoke(compact, [*arguments, "--bootstrap", "localhost:1"]), nodes
 
     return run

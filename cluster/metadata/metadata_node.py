@@ -4,7 +4,7 @@ Nothing here waits, starts threads or reads clocks. The shell owns the loop::
 
     member = MetadataMember.open(...)
     after every tick(), receive(), peer_down(), propose()...:
-        send(member.take_messages())            # never waits for the disk
+        send(member.drain_messages())            # never waits for the disk
         if (work := member.work()) is not None: # one outstanding at a time
             work.run()                          # blocks if work.blocks; any thread
             outcome = member.done(work)         # on the loop's thread again
@@ -14,7 +14,7 @@ The shell's duties, on top of those of :mod:`kept.cluster.raft`:
 
 - ``tick()`` at a steady pace; every message of a peer through ``receive()``; ``peer_down()`` on
   evidence that a process died (connection broken *and* a probe refused), and never a guess;
-- messages of one ``take_messages()`` or outcome in order, those of an outcome after its work ran;
+- messages of one ``drain_messages()`` or outcome in order, those of an outcome after its work ran;
 - ``lost_proposals`` before ``applied``: an index that was lost holds another leader's entry;
 - when :attr:`MetadataNode.role` is no longer the leader's, whoever waits for a proposal is told
   NotController: it may still be committed, and is then among ``applied``;
@@ -33,7 +33,7 @@ Long because the core, its files, the image and the history of one node move tog
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
@@ -54,6 +54,7 @@ from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.formation import Formation
 from kept.cluster.raft.messages import NO_NODE, Append, LeaderHint, Message, Observe
+from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.raft.voter_set import voters_entry
 from kept.storage.disk import Disk
@@ -244,9 +245,9 @@ class MetadataNode:
     @property
     def majority_is_gone(self) -> bool:
         """Whether so many voters are known to be dead that no leader can be elected."""
-        membership = self.core.membership
-        alive = sum(node_id not in self.core.down for node_id in membership.ids)
-        return alive < membership.quorum
+        voter_set = self.core.state.voter_set
+        alive = sum(node_id not in self.core.state.down for node_id in voter_set.ids)
+        return alive < voter_set.quorum
 
     @property
     def commit_index(self) -> int:
@@ -267,8 +268,8 @@ class MetadataNode:
     def controller_ready(self) -> bool:
         """Whether this node leads and its image holds everything that was committed before: only
         then may it take decisions."""
-        core = self.core
-        return core.commits_own_term and self.image.index >= core.first_of_term
+        replicator = self.core.replicator
+        return replicator.commits_own_term and self.image.index >= replicator.first_of_term
 
     @property
     def recovered(self) -> bool:
@@ -282,31 +283,44 @@ class MetadataNode:
     @property
     def predecessor(self) -> dict[int, int]:
         """On the leader: who led before it, and for how many ticks that one was not heard."""
-        node_id, heard_at = self.core.predecessor
-        return {} if node_id in (NO_NODE, self.core.node_id) else {node_id: self.ticks - heard_at}
+        node_id, heard_at = self.core.state.predecessor
+        return {} if node_id in (NO_NODE, self.node_id) else {node_id: self.ticks - heard_at}
+
+    @property
+    def progress(self) -> Mapping[int, Progress]:
+        """On the leader: what it knows of each follower's log."""
+        return self.core.state.progress
+
+    def is_alive(self, node_id: int) -> bool:
+        """On the leader: :meth:`RaftState.is_alive`."""
+        return self.core.state.is_alive(node_id)
+
+    def trusts(self, message: Message) -> bool:
+        """Whether a message's sender may lead or be voted for: :meth:`Observer.trusts`."""
+        return self.core.observer.trusts(message)
 
     @property
     def followers(self) -> dict[int, tuple[int, int]]:
         """On the leader: (end of its log as far as known, tick of its last answer) of each."""
         return {
             node_id: (progress.match_index, progress.heard_at)
-            for node_id, progress in self.core.progress.items()
+            for node_id, progress in self.core.state.progress.items()
         }
 
     @property
     def observers(self) -> dict[int, tuple[int, int]]:
         """Those of :attr:`followers` that do not vote: a voter with another disk, too."""
-        votes = self.core.membership.has
+        votes = self.core.state.voter_set.has
         return {
             node_id: self.followers[node_id]
-            for node_id, progress in self.core.progress.items()
+            for node_id, progress in self.core.state.progress.items()
             if not votes(node_id, progress.directory_id)
         }
 
     @property
     def ticks(self) -> int:
         """How often :meth:`tick` was called: what ticks in :attr:`followers` compare to."""
-        return self.core.ticks
+        return self.core.state.ticks
 
     # Input.
 
@@ -321,24 +335,24 @@ class MetadataNode:
             return
         if isinstance(message, LeaderHint):
             # A node that has its log knows its cluster, and whom to believe, without hints.
-            if message.sender in self.core.contacts and self.image.cluster_id is None:
+            if message.sender in self.core.state.contacts and self.image.cluster_id is None:
                 self._check_cluster(message)
             if self._formation is not None:
-                self._formation.hear(message)
+                self._formation.learn(message)
                 self._found()
         elif isinstance(message, Observe) and self._formation is not None:
-            self.core.observe_in = 0  # it is there: ask it
+            self.core.observer.observe_in = 0  # it is there: ask it
         self.core.step(message)
-        if self.core.set_back is not None:
-            self._refuse_set_back(self.core.set_back)
+        if self.core.follower.log_regression is not None:
+            self._refuse_log_regression(self.core.follower.log_regression)
 
-    def _refuse_set_back(self, shown: Append) -> None:
+    def _refuse_log_regression(self, shown: Append) -> None:
         """This disk is older than what this node has said: its vote cannot be relied on."""
         self.refusal = (
             f"{self._files.directory}: the metadata log ends at entry {self.last_index}, but this "
             f"node has acknowledged entry {shown.acknowledged} to node {shown.sender}: the disk is "
             f"an old copy, or lost what was synced. Empty {self._files.directory}: the node "
-            f"follows then, and `kept cluster voter add {self.core.node_id}` gives it its vote back"
+            f"follows then, and `kept cluster voter add {self.node_id}` gives it its vote back"
         )
 
     def peer_down(self, node_id: int) -> None:
@@ -400,8 +414,8 @@ class MetadataNode:
         core = self.core
         if core.role is not Role.LEADER:
             return self._handed_over and core.leader_id == NO_NODE and not self.majority_is_gone
-        if core.transferee == NO_NODE:
-            successor = core.successor
+        if core.state.transferee == NO_NODE:
+            successor = core.replicator.successor
             if successor == NO_NODE:
                 return False
             core.transfer(successor)
@@ -417,21 +431,21 @@ class MetadataNode:
 
     # Output.
 
-    def take_messages(self) -> tuple[Message, ...]:
+    def drain_messages(self) -> tuple[Message, ...]:
         """What may be sent at once, in order, even while a :class:`Work` runs."""
-        return self.core.take_messages()
+        return self.core.drain_messages()
 
-    def take_refused(self) -> tuple[tuple[int, str], ...]:
+    def drain_refused(self) -> tuple[tuple[int, str], ...]:
         """(sender, why) of messages that were dropped since the last call."""
-        refused = tuple(self.core.refused)
-        self.core.refused.clear()
+        refused = tuple(self.core.state.refused)
+        self.core.state.refused.clear()
         return refused
 
-    def take_probes(self) -> frozenset[int]:
+    def drain_probes(self) -> frozenset[int]:
         """Nodes that a peer calls dead and this one does not: probe them, :meth:`peer_down` if the
         probe is refused."""
-        probes = frozenset(self.core.probes)
-        self.core.probes.clear()
+        probes = frozenset(self.core.state.to_probe)
+        self.core.state.to_probe.clear()
         return probes
 
     def work(self) -> Work | None:
@@ -485,7 +499,7 @@ class MetadataNode:
                 self._compact_to = work.snapshot[0].index
         self._write_missing()
         self._check_identity()
-        self.core.acknowledge()
+        self.core.announced()
         lost, self._lost = tuple(self._lost), []
         before, self._role = self._role, self._roles()
         return Outcome(
@@ -574,7 +588,7 @@ class MetadataNode:
 
     def _check_identity(self) -> None:
         """Does the log agree with what this node was told?"""
-        self.core.cluster_id = self.image.cluster_id or ""
+        self.core.observer.cluster_id = self.image.cluster_id or ""
         expected = self._expected_cluster
         if expected is not None and self.image.cluster_id not in (None, expected):
             self.refusal = (

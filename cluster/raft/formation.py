@@ -36,8 +36,8 @@ class Formation:
             return None
         return tuple(known[node_id] for node_id in sorted(known))
 
-    def hear(self, hint: LeaderHint) -> None:
-        """Another node answered."""
+    def learn(self, hint: LeaderHint) -> None:
+        """Another node replied."""
         listed = self._listed.get(hint.sender)
         if listed is None:
             return

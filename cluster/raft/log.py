@@ -34,8 +34,8 @@ class RaftLog:
     __slots__ = (
         "_cut",
         "_entries",
-        "_handed",
         "_snapshot",
+        "_writing_to",
         "base_index",
         "base_term",
         "commit_index",
@@ -51,7 +51,7 @@ class RaftLog:
         """A majority has the entries up to here; never falls."""
         self.stable_index = self.last_index
         """On this node's disk are the same entries up to here."""
-        self._handed: int | None = None
+        self._writing_to: int | None = None
         """Written by the shell just now: up to here and still so; None: it writes nothing."""
         self._cut: int | None = None
         """The disk holds, or will hold, others from here on."""
@@ -151,13 +151,15 @@ class RaftLog:
             )
         del self._entries[index - self.base_index - 1 :]
         written = (
-            self.stable_index if self._handed is None else max(self._handed, self.stable_index)
+            self.stable_index
+            if self._writing_to is None
+            else max(self._writing_to, self.stable_index)
         )
         if index <= written or self._cut is not None:
             self._cut = index if self._cut is None else min(self._cut, index)
         self.stable_index = min(self.stable_index, index - 1)
-        if self._handed is not None:
-            self._handed = min(self._handed, index - 1)
+        if self._writing_to is not None:
+            self._writing_to = min(self._writing_to, index - 1)
 
     def commit_to(self, index: int) -> bool:
         """Note that a majority has the entries up to ``index``; returns whether that is news."""
@@ -179,8 +181,8 @@ class RaftLog:
         self.commit_index = snapshot.index
         self.stable_index = 0
         self._cut = None
-        if self._handed is not None:
-            self._handed = 0
+        if self._writing_to is not None:
+            self._writing_to = 0
         self._snapshot = snapshot
 
     def compact(self, index: int) -> None:
@@ -195,7 +197,7 @@ class RaftLog:
     # Writing it.
 
     @property
-    def waits(self) -> bool:
+    def has_unwritten(self) -> bool:
         """Whether the shell has something to write."""
         return (
             self._snapshot is not None
@@ -206,26 +208,26 @@ class RaftLog:
     @property
     def is_stable(self) -> bool:
         """Whether the disk holds all of it."""
-        return self._handed is None and not self.waits
+        return self._writing_to is None and not self.has_unwritten
 
-    def hand_out(self) -> tuple[Snapshot | None, int | None, tuple[Entry, ...]]:
-        """What to write now: (snapshot, where to cut, entries); :meth:`written` must follow."""
-        if self._handed is not None:
+    def next_write(self) -> tuple[Snapshot | None, int | None, tuple[Entry, ...]]:
+        """What to write now: (snapshot, where to cut, entries); :meth:`write_done` must follow."""
+        if self._writing_to is not None:
             raise InvariantViolation("a second group for the disk before the first was written")
         first = max(self.stable_index, self.base_index) + 1
         entries = tuple(self._entries[first - self.base_index - 1 :])
         group = self._snapshot, self._cut, entries
         self._snapshot = self._cut = None
-        self._handed = self.last_index
+        self._writing_to = self.last_index
         return group
 
-    def written(self) -> None:
+    def write_done(self) -> None:
         """The group is durable."""
-        if self._handed is None:
+        if self._writing_to is None:
             raise InvariantViolation("written, but nothing was handed out")
         if self._snapshot is None:
-            self.stable_index = self._handed
-        self._handed = None
+            self.stable_index = self._writing_to
+        self._writing_to = None
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation where the log contradicts itself."""

@@ -1,6 +1,6 @@
-"""What all parts of the core share: the hard state, the role, the clock, and what is to be sent.
+"""The state that all parts of the core work on: term, vote, role, clock, and what is to be sent.
 
-Messages leave by one of two doors. What depends on something that is not on disk yet (a vote, a
+Messages leave in one of two ways. What depends on something that is not on disk yet (a vote, a
 term, entries that an answer acknowledges) waits for the next :class:`Ready` and leaves after it was
 written. Everything else may leave at once, even while the shell is busy writing: a disk that takes
 a second to sync must not look like a dead leader, or like a dead follower.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,88 +26,89 @@ MAX_REFUSED: Final = 16
 """Refused messages that are remembered until the shell has told of them."""
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
 class RaftState:
-    """The fields of a node, and the steps every part takes."""
+    """One node's state. The parts of :class:`~.core.RaftCore` read and change it."""
 
-    def __init__(
-        self,
-        *,
-        node_id: int,
-        directory_id: UUID,
-        log: RaftLog,
-        membership: VoterSet,
-        hard_state: HardState,
-        random: Callable[[int], int],
-        settings: RaftSettings,
-    ) -> None:
-        self.node_id = node_id
-        self.directory_id = directory_id
-        self.log = log
-        self.membership = membership
-        self.settings = settings
-        self.random = random
-        self.durable = hard_state
-        """The hard state on disk."""
-        self.term = max(hard_state.term, log.last_term)
-        """Never falls. Entries of a term whose hard state was not written tell the term, too."""
-        voted = hard_state if hard_state.term == self.term else HardState(self.term)
-        self.vote = voted.vote
-        self.vote_directory = voted.vote_directory
-        self._role = Role.FOLLOWER
-        self.leader_id = NO_NODE
-        """Who leads this term, as far as known."""
-        self.heard = (NO_NODE, 0)
-        """Who led when this node last had word of a leader, and the tick of that."""
-        self.predecessor = (NO_NODE, 0)
-        """The same when this node began to lead."""
-        self.down: set[int] = set()
-        """Nodes of which there is evidence that they died, and no word since."""
-        self.ticks = 0
-        self.elapsed = 0
-        """Ticks since the leader was heard, or a vote given, or a campaign begun."""
-        self.timeout = 0
-        """A campaign begins at so many."""
-        self.soon: int | None = None
-        """A campaign begins in so many ticks, because nobody seems to lead."""
-        self.attempts = 0
-        """So many more times it may be tried without waiting for the timeout."""
-        self.suspect = NO_NODE
-        """The leader there was evidence against."""
-        self.votes: dict[int, bool] = {}
-        """Who answered the campaign, and how."""
-        self.progress: dict[int, Progress] = {}
-        """Of the followers; empty unless leading."""
-        self.reads: list[tuple[object, int]] = []
-        """Confirmed read barriers, for the shell."""
-        self.lost_reads: list[object] = []
-        self.pending_reads: list[tuple[object, int, int]] = []
-        """(token, index, round) of barriers that wait for a quorum."""
-        self.probes: set[int] = set()
-        """Leaders that a peer calls dead, for the shell to probe."""
-        self.deferred: dict[int, PreVote] = {}
-        """Pre-votes refused for the leader's sake; granted if it turns out dead."""
-        self.transferee = NO_NODE
-        self.vouched: frozenset[int] = frozenset()
-        """Nodes that vote, or lead, as others said; believed where the log here has not the id."""
-        self.vouched_disks: frozenset[int] = frozenset()
-        """The same of voters that know more than the log here: believed whatever it has."""
-        self.refused: deque[tuple[int, str]] = deque(maxlen=MAX_REFUSED)
-        """(sender, why) of messages that were dropped as a whole, for the shell to tell of."""
-        self._free: list[Message] = []
-        self._after: list[Message] = []
+    node_id: int
+    directory_id: UUID
+    log: RaftLog
+    voter_set: VoterSet
+    settings: RaftSettings
+    random: Callable[[int], int]
+    durable: HardState
+    """The hard state on disk."""
+    term: int = 0
+    """Never falls. Entries of a term whose hard state was not written tell the term, too."""
+    vote: int = NO_VOTE
+    vote_directory: UUID = NO_DIRECTORY
+    role: Role = Role.FOLLOWER
+    """FOLLOWER also where this node has no vote: see :attr:`RaftCore.role`."""
+    leader_id: int = NO_NODE
+    """Who leads this term, as far as known."""
+    leader_directory: UUID = NO_DIRECTORY
+    """The disk of the leader that was heard last."""
+    contacts: tuple[int, ...] = ()
+    """Nodes that may know the leader, from configuration; the log's voters come on top."""
+    formed: bool = False
+    """The voters of a new cluster have found each other (or the log is not empty)."""
+    disk_fails: bool = False
+    """The disk took nothing lately: this node must not lead."""
+    last_leader: tuple[int, int] = (NO_NODE, 0)
+    """Who led when this node last had word of a leader, and the tick of that."""
+    predecessor: tuple[int, int] = (NO_NODE, 0)
+    """The same when this node began to lead."""
+    down: set[int] = field(default_factory=set)
+    """Nodes of which there is evidence that they died, and no word since."""
+    ticks: int = 0
+    elapsed: int = 0
+    """Ticks since the leader was heard, or a vote given, or a campaign begun."""
+    timeout: int = 0
+    """A campaign begins at so many."""
+    campaign_in_ticks: int | None = None
+    """A campaign begins in so many ticks, because no node seems to lead; None: not early."""
+    attempts_left: int = 0
+    """A campaign may be repeated so many times without waiting for the timeout."""
+    suspect: int = NO_NODE
+    """The leader there was evidence against."""
+    votes: dict[int, bool] = field(default_factory=dict)
+    """Who answered the campaign, and how."""
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """Of the followers; empty unless leading."""
+    reads: list[tuple[object, int]] = field(default_factory=list)
+    """Confirmed read barriers, for the shell."""
+    lost_reads: list[object] = field(default_factory=list)
+    pending_reads: list[tuple[object, int, int]] = field(default_factory=list)
+    """(token, index, round) of barriers that wait for a quorum."""
+    to_probe: set[int] = field(default_factory=set)
+    """Leaders that a peer calls dead, for the shell to probe."""
+    deferred_pre_votes: dict[int, PreVote] = field(default_factory=dict)
+    """Pre-votes refused for the leader's sake; granted if it turns out dead."""
+    transferee: int = NO_NODE
+    vouched: frozenset[int] = frozenset()
+    """Nodes that vote, or lead, as others said; believed where the log here has not the id."""
+    vouched_disks: frozenset[int] = frozenset()
+    """The same of voters that know more than the log here: believed whatever it has."""
+    refused: deque[tuple[int, str]] = field(default_factory=partial(deque, maxlen=MAX_REFUSED))
+    """(sender, why) of messages that were dropped as a whole, for the shell to tell of."""
+    sendable: list[Message] = field(default_factory=list)
+    sendable_after_write: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.term = max(self.durable.term, self.log.last_term)
+        if self.durable.term == self.term:
+            self.vote, self.vote_directory = self.durable.vote, self.durable.vote_directory
         self.restart_timer()
-
-    @property
-    def role(self) -> Role:
-        """What this node is now."""
-        if self._role is Role.FOLLOWER and not self.is_voter:
-            return Role.OBSERVER
-        return self._role
 
     @property
     def is_voter(self) -> bool:
         """Whether this node votes, from this disk."""
-        return self.membership.has(self.node_id, self.directory_id)
+        return self.voter_set.has(self.node_id, self.directory_id)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads its term."""
+        return self.role is Role.LEADER
 
     @property
     def hard_state(self) -> HardState:
@@ -115,7 +118,7 @@ class RaftState:
     @property
     def in_lease(self) -> bool:
         """Whether a leader was heard lately, with no evidence against it since: others wait."""
-        if self._role is Role.LEADER:
+        if self.leads:
             return True
         return self.leader_id != NO_NODE and self.elapsed < self.settings.election_ticks
 
@@ -128,15 +131,26 @@ class RaftState:
             "directory_id": self.directory_id,
         }
 
-    def send(self, message: Message, *, after: bool = False) -> None:
-        """Send at once, or ``after`` all that is to be written now is durable.
+    def send(self, message: Message, *, after_write: bool = False) -> None:
+        """Send at once, or (``after_write``) when all that is to be written now is durable.
 
         Nothing leaves at once while term or vote are not durable.
         """
-        if after or self.hard_state != self.durable:
-            self._after.append(message)
+        if after_write or self.hard_state != self.durable:
+            self.sendable_after_write.append(message)
         else:
-            self._free.append(message)
+            self.sendable.append(message)
+
+    def is_alive(self, node_id: int) -> bool:
+        """On the leader: whether a follower replied within an election timeout, and there is no
+        evidence that it died.
+        """
+        progress = self.progress.get(node_id)
+        return (
+            progress is not None
+            and node_id not in self.down
+            and self.ticks - progress.heard_at <= self.settings.election_ticks
+        )
 
     def forget_vouched(self) -> None:
         """Here, or with a leader that is known here, is a log that names all voters."""
@@ -150,7 +164,7 @@ class RaftState:
         """Wait for the leader anew."""
         self.elapsed = 0
         patience = self.settings.election_ticks
-        if self._role in (Role.PROSPECTIVE, Role.CANDIDATE):
+        if self.role in (Role.PROSPECTIVE, Role.CANDIDATE):
             patience = self.settings.candidate_ticks or patience
         self.timeout = patience + self.random(patience)
 
@@ -159,12 +173,12 @@ class RaftState:
         if term > self.term:
             self.term = term
             self.vote, self.vote_directory = NO_VOTE, NO_DIRECTORY
-            self.deferred.clear()
+            self.deferred_pre_votes.clear()
 
     def become_follower(self, term: int, leader_id: int) -> None:
-        """Follow ``leader_id``, or wait for a leader, in ``term``."""
+        """Follow ``leader_id``, or wait for a leader, in ``term``. Read barriers are lost."""
         self.set_term(term)
-        self._role = Role.FOLLOWER
+        self.role = Role.FOLLOWER
         self.leader_id = leader_id
         self.progress.clear()
         self.lost_reads += (token for token, _, _ in self.pending_reads)
@@ -174,11 +188,11 @@ class RaftState:
 
     def follow(self, leader_id: int) -> None:
         """The leader of this term was heard."""
-        if self._role is not Role.FOLLOWER:
+        if self.role is not Role.FOLLOWER:
             self.become_follower(self.term, leader_id)
         self.leader_id = leader_id
-        self.heard = (leader_id, self.ticks)
+        self.last_leader = (leader_id, self.ticks)
         self.suspect = NO_NODE
-        self.soon = None
-        self.attempts = 0
+        self.campaign_in_ticks = None
+        self.attempts_left = 0
         self.restart_timer()

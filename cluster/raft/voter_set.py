@@ -89,7 +89,7 @@ class VoterSet:
         """Whether this node votes, from this disk."""
         return self.directory_of(node_id) == directory_id
 
-    def see(self, entries: Iterable[Entry]) -> None:
+    def appended(self, entries: Iterable[Entry]) -> None:
         """Entries were appended."""
         for entry in entries:
             voters = voters_in(entry.data)

@@ -143,19 +143,14 @@ class QuorumReconfiguration:
             )
 
     def _follower(self, node_id: int) -> Progress:
-        found = self._member.core.progress.get(node_id)
-        if found is None or not self._is_heard(node_id, found):
+        found = self._member.progress.get(node_id)
+        if found is None or not self._member.is_alive(node_id):
             raise InvalidRequest(
                 f"node {node_id} does not follow the metadata log: start it with "
                 "process.roles=broker,controller and a controller.quorum.voters that names a "
                 "voter, and add it when kept cluster status shows it as an observer"
             )
         return found
-
-    def _is_heard(self, node_id: int, follower: Progress) -> bool:
-        core = self._member.core
-        silent = core.ticks - follower.heard_at
-        return node_id not in core.down and silent <= core.settings.election_ticks
 
     def _address(self, request: ChangeVotersRequest, known: Voter | None) -> tuple[str, int]:
         """Where other nodes reach it: as asked, as it registered, as it was before."""
@@ -190,9 +185,9 @@ class QuorumReconfiguration:
             for voter in voters
             if (voter.node_id, voter.directory_id) == (member.node_id, member.directory_id)
             or (
-                (follower := member.core.progress.get(voter.node_id)) is not None
+                (follower := member.progress.get(voter.node_id)) is not None
                 and follower.directory_id == voter.directory_id
-                and self._is_heard(voter.node_id, follower)
+                and member.is_alive(voter.node_id)
             )
         ]
         if 2 * len(alive) <= len(voters):

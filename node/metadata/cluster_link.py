@@ -98,7 +98,7 @@ class ClusterLink:
         metadata.probe = self._detector.probe
         metadata.on_applied = self._metadata_moved
         peers.on_message = metadata.receive
-        peers.believes = metadata.member.core.knows
+        peers.believes = metadata.member.trusts
         peers.on_peer_down = self._detector.peer_down
         metadata.start_ticking()
         metadata.pump()

@@ -248,11 +248,11 @@ class Metadata:
         """Do what the member has to do: the disk's part in the thread, then the rest."""
         member = self.member
         while not self._closed:
-            for message in member.take_messages():
+            for message in member.drain_messages():
                 self.send(message)
-            for node_id in member.take_probes():
+            for node_id in member.drain_probes():
                 self.probe(node_id)
-            if refused := member.take_refused():
+            if refused := member.drain_refused():
                 self._tell_of_refused(refused)
             if member.refusal is not None:
                 self._closed = True
@@ -296,7 +296,7 @@ class Metadata:
         if not isinstance(error, KeptError):
             log.exception("the metadata log failed", error)
         self.member.disk_failed()
-        for message in self.member.take_messages():
+        for message in self.member.drain_messages():
             self.send(message)
         self.on_failure(f"the metadata log failed: {error}")
         for future in self._proposed.values():

@@ -55,7 +55,7 @@ def test_a_stranger_ends_no_founder_and_keeps_none_from_founding() -> None:
     assert member.refusal is None
     for sender in (1, 2):
         member.receive(hint(sender, voters=(0, 1, 2)))
-    assert [voter.node_id for voter in member.voters] == [0, 1, 2] and member.core.formed
+    assert [voter.node_id for voter in member.voters] == [0, 1, 2] and member.core.state.formed
 
 
 def test_a_listed_node_of_another_cluster_is_still_refused() -> None:

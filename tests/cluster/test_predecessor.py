@@ -22,7 +22,7 @@ def test_a_leader_knows_for_how_long_the_one_before_it_was_not_heard() -> None:
     assert first.predecessor == {}, "nobody led before it"
     cluster.cut.add(first.node_id)
     second = next_leader(cluster, first)
-    patience = second.core.settings.election_ticks
+    patience = second.core.state.settings.election_ticks
     assert list(second.predecessor) == [first.node_id]
     assert second.predecessor[first.node_id] >= patience
 
@@ -31,7 +31,7 @@ def test_a_leader_knows_for_how_long_the_one_before_it_was_not_heard() -> None:
     second.transfer(first.node_id)
     cluster.deliver()
     assert first.controller_ready
-    heartbeat = first.core.settings.heartbeat_ticks
+    heartbeat = first.core.state.settings.heartbeat_ticks
     assert first.predecessor[second.node_id] <= heartbeat, "it was heard until it handed over"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from kept.storage.errors import OffsetOutOfRange
 from tests.sim.planted import plant
 from tests.sim.planted_cluster import MEMBER, PARTITION
-from tests.sim.planted_raft import LEADING
+from tests.sim.planted_raft import REPLICATOR
 
 SKIPPED = 3
 
@@ -16,8 +16,9 @@ def drops_its_last(original: Any) -> Any:
     """A leader takes back what it has not committed."""
 
     def tick(self: Any) -> None:
-        if self.log.last_index > max(self.log.commit_index, self.first_of_term):
-            self.log.truncate_from(self.log.last_index)
+        log = self.state.log
+        if log.last_index > max(log.commit_index, self.first_of_term):
+            log.truncate_from(log.last_index)
         original(self)
 
     return tick
@@ -60,7 +61,7 @@ def another_cluster(original: Any) -> Any:
 plant(
     "leader-takes-back", "raft", 2, "leader-append-only",
     "a leader never changes its own log (Raft 5.3)",
-    (f"{LEADING}.tick_leader", drops_its_last),
+    (f"{REPLICATOR}.tick", drops_its_last),
 )  # fmt: skip
 plant(
     "records-skipped", "cores", 1, "consumer-gap",

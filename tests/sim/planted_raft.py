@@ -7,14 +7,12 @@ from typing import Any
 
 from kept.cluster.metadata.wal import HardState
 from kept.cluster.raft.messages import NO_NODE, AppendReply
-from kept.cluster.raft.ready import Role
 from tests.sim.planted import plant
 
 MEMBER = "kept.cluster.metadata.metadata_node.MetadataNode"
-LEADING = "kept.cluster.raft.leader.Leading"
-ELECTION = "kept.cluster.raft.election.Election"
-FOLLOWING = "kept.cluster.raft.follower.Following"
-STATE = "kept.cluster.raft.state.RaftState"
+REPLICATOR = "kept.cluster.raft.replicator.Replicator"
+ELECTOR = "kept.cluster.raft.elector.Elector"
+FOLLOWER = "kept.cluster.raft.follower.Follower"
 LOG = "kept.cluster.raft.log.RaftLog"
 FILES = "kept.cluster.metadata.metadata_files"
 WAL = "kept.cluster.metadata.wal.WriteAheadLog"
@@ -28,12 +26,12 @@ def forget_term(original: Any) -> Any:
 
 
 def vote_again(original: Any) -> Any:
-    def handle_vote(self: Any, asked: Any) -> None:
-        if self.vote != asked.sender:
-            self.vote = NO_NODE
-            if self._role is not Role.LEADER:
-                self.leader_id = NO_NODE
-        original(self, asked)
+    def handle_vote(self: Any, request: Any) -> None:
+        if self.state.vote != request.sender:
+            self.state.vote = NO_NODE
+            if not self.state.leads:
+                self.state.leader_id = NO_NODE
+        original(self, request)
 
     return handle_vote
 
@@ -60,12 +58,13 @@ def uncounted_disk(original: Any) -> Any:
     """The leader's own entries count before they are on its disk."""
 
     def maybe_commit(self: Any) -> None:
-        stable = self.log.stable_index
-        self.log.stable_index = self.log.last_index
+        log = self.state.log
+        stable = log.stable_index
+        log.stable_index = log.last_index
         try:
             original(self)
         finally:
-            self.log.stable_index = stable
+            log.stable_index = stable
 
     return maybe_commit
 
@@ -75,7 +74,7 @@ def cut_always(original: Any) -> Any:
 
     def handle_append(self: Any, message: Any) -> None:
         last = message.prev_index + len(message.entries)
-        log = self.log
+        log = self.state.log
         if (
             log.matches(message.prev_index, message.prev_term)
             and message.prev_index >= log.base_index
@@ -83,7 +82,7 @@ def cut_always(original: Any) -> Any:
         ):
             log.commit_index = min(log.commit_index, last)
             log.truncate_from(last + 1)
-            self.membership.truncate_from(last + 1)
+            self.state.voter_set.truncate_from(last + 1)
         original(self, message)
 
     return handle_append
@@ -101,11 +100,11 @@ def ack_all(original: Any) -> Any:
     """A follower acknowledges all that it has, matched or not."""
 
     def accept(self: Any, message: Any, match_index: int) -> None:
-        self.send(
+        self.state.send(
             AppendReply(
-                **self.head(message.sender),
+                **self.state.head(message.sender),
                 accepted=True,
-                match_index=self.log.last_index,
+                match_index=self.state.log.last_index,
                 round=message.round,
             )
         )
@@ -118,7 +117,8 @@ def commit_what_is_said(original: Any) -> Any:
 
     def handle_append(self: Any, message: Any) -> None:
         original(self, message)
-        self.log.commit_to(min(message.commit_index, self.log.last_index))
+        log = self.state.log
+        log.commit_to(min(message.commit_index, log.last_index))
 
     return handle_append
 
@@ -190,7 +190,7 @@ plant(
     30,
     "double-vote election-safety",
     "one vote a term (Raft 5.2)",
-    (f"{ELECTION}.handle_vote", vote_again),
+    (f"{ELECTOR}.handle_vote", vote_again),
 )
 plant(
     "no-fsync",
@@ -222,7 +222,7 @@ plant(
     781,
     "leader-completeness committed-differs committed-lost",
     "a leader counts its own entries when they are durable",
-    (f"{LEADING}.maybe_commit", uncounted_disk),
+    (f"{REPLICATOR}.maybe_commit", uncounted_disk),
 )
 plant(
     "append-cuts-matching",
@@ -230,7 +230,7 @@ plant(
     13,
     "commit-back leader-completeness committed-differs",
     "a delayed append never truncates what matches (34)",
-    (f"{FOLLOWING}.handle_append", cut_always),
+    (f"{FOLLOWER}.handle_append", cut_always),
 )
 plant(
     "no-consistency-check",
@@ -246,7 +246,7 @@ plant(
     172,
     "committed-differs leader-completeness committed-lost commit-beyond-log",
     "a match index is what matched (Raft 5.3)",
-    (f"{FOLLOWING}._accept", ack_all),
+    (f"{FOLLOWER}._accept", ack_all),
 )
 plant(
     "commits-what-is-said",
@@ -254,7 +254,7 @@ plant(
     22,
     "committed-differs state-machine-safety",
     "a follower commits what it was sent (Raft 5.3)",
-    (f"{FOLLOWING}.handle_append", commit_what_is_said),
+    (f"{FOLLOWER}.handle_append", commit_what_is_said),
 )
 plant(
     "no-no-op",
@@ -262,7 +262,7 @@ plant(
     1,
     "liveness",
     "a no-op on election (34)",
-    (f"{LEADING}.start_leading", silent_leader),
+    (f"{REPLICATOR}.start_leading", silent_leader),
 )
 plant(
     "lost-is-not-told",
@@ -310,8 +310,8 @@ def reads_at_once(_: Any) -> Any:
     """Nobody is asked whether it still leads."""
 
     def confirm(self: Any) -> None:
-        self.reads += ((token, index) for token, index, _ in self.pending_reads)
-        self.pending_reads.clear()
+        self.state.reads += ((token, index) for token, index, _ in self.state.pending_reads)
+        self.state.pending_reads.clear()
 
     return confirm
 
@@ -330,5 +330,5 @@ plant(
     94,
     "stale-read",
     "a read waits until a majority still follows (read barrier)",
-    (f"{LEADING}._confirm_reads", reads_at_once),
+    (f"{REPLICATOR}._confirm_reads", reads_at_once),
 )

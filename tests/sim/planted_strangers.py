@@ -7,7 +7,8 @@ from typing import Any
 from tests.sim.planted import plant
 
 CORE = "kept.cluster.raft.core"
-FOLLOWING = "kept.cluster.raft.follower.Following"
+FOLLOWER = "kept.cluster.raft.follower.Follower"
+OBSERVER = "kept.cluster.raft.observer.Observer"
 LEADER = "kept.replication.leader.LeaderCore"
 
 
@@ -19,10 +20,10 @@ def no_flaw(_: Any) -> Any:
 
 
 def everybody_is_known(_: Any) -> Any:
-    def knows(self: Any, message: Any) -> bool:
+    def trusts(self: Any, message: Any) -> bool:
         return True
 
-    return knows
+    return trusts
 
 
 def any_term(_: Any) -> Any:
@@ -30,11 +31,11 @@ def any_term(_: Any) -> Any:
 
 
 def vouched_for_ever(_: Any) -> Any:
-    def hear(self: Any, message: Any) -> None:
-        self.follow(message.sender)
-        self.leader_directory = message.directory_id
+    def follow_sender(self: Any, message: Any) -> None:
+        self.state.follow(message.sender)
+        self.state.leader_directory = message.directory_id
 
-    return hear
+    return follow_sender
 
 
 def any_life_counts(original: Any) -> Any:
@@ -61,7 +62,7 @@ plant(
     1,
     "crash election-safety log-matching committed-differs leader-completeness one-leader liveness",
     "voters are a node id and a directory of the log",
-    (f"{FOLLOWING}.knows", everybody_is_known),
+    (f"{OBSERVER}.trusts", everybody_is_known),
 )
 plant(
     "terms-unbounded",
@@ -77,7 +78,7 @@ plant(
     3,
     "crash election-safety log-matching committed-differs leader-completeness one-leader liveness",
     "what voters said of others counts until a known leader is heard",
-    (f"{FOLLOWING}._hear", vouched_for_ever),
+    (f"{FOLLOWER}._follow_sender", vouched_for_ever),
 )
 plant(
     "any-life-counts",

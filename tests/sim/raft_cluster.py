@@ -158,8 +158,8 @@ class RaftApp:
     def pump(self) -> None:
         """What may leave leaves; one work is with the disk at a time."""
         self.history.judge(self)
-        self.send(self.member.take_messages())
-        for node_id in sorted(self.member.take_probes()):
+        self.send(self.member.drain_messages())
+        for node_id in sorted(self.member.drain_probes()):
             self.probe(node_id)
         if self.working:
             return
@@ -195,7 +195,7 @@ class RaftApp:
             self.machine.world.note(self.machine.name, f"cannot write: {error}")
             self.member.disk_failed()
             self.machine.world.counts["disk errors"] += 1
-            self.send(self.member.take_messages())
+            self.send(self.member.drain_messages())
             self.machine.after_ms(200, self.run_work, work)
             return
         self.machine.after_us(self.disk_us(), self.work_done, work)

@@ -105,7 +105,7 @@ class Strangers:
         leader and lags believes what voters say of ids.
         """
         core = app.member.core
-        if core.log.last_index and core.in_lease:
+        if core.log.last_index and core.state.in_lease:
             self.say(app, self.forge(app, self.voter(app), ELSEWHERE), "another disk")
 
     def voter(self, app: SimNode) -> int:

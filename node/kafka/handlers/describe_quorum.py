@@ -71,7 +71,7 @@ def _partition(apis: KafkaApis, topic: str, number: int) -> Values:
         return {**found, "error_code": code_for(error), "error_message": message_for(error)}
     voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
     observers = sorted(
-        (node_id, member.core.progress[node_id].directory_id) for node_id in member.observers
+        (node_id, member.progress[node_id].directory_id) for node_id in member.observers
     )
     return {
         **found,
@@ -89,7 +89,7 @@ def _replica(apis: KafkaApis, node_id: int, directory_id: UUID) -> Values:
     end, heard_ms = UNKNOWN, UNKNOWN
     if node_id == apis.identity.node_id:
         end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
-    elif (known := member.core.progress.get(node_id)) and known.directory_id == directory_id:
+    elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
         match_index, heard_at = member.followers[node_id]
         if match_index:  # 0: it has not answered in this term
             end = match_index

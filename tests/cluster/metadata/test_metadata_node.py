@@ -116,7 +116,7 @@ class Cluster:
         while True:
             sent: list[Message] = []
             for i, member in self.members.items():
-                sent += member.take_messages()
+                sent += member.drain_messages()
                 for outcome in settle(member):
                     sent += outcome.messages
                     self.outcomes[i].append(outcome)
@@ -297,7 +297,7 @@ def test_different_lists_at_the_first_start_are_refused() -> None:
     assert "names the nodes [0, 1, 2] here and [0, 1, 2, 4] at node 2" in str(
         cluster.members[0].refusal
     )
-    assert not cluster.members[0].take_messages()
+    assert not cluster.members[0].drain_messages()
 
 
 def test_all_nodes_restart(cluster) -> None:
@@ -406,7 +406,7 @@ def test_a_list_without_a_current_voter_is_refused(cluster) -> None:
     cluster.disks[8] = disk
     cluster.outcomes[8] = []
     cluster.start(8)
-    cluster.members[8].core.contacts = (0, 1, 2)
+    cluster.members[8].core.state.contacts = (0, 1, 2)
     cluster.members[8]._listed = listed(5, 6)
     cluster.tick(5)
     assert "names the nodes [5, 6], none of which votes; the voters are [0, 1, 2]" in str(
@@ -441,7 +441,7 @@ def test_a_deposed_leaders_proposal_may_still_be_committed() -> None:
     cluster.start(0, 1, 2)
     old = cluster.leader()
     index = old.propose(setting(0))
-    (messages,) = [old.take_messages()]
+    (messages,) = [old.drain_messages()]
     target = next(m for m in messages if m.to != old.node_id)
     cluster.members[target.to].receive(target)
     cluster.cut = {old.node_id}
@@ -495,13 +495,13 @@ def test_it_is_handed_to_one_that_is_there(cluster) -> None:
     leader = cluster.leader()
     first, second = (i for i in cluster.members if i != leader.node_id)
     for dead, other in ((first, second), (second, first)):
-        assert leader.core.successor in (first, second)
+        assert leader.core.replicator.successor in (first, second)
         leader.peer_down(dead)
-        assert leader.core.successor == other
-        leader.core.down.clear()
+        assert leader.core.replicator.successor == other
+        leader.core.state.down.clear()
     cluster.cut = {first}
-    cluster.tick(leader.core.settings.election_ticks + 2)
-    assert leader.core.successor == second, "the first one is silent"
+    cluster.tick(leader.core.state.settings.election_ticks + 2)
+    assert leader.core.replicator.successor == second, "the first one is silent"
 
 
 def test_nobody_is_there_to_hand_over_to(cluster) -> None:
@@ -551,7 +551,7 @@ def test_evidence_of_a_leaders_death_is_acted_on_without_a_tick(cluster) -> None
     first, second = cluster.members.values()
     first.peer_down(dead.node_id)
     cluster.deliver()
-    assert second.take_probes() == {dead.node_id} and second.take_probes() == frozenset()
+    assert second.drain_probes() == {dead.node_id} and second.drain_probes() == frozenset()
     second.peer_down(dead.node_id)
     cluster.deliver()
     cluster.tick(0)
@@ -666,17 +666,17 @@ def test_who_hears_of_a_log_founds_nothing() -> None:
         )  # fmt: skip
 
     formation = Formation(me, listed(0, 1, 2))
-    formation.hear(hint(1, 0, 0, 1, 2))
-    formation.hear(hint(7, 0, 0, 1, 2))
+    formation.learn(hint(1, 0, 0, 1, 2))
+    formation.learn(hint(7, 0, 0, 1, 2))
     assert formation.founders is None, "a stranger's answer is none"
-    formation.hear(hint(2, 3, 0, 1, 2))
+    formation.learn(hint(2, 3, 0, 1, 2))
     assert formation.joins and formation.founders is None
-    formation.hear(hint(2, 0, 0, 1, 2))
+    formation.learn(hint(2, 0, 0, 1, 2))
     assert formation.founders is None
     fresh = Formation(me, listed(0, 1))
-    fresh.hear(hint(1, 0, 1, 0))
+    fresh.learn(hint(1, 0, 1, 0))
     assert [v.directory_id for v in fresh.founders or ()] == [UUID(int=1), UUID(int=51)]
-    fresh.hear(hint(1, 0, 0))
+    fresh.learn(hint(1, 0, 0))
     assert fresh.refusal is not None and fresh.founders is None
 
 
@@ -771,12 +771,12 @@ def test_a_candidate_begins_again_sooner_than_a_follower_begins() -> None:
     cluster.members = {left: cluster.members[left]}
     core = cluster.members[left].core
     cluster.tick(101)
-    assert core.role is Role.FOLLOWER and core.timeout >= 100, "check-quorum"
+    assert core.role is Role.FOLLOWER and core.state.timeout >= 100, "check-quorum"
     cluster.tick(200)
-    assert core.role is Role.PROSPECTIVE and 5 <= core.timeout < 10
-    assert core.elapsed < core.timeout
+    assert core.role is Role.PROSPECTIVE and 5 <= core.state.timeout < 10
+    assert core.state.elapsed < core.state.timeout
 
 
 def test_settings_reach_the_core() -> None:
     member = open_member(SimulatedDisk(), raft=RaftSettings(election_ticks=33))
-    assert member.core.settings.election_ticks == 33
+    assert member.core.state.settings.election_ticks == 33

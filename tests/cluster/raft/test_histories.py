@@ -137,7 +137,7 @@ class History:
         self.trial.deliver()
 
     def do_probes(self, node: str) -> None:
-        self.said.append(f"to probe: {sorted(self.trial.core(int(node)).probes)}")
+        self.said.append(f"to probe: {sorted(self.trial.core(int(node)).state.to_probe)}")
 
     def do_keep(self, *links: str) -> None:
         """From now on, messages of these links are kept back."""
@@ -173,7 +173,7 @@ class History:
 
     def do_compact(self, node: str) -> None:
         one = self.trial.nodes[int(node)]
-        voters = one.core.membership.at(one.applied_to)
+        voters = one.core.state.voter_set.at(one.applied_to)
         one.core.compact(one.applied_to)
         one.stored.compact(one.applied_to, voters)
 

@@ -93,7 +93,7 @@ class Storm:
     def compact(self) -> None:
         node = self.one()
         if node.writing is None:
-            voters = node.core.membership.at(node.applied_to)
+            voters = node.core.state.voter_set.at(node.applied_to)
             node.stored.compact(node.applied_to, voters)
             node.core.compact(node.applied_to)
 
@@ -104,7 +104,7 @@ class Storm:
             if node_id not in trial.nodes:
                 trial.start(node_id)
             trial.nodes[node_id].slow = False
-            trial.nodes[node_id].core.down.clear()
+            trial.nodes[node_id].core.state.down.clear()
         trial.deliver()
 
 
@@ -117,7 +117,7 @@ def test_a_storm_breaks_no_property_and_afterwards_all_agree(seed: int) -> None:
     trial = storm.trial
     for _ in range(300):
         trial.tick()
-        leading = [n for n in trial.nodes.values() if n.core.commits_own_term]
+        leading = [n for n in trial.nodes.values() if n.core.replicator.commits_own_term]
         if leading and len({n.applied_to for n in trial.nodes.values()}) == 1:
             break
     else:
@@ -192,7 +192,7 @@ def test_a_snapshot_that_is_not_answered_is_sent_again_but_not_at_once() -> None
         return sum(isinstance(m, InstallSnapshot) for m in trial.kept)
 
     trial.kept.clear()
-    progress = trial.core(0).progress[2]
+    progress = trial.core(0).state.progress[2]
     progress.probe(1)
     trial.tick(25)
     assert snapshots() == 1
@@ -207,9 +207,9 @@ def test_a_snapshot_that_is_not_answered_is_sent_again_but_not_at_once() -> None
 def test_two_leaders_in_a_term_are_not_believed_and_said_so() -> None:
     trial = Trial(3)
     trial.elect(0)
-    head = trial.core(1).head(0, 1)
+    head = trial.core(1).state.head(0, 1)
     trial.core(0).step(Append(**head, prev_index=0, prev_term=0))
-    ((sender, why),) = trial.core(0).refused
+    ((sender, why),) = trial.core(0).state.refused
     assert sender == 1 and "of term 1, which this node leads" in why
     assert trial.core(0).role is Role.LEADER
 
@@ -217,8 +217,8 @@ def test_two_leaders_in_a_term_are_not_believed_and_said_so() -> None:
 def test_messages_for_others_and_from_oneself_are_not_heard() -> None:
     trial = Trial(3)
     core = trial.core(0)
-    core.step(Append(**trial.core(1).head(2, 5), prev_index=0, prev_term=0))
-    core.step(Append(**core.head(0, 5), prev_index=0, prev_term=0))
+    core.step(Append(**trial.core(1).state.head(2, 5), prev_index=0, prev_term=0))
+    core.step(Append(**core.state.head(0, 5), prev_index=0, prev_term=0))
     assert core.term == 0
 
 
@@ -236,7 +236,7 @@ def test_a_node_whose_disk_fails_hands_over_and_does_not_campaign() -> None:
 
 def test_a_second_ready_waits_for_the_first() -> None:
     core = Trial(3).core(0)
-    core.campaign()
+    core.elector.campaign()
     ready = core.ready()
     assert not core.has_ready
     with pytest.raises(InvariantViolation):
@@ -249,13 +249,13 @@ def test_a_second_ready_waits_for_the_first() -> None:
 def test_nothing_that_depends_on_the_disk_leaves_before_it_is_written() -> None:
     trial = Trial(3)
     core: RaftCore = trial.core(0)
-    core.campaign()
-    assert not core.take_messages(), "the vote for itself is not durable"
+    core.elector.campaign()
+    assert not core.drain_messages(), "the vote for itself is not durable"
     ready = core.ready()
     assert ready.hard_state is not None and len(ready.messages) == 2
-    core.step(Append(**trial.core(1).head(0, 1), prev_index=0, prev_term=0,
+    core.step(Append(**trial.core(1).state.head(0, 1), prev_index=0, prev_term=0,
                      entries=(Entry(1, 1, b"x"),)))  # fmt: skip
-    assert not core.take_messages()
+    assert not core.drain_messages()
     core.advance(ready)
     assert core.role is Role.FOLLOWER, "its own vote came too late"
     second = core.ready()
@@ -269,11 +269,11 @@ def test_a_snapshot_is_acknowledged_when_it_is_written() -> None:
     core = trial.core(1)
     core.step(
         InstallSnapshot(
-            **trial.core(0).head(1), last_index=9, last_term=1, image_bytes=b"i",
+            **trial.core(0).state.head(1), last_index=9, last_term=1, image_bytes=b"i",
             voters=trial.voters,
         )
     )  # fmt: skip
-    assert not core.take_messages()
+    assert not core.drain_messages()
     ready = core.ready()
     assert ready.snapshot is not None and ready.snapshot.index == 9
     assert [m.match_index for m in ready.messages] == [9]  # type: ignore[attr-defined]
@@ -304,28 +304,28 @@ def entries(*terms: int, first: int = 1) -> list[Entry]:
 def test_entries_replaced_while_they_are_written() -> None:
     log = RaftLog(0, 0, entries(1, 1))
     log.append(entries(1, 1, 1, first=3))
-    assert log.hand_out() == (None, None, tuple(entries(1, 1, 1, first=3)))
+    assert log.next_write() == (None, None, tuple(entries(1, 1, 1, first=3)))
     log.truncate_from(4)
     log.append(entries(2, first=4))
     assert log.stable_index == 2
-    log.written()
+    log.write_done()
     assert log.stable_index == 3
-    assert log.hand_out() == (None, 4, tuple(entries(2, first=4)))
-    log.written()
+    assert log.next_write() == (None, 4, tuple(entries(2, first=4)))
+    log.write_done()
     assert log.stable_index == 4 and log.is_stable
 
 
 def test_a_snapshot_while_entries_are_written() -> None:
     log = RaftLog(0, 0, [])
     log.append(entries(1, 1))
-    log.hand_out()
+    log.next_write()
     snapshot = Snapshot(9, 3, b"", ())
     log.restore(snapshot)
     log.append(entries(3, first=10))
-    log.written()
+    log.write_done()
     assert log.committed_to == 0
-    assert log.hand_out() == (snapshot, None, tuple(entries(3, first=10)))
-    log.written()
+    assert log.next_write() == (snapshot, None, tuple(entries(3, first=10)))
+    log.write_done()
     assert (log.stable_index, log.committed_to) == (10, 9)
 
 
@@ -385,15 +385,15 @@ def test_changes_that_are_no_single_step() -> None:
 
 
 def test_a_truncated_change_is_taken_back() -> None:
-    membership = VoterSet(0, (voter(0),))
+    voter_set = VoterSet(0, (voter(0),))
     two, three = (voter(0), voter(1)), (voter(0), voter(1), voter(2))
-    membership.see([Entry(1, 5, voters_entry(two)), Entry(1, 8, voters_entry(three))])
-    assert membership.at(7) == two and membership.at(8) == three
-    membership.truncate_from(8)
-    assert membership.voters == two
-    membership.committed(5)
-    membership.truncate_from(6)
-    assert membership.voters == two and membership.changed_at == 5
-    assert membership.has(1, voter(1).directory_id)
-    assert not membership.has(1, voter(1, 1).directory_id)
-    assert membership.directory_of(NO_NODE) is None
+    voter_set.appended([Entry(1, 5, voters_entry(two)), Entry(1, 8, voters_entry(three))])
+    assert voter_set.at(7) == two and voter_set.at(8) == three
+    voter_set.truncate_from(8)
+    assert voter_set.voters == two
+    voter_set.committed(5)
+    voter_set.truncate_from(6)
+    assert voter_set.voters == two and voter_set.changed_at == 5
+    assert voter_set.has(1, voter(1).directory_id)
+    assert not voter_set.has(1, voter(1, 1).directory_id)
+    assert voter_set.directory_of(NO_NODE) is None

@@ -39,8 +39,8 @@ LARGEST_TERMS = (MAX_TERM, MAX_TERM + 1, 2**63 - 1)
 def state(core: Any) -> tuple[Any, ...]:
     log = core.log
     return (
-        core.hard_state, core.role, core.leader_id, core.commit_index, core.voters, core.set_back,
-        log.last_index, log.last_term,
+        core.state.hard_state, core.role, core.leader_id, core.commit_index, core.voters,
+        core.follower.log_regression, log.last_index, log.last_term,
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_who_is_many_terms_behind_climbs_and_follows() -> None:
     trial.crash(2)
     behind = 5 * TERM_STEP + 3
     for node_id in (0, 1):
-        trial.core(node_id).become_follower(behind, -1)
+        trial.core(node_id).state.become_follower(behind, -1)
     trial.tick(60)
     trial.start(2)
     trial.tick(60)
@@ -142,7 +142,7 @@ def test_who_is_many_terms_behind_climbs_and_follows() -> None:
 def test_nobody_campaigns_beyond_the_last_term() -> None:
     trial = Trial(1)
     core = trial.core(0)
-    core.become_follower(MAX_TERM, -1)
+    core.state.become_follower(MAX_TERM, -1)
     trial.tick(60)
     assert core.term == MAX_TERM and core.role is not Role.LEADER
 
@@ -223,27 +223,27 @@ def test_a_voter_whose_disk_was_replaced_leads_one_that_lags() -> None:
 def test_a_stranger_cannot_vouch_for_itself() -> None:
     trial = settled()
     core = trial.core(2)
-    core.leader_id, core.elapsed = -1, 99
+    core.state.leader_id, core.state.elapsed = -1, 99
     for sender, disk in ((9, 0), (1, 7)):
         head = {"sender": sender, "to": 2, "directory_id": directory(sender, disk)}
         core.step(
             LeaderHint(term=1, leader_id=sender, last_index=10**9, voters=(sender, 9), **head)
         )
         core.step(Vote(term=2, last_index=99, last_term=1, transfer=True, **head))
-        assert core.term == 1 and core.vote != sender
-        assert not core.vouched and not core.vouched_disks
+        assert core.term == 1 and core.state.vote != sender
+        assert not core.state.vouched and not core.state.vouched_disks
 
 
 def test_what_was_said_of_others_counts_until_a_known_leader_is_heard() -> None:
     trial = settled()
     trial.crash(0)
     core, last = trial.core(2), trial.core(1).log.last_index
-    core.leader_id, core.elapsed = -1, 99
+    core.state.leader_id, core.state.elapsed = -1, 99
     head = {"sender": 1, "to": 2, "directory_id": directory(1)}
     core.step(LeaderHint(term=1, leader_id=1, last_index=last + 9, voters=(0, 1, 2), **head))
-    assert core.vouched_disks == {0, 1}
+    assert core.state.vouched_disks == {0, 1}
     core.step(Append(term=2, prev_index=0, prev_term=0, **head))
-    assert not core.vouched_disks and not core.vouched
+    assert not core.state.vouched_disks and not core.state.vouched
     before = state(core)
     head["directory_id"] = directory(1, 7)
     core.step(Append(term=3, prev_index=0, prev_term=0, **head))
@@ -254,7 +254,7 @@ def test_who_formed_the_cluster_believes_no_other_disk() -> None:
     """Founders vouch for one another before there is a log that names disks."""
     trial = settled()
     for node_id, core in ((n, trial.core(n)) for n in range(3)):
-        core.vouched |= {0, 1, 2} - {node_id}
+        core.state.vouched |= {0, 1, 2} - {node_id}
         sender = (node_id + 1) % 3
         head = {"sender": sender, "to": node_id, "directory_id": directory(sender, 7)}
         before = state(core)
@@ -265,11 +265,11 @@ def test_who_formed_the_cluster_believes_no_other_disk() -> None:
 
 def test_who_leads_knows_all_voters() -> None:
     trial = settled()
-    trial.core(1).vouched_disks = trial.core(1).vouched = frozenset({0, 2})
+    trial.core(1).state.vouched_disks = trial.core(1).state.vouched = frozenset({0, 2})
     trial.core(0).transfer(1)
     trial.deliver()
     assert trial.core(1).role is Role.LEADER
-    assert not trial.core(1).vouched_disks and not trial.core(1).vouched
+    assert not trial.core(1).state.vouched_disks and not trial.core(1).state.vouched
 
 
 def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
@@ -281,7 +281,7 @@ def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
     head = {"sender": 1, "to": 3, "directory_id": directory(1)}
     core.step(VoteReply(term=2 * TERM_STEP, granted=False, **head))
     assert core.term == 1 and core.leader_id == 0
-    core.elapsed = 99
+    core.state.elapsed = 99
     core.step(VoteReply(term=2 * TERM_STEP, granted=False, **head))
     assert core.term == 1 + TERM_STEP
 
@@ -289,12 +289,12 @@ def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
 def test_a_stranger_gets_no_promise_of_a_vote() -> None:
     trial = settled()
     core = trial.core(2)
-    core.leader_id, core.elapsed = -1, 99
-    core.take_messages()
+    core.state.leader_id, core.state.elapsed = -1, 99
+    core.drain_messages()
     for sender, disk in ((9, 0), (1, 7)):
         head = {"sender": sender, "to": 2, "directory_id": directory(sender, disk)}
         core.step(PreVote(term=2, last_index=99, last_term=1, **head))
-    assert not [m for m in core.take_messages() if isinstance(m, PreVoteReply)]
+    assert not [m for m in core.drain_messages() if isinstance(m, PreVoteReply)]
 
 
 def test_a_leader_follows_nobody_in_its_own_term() -> None:
@@ -322,23 +322,23 @@ def test_the_largest_that_honest_nodes_send_pass() -> None:
 def test_asking_who_a_stranger_is_has_its_measure() -> None:
     trial = settled()
     core = trial.core(2)
-    core.leader_id, core.elapsed = -1, 99
-    core.take_messages()
+    core.state.leader_id, core.state.elapsed = -1, 99
+    core.drain_messages()
     head = {"sender": 9, "to": 2, "directory_id": directory(9)}
     for _ in range(1000):
         core.step(Vote(term=2, last_index=99, last_term=1, **head))
-    assert [type(m) for m in core.take_messages()] == [Observe, Observe]
-    assert len(core.refused) <= 16
+    assert [type(m) for m in core.drain_messages()] == [Observe, Observe]
+    assert len(core.state.refused) <= 16
 
 
 def test_another_disk_under_a_voters_id_does_not_take_its_place() -> None:
     trial = settled()
     leader = trial.core(0)
-    before = leader.progress[1]
+    before = leader.state.progress[1]
     head = {"sender": 1, "to": 0, "directory_id": directory(1, 7)}
     leader.step(AppendReply(term=1, accepted=True, match_index=4, **head))
     leader.step(Observe(term=1, last_index=0, last_term=0, **head))
-    assert leader.progress[1] is before and before.directory_id == directory(1)
+    assert leader.state.progress[1] is before and before.directory_id == directory(1)
 
 
 # Each field.

@@ -94,12 +94,12 @@ class Node:
         assert term is not None
         return Snapshot(
             self.applied_to, term, b"image %d" % self.applied_to,
-            self.core.membership.at(self.applied_to),
+            self.core.state.voter_set.at(self.applied_to),
         )  # fmt: skip
 
     def pump(self) -> list[Message]:
         """The shell's duties; returns what may be sent."""
-        sent = list(self.core.take_messages())
+        sent = list(self.core.drain_messages())
         while self.core.has_ready or self.writing is not None:
             if self.writing is None:
                 self.writing = self.core.ready()
@@ -109,7 +109,7 @@ class Node:
             self.stored.write(ready)
             self.core.advance(ready)
             sent += ready.messages
-            sent += self.core.take_messages()
+            sent += self.core.drain_messages()
             if ready.snapshot is not None:
                 self.applied_to = ready.snapshot.index
             self.apply()
@@ -202,7 +202,7 @@ class Trial:
         """The others have lost patience with their leader; time passes for this node until it
         leads."""
         for node in self.nodes.values():
-            node.core.elapsed = max(node.core.elapsed, self.settings.election_ticks)
+            node.core.state.elapsed = max(node.core.state.elapsed, self.settings.election_ticks)
         for _ in range(3 * self.settings.election_ticks):
             if self.core(node_id).role is Role.LEADER:
                 break

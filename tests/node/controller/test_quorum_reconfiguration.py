@@ -8,8 +8,12 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.metadata.voters import Voter
+from kept.cluster.metadata.wal import HardState
+from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings
+from kept.cluster.raft.state import RaftState
+from kept.cluster.raft.voter_set import VoterSet
 from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
 from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.node.metadata.node_identity import NodeIdentity
@@ -29,15 +33,25 @@ class Metadata:
         self.leader_id = 0
         self.proposed: asyncio.Queue[tuple[Voter, ...]] = asyncio.Queue()
         self.commits = asyncio.Semaphore(0)
-        self.member = Given(
+        voters = tuple(Voter(n, UUID(int=100 + n), f"node-{n}", 10092) for n in range(3))
+        self.raft = RaftState(
             node_id=0,
             directory_id=UUID(int=100),
-            voters=tuple(Voter(n, UUID(int=100 + n), f"node-{n}", 10092) for n in range(3)),
+            log=RaftLog(0, 0, ()),
+            voter_set=VoterSet(0, voters),
+            durable=HardState(),
+            random=lambda n: 0,
+            settings=RaftSettings(),
+        )
+        self.raft.ticks = TICKS
+        self.raft.progress = {n: Progress(UUID(int=100 + n), 51, TICKS, 50) for n in (1, 2)}
+        self.member = Given(
+            node_id=0,
+            directory_id=self.raft.directory_id,
+            voters=voters,
             commit_index=50,
-            core__ticks=TICKS,
-            core__down=set(),
-            core__settings=RaftSettings(election_ticks=10),
-            core__progress={n: Progress(UUID(int=100 + n), 51, TICKS, 50) for n in (1, 2)},
+            progress=self.raft.progress,
+            is_alive=self.raft.is_alive,
         )
 
     async def change_voters(self, voters: tuple[Voter, ...]) -> int:
@@ -91,11 +105,11 @@ def test_a_second_change_is_refused_while_the_first_is_under_way():
 def test_a_disk_that_was_replaced_leaves_before_the_new_one_joins():
     async def scene(quorum_reconfiguration, metadata):
         new = UUID(int=777)
-        metadata.member.core.progress[2] = Progress(new, 1, TICKS, 0)
+        metadata.raft.progress[2] = Progress(new, 1, TICKS, 0)
         change = asyncio.ensure_future(quorum_reconfiguration.change(add(2)))
         await asyncio.sleep(0.05)
         assert metadata.proposed.empty(), "it has not caught up"
-        metadata.member.core.progress[2].match_index = 50
+        metadata.raft.progress[2].match_index = 50
         assert ids(await metadata.proposed.get()) == [0, 1]
         metadata.commits.release()
         joined = await metadata.proposed.get()
@@ -108,7 +122,7 @@ def test_a_disk_that_was_replaced_leaves_before_the_new_one_joins():
 
 def test_what_is_refused_and_what_would_be_right():
     async def scene(quorum_reconfiguration, metadata):
-        core = metadata.member.core
+        core = metadata.raft
         core.progress[3] = Progress(UUID(int=103), 51, TICKS, 50)
         core.progress[4] = Progress(UUID(int=104), 51, TICKS, 50)
         for request, words in (

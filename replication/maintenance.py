@@ -11,8 +11,8 @@ from typing import Final
 
 from kept.replication.events import CommitKnown, MinIsrChanged
 from kept.replication.isr import IsrReplica
+from kept.storage.durability import FlushTicket
 from kept.storage.errors import MachineError, OffsetOutOfRange, PolicyViolation
-from kept.storage.flush import FlushTicket
 from kept.storage.types import LogConfig
 
 DELETE_TO_HIGH_WATERMARK: Final = -1

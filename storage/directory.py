@@ -395,9 +395,7 @@ class LogDirectory:
             name = layout.deleted_directory_name(log.topic_partition, unique)
             log.leader_epochs.retire()
             self.disk.rename(log.directory, self._file(name))
-            log.directory = self._file(name)
-            for segment in log.segments:
-                segment.directory = log.directory  # where readers that hold the log find it
+            log.segments.moved_to(self._file(name))
             self._changed.pop(log.topic_partition, None)
         self.disk.fsync_dir(self.path)
         with self._deleting:

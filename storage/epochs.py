@@ -97,6 +97,17 @@ class LeaderEpochCache:
         with self._saving:
             self.retired = True
 
+    def enter(self, epoch: int, start_offset: int) -> None:
+        """Batches appended from ``start_offset`` on are of ``epoch``; not durable yet.
+
+        Raises InvariantViolation for one below the latest.
+        """
+        if self._epochs and epoch < self._epochs[-1]:
+            raise InvariantViolation(
+                f"{self._path}: append in epoch {epoch} after {self._epochs[-1]}"
+            )
+        self.assign(epoch, start_offset)
+
     def assign(self, epoch: int, start_offset: int) -> bool:
         """A leader's term starts at ``start_offset``; True when that was news.
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kept.storage import producer_recovery
 from kept.storage.disk import Bytes
 from kept.storage.errors import KafkaStorageError, OffsetOutOfRange
+from kept.storage.producer_state_manager import note_producer
 from kept.storage.records import ReplicaBatch, check_replicas, read_header
 from kept.storage.types import MAX_INT32
 
@@ -64,25 +64,24 @@ def _check_order(log: Log, found: list[ReplicaBatch]) -> None:
 
 
 def _stage(log: Log, view: memoryview, found: list[ReplicaBatch], now_ms: int) -> None:
+    tail = log.tail
     start = end = 0
     latest = log.leader_epochs.latest
     epoch = -1 if latest is None else latest
     for at, size, base, last, timestamp, leader_epoch, producer_id in found:
         if leader_epoch > epoch:
             epoch = leader_epoch
-            log.enter_epoch(leader_epoch, base)
-        ahead = log.staged_bytes + end - start
-        if not log.has_room(ahead, size, last, timestamp, now_ms):
-            log.stage(view[start:end], end - start)
+            log.leader_epochs.enter(leader_epoch, base)
+        ahead = tail.staged_bytes + end - start
+        if not tail.has_room(ahead, size, last, timestamp, now_ms):
+            tail.stage(view[start:end], end - start)
             far = last - log.log_end_offset > MAX_INT32
             log.roll(now_ms, base if far else log.log_end_offset)
             start, ahead = at, 0
-        log.note(ahead, size, base, last, timestamp, now_ms)
+        tail.note(ahead, size, base, last, timestamp, now_ms)
         end = at + size
         if producer_id >= 0:
-            aborted = producer_recovery.note_producer(
-                log.producers, read_header(view, at), view, at
-            )
+            aborted = note_producer(log.producers, read_header(view, at), view, at)
             if aborted is not None:
-                log.active_segment.note_aborted(aborted)
-    log.stage(view[start:end], end - start)
+                tail.active.note_aborted(aborted)
+    tail.stage(view[start:end], end - start)

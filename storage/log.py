@@ -7,31 +7,27 @@ What holds, always:
   one ``writev``; readers see what is written;
 - a write that fails is cut back to what was whole before it, so the log stays a sequence of whole
   batches;
-- the log moves in one thread; only :class:`FlushTicket.run` and ``LeaderEpochCache.save`` run
-  elsewhere.
+- the log moves in one thread; only :meth:`FlushTicket.run`, ``LeaderEpochCache.save`` and
+  :meth:`RetiredFiles.remove` run elsewhere.
 
-The append path does no work per record and creates no object beyond its answer
-(:class:`AppendInfo`); index entries go to arrays in memory that are written when a segment is
-rolled or the log is closed.
-
-Long because it is the one face of a log: every method keeps the offsets and indexes above in step.
+A :class:`Log` keeps its parts in step: the :class:`~kept.storage.tail.Tail` that is appended to,
+the :class:`~kept.storage.durability.Durability` of what is written, segments, leader epochs,
+producers. The append path does no work per record and creates no object beyond its answer
+(:class:`AppendInfo`).
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
-import zlib
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
 from kept.storage import (
-    clean_close,
-    flush,
     follower_append,
     layout,
     log_reader,
-    producer_recovery,
     recovery,
     retention,
     segment_swapper,
@@ -39,6 +35,7 @@ from kept.storage import (
 )
 from kept.storage.checkpoints import read_partition_metadata, write_partition_metadata
 from kept.storage.disk import Bytes, Disk, FileSlice
+from kept.storage.durability import Durability, FlushTicket
 from kept.storage.errors import (
     DamagedData,
     InvariantViolation,
@@ -49,16 +46,16 @@ from kept.storage.errors import (
     ResourceExhausted,
     vanished,
 )
-from kept.storage.flush import FlushTicket
 from kept.storage.log_reader import TimestampOffset
 from kept.storage.producers import ProducerQuota
 from kept.storage.records import CheckedBatch
+from kept.storage.retention import RetiredFiles
 from kept.storage.segment import Segment
 from kept.storage.segments import Segments
 from kept.storage.swap import SwapPlan
+from kept.storage.tail import Tail
 from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import (
-    MAX_INT32,
     MAX_INT64,
     NO_TIMESTAMP,
     LogConfig,
@@ -66,11 +63,10 @@ from kept.storage.types import (
     TopicPartition,
 )
 
+logger = logging.getLogger(__name__)
+
 _PREFIX: Final = Struct(">qii")
 _LENGTH_END: Final = 12
-TAIL_OFFSETS: Final = 1024
-"""Batches whose positions are remembered, so that a read at the tail needs no look-up."""
-MIN_INDEX_ENTRIES: Final = 2
 _made: Final = tuple.__new__  # three times as fast as AppendInfo(…), for each batch
 
 
@@ -92,36 +88,44 @@ class Log:
     """One partition's log; see the module."""
 
     def __init__(  # noqa: PLR0917
-        self, directory: str, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig,
-        disk: Disk, recovered: recovery.Recovered, now_ms: int,
-    ) -> None:  # fmt: skip
-        self.directory = directory
+        self,
+        tp: TopicPartition,
+        topic_id: uuid.UUID,
+        config: LogConfig,
+        disk: Disk,
+        recovered: recovery.Recovered,
+        now_ms: int,
+    ) -> None:
         self.topic_partition = tp
         self.topic_id = topic_id
         self.disk = disk
         self.segments: Segments = recovered.segments
         self.leader_epochs = recovered.epochs
         self.leader_epochs.log_end_offset = lambda: self.log_end_offset
-        self.producers = recovered.producers
+        self.producer_state = recovered.producers
+        self.producers = recovered.producers.states
         self.log_start_offset = recovered.log_start_offset
-        self.recovery_point = recovered.recovery_point
+        self.tail = Tail(disk, self.segments)
+        self.durability = Durability(
+            disk,
+            self.segments,
+            self.leader_epochs,
+            self.tail,
+            recovered.recovery_point,
+            recovered.unsynced,
+            now_ms,
+        )
+        self.retired = RetiredFiles(disk, self.leader_epochs)
         self.failed: MachineError | None = None
-        self.waiting_deletes: list[tuple[int, list[str]]] = []
-        self.last_flush_ms = self.last_seen_ms = now_ms
-        self._active = self.segments.active
-        self._staged: list[Bytes] = []
-        self.staged_bytes = 0
-        self._tail: dict[int, int] = {}
+        self.last_seen_ms = now_ms
         self._epoch = -1
-        self.truncations = 0
+        """The leader epoch of the last append that is saved; -1: the next one saves its own."""
         self.replacement: segment_swapper.SegmentSwapper | None = None
         """Segments that are being replaced: meanwhile retention takes none."""
-        self.names_changed = False
-        self.unsynced_snapshots = recovered.unsynced
-        self.at_rest = False
-        """Whoever looks at logs on a clock has looked, and wants to hear when anything moves."""
-        self.on_stir: Callable[[], None] = _nobody
-        self.log_end_offset = self.written_end_offset = self._active.next_offset
+        self.is_idle = False
+        """Nothing happened since whoever looks at logs on a clock has looked, who wants to know by
+        ``on_dirty`` of the next change."""
+        self.on_dirty: Callable[[], None] = _nobody
         self.update_config(config)
 
     @classmethod
@@ -161,7 +165,7 @@ class Log:
         )  # fmt: skip
         known = topic_id or stored
         assert known is not None
-        return cls(directory, tp, known, config, disk, recovered, now_ms)
+        return cls(tp, known, config, disk, recovered, now_ms)
 
     def __repr__(self) -> str:
         return f"Log({self.topic_partition}, {self.log_start_offset}..{self.log_end_offset})"
@@ -169,9 +173,34 @@ class Log:
     # What it is.
 
     @property
+    def directory(self) -> str:
+        """Path of its directory."""
+        return self.segments.directory
+
+    @property
     def active_segment(self) -> Segment:
         """The segment that is appended to."""
-        return self._active
+        return self.tail.active
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets; what is staged counts."""
+        return self.tail.end_offset
+
+    @property
+    def written_end_offset(self) -> int:
+        """Below it all is in the file, and can be read."""
+        return self.tail.written_end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Below it all is durable."""
+        return self.durability.recovery_point
+
+    @property
+    def truncations(self) -> int:
+        """How often it was cut since it was opened."""
+        return self.durability.truncations
 
     @property
     def size_bytes(self) -> int:
@@ -188,26 +217,18 @@ class Log:
         """The topic's settings."""
         return self._config
 
-    def stir(self) -> None:
+    def mark_dirty(self) -> None:
         """Something is to be flushed, rolled, removed or checkpointed by and by: said once."""
-        if self.at_rest:
-            self.at_rest = False
-            self.on_stir()
+        if self.is_idle:
+            self.is_idle = False
+            self.on_dirty()
 
     def update_config(self, config: LogConfig) -> None:
         """Take new settings; they hold from the next append on."""
         self._config = config
-        self.stir()
-        age = min(config.segment_ms, config.max_compaction_lag_ms if config.compact else MAX_INT64)
-        if config.segment_jitter_ms:
-            seed = zlib.crc32(str(self.topic_partition).encode())
-            age -= seed % min(config.segment_jitter_ms + 1, max(age, 1))
-        self.roll_age_ms = max(age, 0)
+        self.mark_dirty()
+        self.tail.configure(config, self.topic_partition)
         self._segment_bytes = config.segment_bytes
-        entries = max(config.segment_index_bytes // 12 - 1, MIN_INDEX_ENTRIES)
-        self._max_index_entries = entries
-        self._interval = config.index_interval_bytes
-        self._active.index_interval_bytes = config.index_interval_bytes
         self._log_append_time = config.message_timestamp_type is TimestampType.LOG_APPEND_TIME
 
     # Appending.
@@ -241,98 +262,30 @@ class Log:
                     again.timestamp if self._log_append_time else NO_TIMESTAMP,
                     self.log_start_offset, True,
                 )  # fmt: skip
-        base = self.log_end_offset
+        tail = self.tail
+        base = tail.end_offset
         last = base + count - 1
         if leader_epoch != self._epoch:
-            self.enter_epoch(leader_epoch, base)
-            try:
-                self.leader_epochs.save()
-            except MachineError:
-                self._epoch = -1  # the next append saves it
-                raise
-        active = self._active
-        position = active.size_bytes + self.staged_bytes
-        if position and self._roll_is_due(active, position + size, last, timestamp, now_ms):
+            self._epoch = -1
+            self.leader_epochs.enter(leader_epoch, base)
+            self.leader_epochs.save()
+            self._epoch = leader_epoch
+        if not tail.has_room(tail.staged_bytes, size, last, timestamp, now_ms):
             self.roll(now_ms)
-            active = self._active
-            position = 0
         data: Bytes = checked.data
         try:
             _PREFIX.pack_into(data, 0, base, size - _LENGTH_END, leader_epoch)
         except TypeError:
             data = bytearray(data)
             _PREFIX.pack_into(data, 0, base, size - _LENGTH_END, leader_epoch)
-        self.note(self.staged_bytes, size, base, last, timestamp, now_ms)
-        self._staged.append(data)
-        self.staged_bytes += size
+        tail.note(tail.staged_bytes, size, base, last, timestamp, now_ms)
+        tail.stage(data, size)
         if producer_id >= 0:
             self.producers.update(
                 producer_id, checked.producer_epoch, checked.base_sequence, count - 1, last,
                 timestamp, checked.is_transactional,
             )  # fmt: skip
         return _made(AppendInfo, (base, last, append_time, self.log_start_offset, False))
-
-    def note(  # noqa: PLR0917
-        self, ahead: int, size: int, base: int, last: int, timestamp: int, now_ms: int
-    ) -> None:
-        """A batch is staged, or about to be, ``ahead`` bytes after what is written.
-
-        ``Segment.note``, inlined: this runs for every batch.
-        """
-        active = self._active
-        position = active.size_bytes + ahead
-        if timestamp > active.max_timestamp:
-            active.max_timestamp, active.max_timestamp_offset = timestamp, last
-        if active.bytes_since_index > self._interval:
-            active.index.offsets.append(last - active.base_offset)
-            active.index.positions.append(position)
-            active.time_index.append(active.max_timestamp, active.max_timestamp_offset)
-            active.bytes_since_index = size
-        else:
-            active.bytes_since_index += size
-        if not position:
-            active.first_timestamp = timestamp
-            active.first_append_ms = now_ms
-        tail = self._tail
-        if len(tail) >= TAIL_OFFSETS:
-            tail.clear()
-        tail[base] = position
-        self.log_end_offset = last + 1
-
-    def stage(self, data: Bytes, size: int) -> None:
-        """Have noted batches written by :meth:`write`."""
-        if size:
-            self._staged.append(data)
-            self.staged_bytes += size
-
-    def has_room(self, ahead: int, size: int, last: int, timestamp: int, now_ms: int) -> bool:
-        """Whether the active segment takes a batch of a leader's ``ahead`` bytes after its end."""
-        active = self._active
-        position = active.size_bytes + ahead
-        if last - active.base_offset > MAX_INT32:
-            return False
-        return not position or not self._roll_is_due(
-            active, position + size, last, timestamp, now_ms
-        )
-
-    def _roll_is_due(
-        self, active: Segment, size_after: int, last: int, timestamp: int, now_ms: int
-    ) -> bool:
-        if size_after > self._segment_bytes or last - active.base_offset > MAX_INT32:
-            return True
-        if len(active.index.offsets) >= self._max_index_entries:
-            return True
-        first = active.first_timestamp
-        waited = timestamp - first if first >= 0 else now_ms - active.created_ms
-        return waited > self.roll_age_ms
-
-    def enter_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """Batches from ``start_offset`` on are of another epoch. Not durable yet."""
-        latest = self.leader_epochs.latest
-        if latest is not None and leader_epoch < latest:
-            raise InvariantViolation(f"{self}: append in epoch {leader_epoch} after {latest}")
-        self.leader_epochs.assign(leader_epoch, start_offset)
-        self._epoch = leader_epoch
 
     def append_as_follower(
         self, batches: Bytes, now_ms: int | None = None, *, max_leader_epoch: int | None = None
@@ -354,41 +307,27 @@ class Log:
         """Write what is staged. On a failure the file is cut back, what was staged is forgotten
         (offsets, producer state) and MachineError raised: none of it may be acknowledged.
         """
-        staged = self._staged
-        if not staged:
+        tail = self.tail
+        if not tail.staged_bytes:
             return
-        if self.at_rest:
-            self.stir()
-        active = self._active
-        disk = self.disk
+        if self.is_idle:
+            self.mark_dirty()
         try:
-            if disk.fail_points:
-                disk.reach("append.write")
-            disk.writev(active.file, staged, active.size_bytes)
-            if disk.fail_points:
-                disk.reach("append.written")
+            tail.write()
         except MachineError as error:
             try:
                 self._cut_back(error)
             except ResourceExhausted as exhausted:
                 raise error from exhausted
             raise
-        active.size_bytes += self.staged_bytes
-        active.flushed = False
-        self.staged_bytes = 0
-        self._staged = []
-        active.next_offset = self.written_end_offset = self.log_end_offset
 
     def _cut_back(self, error: MachineError) -> None:
         self.failed = error
-        self._staged = []
-        self.staged_bytes = 0
-        self.log_end_offset = self.written_end_offset
-        self._tail.clear()
-        active = self._active
+        self.tail.drop_staged()
+        active = self.tail.active
         self.disk.truncate(active.file, active.size_bytes)
         truncation.reopen(active)
-        truncation.rewind(self)
+        self.producer_state.rebuild(self.log_start_offset, self.log_end_offset)
         self.failed = None
 
     def roll(self, now_ms: int, base_offset: int | None = None) -> None:
@@ -398,32 +337,27 @@ class Log:
         again.
         """
         self.write()
-        self.stir()
-        active = self._active
-        if not active.is_in_place:
-            raise vanished(active.path(layout.LOG))
+        self.mark_dirty()
+        closing = self.tail.active
+        if not closing.is_in_place:
+            raise vanished(closing.path(layout.LOG))
         base = self.log_end_offset if base_offset is None else base_offset
         self.last_seen_ms = now_ms
-        if not active.size_bytes:
-            if base <= active.base_offset:
+        if not closing.size_bytes:
+            if base <= closing.base_offset:
                 return
         else:
-            active.close_indexes()
-            active.mtime_ms = now_ms
-            path = producer_recovery.write_snapshot(self.disk, self.directory, self.producers, base)
-            if path not in self.unsynced_snapshots:
-                self.unsynced_snapshots.append(path)
+            closing.close_indexes()
+            closing.mtime_ms = now_ms
+            self.durability.snapshot_written(self.producer_state.write_snapshot(base))
             self.disk.reach("roll.closed")
-        self._active = self.segments.create(base, self._interval, now_ms)
-        if active.size_bytes:
-            self.segments.loaded(active)
+        self.tail.begin_segment(base, now_ms)
+        if closing.size_bytes:
+            self.segments.loaded(closing)
         else:
-            self.segments.remove([active])
-            truncation.unlink_segments(self.disk, [active])
-        self.names_changed = True
-        self.log_end_offset = self.written_end_offset = max(base, self.log_end_offset)
-        self._active.next_offset = base
-        self._tail.clear()
+            self.segments.remove([closing])
+            truncation.unlink_segments(self.disk, [closing])
+        self.durability.names_changed = True
         self.disk.reach("roll.created")
 
     def maybe_roll(self, now_ms: int) -> bool:
@@ -439,9 +373,9 @@ class Log:
     @property
     def roll_due_ms(self) -> int | None:
         """After which moment the active segment is rolled though nobody appends; None: never."""
-        active = self._active
+        active = self.tail.active
         first = active.first_append_ms
-        return None if first is None or not active.size_bytes else first + self.roll_age_ms
+        return None if first is None or not active.size_bytes else first + self.tail.roll_age_ms
 
     # Reading.
 
@@ -454,14 +388,11 @@ class Log:
         fewer than would fit. None: nothing there. Raises OffsetOutOfRange below the log start or
         above the log end, DamagedData, MachineError.
         """
-        written = self.written_end_offset
-        end_offset = min(end_offset, written)
-        active = self._active
-        position = self._tail.get(offset)
-        if position is not None and offset < end_offset:
-            end = active.size_bytes if end_offset == written else self._tail.get(end_offset, -1)
-            if 0 < end - position <= max_bytes:
-                return FileSlice(active.file, position, end - position)
+        tail = self.tail
+        end_offset = min(end_offset, tail.written_end_offset)
+        found = tail.slice(offset, max_bytes, end_offset)
+        if found is not None:
+            return found
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.topic_partition}: offset {offset} is not within "
@@ -511,7 +442,7 @@ class Log:
             raise OffsetOutOfRange(f"{self}: cannot start at {offset}")
         self.write()
         self.log_start_offset = offset
-        self.recovery_point = max(self.recovery_point, offset)
+        self.durability.recovery_point = max(self.recovery_point, offset)
         self.leader_epochs.truncate_from_start(offset)
         self.producers.truncate_from_start(offset)
 
@@ -526,7 +457,49 @@ class Log:
         """
         if self.replacement is not None:
             return []
-        return retention.apply(self, now_ms, high_watermark, by_policy)
+        self.write()
+        due = retention.deletable(
+            self.segments,
+            self._config,
+            log_start_offset=self.log_start_offset,
+            log_end_offset=self.log_end_offset,
+            high_watermark=high_watermark,
+            now_ms=now_ms,
+            by_policy=by_policy,
+        )
+        if not due:
+            return []
+        if len(due) == len(self.segments):
+            self.roll(now_ms)
+        gone = self.segments[: len(due)]
+        self.advance_log_start(self.segments[len(due)].base_offset, now_ms)
+        self.segments.remove(gone)
+        self.retire(gone, now_ms)
+        self.producer_state.remove_snapshots([segment.base_offset for segment in gone])
+        reasons = [(gone[i].base_offset, reason) for i, reason in due]
+        for base_offset, reason in reasons:
+            logger.info("%s: segment %d deleted: %s", self, base_offset, reason)
+        return reasons
+
+    def retire(self, segments: Sequence[Segment], now_ms: int) -> None:
+        """Files of segments that are no part of the log any more are ``.deleted``, and go after
+        ``file.delete.delay.ms``.
+        """
+        self.mark_dirty()
+        self.retired.add(segments, now_ms + self._config.file_delete_delay_ms)
+
+    def pop_expired(self, now_ms: int) -> list[str]:
+        """The files whose delay is over, for :meth:`RetiredFiles.remove`."""
+        return self.retired.pop_due(now_ms, self._config.file_delete_delay_ms)
+
+    def delete_later(self, paths: Sequence[str], now_ms: int) -> None:
+        """Expired files that could not be removed wait for another ``file.delete.delay.ms``."""
+        self.mark_dirty()
+        self.retired.put_back(paths, now_ms + self._config.file_delete_delay_ms)
+
+    def delete_expired(self, now_ms: int) -> int:
+        """Remove the files whose delay is over; returns how many. Blocks."""
+        return self.retired.remove(self.pop_expired(now_ms))
 
     def truncate_to(self, offset: int) -> None:
         """Cut the log: batches with records at or above ``offset`` go (rules 19, 27).
@@ -534,40 +507,31 @@ class Log:
         The log end becomes that of the last batch left, or the log start when none is; epochs,
         producers and recovery point follow.
         """
-        if self.replacement is not None:
-            self.replacement.settle(self.last_seen_ms)
-        truncation.truncate_to(self, offset)
+        self._cut(lambda: truncation.truncate_to(self, offset))
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the empty log starts and ends at ``offset`` (rule 28)."""
+        self._cut(lambda: truncation.start_at(self, offset))
+
+    def _cut(self, truncate: Callable[[], None]) -> None:
         if self.replacement is not None:
-            self.replacement.settle(self.last_seen_ms)
-        truncation.start_at(self, offset)
-
-    def reset_active(self, end_offset: int) -> None:
-        """The segments changed under the log (truncation): the last one is active from now on.
-
-        Tickets made before do not count any more. The recovery point may have moved back: its
-        checkpoint is to be written before the next append.
-        """
-        self.truncations += 1
-        self.stir()
-        self._active = self.segments.active
-        self._active.index_interval_bytes = self._interval
-        self._staged, self.staged_bytes = [], 0
-        self._tail.clear()
-        self.log_end_offset = self.written_end_offset = end_offset
-        self._epoch = -1
+            self.replacement.conclude(self.last_seen_ms)
+        before = self.truncations
+        truncate()
+        if self.truncations != before:
+            # The recovery point may be lower: its checkpoint is due before the next append.
+            self.mark_dirty()
+            self._epoch = -1
 
     # Durability.
 
     def flush_ticket(self, up_to: int | None = None) -> FlushTicket | None:
         """A ticket for what is written and not durable (below ``up_to``); None for nothing."""
-        return flush.ticket_for(self, up_to)
+        return self.durability.ticket(up_to)
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether ``flush.messages`` or ``flush.ms`` ask for a flush now."""
-        return flush.is_due(self, now_ms)
+        return self.durability.is_due(self._config, now_ms)
 
     def flush(self) -> None:
         """Make everything written durable, here and now; blocks."""
@@ -593,23 +557,26 @@ class Log:
         self.replacement = segment_swapper.SegmentSwapper(self, plan)
         return self.replacement
 
-    @property
-    def expired_files(self) -> list[str]:
-        """Files of segments that went, waiting for ``file.delete.delay.ms``."""
-        return [path for _, paths in self.waiting_deletes for path in paths]
-
-    def delete_later(self, paths: Sequence[str], now_ms: int) -> None:
-        """These ``.deleted`` files go after ``file.delete.delay.ms``."""
-        self.stir()
-        self.waiting_deletes.append((now_ms + self._config.file_delete_delay_ms, list(paths)))
-
-    def delete_expired(self, now_ms: int) -> int:
-        """Remove the files whose delay is over; returns how many."""
-        return retention.remove(self, retention.take_expired(self, now_ms))
-
     def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
         """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""
-        clean_close.close(self)
+        self.write()
+        self.delete_expired(MAX_INT64)
+        if self._is_as_closed():
+            return
+        active = self.tail.active
+        active.close_indexes()
+        path = self.producer_state.write_snapshot(self.log_end_offset)
+        self.disk.fsync(self.disk.open_read(path))
+        active.fsync()
+        self.flush()
+        self.disk.fsync_dir(self.directory)
+
+    def _is_as_closed(self) -> bool:
+        """Nothing happened since it was closed cleanly the last time: no write, no fsync is due."""
+        active = self.tail.active
+        snapshot = layout.segment_file(self.directory, self.log_end_offset, layout.SNAPSHOT)
+        files = (active.index.path, active.time_index.path, snapshot)
+        return self.durability.is_complete and all(map(self.disk.exists, files))
 
     def delete(self) -> None:
         """Remove the log's files; readers that hold slices keep reading."""
@@ -623,5 +590,5 @@ class Log:
             raise InvariantViolation(f"{self}: written to {self.written_end_offset}")
         if self.recovery_point > self.written_end_offset:
             raise InvariantViolation(f"{self}: recovery point {self.recovery_point}")
-        if self._active is not self.segments.active:
+        if self.tail.active is not self.segments.active:
             raise InvariantViolation(f"{self}: the active segment is not the last")

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from kept.storage import layout, producer_recovery, swap
+from kept.storage import layout, swap
 from kept.storage.disk import Disk
 from kept.storage.epochs import LeaderEpochCache
 from kept.storage.errors import CorruptMessage, DamagedData
+from kept.storage.producer_state_manager import ProducerStateManager
 from kept.storage.producers import ProducerQuota, ProducerStates
 from kept.storage.records import BatchHeader, check_replica, headers
 from kept.storage.records.header import holds_batch, size_at
@@ -39,7 +40,7 @@ class Recovered(NamedTuple):
 
     segments: Segments
     epochs: LeaderEpochCache
-    producers: ProducerStates
+    producers: ProducerStateManager
     log_start_offset: int
     recovery_point: int
     unsynced: list[str]
@@ -302,11 +303,9 @@ def recover(
         disk.fsync_dir(directory)
     # An epoch whose records are lost must not come back when others have taken their place.
     epochs.save()
-    producers = ProducerStates(expiration_ms, quota)
-    snapshots = producer_recovery.load_producers(
-        disk, directory, segments, producers, end_offset, scanned=scanned, clean=clean
-    )
-    producers.truncate_from_start(log_start_offset)
+    producers = ProducerStateManager(disk, segments, ProducerStates(expiration_ms, quota))
+    snapshots = producers.load(end_offset, scanned=scanned, clean=clean)
+    producers.states.truncate_from_start(log_start_offset)
     if clean and not scanned:
         recovery_point = end_offset
     recovery_point = min(recovery_point, end_offset)

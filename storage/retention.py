@@ -7,22 +7,18 @@ segment is due by time, it is rolled first, so that an idle topic empties.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from kept.storage import layout, producer_recovery
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.epochs import LeaderEpochCache
 from kept.storage.segment import Segment
 from kept.storage.types import LogConfig
-
-if TYPE_CHECKING:
-    from kept.storage.log import Log
 
 REASON_START: Final = "below log start offset"
 REASON_TIME: Final = "retention.ms"
 REASON_SIZE: Final = "retention.bytes"
-
-logger = logging.getLogger(__name__)
 
 
 def deletable(
@@ -55,61 +51,55 @@ def deletable(
     return found
 
 
-def apply(
-    log: Log, now_ms: int, high_watermark: int, by_policy: bool = True
-) -> list[tuple[int, str]]:
-    """See :meth:`Log.delete_old_segments`."""
-    log.write()
-    due = deletable(
-        log.segments, log.config, log_start_offset=log.log_start_offset,
-        log_end_offset=log.log_end_offset, high_watermark=high_watermark, now_ms=now_ms,
-        by_policy=by_policy,
-    )  # fmt: skip
-    if not due:
-        return []
-    if len(due) == len(log.segments):
-        log.roll(now_ms)
-    gone = log.segments[: len(due)]
-    answer = [(log.segments[i].base_offset, reason) for i, reason in due]
-    log.advance_log_start(log.segments[len(due)].base_offset, now_ms)
-    log.segments.remove(gone)
-    retire(log, gone, now_ms)
-    producer_recovery.remove_snapshots(log.disk, log.directory, [s.base_offset for s in gone])
-    for base_offset, reason in answer:
-        logger.info("%s: segment %d deleted: %s", log, base_offset, reason)
-    return answer
-
-
-def retire(log: Log, segments: Sequence[Segment], now_ms: int) -> None:
-    """Mark the files of segments ``.deleted``; they go after ``file.delete.delay.ms``."""
-    paths = []
-    for segment in segments:
-        segment.rename("", layout.DELETED)
-        paths += [segment.path(kind, layout.DELETED) for kind in layout.SEGMENT_SUFFIXES]
-    log.delete_later(paths, now_ms)
-
-
-def take_expired(log: Log, now_ms: int) -> list[str]:
-    """The files whose delay is over, for :func:`remove`; they wait no longer.
-
-    Nobody waits for more than the delay: the clock may have been set back.
+class RetiredFiles:
+    """Files of segments that left a log: they are ``.deleted``, and are removed after a delay, so
+    that readers finish with them.
     """
-    latest_ms = now_ms + log.config.file_delete_delay_ms
-    log.waiting_deletes = [(min(due_ms, latest_ms), paths) for due_ms, paths in log.waiting_deletes]
-    due = [path for due_ms, paths in log.waiting_deletes if due_ms <= now_ms for path in paths]
-    log.waiting_deletes = [entry for entry in log.waiting_deletes if entry[0] > now_ms]
-    return due
 
+    def __init__(self, disk: Disk, epochs: LeaderEpochCache) -> None:
+        self._disk = disk
+        self._epochs = epochs
+        self._waiting: list[tuple[int, list[str]]] = []
+        """(when they are due, paths)."""
 
-def remove(log: Log, paths: Sequence[str]) -> int:
-    """Remove files that are no part of the log any more; returns how many. Blocks, any thread may:
-    the last link of a large file takes its time.
+    def __len__(self) -> int:
+        return sum(len(paths) for _, paths in self._waiting)
 
-    The leader epochs that went with them are saved first, so that a start after a crash can tell
-    retention from loss.
-    """
-    if paths:
-        log.leader_epochs.save()
-    for path in paths:
-        log.disk.unlink(path)
-    return len(paths)
+    @property
+    def paths(self) -> list[str]:
+        """Those that wait, the oldest first."""
+        return [path for _, paths in self._waiting for path in paths]
+
+    def add(self, segments: Sequence[Segment], due_ms: int) -> None:
+        """Mark the files of segments ``.deleted``; they are due at ``due_ms``."""
+        paths = []
+        for segment in segments:
+            segment.rename("", layout.DELETED)
+            paths += [segment.path(kind, layout.DELETED) for kind in layout.SEGMENT_SUFFIXES]
+        self._waiting.append((due_ms, paths))
+
+    def put_back(self, paths: Sequence[str], due_ms: int) -> None:
+        """Files of :meth:`pop_due` that could not be removed: they are due again at ``due_ms``."""
+        self._waiting.append((due_ms, list(paths)))
+
+    def pop_due(self, now_ms: int, delay_ms: int) -> list[str]:
+        """The files whose delay is over, for :meth:`remove`; they wait no longer.
+
+        Nothing waits for more than ``delay_ms``: the clock may have been set back.
+        """
+        waiting = [(min(due_ms, now_ms + delay_ms), paths) for due_ms, paths in self._waiting]
+        self._waiting = [entry for entry in waiting if entry[0] > now_ms]
+        return [path for due_ms, paths in waiting if due_ms <= now_ms for path in paths]
+
+    def remove(self, paths: Sequence[str]) -> int:
+        """Remove files that are no part of the log any more; returns how many. Blocks, any thread
+        may: the last link of a large file takes its time.
+
+        The leader epochs that went with them are saved first, so that a start after a crash can
+        tell retention from loss.
+        """
+        if paths:
+            self._epochs.save()
+        for path in paths:
+            self._disk.unlink(path)
+        return len(paths)

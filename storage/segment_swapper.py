@@ -21,7 +21,7 @@ from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from kept.storage import layout, producer_recovery, retention, swap
+from kept.storage import layout, swap
 from kept.storage.errors import InvariantViolation, ResourceExhausted
 from kept.storage.segment import Segment
 from kept.storage.swap import SwapGroup, SwapPlan
@@ -123,7 +123,7 @@ class SegmentSwapper:
                 self._disk.fsync_dir(self._directory)
                 self._outputs = {}
 
-    def settle(self, now_ms: int) -> None:
+    def conclude(self, now_ms: int) -> None:
         """The log is about to be cut: withdraw, or place what is left."""
         if self.begun:
             while self._waiting:
@@ -173,7 +173,7 @@ def _swap_group(
     new = [outputs[base] for base in group.output_bases]
     after = log.segments.floor(group.input_bases[-1])
     end = log.segments.next_base(after, log.log_end_offset)
-    retention.retire(log, old, now_ms)
+    log.retire(old, now_ms)
     log.disk.reach("swap.deleted")
     for segment in new:
         swap.place(log.disk, log.directory, segment.base_offset)
@@ -183,5 +183,5 @@ def _swap_group(
         segment.time_index.unload()
     log.segments.replace(old, new)
     stale = set(group.input_bases) - set(group.output_bases)
-    producer_recovery.remove_snapshots(log.disk, log.directory, sorted(stale))
+    log.producer_state.remove_snapshots(sorted(stale))
     log.disk.reach("swap.group")

@@ -16,11 +16,11 @@ LOADED_INDEXES: Final = 4
 
 
 class Segments(Sequence[Segment]):
-    """Segments by base offset. Never empty once the log is open."""
+    """Segments by base offset. Never empty once the log is open. ``directory`` is the log's."""
 
     def __init__(self, disk: Disk, directory: str, segments: list[Segment]) -> None:
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
         self._segments = segments
         self._loaded: list[Segment] = []
         self.bases = [segment.base_offset for segment in segments]
@@ -47,6 +47,12 @@ class Segments(Sequence[Segment]):
     def size_bytes(self) -> int:
         """Bytes of all ``.log`` files."""
         return sum(segment.size_bytes for segment in self._segments)
+
+    def moved_to(self, directory: str) -> None:
+        """The log's directory was renamed; readers that hold a segment find it there."""
+        self.directory = directory
+        for segment in self._segments:
+            segment.directory = directory
 
     def floor(self, offset: int) -> int:
         """Index of the segment that may hold ``offset``: the last whose base is <= it (or 0)."""
@@ -76,7 +82,7 @@ class Segments(Sequence[Segment]):
         if self.bases and base_offset <= self.bases[-1]:
             raise InvariantViolation(f"segment {base_offset} after {self.bases[-1]}")
         segment = Segment(
-            self._disk, self._directory, base_offset, size_bytes=0, mtime_ms=now_ms,
+            self._disk, self.directory, base_offset, size_bytes=0, mtime_ms=now_ms,
             index_interval_bytes=index_interval_bytes, loaded=True,
         )  # fmt: skip
         for kind in (layout.INDEX, layout.TIME_INDEX, layout.TXN_INDEX):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kept.storage import layout, producer_recovery
+from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import OffsetOutOfRange, ResourceExhausted
 from kept.storage.segment import SCAN_BYTES, Segment
@@ -51,7 +51,7 @@ def _truncate_to(log: Log, offset: int) -> None:
         _start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
-    _forget_above(log, offset)
+    log.producer_state.remove_snapshots_above(offset)
     gone = [s for s in log.segments if s.base_offset > offset]
     remaining = log.segments[: len(log.segments) - len(gone)]
     active = remaining[-1]
@@ -70,11 +70,11 @@ def _truncate_to(log: Log, offset: int) -> None:
     if end_offset < log.log_start_offset:
         _start_at(log, log.log_start_offset)
         return
-    log.recovery_point = min(log.recovery_point, end_offset)
-    log.reset_active(end_offset)
+    log.durability.cut(min(log.recovery_point, end_offset))
+    log.tail.reset(end_offset)
     log.leader_epochs.truncate_from_end(end_offset)
     log.leader_epochs.save()
-    rewind(log)
+    log.producer_state.rebuild(log.log_start_offset, end_offset)
     log.disk.fsync_dir(log.directory)
 
 
@@ -90,14 +90,6 @@ def reopen(segment: Segment) -> None:
     segment.save_aborted()
 
 
-def rewind(log: Log) -> None:
-    """Rebuild the producer state from what the segments hold."""
-    producer_recovery.load_producers(
-        log.disk, log.directory, log.segments, log.producers, log.log_end_offset
-    )
-    log.producers.truncate_from_start(log.log_start_offset)
-
-
 def start_at(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_fully_and_start_at`; fails as :func:`truncate_to` does."""
     try:
@@ -108,7 +100,7 @@ def start_at(log: Log, offset: int) -> None:
 
 def _start_at(log: Log, offset: int) -> None:
     logger.info("%s: emptied, it starts at %d", log, offset)
-    _forget_above(log, -1)
+    log.producer_state.remove_snapshots_above(-1)
     log.leader_epochs.clear()
     log.leader_epochs.save()
     gone = list(log.segments)
@@ -116,13 +108,8 @@ def _start_at(log: Log, offset: int) -> None:
     for segment in reversed(gone):
         unlink_segments(log.disk, [segment])
     log.segments.create(offset, log.config.index_interval_bytes, log.last_seen_ms)
-    log.log_start_offset = log.recovery_point = offset
-    log.reset_active(offset)
+    log.log_start_offset = offset
+    log.durability.cut(offset)
+    log.tail.reset(offset)
     log.producers.clear(offset)
     log.disk.fsync_dir(log.directory)
-
-
-def _forget_above(log: Log, offset: int) -> None:
-    """Remove the snapshots above ``offset``, before the records that they are proof of."""
-    found = producer_recovery.snapshot_offsets(log.disk, log.directory)
-    producer_recovery.remove_snapshots(log.disk, log.directory, [o for o in found if o > offset])

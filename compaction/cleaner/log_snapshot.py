@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from kept.compaction.cleaner.job import Job, Producer, Source
 from kept.compaction.manifest.apply import CompactionState
 from kept.compaction.manifest.manifest import Identity
-from kept.storage import layout, producer_recovery
+from kept.storage import layout
+from kept.storage.producer_state_manager import known_at
 from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerS
         known = state
         if state.batches and state.batches[0].last_offset >= end_offset:
             if snapshot is None:
-                snapshot = dict(producer_recovery.known_at(log.disk, log.directory, end_offset))
+                snapshot = dict(known_at(log.disk, log.directory, end_offset))
             known = snapshot.get(producer_id, state)
         below = [batch.last_offset for batch in known.batches if batch.last_offset < end_offset]
         yield producer_id, state, below[-1] if below else state.last_offset

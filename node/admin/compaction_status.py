@@ -25,7 +25,7 @@ from kept.compaction.cleaner.planner import (
     sizes,
 )
 from kept.compaction.manifest.apply import CompactionState
-from kept.node.compaction.consistent_read import again
+from kept.node.compaction.consistent_read import read_consistently
 from kept.node.replicas.manifests.workers import pass_limits
 from kept.storage.errors import KeptError, OffsetOutOfRange
 from kept.storage.records import headers, records
@@ -210,7 +210,7 @@ async def explain(context: AdminContext, hosted: LocalReplica, key: bytes | None
 
     Raises DryRunFailed, MovedMeanwhile (it is compacted again and again).
     """
-    return await again(hosted, lambda: _explained(context, hosted, key))
+    return await read_consistently(hosted, lambda: _explained(context, hosted, key))
 
 
 async def _explained(
@@ -360,7 +360,7 @@ async def life_of_key(
         answer = await explain(context, hosted, key)
         found: list[Mapping[str, Any]] = answer["key"]
         return found
-    return await again(hosted, lambda: _records_of(context, hosted, key))
+    return await read_consistently(hosted, lambda: _records_of(context, hosted, key))
 
 
 # Why an offset is missing.
@@ -374,7 +374,7 @@ async def why_missing(
     With ``key``: also ``winner``, the newest record of the key that is there. Raises as
     :func:`explain`.
     """
-    return await again(hosted, lambda: _why_missing(context, hosted, offset, key))
+    return await read_consistently(hosted, lambda: _why_missing(context, hosted, offset, key))
 
 
 async def _why_missing(

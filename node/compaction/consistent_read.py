@@ -1,7 +1,7 @@
 """Reading a log's files while compaction may replace them.
 
-A reader in another process opens segments by name. If one was put into place or cut meanwhile, what
-it says, or that it failed, means nothing: it is asked again.
+A reader in another process opens segments by name. If one was put into place or cut meanwhile, its
+result or failure means nothing, and the files are read again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def generation(hosted: LocalReplica) -> str | None:
     return None if known is None or known.applied is None else str(known.applied)
 
 
-async def undisturbed(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
+async def read_once(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
     """What ``read`` comes to while the files stay. Raises ConcurrentlyModified when they do not."""
     log = hosted.partition.log
     before = generation(hosted), log.truncations
@@ -49,11 +49,11 @@ async def undisturbed(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -
     raise ConcurrentlyModified(f"{tp}: it is being compacted; try again") from failed
 
 
-async def again(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
-    """As :func:`undisturbed`, tried for some seconds."""
+async def read_consistently(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:
+    """As :func:`read_once`, tried for some seconds."""
     for _ in range(TRIES - 1):
         try:
-            return await undisturbed(hosted, read)
+            return await read_once(hosted, read)
         except ConcurrentlyModified:
             await asyncio.sleep(RETRY_S)
-    return await undisturbed(hosted, read)
+    return await read_once(hosted, read)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.log_snapshot import sources_from
-from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, undisturbed
+from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, read_once
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -85,4 +85,4 @@ async def digests(
         "end": end,
         "parts": wanted.parts,
     }
-    return dict(await undisturbed(hosted, lambda: dry_runs.verify(question)))
+    return dict(await read_once(hosted, lambda: dry_runs.verify(question)))

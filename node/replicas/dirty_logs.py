@@ -1,9 +1,10 @@
 """Which logs the jobs on a clock look at, so that idle ones cost nothing however many there are.
 
 A log is :attr:`stirred` by its first change since it was last taken from there
-(:meth:`kept.storage.log.Log.stir`): something was written, rolled, cut, replaced or configured
-anew. From then on each job has it among its own until that job finds nothing that could become due
-without another change; what time alone makes due (rolling) waits in a queue by that moment.
+(:meth:`kept.storage.log.Log.mark_dirty`): something was written, rolled, cut, replaced or
+configured anew. From then on each job has it among its own until that job finds nothing that could
+become due without another change; what time alone makes due (rolling) waits in a queue by that
+moment.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class DirtyLogs:
 
     def begin(self, hosted: LocalReplica) -> None:
         """A log is here from now on."""
-        hosted.partition.log.on_stir = partial(self.stirred.add, hosted)
+        hosted.partition.log.on_dirty = partial(self.stirred.add, hosted)
         self.stirred.add(hosted)
 
     def end(self, hosted: LocalReplica) -> None:
         """It is not here any more."""
-        hosted.partition.log.at_rest = False
+        hosted.partition.log.is_idle = False
         self.stirred.discard(hosted)
         self.written.discard(hosted)
         for several in (self.unflushed, self.unsettled, self.leaving, self._roll_ms):
@@ -66,10 +67,10 @@ class DirtyLogs:
         while self.stirred:
             hosted = self.stirred.pop()
             log = hosted.partition.log
-            log.at_rest = True
+            log.is_idle = True
             if hosted not in self.unflushed:
                 self.unflushed[hosted] = None
-                log.last_flush_ms = now_ms
+                log.durability.last_flush_ms = now_ms
             self.written.add(hosted)
             self.unsettled[hosted] = self.leaving[hosted] = None
             due_ms = log.roll_due_ms

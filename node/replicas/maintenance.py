@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.replicas.dirty_logs import LOOK_AT, flushes_later
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
-from kept.storage import layout, retention
+from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import KeptError, MachineError, ResourceExhausted, vanished
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -287,15 +287,15 @@ class Maintenance:
 
         def one(hosted: LocalReplica) -> None:
             log_ = hosted.partition.log
-            if not log_.waiting_deletes:
+            if not log_.retired:
                 dirty_logs.leaving.pop(hosted, None)
                 return
-            if paths := retention.take_expired(log_, now_ms):
+            if paths := log_.pop_expired(now_ms):
                 self._in_thread(hosted.directory, remove, log_, paths)
 
         def remove(log_: Log, paths: list[str]) -> None:
             try:
-                retention.remove(log_, paths)
+                log_.retired.remove(paths)
             except ResourceExhausted:
                 self._runtime.loop.call_soon_threadsafe(log_.delete_later, paths, now_ms)
                 raise
@@ -382,7 +382,7 @@ def wants_flush(log_: Log, now_ms: int) -> bool:
     """Whether a log has something that is to be durable by now."""
     return (
         log_.recovery_point < log_.active_segment.base_offset
-        or bool(log_.unsynced_snapshots)
+        or bool(log_.durability.unsynced_snapshots)
         or (log_.config.flush_ms < MAX_INT64 and log_.flush_due(now_ms))
     )
 

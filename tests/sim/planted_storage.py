@@ -166,7 +166,7 @@ plant(
 plant(
     "flush-without-fsync", "storage", 10, "acknowledged-lost prefix",
     "with flush.messages=1 an acknowledgement waits for the fsync (33)",
-    ("kept.storage.flush.FlushTicket.run", nothing_synced),
+    ("kept.storage.durability.FlushTicket.run", nothing_synced),
 )  # fmt: skip
 plant(
     "follower-does-not-flush", "scripted", 19, "acknowledged-lost isr-holds committed-lost",

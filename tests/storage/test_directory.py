@@ -16,13 +16,13 @@ from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
 from kept.storage.directory import Birth, Checkpoint, LogDirectory, previous_broker_epoch
 from kept.storage.disk import Disk, parse_fail_point
+from kept.storage.durability import FlushTicket
 from kept.storage.errors import (
     DamagedData,
     DirectoryInUse,
     DirectoryRefused,
     MachineError,
 )
-from kept.storage.flush import FlushTicket
 from kept.storage.producers import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
@@ -354,11 +354,9 @@ def test_what_is_still_to_be_saved_of_a_deleted_log_does_not_reach_its_successor
     directory = opened(disk)
     tp = TopicPartition("t", 0)
     old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
-    old.enter_epoch(5, 0)
-    ticket = old.flush_ticket() or FlushTicket(
-        disk, old.directory, 0, [], old.active_segment, lambda _: None,
-        sync_names=True, truncations=0, epochs=old.leader_epochs,
-    )  # fmt: skip
+    old.leader_epochs.enter(5, 0)
+    old.durability.names_changed = True
+    ticket = FlushTicket(old.durability, disk, old.leader_epochs, old.tail)
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
     ticket.run()
     directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)

@@ -139,8 +139,8 @@ def test_idle_compacted_logs_roll_by_lag(kit, make_log) -> None:
 def test_jitter_makes_logs_roll_apart(kit, disk) -> None:
     config = LogConfig(segment_ms=HOUR, segment_jitter_ms=HOUR // 2)
     log = kit.open_log(disk, config=config)
-    assert HOUR // 2 <= log.roll_age_ms < HOUR
-    assert log.roll_age_ms == kit.open_log(disk, config=config).roll_age_ms
+    assert HOUR // 2 <= log.tail.roll_age_ms < HOUR
+    assert log.tail.roll_age_ms == kit.open_log(disk, config=config).tail.roll_age_ms
 
 
 def check_producer(log, sequence: int) -> None:
@@ -201,7 +201,7 @@ def test_deleted_files_go_though_the_clock_is_set_back(kit, make_log, disk) -> N
     """They would stay, and hold the disk, until the clock is where it was."""
     log = fill(kit, make_log, retention_ms=5 * HOUR, file_delete_delay_ms=60_000)
     assert log.delete_old_segments(kit.NOW + 10 * 365 * 24 * HOUR, 7)
-    paths = log.expired_files
+    paths = log.retired.paths
     assert paths and log.delete_expired(kit.NOW) == 0
     assert log.delete_expired(kit.NOW + 60_000) == len(paths)
     assert not any(disk.exists(path) for path in paths)

@@ -77,7 +77,7 @@ def test_a_swap_replaces_what_is_read(kit, disk) -> None:
     assert set(bases_of(kit, log)) == survivors < set(before)
     assert log.segments[0].mtime_ms == mtime
     assert disk.pread(*held) == held_bytes, "a reader keeps the old file"
-    assert log.expired_files and not log.delete_expired(kit.NOW)
+    assert log.retired.paths and not log.delete_expired(kit.NOW)
     assert log.delete_expired(kit.NOW + 60_000)
     states = [layout.parse_segment_file(n) for n in disk.listdir(log.directory)]
     assert not [s for s in states if s is not None and s.state]

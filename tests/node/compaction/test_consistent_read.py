@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from kept.node.compaction import consistent_read as module
-from kept.node.compaction.consistent_read import ConcurrentlyModified, again, undisturbed
+from kept.node.compaction.consistent_read import ConcurrentlyModified, read_consistently, read_once
 from kept.storage.errors import DamagedData
+from tests.support.parts import Given
 
 
 def replica():
-    log = SimpleNamespace(truncations=0)
-    return SimpleNamespace(
-        compaction=SimpleNamespace(applied="0.1"),
-        manifests=SimpleNamespace(busy=False),
-        partition=SimpleNamespace(log=log, topic_partition="t-0"),
+    return Given(
+        compaction__applied="0.1",
+        manifests__busy=False,
+        partition__log__truncations=0,
+        partition__topic_partition="t-0",
     )
 
 
@@ -38,7 +38,7 @@ def reader(*does):
     return read
 
 
-def ends_up(hosted, read, how=undisturbed):
+def ends_up(hosted, read, how=read_once):
     return asyncio.run(how(hosted, read))
 
 
@@ -71,9 +71,9 @@ def test_it_is_read_again(monkeypatch):
     def moves():
         hosted.partition.log.truncations += 1
 
-    assert ends_up(hosted, reader(moves, moves, "found"), again) == "found"
+    assert ends_up(hosted, reader(moves, moves, "found"), read_consistently) == "found"
     with pytest.raises(ConcurrentlyModified):
-        ends_up(hosted, reader(*[moves] * module.TRIES), again)
+        ends_up(hosted, reader(*[moves] * module.TRIES), read_consistently)
     hosted.manifests.busy = True
     with pytest.raises(ConcurrentlyModified):
-        ends_up(hosted, reader(), again)
+        ends_up(hosted, reader(), read_consistently)

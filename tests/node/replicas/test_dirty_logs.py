@@ -184,7 +184,7 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
     directory = kit.node.log_directories[0].directory
     assert set(directory.high_watermarks) == {TopicPartition("stays", 0)}
     dirty_logs = kit.dirty_logs
-    gone.partition.log.stir()
+    gone.partition.log.mark_dirty()
     for several in (
         dirty_logs.stirred,
         dirty_logs.unflushed,
@@ -209,10 +209,10 @@ def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
 
     kit.lone.run(delete())
     kit.all_jobs()
-    assert log.expired_files
+    assert log.retired.paths
     kit.ahead_ms += 1_001
     kit.all_jobs()
-    assert not log.expired_files
+    assert not log.retired.paths
     kit.all_jobs()
 
     async def cut():

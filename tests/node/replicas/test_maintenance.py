@@ -113,7 +113,7 @@ def test_retention_deletes_by_time_and_tells(kit, capsys):
     log = kit.hosted("first").partition.log
     assert log.log_start_offset == 10
     assert 'event="segment deleted"' in capsys.readouterr().err
-    gone = [path for path in log.expired_files if path.endswith(".log.deleted")]
+    gone = [path for path in log.retired.paths if path.endswith(".log.deleted")]
     assert gone and all(os.path.exists(path) for path in gone)
     kit.on_loop(kit.timers.delete_expired)
     kit.drain()
@@ -121,7 +121,7 @@ def test_retention_deletes_by_time_and_tells(kit, capsys):
     kit.ahead_ms += 2000
     kit.on_loop(kit.timers.delete_expired)
     kit.drain()
-    assert not any(os.path.exists(path) for path in gone) and not log.expired_files
+    assert not any(os.path.exists(path) for path in gone) and not log.retired.paths
 
 
 def test_an_idle_log_rolls_and_the_rolled_segment_is_flushed(kit):
@@ -350,18 +350,18 @@ def test_files_that_were_not_removed_for_want_of_descriptors_are_removed_later(k
     kit.ahead_ms = 120_000
     kit.on_loop(kit.timers.retention)
     log = kit.hosted("first").partition.log
-    waiting = sorted(log.expired_files)
+    waiting = sorted(log.retired.paths)
 
-    def exhausted(log, paths):
+    def exhausted(paths):
         raise ResourceExhausted(paths[0], "unlink", OSError(24, "EMFILE"))
 
     kit.ahead_ms += 2000
     with monkeypatch.context() as patched:
-        patched.setattr(maintenance.retention, "remove", exhausted)
+        patched.setattr(log.retired, "remove", exhausted)
         kit.on_loop(kit.timers.delete_expired)
         kit.drain()
     kit.drain()
-    assert waiting and sorted(log.expired_files) == waiting
+    assert waiting and sorted(log.retired.paths) == waiting
     assert kit.node.log_directories[0].offline is None
     kit.ahead_ms += 2000
     kit.on_loop(kit.timers.delete_expired)

@@ -7,7 +7,7 @@ it: retention may take that segment then, and no start forgets a producer whose 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from struct import Struct
 from typing import Final
@@ -31,66 +31,113 @@ _LENGTH_AND_PRODUCER: Final = Struct(">8xi31xq")
 logger = logging.getLogger(__name__)
 
 
-def snapshot_offsets(disk: Disk, directory: str) -> list[int]:
-    """End offsets of the producer snapshots that are there, ascending."""
-    found = []
-    for name in disk.listdir(directory):
-        parsed = layout.parse_segment_file(name)
-        if parsed is not None and parsed.kind == layout.SNAPSHOT and not parsed.state:
-            found.append(parsed.base_offset)
-    return found
+class ProducerStateManager:
+    """The producer state of a log, ``states``, and its snapshots in the log's directory."""
 
+    def __init__(self, disk: Disk, segments: Segments, states: ProducerStates) -> None:
+        self._disk = disk
+        self._segments = segments
+        self.states = states
 
-def load_producers(
-    disk: Disk, directory: str, segments: Segments, producers: ProducerStates, end_offset: int,
-    *, scanned: list[Segment] | None = None, clean: bool = False,
-) -> list[str]:  # fmt: skip
-    """Bring producer state to ``end_offset``: newest good snapshot, then the batches above it.
+    def _path(self, end_offset: int) -> str:
+        return layout.segment_file(self._segments.directory, end_offset, layout.SNAPSHOT)
 
-    Transaction indexes of ``scanned`` segments are made anew on the way, and snapshots that a power
-    cut took or tore. Snapshots above the end, and strays between segments, are removed. Returns the
-    paths of those that may not be durable.
-    """
-    rebuilt = scanned or []
-    for segment in rebuilt:
-        segment.reset_aborted([])
-    producers.clear(segments.bases[0])
-    wanted = min((s.base_offset for s in rebuilt), default=end_offset)
-    start = segments.bases[0]
-    available = snapshot_offsets(disk, directory)
-    for offset in available[::-1]:
-        path = layout.segment_file(directory, offset, layout.SNAPSHOT)
-        if offset > end_offset:
-            disk.unlink(path)
-        elif offset <= wanted and offset >= segments.bases[0]:
-            entries = _read(disk, path)
-            if entries is None:
-                continue
-            for producer_id, state in entries:
-                producers.put(producer_id, state)
-            start = offset
-            break
-    else:
-        if clean and not rebuilt and not available:
-            start = end_offset
-    unsynced = []
-    for segment in segments[segments.floor(start) :]:
-        base = segment.base_offset
-        path = layout.segment_file(directory, base, layout.SNAPSHOT)
-        if rebuilt and base >= start:
-            if base in available and _read(disk, path) is not None:
-                unsynced.append(path)
-            elif base > start:
-                unsynced.append(write_snapshot(disk, directory, producers, base))
-        _replay(segment, producers, start, any(segment is s for s in rebuilt))
-    if start == end_offset and len(producers):
-        _fill_last_batches(segments.active, producers)
-    producers.end_offset = end_offset
-    for segment in rebuilt:
-        if segment is not segments.active:
-            segment.save_aborted()
-    _remove_stray_snapshots(disk, directory, segments, end_offset)
-    return unsynced
+    def snapshot_offsets(self) -> list[int]:
+        """End offsets of the snapshots that are there, ascending."""
+        found = []
+        for name in self._disk.listdir(self._segments.directory):
+            parsed = layout.parse_segment_file(name)
+            if parsed is not None and parsed.kind == layout.SNAPSHOT and not parsed.state:
+                found.append(parsed.base_offset)
+        return found
+
+    def load(
+        self, end_offset: int, *, scanned: list[Segment] | None = None, clean: bool = False
+    ) -> list[str]:
+        """Bring the state to ``end_offset``: newest good snapshot, then the batches above it.
+
+        Transaction indexes of ``scanned`` segments are made anew on the way, and snapshots that a
+        power cut took or tore. Snapshots above the end, and strays between segments, are removed.
+        Returns the paths of those that may not be durable.
+        """
+        segments, states = self._segments, self.states
+        rebuilt = scanned or []
+        for segment in rebuilt:
+            segment.reset_aborted([])
+        states.clear(segments.bases[0])
+        wanted = min((s.base_offset for s in rebuilt), default=end_offset)
+        start = segments.bases[0]
+        available = self.snapshot_offsets()
+        for offset in available[::-1]:
+            if offset > end_offset:
+                self._disk.unlink(self._path(offset))
+            elif offset <= wanted and offset >= segments.bases[0]:
+                entries = self._read(offset)
+                if entries is None:
+                    continue
+                for producer_id, state in entries:
+                    states.put(producer_id, state)
+                start = offset
+                break
+        else:
+            if clean and not rebuilt and not available:
+                start = end_offset
+        unsynced = []
+        for segment in segments[segments.floor(start) :]:
+            base = segment.base_offset
+            if rebuilt and base >= start:
+                if base in available and self._read(base) is not None:
+                    unsynced.append(self._path(base))
+                elif base > start:
+                    unsynced.append(self.write_snapshot(base))
+            _replay(segment, states, start, any(segment is s for s in rebuilt))
+        if start == end_offset and len(states):
+            _fill_last_batches(segments.active, states)
+        states.end_offset = end_offset
+        for segment in rebuilt:
+            if segment is not segments.active:
+                segment.save_aborted()
+        self._remove_stray_snapshots(end_offset)
+        return unsynced
+
+    def rebuild(self, log_start_offset: int, end_offset: int) -> None:
+        """After a cut: make the state anew from what the segments and snapshots hold."""
+        self.load(end_offset)
+        self.states.truncate_from_start(log_start_offset)
+
+    def _read(self, end_offset: int) -> list[tuple[int, ProducerState]] | None:
+        """What a snapshot says; a damaged one goes, as one that is gone already."""
+        path = self._path(end_offset)
+        try:
+            return snapshots.decode(path, self._disk.read(path))
+        except FileNotFoundError:
+            return None
+        except DamagedData as error:
+            logger.warning("%s: removed", error)
+            self._disk.unlink(path)
+            return None
+
+    def _remove_stray_snapshots(self, end_offset: int) -> None:
+        bases = self._segments.bases
+        kept = [offset for offset in self.snapshot_offsets() if offset <= end_offset]
+        newest = kept[-1:] if kept and kept[-1] > bases[-1] else []
+        self.remove_snapshots(sorted(set(kept) - set(bases) - set(newest)))
+
+    def write_snapshot(self, end_offset: int) -> str:
+        """Write the state at ``end_offset``, not durably; returns the path."""
+        path = self._path(end_offset)
+        self._disk.write_file(path, snapshots.encode(self.states))
+        return path
+
+    def remove_snapshots(self, offsets: Iterable[int]) -> None:
+        """Remove snapshots by end offset."""
+        for offset in offsets:
+            with suppress(FileNotFoundError):
+                self._disk.unlink(self._path(offset))
+
+    def remove_snapshots_above(self, offset: int) -> None:
+        """Before the records are cut that they are proof of."""
+        self.remove_snapshots([o for o in self.snapshot_offsets() if o > offset])
 
 
 def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, ProducerState]]:
@@ -106,28 +153,6 @@ def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, Pro
     except DamagedData as error:
         logger.warning("%s: not used", error)
         return []
-
-
-def _read(disk: Disk, path: str) -> list[tuple[int, ProducerState]] | None:
-    """What a snapshot says; a damaged one goes, as one that is gone already."""
-    try:
-        return snapshots.decode(path, disk.read(path))
-    except FileNotFoundError:
-        return None
-    except DamagedData as error:
-        logger.warning("%s: removed", error)
-        disk.unlink(path)
-        return None
-
-
-def _remove_stray_snapshots(
-    disk: Disk, directory: str, segments: Segments, end_offset: int
-) -> None:
-    bases = set(segments.bases)
-    kept = [o for o in snapshot_offsets(disk, directory) if o <= end_offset]
-    for offset in kept:
-        if offset not in bases and not (offset == kept[-1] and offset > segments.bases[-1]):
-            disk.unlink(layout.segment_file(directory, offset, layout.SNAPSHOT))
 
 
 def _replay(segment: Segment, producers: ProducerStates, start: int, rebuilt: bool) -> None:
@@ -203,17 +228,3 @@ def _fill_last_batches(active: Segment, producers: ProducerStates) -> None:
             last = state.batches[-1].last_offset
             mine = [b for epoch, b in batches if epoch == state.epoch and b.last_offset < last]
             state.batches[:0] = mine[-(BATCHES_KEPT - 1) :]
-
-
-def write_snapshot(disk: Disk, directory: str, producers: ProducerStates, end_offset: int) -> str:
-    """Write the producer state at ``end_offset``, not durably; returns the path."""
-    path = layout.segment_file(directory, end_offset, layout.SNAPSHOT)
-    disk.write_file(path, snapshots.encode(producers))
-    return path
-
-
-def remove_snapshots(disk: Disk, directory: str, offsets: list[int]) -> None:
-    """Remove snapshots by end offset."""
-    for offset in offsets:
-        with suppress(FileNotFoundError):
-            disk.unlink(layout.segment_file(directory, offset, layout.SNAPSHOT))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ import pytest
 from kept.cluster.metadata.records import PartitionRecord
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import failure_of
+from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas import alter_partition
 from kept.node.replicas.alter_partition import AlterPartitionQueue
 from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import NetworkException, StaleBrokerEpoch
 from kept.storage.types import TopicPartition
+from tests.support.replicas import FixedMetadata, InlineRuntime, RecordedPeers, live_config
 
 TOPIC_ID = uuid.UUID(int=5)
 
@@ -37,6 +39,20 @@ class Asking:
         self.item = None
 
 
+def queue(call: Callable[..., Any], record: PartitionRecord | None = None) -> AlterPartitionQueue:
+    """That of node 0, whose controller (node 1) is ``call``."""
+    metadata: Any = FixedMetadata(record, leader_id=1)
+    runtime: Any = InlineRuntime()
+    peers: Any = RecordedPeers(call)
+    return AlterPartitionQueue(
+        runtime=runtime,
+        config=live_config(replica_fetch_wait_max_ms="100"),
+        metadata=metadata,
+        identity=NodeIdentity(0, "cluster", 9),
+        peers=peers,
+    )
+
+
 @pytest.mark.parametrize("trouble", [NetworkException("gone"), ValueError("a bug")])
 def test_trouble_ends_nothing(trouble) -> None:
     heard = []
@@ -50,17 +66,10 @@ def test_trouble_ends_nothing(trouble) -> None:
         )
 
     async def main() -> None:
-        node = SimpleNamespace(
-            loop=asyncio.get_running_loop(),
-            node_id=0,
-            broker_epoch=9,
-            metadata=SimpleNamespace(leader_id=1),
-            peers=SimpleNamespace(call=call),
-        )
-        changes = AlterPartitionQueue(node)  # type: ignore[arg-type]
+        changes = queue(call)
         for _ in range(2):
             partition = Asking()
-            changes.ask(partition)  # type: ignore[arg-type]
+            changes.submit(partition)  # type: ignore[arg-type]
             async with asyncio.timeout(60):
                 while partition.item is not None:
                     await asyncio.sleep(0.01)
@@ -88,16 +97,9 @@ def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
         )
 
     async def main() -> None:
-        node = SimpleNamespace(
-            loop=asyncio.get_running_loop(),
-            node_id=0,
-            broker_epoch=9,
-            metadata=SimpleNamespace(leader_id=1),
-            peers=SimpleNamespace(call=call),
-        )
-        changes = AlterPartitionQueue(node)  # type: ignore[arg-type]
+        changes = queue(call)
         partition = Undecided()
-        changes.ask(partition)  # type: ignore[arg-type]
+        changes.submit(partition)  # type: ignore[arg-type]
         async with asyncio.timeout(60):
             while partition.item is not None:
                 await real_sleep(0.001)
@@ -106,7 +108,7 @@ def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
     real_sleep = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        if seconds == alter_partition.RETRY_S:
+        if seconds:
             pauses.append(seconds)
         await real_sleep(0)
 
@@ -129,23 +131,15 @@ def test_a_lost_replica_that_is_taken_back_leaves_again_after_a_while() -> None:
 
     async def main() -> None:
         nonlocal changes
-        node = SimpleNamespace(
-            loop=asyncio.get_running_loop(),
-            node_id=0,
-            broker_epoch=9,
-            metadata=SimpleNamespace(leader_id=1),
-            peers=SimpleNamespace(call=call),
-            config=SimpleNamespace(replica_fetch_wait_max_ms=100),
-            image=SimpleNamespace(partition=lambda *_: record),
-        )
-        changes = AlterPartitionQueue(node)  # type: ignore[arg-type]
-        node.replica_manager = SimpleNamespace(roles=SimpleNamespace(lost=changes.resign))
-        began = node.loop.time()
+        loop = asyncio.get_running_loop()
+        changes = queue(call, record)
+        changes.on_still_lost = changes.resign
+        began = loop.time()
         changes.resign(tp, record)
         async with asyncio.timeout(60):
             while len(asked) < 4:
                 await asyncio.sleep(0.001)
-        assert node.loop.time() - began > 0.29
+        assert loop.time() - began > 0.29
         await changes.close()
 
     changes: Any = None

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kept.node.parts.metadata.directory_ids import FILE
+from kept.node.metadata.directory_ids import FILE
 from kept.storage.checkpoints import read_properties
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused, KafkaStorageError, MachineError

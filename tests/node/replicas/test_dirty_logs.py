@@ -9,6 +9,7 @@ from kept.node.replicas import maintenance
 from kept.node.runtime.clock import monotonic_ms
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
+from tests.support.decisions import propose
 
 IDLE = 40
 
@@ -35,7 +36,7 @@ class Kit:
         record = ConfigRecord(ResourceType.TOPIC, name, key, value)
 
         async def changed():
-            await self.node.propose([record])
+            await propose(self.node, [record])
 
         self.lone.run(changed())
 
@@ -81,9 +82,9 @@ def looked_at(kit, monkeypatch):
         return each(lambda hosted: (seen.append(hosted.partition.log), job(hosted)), chosen)
 
     monkeypatch.setattr(kit.timers, "_each", noted)
-    values = kit.node.replica_manager.directories[0].directory.write_checkpoints
+    values = kit.node.parts.table.directories[0].directory.write_checkpoints
     monkeypatch.setattr(
-        kit.node.replica_manager.directories[0].directory,
+        kit.node.parts.table.directories[0].directory,
         "write_checkpoints",
         lambda *args: (seen.append("checkpoint"), values(*args)),
     )
@@ -170,7 +171,7 @@ def test_high_watermarks_that_move_by_themselves_are_looked_at(kit, monkeypatch)
         patched.setattr(partition_class, "high_watermark", property(lambda _: 1))
         kit.run(kit.timers.checkpoint_high_watermarks)
     kit.run(kit.timers.checkpoint_high_watermarks)
-    directory = kit.node.log_directories[0].directory
+    directory = kit.node.parts.table.directories[0].directory
     assert directory.high_watermarks[TopicPartition("lagging", 0)] == 2
 
 
@@ -178,10 +179,14 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
     for name in ("goes", "stays"):
         kit.append(kit.make(name, segment_ms="60000"))
     kit.all_jobs()
-    gone = kit.node.replica_manager.hosted[TopicPartition("goes", 0)]
-    kit.lone.run(kit.node.propose([RemoveTopicRecord(kit.node.image.topics["goes"].topic_id)]))
+    gone = kit.node.parts.table.hosted[TopicPartition("goes", 0)]
+    kit.lone.run(
+        propose(
+            kit.node, [RemoveTopicRecord(kit.node.parts.metadata.image.topics["goes"].topic_id)]
+        )
+    )
     kit.all_jobs()
-    directory = kit.node.log_directories[0].directory
+    directory = kit.node.parts.table.directories[0].directory
     assert set(directory.high_watermarks) == {TopicPartition("stays", 0)}
     dirty_logs = kit.dirty_logs
     gone.partition.log.mark_dirty()
@@ -193,7 +198,7 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
     ):
         assert gone not in several
     kit.ahead_ms += 61_000
-    assert gone not in list(dirty_logs.aged(kit.node.now_ms()))
+    assert gone not in list(dirty_logs.aged(kit.node.parts.runtime.now_ms()))
 
 
 def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
@@ -204,8 +209,8 @@ def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
     kit.all_jobs()
 
     async def delete():
-        log.advance_log_start(2, kit.node.now_ms())
-        log.delete_old_segments(kit.node.now_ms(), 3)
+        log.advance_log_start(2, kit.node.parts.runtime.now_ms())
+        log.delete_old_segments(kit.node.parts.runtime.now_ms(), 3)
 
     kit.lone.run(delete())
     kit.all_jobs()
@@ -229,7 +234,7 @@ def test_a_segment_that_the_cleaner_rolls_is_flushed(kit):
     kit.all_jobs()
 
     async def roll():
-        log.roll(kit.node.now_ms())
+        log.roll(kit.node.parts.runtime.now_ms())
 
     kit.lone.run(roll())
     kit.run(kit.timers.flush_due)

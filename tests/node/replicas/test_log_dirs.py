@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from kept.node.parts.metadata import directory_ids
+from kept.node.metadata import directory_ids
+from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas import log_dirs
+from kept.node.replicas.log_dirs import LogDirs
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.runtime.counters import Counters
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused, MachineError
+from kept.storage.producers import ProducerQuota
+from tests.support.replicas import InlineRuntime, live_config, recorded_failures
 
 
 def failure(path: str) -> MachineError:
     return MachineError(path, "open", OSError(5, "EIO"))
+
+
+def directories(paths: str, disk: Any = None, table: ReplicaTable | None = None) -> LogDirs:
+    """The entries ``paths`` of ``log.dirs``, one letter each; none: it is a controller only."""
+    settings = {"log_dirs": ",".join(f"/{path}" for path in paths)}
+    if not paths:
+        voter = "1@localhost:10092"
+        settings = {"process_roles": "controller", "node_id": "1", "log_dirs": "/a",
+                    "controller_quorum_voters": voter}  # fmt: skip
+    runtime: Any = InlineRuntime(disk)
+    return LogDirs(
+        runtime=runtime,
+        config=live_config(**settings).current,
+        identity=NodeIdentity(1, "c"),
+        table=table or ReplicaTable(),
+        failures=recorded_failures([]),
+        counters=Counters(),
+        producer_quota=ProducerQuota(10),
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,68 +49,65 @@ def failure(path: str) -> MachineError:
 )
 def test_a_node_starts_while_one_directory_is_left(monkeypatch, paths, broken, refused) -> None:
     def check(_: object, path: str) -> None:
-        if path in broken:
+        if path[1:] in broken:
             raise failure(path)
 
     monkeypatch.setattr(log_dirs, "refuse_kafka", check)
-    disk: Any = None
+    found = directories(paths)
     if refused:
         with pytest.raises(MachineError) as caught:
-            log_dirs.look(disk, list(paths))
-        assert caught.value.path == refused
+            found.find_usable()
+        assert caught.value.path == f"/{refused}"
     else:
-        assert sorted(log_dirs.look(disk, list(paths))) == sorted(broken)
+        assert found.find_usable() == [f"/{path}" for path in paths if path not in broken]
 
 
-def test_every_directory_that_works_is_marked_as_in_use() -> None:
-    marked, failed = [], []
+def test_every_directory_that_works_is_marked_as_in_use(lone_node, tmp_path, monkeypatch) -> None:
+    lone = lone_node(log_dirs=",".join(str(tmp_path / name) for name in "abc"))
+    breaks, offline, works = lone.node.parts.table.directories
+    marked = []
 
-    def directory(name: str, offline: str | None = None) -> Any:
-        async def run(mark: Any, epoch: int) -> None:
-            mark(name, epoch)
+    def mark(epoch: int, name: str) -> None:
+        marked.append((name, epoch))
+        if name == breaks.name:
+            raise failure(name)
 
-        def mark(name: str, epoch: int) -> None:
-            marked.append((name, epoch))
-            if name == "breaks":
-                raise failure(name)
-
-        return SimpleNamespace(
-            name=name, offline=offline, pool=SimpleNamespace(run=run),
-            directory=SimpleNamespace(mark_running=mark),
-        )  # fmt: skip
-
-    several = [directory("breaks"), directory("offline", "it broke"), directory("works")]
-    replica_manager = SimpleNamespace(
-        directories=several, fail=lambda one, error: failed.append((one.name, error.path))
-    )
-    node: Any = SimpleNamespace(replica_manager=replica_manager)
-    asyncio.run(log_dirs.mark_running(node, 7))
-    assert marked == [("breaks", 7), ("works", 7)]
-    assert failed == [("breaks", "breaks")]
+    for one in (breaks, offline, works):
+        monkeypatch.setattr(one.directory, "mark_running", partial(mark, name=one.name))
+    offline.offline = "it broke"
+    lone.run(lone.node.parts.replicas.mark_running(7))
+    assert marked == [(breaks.name, 7), (works.name, 7)]
+    assert "EIO" in breaks.offline and works.offline is None
 
 
 @pytest.mark.parametrize("probe", ["read", "not in memory", "fails"])
 def test_whether_files_are_read_from_memory_is_found_out_where_they_are(monkeypatch, probe) -> None:
     closed = []
-    opened = SimpleNamespace(close=lambda *, clean: closed.append(clean))
+
+    class Opened:
+        def close(self, *, clean: bool) -> None:
+            closed.append(clean)
+
+    class Probed:
+        def open_read(self, path: str) -> str:
+            return path
+
+        def preadv_nowait(self, file: str, position: int, size: int) -> bytes | None:
+            assert (file, position, size) == ("/d/meta.properties", 0, 1)
+            if probe == "fails":
+                raise failure("/d")
+            return b"v" if probe == "read" else None
+
+    opened, table = Opened(), ReplicaTable()
+    table.reads_in_memory = False
     monkeypatch.setattr(log_dirs.LogDirectory, "open", lambda *_, **__: opened)
-
-    def read(file: str, position: int, size: int) -> bytes | None:
-        assert (file, position, size) == ("/d/meta.properties", 0, 1)
-        if probe == "fails":
-            raise failure("/d")
-        return b"v" if probe == "read" else None
-
-    disk = SimpleNamespace(open_read=lambda path: path, preadv_nowait=read)
-    node: Any = SimpleNamespace(
-        disk=disk, cluster_id="c", node_id=1, new_id=int, now_ms=int, reads_in_memory=False
-    )
+    dirs = directories("d", Probed(), table)
     if probe == "fails":
         with pytest.raises(MachineError):
-            log_dirs._open(node, "/d")
+            dirs._open("/d")
     else:
-        assert log_dirs._open(node, "/d") is opened
-    assert node.reads_in_memory is (probe == "not in memory")
+        assert dirs._open("/d") is opened
+    assert table.reads_in_memory is (probe == "not in memory")
     assert closed == ([False] if probe == "fails" else [])
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -20,7 +19,10 @@ from kept.cluster.metadata.records import (
 )
 from kept.node.admin.service import Admin
 from kept.node.replicas import log_lifecycle, replica_manager
-from kept.storage.directory import Checkpoint
+from kept.node.replicas.local_replica import LocalDirectory
+from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     MachineError,
@@ -31,10 +33,13 @@ from kept.storage.errors import (
 from kept.storage.log import Log
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
+from tests.support.decisions import propose
+from tests.support.replicas import FixedMetadata, InlineRuntime, recorded_failures
 
 OPEN = TopicPartition("open", 0)
 WAITING = TopicPartition("waiting", 0)
 WAIT_S = 20
+EIO = MachineError("/d", "open", OSError(5, "EIO"))
 
 
 class StalledDisk:
@@ -82,7 +87,7 @@ def topic(name: str, topic_id: int, partitions: int = 1) -> list:
 
 def elected(node, name: str) -> PartitionRecord:
     """The next leader epoch of the first partition of a topic."""
-    now = node.image.partition(name, 0)
+    now = node.parts.metadata.image.partition(name, 0)
     epochs = {"leader_epoch": now.leader_epoch + 1, "partition_epoch": now.partition_epoch + 1}
     return replace(now, **epochs)
 
@@ -100,7 +105,7 @@ async def reached(event: threading.Event) -> None:
 
 
 def append(node) -> None:
-    partition = node.partition(OPEN)
+    partition = node.parts.table.partition(OPEN)
     batch = check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000)
     partition.append(batch, 1000)
     partition.write()
@@ -108,53 +113,57 @@ def append(node) -> None:
 
 def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stalled):
     async def scene(node):
-        creating = node.propose(topic("waiting", 7, partitions=600))
+        creating = propose(node, topic("waiting", 7, partitions=600))
         await reached(stalled.reached)
-        await node.propose([elected(node, "open")])
-        partition = node.partition(OPEN)
+        await propose(node, [elected(node, "open")])
+        partition = node.parts.table.partition(OPEN)
         assert partition.leader_epoch == 1
-        await node.replica_manager.roles.elected()
+        await node.parts.replicas.roles.elected()
         append(node)
         assert not creating.done()
         with pytest.raises(NotLeaderOrFollower, match="no open replica"):
-            node.partition(WAITING)
+            node.parts.table.partition(WAITING)
         stalled.go.set()
         await creating
-        assert len(node.replica_manager.by_name[b"waiting"].partitions) == 600
+        assert len(node.parts.table.by_name[b"waiting"].partitions) == 600
 
     play(lone, scene)
 
 
 def test_settings_and_deletions_of_open_logs_are_acted_on_meanwhile(lone, stalled):
     async def scene(node):
-        creating = node.propose(topic("waiting", 7))
+        creating = propose(node, topic("waiting", 7))
         await reached(stalled.reached)
         for name in ("open", "waiting"):
-            await node.propose([ConfigRecord(ResourceType.TOPIC, name, "segment.bytes", "4096")])
+            await propose(node, [ConfigRecord(ResourceType.TOPIC, name, "segment.bytes", "4096")])
         assert not creating.done()
-        assert node.partition(OPEN).config.segment_bytes == 4096
-        deleting = node.propose([RemoveTopicRecord(node.image.topics["open"].topic_id)])
-        await node.metadata.acted(node.image.index + 1)
+        assert node.parts.table.partition(OPEN).config.segment_bytes == 4096
+        deleting = propose(
+            node, [RemoveTopicRecord(node.parts.metadata.image.topics["open"].topic_id)]
+        )
+        await node.parts.metadata.acted(node.parts.metadata.image.index + 1)
         with pytest.raises(UnknownTopicOrPartition):
-            node.partition(OPEN)
+            node.parts.table.partition(OPEN)
         stalled.go.set()
         await asyncio.gather(creating, deleting)
-        assert node.partition(WAITING).config.segment_bytes == 4096, "set while it was made"
+        assert node.parts.table.partition(WAITING).config.segment_bytes == 4096, (
+            "set while it was made"
+        )
 
     play(lone, scene)
 
 
 def test_a_log_takes_the_newest_role_when_it_is_open(lone, stalled):
     async def scene(node):
-        creating = node.propose(topic("waiting", 7))
+        creating = propose(node, topic("waiting", 7))
         await reached(stalled.reached)
         elections = []
         for _ in range(3):
-            elections.append(node.propose([elected(node, "waiting")]))
-            await node.metadata.acted(node.image.index + 1)
+            elections.append(propose(node, [elected(node, "waiting")]))
+            await node.parts.metadata.acted(node.parts.metadata.image.index + 1)
         stalled.go.set()
         await asyncio.gather(creating, *elections)
-        assert node.partition(WAITING).leader_epoch == 3
+        assert node.parts.table.partition(WAITING).leader_epoch == 3
 
     play(lone, scene)
 
@@ -165,42 +174,45 @@ def test_a_topic_that_is_deleted_before_its_log_is_made(lone, stalled, monkeypat
     monkeypatch.setattr(log_lifecycle, "PARTITIONS_A_TURN", 1)
 
     async def scene(node):
-        first = node.propose(topic("waiting", 7))
+        first = propose(node, topic("waiting", 7))
         await reached(stalled.reached)
-        other = node.propose(topic("later", 8))
+        other = propose(node, topic("later", 8))
         name, topic_id, created = ("waiting", 7, first) if begun else ("later", 8, other)
-        await node.metadata.acted(node.image.index + 1)
-        deleting = node.propose([RemoveTopicRecord(UUID(int=topic_id))])
-        await node.metadata.acted(node.image.index + 1)
+        await node.parts.metadata.acted(node.parts.metadata.image.index + 1)
+        deleting = propose(node, [RemoveTopicRecord(UUID(int=topic_id))])
+        await node.parts.metadata.acted(node.parts.metadata.image.index + 1)
         stalled.go.set()
         await asyncio.gather(created, deleting, first, other)
-        await node.replica_manager.changes.done_up_to(node.image.index)
-        assert node.replica_manager.changes.waiting == 0
-        (directory,) = node.log_directories
+        await node.parts.replicas.changes.done_up_to(node.parts.metadata.image.index)
+        assert node.parts.replicas.changes.waiting == 0
+        (directory,) = node.parts.table.directories
         names = os.listdir(directory.name)
         assert f"{name}-0" not in names
         assert any(one.startswith(f"{name}-0.") for one in names) == begun
         assert (f"{name}-0" in stalled.made) == begun
-        assert TopicPartition(name, 0) not in node.partitions
-        assert directory.count == len(node.partitions) == 2
+        assert TopicPartition(name, 0) not in node.parts.table.partitions
+        assert directory.count == len(node.parts.table.partitions) == 2
 
     play(lone, scene)
 
 
 def test_a_topic_that_is_made_anew_gets_a_log_of_its_own(lone, stalled):
     async def scene(node):
-        first = node.propose(topic("waiting", 7))
+        first = propose(node, topic("waiting", 7))
         await reached(stalled.reached)
-        await node.metadata.acted(node.image.index)
-        deleting = node.propose([RemoveTopicRecord(UUID(int=7))])
-        again = node.propose(topic("waiting", 9))
-        while node.image.partition("waiting", 0) is None or UUID(int=7) in node.image.topics_by_id:
-            await node.metadata.acted(node.image.index + 1)
+        await node.parts.metadata.acted(node.parts.metadata.image.index)
+        deleting = propose(node, [RemoveTopicRecord(UUID(int=7))])
+        again = propose(node, topic("waiting", 9))
+        while (
+            node.parts.metadata.image.partition("waiting", 0) is None
+            or UUID(int=7) in node.parts.metadata.image.topics_by_id
+        ):
+            await node.parts.metadata.acted(node.parts.metadata.image.index + 1)
         stalled.go.set()
         await asyncio.gather(first, deleting, again)
-        assert node.partition(WAITING).topic_id == UUID(int=9)
+        assert node.parts.table.partition(WAITING).topic_id == UUID(int=9)
         assert stalled.made.count("waiting-0") == 2
-        (directory,) = node.log_directories
+        (directory,) = node.parts.table.directories
         gone = [name for name in os.listdir(directory.name) if name.startswith("waiting-0.")]
         assert len(gone) == 1 and gone[0].endswith("-delete")
 
@@ -213,16 +225,20 @@ def test_a_broker_has_not_taken_over_what_waits_to_be_opened(lone, stalled):
     async def scene(node):
         (name, state) = topic("waiting", 7)
         elsewhere = replace(state, leader=-1)
-        creating = node.propose([name, elsewhere])
+        creating = propose(node, [name, elsewhere])
         await reached(stalled.reached)
-        changes, before = node.replica_manager.changes, node.image.index
+        changes, before = node.parts.replicas.changes, node.parts.metadata.image.index
         assert changes.led_up_to(before) == before
-        leading = node.propose([replace(elsewhere, leader=0, leader_epoch=1, partition_epoch=1)])
-        await node.metadata.acted(before + 1)
-        assert changes.led_up_to(node.image.index) == before
+        leading = propose(node, [replace(elsewhere, leader=0, leader_epoch=1, partition_epoch=1)])
+        await node.parts.metadata.acted(before + 1)
+        assert changes.led_up_to(node.parts.metadata.image.index) == before
         stalled.go.set()
         await asyncio.gather(creating, leading)
-        assert changes.led_up_to(node.image.index) == node.image.index == before + 1
+        assert (
+            changes.led_up_to(node.parts.metadata.image.index)
+            == node.parts.metadata.image.index
+            == before + 1
+        )
 
     play(lone, scene)
 
@@ -237,7 +253,7 @@ def test_a_stop_waits_for_what_is_being_made_and_leaves_the_rest_to_the_next_sta
     disk = StalledDisk(monkeypatch)
 
     async def stop(node):
-        creating = node.propose(topic("waiting", 7, partitions=3))
+        creating = propose(node, topic("waiting", 7, partitions=3))
         await reached(disk.reached)
         stopping = asyncio.ensure_future(node.stop())
         await asyncio.sleep(0.05)
@@ -253,6 +269,23 @@ def test_a_stop_waits_for_what_is_being_made_and_leaves_the_rest_to_the_next_sta
     assert set(again.node.parts.table.by_name[b"waiting"].partitions) == {0, 1, 2}
 
 
+class NoLogs:
+    """Opens nothing."""
+
+    left_closed = ()
+
+    def may_open(self) -> list[TopicPartition]:
+        return []
+
+    async def open_wanted(self, _: object) -> None:
+        pass
+
+
+def lifecycle(kind=log_lifecycle.LogLifecycle, failures=None):
+    """One whose logs are nobody's; in a running loop."""
+    return kind(InlineRuntime(), FixedMetadata(), failures or recorded_failures([]), NoLogs())
+
+
 class Waiting(log_lifecycle.LogLifecycle):
     """Its turns are taken by the test."""
 
@@ -262,8 +295,7 @@ class Waiting(log_lifecycle.LogLifecycle):
 
 def test_who_waits_for_entries_waits_for_the_last_and_no_longer_than_to_a_stop() -> None:
     async def go() -> None:
-        node = SimpleNamespace(loop=asyncio.get_running_loop())
-        changes = Waiting(node)
+        changes = lifecycle(Waiting)
         changes.create(WAITING, 5)
         await asyncio.wait_for(changes.done_up_to(4), WAIT_S)
         await asyncio.wait_for(changes.done(4), WAIT_S)
@@ -281,7 +313,7 @@ def test_who_waits_for_entries_waits_for_the_last_and_no_longer_than_to_a_stop()
 
 def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
     async def go() -> None:
-        changes = Waiting(SimpleNamespace(loop=asyncio.get_running_loop()))
+        changes = lifecycle(Waiting)
         changes.remove_unwanted(WAITING, "directory", "log")
         assert changes.waiting == 1
         await asyncio.sleep(0)
@@ -300,7 +332,7 @@ def test_who_is_wanted_again_meanwhile_does_not_lead_yet() -> None:
                 self.create(WAITING, 6, leads=True)
 
     async def go() -> None:
-        changes = Turns(SimpleNamespace(loop=asyncio.get_running_loop()))
+        changes = lifecycle(Turns)
         changes.create(WAITING, 5, leads=True)
         await asyncio.wait_for(changes.done(6), WAIT_S)
         assert seen == [([WAITING], 4), ([WAITING], 4)]
@@ -312,28 +344,19 @@ def test_who_is_wanted_again_meanwhile_does_not_lead_yet() -> None:
 def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
     failed = []
 
-    async def quiet(_: object) -> None:
-        """Nobody uses it."""
+    class Pool:
+        async def quiet(self, _: object) -> None:
+            """Nobody uses it."""
 
-    async def refuse(*_: object) -> None:
-        raise ResourceExhausted("/d", "rename", OSError(24, "EMFILE"))
+        async def run_apart(self, *_: object) -> None:
+            raise ResourceExhausted("/d", "rename", OSError(24, "EMFILE"))
 
     async def go() -> None:
-        directory = SimpleNamespace(
-            pool=SimpleNamespace(quiet=quiet, run_apart=refuse),
-            directory=SimpleNamespace(mark_all_deleted=None),
-        )
-        replica_manager = SimpleNamespace(
-            directories=[directory], fail=lambda *given: failed.append(given), open_wanted=quiet
-        )
-        node = SimpleNamespace(
-            loop=asyncio.get_running_loop(),
-            replica_manager=replica_manager,
-            now_ms=lambda: 7,
-            metadata=None,
-        )
-        changes = log_lifecycle.LogLifecycle(node)
-        changes.remove_unwanted(WAITING, directory, SimpleNamespace())
+        directory = LocalDirectory(LogDirectory.broken("/d", Disk({}), EIO), Pool(), "/d")
+        failures = LogDirFailureChannel(ReplicaTable())
+        failures.on_failure = lambda *given: failed.append(given)
+        changes = lifecycle(failures=failures)
+        changes.remove_unwanted(WAITING, directory, None)
         async with asyncio.timeout(WAIT_S):
             while changes.waiting or changes._task is not None:
                 await asyncio.sleep(0)
@@ -349,7 +372,7 @@ def started_again(lone_node, tmp_path, monkeypatch, cause: str):
     first = lone_node(**settings)
     first.create("open", partitions=3)
     for number in range(3):
-        partition = first.node.partition(TopicPartition("open", number))
+        partition = first.node.parts.table.partition(TopicPartition("open", number))
         batch = check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000)
         partition.append(batch, 1000)
         partition.write()
@@ -388,12 +411,12 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
         assert manager.changes._retry_timer is not None
         if cause == "open":  # not by the timer: it could have tried while there was none
             manager.changes._retry()
-        while len(node.replica_manager.hosted) < 3:
+        while len(node.parts.table.hosted) < 3:
             await asyncio.sleep(0.01)
         for number in range(3):
-            assert node.partition(TopicPartition("open", number)).log_end_offset == 1
+            assert node.parts.table.partition(TopicPartition("open", number)).log_end_offset == 1
         assert not manager.left_closed and admin.unready() is None
-        assert not manager.by_name[b"open"].offline and directory.count == 3
+        assert not node.parts.table.by_name[b"open"].offline and directory.count == 3
 
     play(lone, scene)
 
@@ -403,8 +426,10 @@ def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_
         lone = started_again(lone_node, tmp_path, few, "limit")
 
         async def scene(node):
-            await node.propose([RemoveTopicRecord(node.image.topics["open"].topic_id)])
-            assert not node.replica_manager.left_closed and not node.replica_manager.hosted
+            await propose(
+                node, [RemoveTopicRecord(node.parts.metadata.image.topics["open"].topic_id)]
+            )
+            assert not node.parts.replicas.left_closed and not node.parts.table.hosted
 
         play(lone, scene)
     assert Admin(lone.node.parts.admin).unready() is None

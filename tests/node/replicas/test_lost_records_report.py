@@ -22,7 +22,9 @@ def lose(lone, start: int) -> None:
     hosted = lone.node.parts.table.hosted[TP]
     end = hosted.partition.log_end_offset
     records = tuple(LostRecord(offset, b"k", False) for offset in range(start, end))
-    lost_records_report.report(lone.node, hosted, Losing(start, end, start, records, None))
+    parts = lone.node.parts
+    losing = Losing(start, end, start, records, None)
+    lost_records_report.report(parts.runtime, parts.counters, 0, hosted, losing)
 
 
 def spans(lone) -> list[tuple[int, int]]:

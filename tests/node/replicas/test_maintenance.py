@@ -6,17 +6,21 @@ import asyncio
 import itertools
 import os
 import threading
-from types import SimpleNamespace
 
 import pytest
 
+from kept.node.metadata.serving_lease import ServingLease
+from kept.node.parts import idle_check_ms
 from kept.node.replicas import maintenance
+from kept.node.replicas.dirty_logs import DirtyLogs
+from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.clock import monotonic_ms
 from kept.storage.checkpoints import read_offsets
 from kept.storage.disk import Disk
 from kept.storage.errors import InvariantViolation, MachineError, ResourceExhausted
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
+from tests.support.replicas import InlineRuntime, live_config, recorded_failures
 
 
 class Kit:
@@ -70,14 +74,14 @@ def kit(lone_node, monkeypatch):
 
 
 def checkpoint(kit, name):
-    return read_offsets(Disk({}), f"{kit.node.log_directories[0].name}/{name}")
+    return read_offsets(Disk({}), f"{kit.node.parts.table.directories[0].name}/{name}")
 
 
 def test_checkpoints_say_what_is_and_are_written_when_it_changed(kit):
     kit = kit()
     kit.append("first", 3)
     writes = []
-    directory = kit.node.log_directories[0].directory
+    directory = kit.node.parts.table.directories[0].directory
     real = directory.write_checkpoints
     directory.write_checkpoints = lambda *args: (writes.append(args[0]), real(*args))
     for _ in range(3):
@@ -95,7 +99,7 @@ def test_checkpoints_say_what_is_and_are_written_when_it_changed(kit):
     found = checkpoint(kit, "recovery-point-offset-checkpoint")
     assert found[TopicPartition("first", 0)] == 0, "nothing was flushed"
     log = kit.hosted("first").partition.log
-    kit.on_loop(lambda: log.advance_log_start(2, kit.node.now_ms()))
+    kit.on_loop(lambda: log.advance_log_start(2, kit.node.parts.runtime.now_ms()))
     kit.on_loop(kit.timers.checkpoint_log_starts)
     kit.drain()
     found = checkpoint(kit, "log-start-offset-checkpoint")
@@ -200,8 +204,8 @@ def test_a_disk_error_takes_the_directory_offline(kit):
     kit.hosted("first").partition.log.maybe_roll = broken
     kit.ahead_ms = 61_000
     kit.on_loop(kit.timers.roll_idle)
-    assert kit.node.log_directories[0].offline is not None
-    assert kit.node.failure, "it was the only one"
+    assert kit.node.parts.table.directories[0].offline is not None
+    assert kit.node.parts.shutdown.failure, "it was the only one"
 
 
 @pytest.mark.parametrize("error", ["bug", "machine"])
@@ -258,18 +262,35 @@ def test_slices_of_jobs_that_are_due_together_do_not_follow_each_other_at_once(k
     assert min(gaps) >= maintenance.PAUSE_S
 
 
+def timers(config, also, lease=None):
+    """The jobs of a node without logs."""
+    return maintenance.Maintenance(
+        runtime=InlineRuntime(),
+        config=config,
+        table=ReplicaTable(),
+        dirty_logs=DirtyLogs(),
+        failures=recorded_failures([]),
+        lease=lease or ServingLease(),
+        also=also,
+    )
+
+
 @pytest.mark.parametrize(("idle_ms", "looks_ms"), [(200, 100), (20_000, 5_000), (600_000, 10_000)])
 def test_each_job_is_done_as_often_as_its_setting_says(monkeypatch, idle_ms, looks_ms):
-    config = SimpleNamespace(
-        replica_high_watermark_checkpoint_interval_ms=5_001,
-        log_flush_offset_checkpoint_interval_ms=60_001,
-        log_flush_start_offset_checkpoint_interval_ms=60_002,
-        replica_lag_time_max_ms=30_000,
-        log_retention_check_interval_ms=300_001,
-        connections_max_idle_ms=idle_ms,
+    config = live_config(
+        replica_high_watermark_checkpoint_interval_ms="5001",
+        log_flush_offset_checkpoint_interval_ms="60001",
+        log_flush_start_offset_checkpoint_interval_ms="60002",
+        replica_lag_time_max_ms="30000",
+        log_retention_check_interval_ms="300001",
+        connections_max_idle_ms=str(idle_ms),
     )
     done = {}
-    jobs = maintenance.Maintenance(SimpleNamespace(config=config))
+
+    def look():
+        """Connections that may be idle."""
+
+    jobs = timers(config, {"idle connections": (idle_check_ms(config.current), look)})
     monkeypatch.setattr(jobs, "_every", lambda ms, name, job: done.setdefault(name, (ms, job)))
     jobs.start()
     assert {name: ms for name, (ms, _) in done.items()} == {
@@ -303,13 +324,13 @@ def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys,
     kit = kit()
     kit.timers.stop()
     kit.append("first")
-    directory = kit.node.log_directories[0]
+    directory = kit.node.parts.table.directories[0]
     whole = directory.directory.write_checkpoints
 
     def broken(*_):
         raise fail_with(error, directory.name)
 
-    dirty_logs = kit.node.replica_manager.dirty_logs
+    dirty_logs = kit.node.parts.replicas.dirty_logs
     kit.on_loop(kit.timers.look_for_files)
     kit.drain()
     if job == "checkpoint":
@@ -362,7 +383,7 @@ def test_files_that_were_not_removed_for_want_of_descriptors_are_removed_later(k
         kit.drain()
     kit.drain()
     assert waiting and sorted(log.retired.paths) == waiting
-    assert kit.node.log_directories[0].offline is None
+    assert kit.node.parts.table.directories[0].offline is None
     kit.ahead_ms += 2000
     kit.on_loop(kit.timers.delete_expired)
     kit.drain()
@@ -372,7 +393,7 @@ def test_files_that_were_not_removed_for_want_of_descriptors_are_removed_later(k
 def test_a_directory_is_looked_for_once_at_a_time_and_never_when_it_is_offline(kit):
     kit = kit()
     kit.timers.stop()
-    directory = kit.node.log_directories[0]
+    directory = kit.node.parts.table.directories[0]
     looks = []
     gate = threading.Event()
     directory.directory.verify = lambda: (looks.append(1), gate.wait(60))
@@ -384,27 +405,25 @@ def test_a_directory_is_looked_for_once_at_a_time_and_never_when_it_is_offline(k
     kit.on_loop(kit.timers.look_for_files)
     kit.drain()
     assert len(looks) == 2
-    kit.on_loop(lambda: kit.node.replica_manager.fail(directory, fail_with("disk", directory.name)))
+    kit.on_loop(lambda: kit.node.parts.failures.fail(directory, fail_with("disk", directory.name)))
     kit.on_loop(kit.timers.look_for_files)
     kit.drain()
     assert len(looks) == 2
 
 
 @pytest.mark.parametrize(("late_s", "looked"), [(0.001, True), (-60.0, False)])
-def test_nobody_lags_for_the_time_that_this_node_stood_still(kit, late_s, looked):
-    kit = kit()
+def test_nobody_lags_for_the_time_that_this_node_stood_still(late_s, looked):
     calls = []
-    node = SimpleNamespace(
-        cluster_link=object(),
-        serve_until=maintenance.perf_counter() - late_s,
-        check_stalled=lambda: calls.append("look up"),
-        replica_manager=SimpleNamespace(hosted={}),
+    lease = ServingLease()
+    lease.until = maintenance.perf_counter() - late_s
+    lease.check = lambda: calls.append("look up")
+    clustered = live_config(
+        controller_quorum_voters="0@127.0.0.1:10092,1@127.0.0.1:10093", node_id="0"
     )
-    assert list(maintenance.Maintenance(node).expel_lagging()) == []
+    assert list(timers(clustered, {}, lease).expel_lagging()) == []
     assert calls == ["look up"] * looked
-    node.cluster_link = None
-    node.serve_until = 0.0
-    assert list(maintenance.Maintenance(node).expel_lagging()) == []
+    lease.until = 0.0
+    assert list(timers(live_config(), {}, lease).expel_lagging()) == []
     assert calls == ["look up"] * looked
 
 
@@ -419,8 +438,8 @@ def test_jobs_over_many_logs_leave_the_loop_free_in_between(kit, monkeypatch, jo
         monkeypatch.setattr(maintenance, "LOOK_AT", at)
         for topic in ("first", "second"):
             hosted = kit.hosted(topic)
-            kit.node.replica_manager.dirty_logs.unflushed[hosted] = None
-            kit.node.replica_manager.dirty_logs.written.add(hosted)
+            kit.node.parts.replicas.dirty_logs.unflushed[hosted] = None
+            kit.node.parts.replicas.dirty_logs.written.add(hosted)
         steps.append(kit.lone.run(counted(getattr(kit.timers, job))))
         kit.drain()
     assert [one - steps[2] for one in steps] == [2, 1, 0]

@@ -27,13 +27,16 @@ from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, MachineError
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
+from tests.support.decisions import propose
 
 
 def delete_without_the_disk(lone, name: str) -> None:
     """Delete a topic, and stop before its logs are renamed."""
     lone.run(lone.node.parts.replicas.changes.stop())
     lone.run(
-        lone.node.propose([RemoveTopicRecord(lone.node.parts.metadata.image.topics[name].topic_id)])
+        propose(
+            lone.node, [RemoveTopicRecord(lone.node.parts.metadata.image.topics[name].topic_id)]
+        )
     )
 
 
@@ -71,7 +74,7 @@ def test_a_deletion_that_only_a_snapshot_knows_is_still_carried_out(lone_node, t
     lone = lone_node(**settings)
     lone.create("gone")
     delete_without_the_disk(lone, "gone")
-    lone.run(lone.node.propose([ConfigRecord(4, "", "k", "v")]))
+    lone.run(propose(lone.node, [ConfigRecord(4, "", "k", "v")]))
     lone.stop()
     assert list((tmp_path / "meta").glob("snapshot-*"))
     assert WriteAheadLog.open(str(tmp_path / "meta"), Disk({})).base_index > 2
@@ -118,16 +121,23 @@ def test_a_log_that_nobody_has_deleted_is_set_aside_and_named(lone_node, tmp_pat
     again.create("lost")  # another topic of that name leaves them alone
     again.stop()
     third = lone_node(**settings)
-    assert third.node.replica_manager.strays.paths == paths
-    third.run(third.node.propose([RemoveTopicRecord(third.node.image.topics["lost"].topic_id)]))
+    assert third.node.parts.replicas.strays.paths == paths
+    third.run(
+        propose(
+            third.node, [RemoveTopicRecord(third.node.parts.metadata.image.topics["lost"].topic_id)]
+        )
+    )
     known = [TopicRecord("lost", topic_id)]
     known += [PartitionRecord(topic_id, n, (0,), (0,), 0, 0, 0) for n in range(2)]
-    third.run(third.node.propose(known))  # as when another voter's log has them
-    assert third.node.partition(TopicPartition("lost", 0)).log.log_end_offset == 1
-    assert third.node.partition(TopicPartition("lost", 1)).log.log_end_offset == 0
-    assert third.node.replica_manager.strays.paths == []
+    third.run(propose(third.node, known))  # as when another voter's log has them
+    assert third.node.parts.table.partition(TopicPartition("lost", 0)).log.log_end_offset == 1
+    assert third.node.parts.table.partition(TopicPartition("lost", 1)).log.log_end_offset == 0
+    assert third.node.parts.replicas.strays.paths == []
     third.stop()
-    assert lone_node(**settings).node.partition(TopicPartition("lost", 0)).high_watermark == 1
+    assert (
+        lone_node(**settings).node.parts.table.partition(TopicPartition("lost", 0)).high_watermark
+        == 1
+    )
 
 
 def test_after_a_crash_too_no_log_goes_that_nobody_has_deleted(lone_node, tmp_path):
@@ -154,7 +164,7 @@ def test_a_replica_that_moved_away_is_deleted(lone_node, tmp_path):
     lone.run(lone.node.parts.replicas.changes.stop())
     state = lone.node.parts.metadata.image.partition("moved", 0)
     away = replace(state, replicas=(5,), isr=(5,), leader=5, leader_epoch=1, partition_epoch=1)
-    lone.run(lone.node.propose([away]))
+    lone.run(propose(lone.node, [away]))
     lone.stop()
     lone_node(**settings)
     assert list((tmp_path / "log").glob("moved-0.*-delete"))
@@ -261,7 +271,7 @@ def test_a_log_of_another_topic_makes_room_for_one_of_the_same_name(filled, monk
     if seen:
         removed = ReplicaHistory(0, removed={(topic_id, 0)})
         monkeypatch.setattr(metadata_files, "read_history", lambda *_: removed)
-    partition = start().node.partition(TopicPartition("t", 0))
+    partition = start().node.parts.table.partition(TopicPartition("t", 0))
     assert partition.offline is None
     assert partition.log.log_end_offset == 0
     (gone,) = path.parent.glob("t-0.*-delete" if seen else "t-0.*-stray")
@@ -295,7 +305,7 @@ def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_
     lone.stop()
     twice = TopicPartition("t", next(n for n in (0, 1) if os.path.exists(f"{second}/t-{n}")))
     shutil.copytree(f"{second}/t-{twice.partition}", f"{first}/t-{twice.partition}")
-    topic = lone_node(**settings).node.replica_manager.by_name[b"t"]
+    topic = lone_node(**settings).node.parts.table.by_name[b"t"]
     assert set(topic.partitions) == {1 - twice.partition}
     said = f"several times: {first}/t-{twice.partition}, {second}/t-{twice.partition}; move all but"
     assert said in topic.offline[twice.partition]

@@ -28,20 +28,20 @@ class Site:
         self.lone = lone_node(log_dirs=dirs, metadata_log_dir=self.meta)
         self.node = self.lone.node
         self.lone.create("t", partitions=2)
-        self.doomed = self.node.replica_manager.hosted[TopicPartition("t", 0)].directory
-        self.other = self.node.replica_manager.hosted[TopicPartition("t", 1)].directory
+        self.doomed = self.node.parts.table.hosted[TopicPartition("t", 0)].directory
+        self.other = self.node.parts.table.hosted[TopicPartition("t", 1)].directory
         assert self.doomed is not self.other
         for number in range(2):
             self.append(number)
 
     def append(self, number: int, topic: str = "t") -> None:
-        partition = self.node.partition(TopicPartition(topic, number))
+        partition = self.node.parts.table.partition(TopicPartition(topic, number))
         partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
         partition.write()
 
     def flush(self, number: int, topic: str = "t") -> None:
         """What an acknowledgement with ``flush.messages`` waits for."""
-        hosted = self.node.replica_manager.hosted[TopicPartition(topic, number)]
+        hosted = self.node.parts.table.hosted[TopicPartition(topic, number)]
 
         async def flushed() -> None:
             await hosted.flushed(hosted.partition.log_end_offset)
@@ -111,7 +111,7 @@ def test_a_log_or_its_active_segment_that_goes_fails_the_directory_once_written(
 
 
 def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
-    timers, dirty_logs = site.node._timers, site.node.replica_manager.dirty_logs
+    timers, dirty_logs = site.node.parts.maintenance, site.node.parts.replicas.dirty_logs
     timers.stop()
 
     def look() -> None:
@@ -130,7 +130,7 @@ def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
 @pytest.mark.parametrize("what", ["", "/t-0", "/t-0/00000000000000000000.log"])
 def test_nothing_is_said_to_be_durable_in_files_that_are_gone(site, what):
     """Without waiting for any clock: each fsync is followed by a look for the file's name."""
-    site.node._timers.stop()
+    site.node.parts.maintenance.stop()
     site.append(0)
     site.flush(0)
     site.append(0)
@@ -141,8 +141,8 @@ def test_nothing_is_said_to_be_durable_in_files_that_are_gone(site, what):
 
 
 def test_a_roll_of_a_file_that_is_gone_fails(site):
-    site.node._timers.stop()
-    partition = site.node.partition(TopicPartition("t", 0))
+    site.node.parts.maintenance.stop()
+    partition = site.node.parts.table.partition(TopicPartition("t", 0))
     os.unlink(f"{site.doomed.name}/t-0/00000000000000000000.log")
     with pytest.raises(KafkaStorageError, match="removed, moved"):
         partition.maybe_roll(1 << 60)
@@ -150,8 +150,8 @@ def test_a_roll_of_a_file_that_is_gone_fails(site):
 
 
 def test_a_closed_segment_that_is_gone_is_an_error_and_no_empty_file(site):
-    site.node._timers.stop()
-    partition = site.node.partition(TopicPartition("t", 0))
+    site.node.parts.maintenance.stop()
+    partition = site.node.parts.table.partition(TopicPartition("t", 0))
     partition.maybe_roll(1 << 60)
     partition.log.flush()
     partition.log.segments[0].close_file()
@@ -169,37 +169,37 @@ def test_what_a_node_does_to_its_own_files_is_no_failure(site):
     for turn in range(4):
         for number in range(4):
             site.append(number, "passing")
-            partition = site.node.partition(TopicPartition("passing", number))
+            partition = site.node.parts.table.partition(TopicPartition("passing", number))
             partition.maybe_roll(1 << 60)
             partition.delete_records(-1, 1000)
             partition.retention(1 << 60)
             site.append(number, "passing")
-            hosted = site.node.replica_manager.hosted[TopicPartition("passing", number)]
+            hosted = site.node.parts.table.hosted[TopicPartition("passing", number)]
             hosted.directory.pool.flush(hosted.partition.log)
             if turn % 2:
                 partition.maybe_roll(1 << 60)
                 partition.retention(1 << 60)
-        for _ in site.node._timers.look_for_files():
+        for _ in site.node.parts.maintenance.look_for_files():
             pass
     site.lone.ask(20, 6, topics=[{"name": "passing", "topic_id": None}], timeout=1000)
-    for _ in site.node._timers.look_for_files():
+    for _ in site.node.parts.maintenance.look_for_files():
         pass
-    site.wait(lambda: not site.node._timers._looking and site.doomed.pool.idle)
-    assert [one.offline for one in site.node.log_directories] == [None, None]
+    site.wait(lambda: not site.node.parts.maintenance._looking and site.doomed.pool.idle)
+    assert [one.offline for one in site.node.parts.table.directories] == [None, None]
 
 
 def test_the_metadata_directory_that_goes_ends_the_node(site):
     remove(site.meta)
-    site.wait(site.node.stopped.is_set)
-    assert "metadata log failed" in site.node.failure
+    site.wait(site.node.parts.shutdown.requested.is_set)
+    assert "metadata log failed" in site.node.parts.shutdown.failure
 
 
 def test_no_decision_is_acknowledged_in_a_metadata_log_that_is_gone(site):
-    site.node._timers.stop()
+    site.node.parts.maintenance.stop()
     move(site.meta)
     with pytest.raises(MachineError, match="removed, moved"):
         site.lone.create("late")
-    assert "removed, moved" in site.node.failure
+    assert "removed, moved" in site.node.parts.shutdown.failure
 
 
 def test_the_only_directory_that_goes_ends_the_node(lone_node, tmp_path):
@@ -208,7 +208,7 @@ def test_the_only_directory_that_goes_ends_the_node(lone_node, tmp_path):
 
     async def ended() -> None:
         async with asyncio.timeout(NOTICED_S):
-            await lone.node.stopped.wait()
+            await lone.node.parts.shutdown.requested.wait()
 
     lone.run(ended())
-    assert "no log directory is left" in lone.node.failure
+    assert "no log directory is left" in lone.node.parts.shutdown.failure

@@ -18,6 +18,7 @@ from kept.replication.events import CommitKnown
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import NotLeaderOrFollower
 from kept.storage.types import TopicPartition
+from tests.support.replicas import manifest_context
 
 OLDER: Final = ManifestRef((1, 5), 1, 100)
 NEWER: Final = ManifestRef((1, 6), 1, 120)
@@ -41,14 +42,8 @@ def replica() -> Telling:
         raise ManifestUnreadable("no manifest 1.5")
 
     tp = TopicPartition("orders", 0)
-    node: Any = SimpleNamespace(
-        node_id=1,
-        loop=SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=print)),
-        image=SimpleNamespace(partition=lambda *_: None),
-        cluster_link=None,
-    )
     hosted: Any = SimpleNamespace(partition=SimpleNamespace(topic_partition=tp))
-    found = Telling(node, hosted, ManifestStatus())
+    found = Telling(manifest_context([]), hosted, ManifestStatus())
     found.told = []
     found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
     return found
@@ -92,7 +87,7 @@ def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_ne
     replica._files = SimpleNamespace(made=made, computing=None, bodies={NEXT: came})
 
     async def go() -> None:
-        replica._node.loop = asyncio.get_running_loop()
+        replica._context.runtime.loop = asyncio.get_running_loop()
         doing = asyncio.ensure_future(replica.pass_made(None, 1, OLDER, 0))
         await asyncio.sleep(0)
         while not replica.told:

@@ -24,6 +24,7 @@ def behind(lone_node):
     """A node whose one log has been compacted in part; its high watermark lags."""
     lone = lone_node(log_cleaner_enable="false")
     hosted = filled(lone)
+    lone.node.parts.maintenance.stop()  # it would flush what rolls meanwhile
     hosted.partition.core.high_watermark = BEHIND
     checkpointed(lone, write=True)
     return lone, hosted

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +22,7 @@ WAIT_S = 60
 
 
 @pytest.fixture
-def damaged(lone_node):
+def damaged(lone_node, monkeypatch):
     """A log with a generation, whose manifest was torn while it was one of two replicas."""
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact")
@@ -36,17 +35,11 @@ def damaged(lone_node):
     core.held = core.applied = None
     core.lost = True
     resigned = []
-    alter_partition = SimpleNamespace(
-        resign=lambda tp, record: resigned.append(tp), ask=lambda partition: None
-    )
-    lone.node.parts.cluster_link = SimpleNamespace(
-        alter_partition=alter_partition,
-        news=SimpleNamespace(announce=lambda hosted: None),
-        fetchers=SimpleNamespace(stop_following=lambda tp: None),
-        broker_epoch=1,
-    )
-    yield lone, hosted, resigned
-    lone.node.parts.cluster_link = None
+    alter_partition = lone.node.parts.alter_partition
+    monkeypatch.setattr(alter_partition, "resign", lambda tp, _: resigned.append(tp))
+    monkeypatch.setattr(alter_partition, "submit", lambda _: None)
+    monkeypatch.setattr(lone.node.parts.notifier, "announce", lambda _: None)
+    return lone, hosted, resigned
 
 
 def elect(lone, hosted, **changes):
@@ -117,6 +110,8 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     """Else it would take itself for one that has nothing, and admit whoever has nothing."""
     lone, hosted, _ = damaged
 
+    place = install.place
+
     async def dies(*arguments):
         raise Withdrawn("the process ends here")
 
@@ -130,7 +125,7 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     until(lone, lambda: hosted.manifests.trouble.count)
     with pytest.raises(DamagedData):
         manifest_store.load(path, disk)
-    monkeypatch.undo()
+    monkeypatch.setattr(install, "place", place)
     lone.run(asyncio.sleep(0))
     assert hosted.manifests.retry()
     until(lone, lambda: core.settled)

@@ -28,6 +28,7 @@ from kept.storage.errors import (
     ResourceExhausted,
 )
 from kept.storage.types import TopicPartition
+from tests.support.replicas import manifest_context
 
 TP: Final = TopicPartition("orders", 0)
 OLDER: Final = ManifestRef((1, 5), 1, 100)
@@ -53,33 +54,14 @@ def calls() -> list[Any]:
 def replica(calls) -> Written:
     """A follower in epoch 3 that holds and applied OLDER, and whose log ends at 110."""
 
-    def note(name: str) -> Any:
-        return lambda *_: calls.append((name,))
-
-    def later(seconds: float, _: Any, *given: Any) -> None:
-        calls.append(("later", seconds, *given))
-
-    node: Any = SimpleNamespace(
-        node_id=1,
-        broker_epoch=9,
-        loop=SimpleNamespace(call_later=later),
-        image=SimpleNamespace(partition=lambda *_: SimpleNamespace(isr=(1, 2))),
-        cleaner=SimpleNamespace(renew=note("renew")),
-        replica_manager=SimpleNamespace(fail=note("fail")),
-        cluster_link=SimpleNamespace(
-            manifests=SimpleNamespace(ask=note("ask")),
-            news=SimpleNamespace(announce=note("announce")),
-            alter_partition=SimpleNamespace(resign=note("resign")),
-            fetchers=SimpleNamespace(nudge=note("nudge")),
-        ),
-    )
+    context = manifest_context(calls, record=SimpleNamespace(isr=(1, 2)))
     partition = SimpleNamespace(
         topic_partition=TP, log_end_offset=110, leader_id=2, offline=None, is_leader=False,
         core=SimpleNamespace(leading=True, isr=(1,), pending_isr=None, lacking=()), applied_end=100,
         cut_to_fetch_again=lambda offset: calls.append(("cut", offset)),
     )  # fmt: skip
     hosted: Any = SimpleNamespace(partition=partition, directory="directory", compaction="state")
-    found = Written(node, hosted, ManifestStatus())
+    found = Written(context, hosted, ManifestStatus())
     found.calls = calls
     found.core = SimpleNamespace(  # type: ignore[assignment]
         role=Role.FOLLOWER, leader_epoch=3, synced=True, held=OLDER, told=OLDER, applied=OLDER,
@@ -194,10 +176,6 @@ def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
     replica._closed = False
     replica._announce()
     assert calls == [("announce",)]
-    replica._node.cluster_link = None
-    replica.ask()
-    replica._announce()
-    assert calls == [("announce",)]
 
 
 # Cuts.
@@ -243,7 +221,8 @@ def test_a_log_is_cut_where_a_record_is_missing(replica, calls, *, error, then) 
     assert calls == []
     replica._closed = False
     replica._cut_log(7)
-    assert calls == then
+    timers = replica._context.runtime.loop.timers
+    assert calls + [("later", timer.seconds, *timer.given) for timer in timers] == then
 
 
 # Roles.
@@ -317,7 +296,7 @@ def test_a_manifest_that_cannot_be_read(replica, calls, *, core, isr, more, expe
     replica.renew = more.get("renew", False)
     replica._closed = more.get("closed", False)
     replica._partition.core.pending_isr = more.get("pending")
-    replica._node.image.partition = lambda *_: SimpleNamespace(isr=isr)
+    replica._context.metadata.image.record = SimpleNamespace(isr=isr)
     replica._unreadable(OLDER, ManifestUnreadable("torn"))
     assert calls == expected
     assert replica.renew is (("renew",) in calls)
@@ -499,7 +478,7 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
         return SimpleNamespace(identity=Identity(3, 1), end_offset=110)
 
     async def go() -> None:
-        replica._node.loop = asyncio.get_running_loop()
+        replica._context.runtime.loop = asyncio.get_running_loop()
         replica._files = SimpleNamespace(made=made, computing=computing, bodies={})
         segments = [SimpleNamespace(base_offset=offset) for offset in (7, 50)]
         replica._partition.log = SimpleNamespace(segments=segments)

@@ -20,6 +20,7 @@ from kept.node.replicas.manifests.status import (
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.types import TopicPartition
+from tests.support.replicas import ManualLoop, manifest_context
 
 REF = ManifestRef((3, 7), 3, 100)
 
@@ -28,28 +29,15 @@ class Clock:
     """A node at 5 s whose timers are run by hand."""
 
     def __init__(self) -> None:
-        self.timers: list[Any] = []
-        self.metrics = SimpleNamespace(checks_failed=0)
-        self.loop = SimpleNamespace(call_later=self.call_later)
+        self.context = manifest_context([])
+        runtime: Any = self.context.runtime
+        runtime.at_ms = 5_000
+        self.loop: ManualLoop = runtime.loop
         self.retries = 0
-        node: Any = self
-        self.trouble = RetrySchedule(node, TopicPartition("t", 0), self.retry)
-
-    def now_ms(self) -> int:
-        return 5_000
+        self.trouble = RetrySchedule(self.context, TopicPartition("t", 0), self.retry)
 
     def retry(self) -> None:
         self.retries += 1
-
-    def call_later(self, seconds: float, function: Any) -> Any:
-        timer = SimpleNamespace(seconds=seconds, function=function, cancelled=False)
-        timer.cancel = lambda: setattr(timer, "cancelled", True)
-        self.timers.append(timer)
-        return timer
-
-    @property
-    def waits(self) -> list[float]:
-        return [timer.seconds for timer in self.timers if not timer.cancelled]
 
 
 def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
@@ -57,26 +45,26 @@ def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
     waits = []
     for number in range(1, 31):
         clock.trouble.failed("x", "1.5", ValueError("why"))
-        (wait,) = clock.waits
+        (wait,) = clock.loop.waits
         waits.append(wait)
         assert clock.trouble.retry_at_ms == 5_000 + 1000 * wait
         assert (clock.trouble.count, clock.trouble.reason) == (number, "why")
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, *[300] * 21]
-    clock.timers[-1].function()
+    clock.loop.timers[-1].function()
     assert clock.retries == 1
     clock.trouble.over()
-    assert (clock.waits, clock.trouble.retry_at_ms) == ([], None)
+    assert (clock.loop.waits, clock.trouble.retry_at_ms) == ([], None)
     assert (clock.trouble.count, clock.trouble.reason) == (0, "")
     clock.trouble.failed("x", "1.5", ValueError())
-    assert clock.waits == [1] and clock.trouble.reason == "ValueError"
+    assert clock.loop.waits == [1] and clock.trouble.reason == "ValueError"
 
 
 def test_what_a_check_stopped_waits_for_somebody(monkeypatch) -> None:
     monkeypatch.setattr("kept.node.replicas.manifests.retry.check_stopped", lambda _: True)
     clock = Clock()
     clock.trouble.failed("x", "1.5", ValueError("wrong"))
-    assert (clock.waits, clock.trouble.retry_at_ms, clock.trouble.count) == ([], None, 1)
-    assert clock.metrics.checks_failed == 1 and clock.trouble.reason == "wrong"
+    assert (clock.loop.waits, clock.trouble.retry_at_ms, clock.trouble.count) == ([], None, 1)
+    assert clock.context.counters.checks_failed == 1 and clock.trouble.reason == "wrong"
 
 
 @pytest.mark.parametrize("adopted", [True, False])

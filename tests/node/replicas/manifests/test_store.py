@@ -24,6 +24,7 @@ from kept.storage.errors import (
     MachineError,
     NotLeaderOrFollower,
 )
+from tests.support.replicas import live_config, manifest_context
 
 REF: Final = ManifestRef((1, 5), 1, 100)
 OTHER: Final = ManifestRef((1, 6), 1, 120)
@@ -45,17 +46,14 @@ class Site:
         self.hosted: Any = SimpleNamespace(
             partition=self.partition, directory=self.directory, compaction=None
         )
-        config = SimpleNamespace(
-            compaction_check_keys=11, log_cleaner_threads=4,
-            log_cleaner_io_max_bytes_per_second=1000.0, compaction_history_bytes=77,
-        )  # fmt: skip
-        self.node: Any = SimpleNamespace(
-            disk="disk", config=config, now_ms=lambda: 7, in_pool=self.in_pool,
-            replica_manager=SimpleNamespace(appliers=asyncio.Semaphore(1)),
-            kernels=SimpleNamespace(worker_lacks=lambda names: self.calls.append(("lacks", names))),
-            cleaner=SimpleNamespace(limits=lambda hosted: "limits"),
-        )  # fmt: skip
-        self.files = Files(self.node, self.hosted)
+        self.context = manifest_context(
+            self.calls,
+            disk="disk",
+            kept_compaction_check_keys="11",
+            log_cleaner_threads="4",
+            log_cleaner_io_max_bytes_per_second="1000",
+        )
+        self.files = Files(self.context, self.hosted)
 
     async def in_pool(self, work: Any, *given: Any) -> Any:
         return work(*given)
@@ -280,7 +278,14 @@ def test_small_logs_are_built_from_in_a_thread(
 ) -> None:
     work = Work()
     work.uncompiled = ("kernel",)
-    site.node.config.log_cleaner_threads = threads
+    site.context.config.current = live_config(
+        kept_compaction_check_keys="11",
+        log_cleaner_threads=str(threads),
+        log_cleaner_io_max_bytes_per_second="1000",
+    ).current
+    monkeypatch.setattr(
+        site.context.kernels, "worker_lacks", lambda names: site.calls.append(("lacks", names))
+    )
 
     def ran(*given: Any) -> str:
         site.calls.append(given)
@@ -342,6 +347,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
         )
     monkeypatch.setattr(store, "base_job", lambda log, identity, **more: ("job", identity, more))
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)
+    monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
     monkeypatch.setattr(Work, "run", run)
     state = SimpleNamespace(applied="base")
     placing(site, monkeypatch, (state, 0))
@@ -372,6 +378,6 @@ def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
     here = SimpleNamespace(directory=site.directory, compaction=SimpleNamespace(clean_to=40))
     plain = SimpleNamespace(directory=site.directory, compaction=None)
     other = SimpleNamespace(directory=object(), compaction=SimpleNamespace(clean_to=50))
-    site.node.replica_manager.hosted = {"here": here, "plain": plain, "other": other}
+    site.context.table.hosted.update({"here": here, "plain": plain, "other": other})
     asyncio.run(site.files.checkpoint_cleaned())
     assert written == [(Checkpoint.CLEANER, {"here": 40}, 4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,9 @@ from pyroaring import BitMap
 from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
 from kept.node.internode import manifest_rpc as calls
+from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.manifests import notify, replicate
+from kept.node.replicas.replica_table import ReplicaTable
 from kept.replication import manifests_events as ev
 from kept.replication.events import (
     BrokersChanged,
@@ -27,6 +30,7 @@ from kept.replication.leader import LeaderCore
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
+from tests.support.replicas import InlineRuntime, RecordedPeers
 
 TOPIC_ID = UUID(int=7)
 TP = TopicPartition("t", 0)
@@ -104,27 +108,19 @@ class Pair:
 
     def __init__(self, leader: LeaderShell) -> None:
         topic = SimpleNamespace(name="t", partitions={0: hosted(leader, True)})
-        loop = asyncio.get_running_loop()
-        at_leader = SimpleNamespace(
-            loop=loop, replica_manager=SimpleNamespace(by_id={TOPIC_ID.bytes: topic})
-        )
-        self.answers = replicate.Answers(at_leader)
+        at_leader = ReplicaTable()
+        at_leader.by_id[TOPIC_ID.bytes] = topic
+        runtime: Any = InlineRuntime()
+        self.answers = replicate.PullAnswers(runtime, at_leader)
         self.calls: list[str] = []
         self.fails = 0
         self.damages = False
 
-        async def in_pool(function, *args):
-            return function(*args)
-
-        node = SimpleNamespace(
-            node_id=2,
-            broker_epoch=5,
-            loop=loop,
-            in_pool=in_pool,
-            peers=SimpleNamespace(call=self.call),
-        )
         self.follower = FollowerShell()
-        self.pulls = replicate.ManifestReplicator(node)
+        peers: Any = RecordedPeers(self.call)
+        self.pulls = replicate.ManifestReplicator(
+            runtime, NodeIdentity(2, "cluster", 5), ReplicaTable(), peers
+        )
 
     async def call(self, node_id, method, request, timeout_s):
         assert node_id == LEADER
@@ -278,13 +274,11 @@ class Told:
             topic_id=TOPIC_ID, topic_partition=TP, leader_epoch=3, core=self.core, replicated=True
         )
         self.hosted = type("Hosted", (), {"partition": partition})()
-        node = SimpleNamespace(
-            node_id=LEADER,
-            loop=asyncio.get_running_loop(),
-            peers=SimpleNamespace(call=self.call),
-            replica_manager=SimpleNamespace(hosted={TP: self.hosted}),
-        )
-        self.news = notify.ManifestNotifier(node)
+        runtime: Any = InlineRuntime()
+        peers: Any = RecordedPeers(self.call)
+        self.table = ReplicaTable()
+        self.table.hosted[TP] = self.hosted
+        self.news = notify.ManifestNotifier(runtime, NodeIdentity(LEADER), self.table, peers)
 
     async def call(self, broker, method, request, timeout_s) -> None:
         assert method == "ManifestNews" and len(request.news) == 1
@@ -352,7 +346,7 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         monkeypatch.setattr(notify, "BREATHE", 2)
         told = Told(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
-        hosted = told.news._node.replica_manager.hosted
+        hosted = told.table.hosted
         for number, one in enumerate([told.hosted, *others]):
             one.partition.core.step(Fetched(2, 10, 0, 5))
             one.partition.core.step(ManifestOffered((3, 1), 0))

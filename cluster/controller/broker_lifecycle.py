@@ -1,6 +1,6 @@
 """The broker's side of its membership: register, heartbeat, serve, stop in order. Pure.
 
-``step(event)`` returns effects, to be performed in their order::
+A state machine (:mod:`kept.state_machine`)::
 
     INITIAL --Start--> REGISTERING --Registered--> FENCED --image: unfenced--> RUNNING
                             ^                        ^----image: fenced----------'
@@ -8,16 +8,16 @@
     any --ShutDown--> SHUTTING_DOWN --may stop, or out of patience--> STOPPED
     any --a process elsewhere has the id, or the registration is refused--> STOPPED
 
-One heartbeat is outstanding at a time; it leaves at once when there is something to say (a new
+One heartbeat is outstanding at a time; it leaves at once when there is something to report (a new
 controller, the image caught up, a log to report), else every ``heartbeat_interval_ms``.
 
 ResumeServing is the first leave to serve (the image shows this very process registered) as well as
 the end of a suspension; nothing is served before it.
 
 **Stalls.** A process that was stopped (SIGSTOP, a paused machine) may have been fenced meanwhile,
-and must not act on what it led. ``valid_until_ms`` is renewed by each Tick; whoever is about to act
-on leadership compares it with the clock first, since the wake-up may run a request before the Tick.
-A Tick that comes later than that suspends serving until a heartbeat *sent after* it was answered
+and must not act on what it led. ``valid_until_ms`` is renewed by each tick; whoever is about to act
+on leadership compares it with the clock first, since the wake-up may run a request before the tick.
+A tick that comes later than that suspends serving until a heartbeat *sent after* it was answered
 and the image has come as far as the controller's. ``stall_ms`` + ``heartbeat_interval_ms`` is less
 than the session timeout, so a process that is fenced in its sleep always notices. (Silence of the
 controllers alone suspends nothing: a deposed leader that runs cannot acknowledge for its ISR.)
@@ -28,8 +28,8 @@ the other is dead, and this one registers again. A process that names others hol
 and lives, or this one's Register would have been refused: this one ends. (Of two that run on copies
 of one directory, the one that is heard stays, and the other's registration is refused.)
 
-After ``BrokerLifecycleManager``; ours: stalls, displacement by a dead process, and that every time
-is an argument. ``now_ms`` is a monotonic clock in all events.
+After ``BrokerLifecycleManager``; stalls and displacement by a dead process are ours. ``now_ms`` is
+of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -99,16 +99,7 @@ class LifecycleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin: the process is up and hears the metadata log."""
-
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passes; at least four times per ``stall_ms``."""
-
-    now_ms: int
+    """Begin: the process is up and follows the metadata log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +107,6 @@ class Registered:
     """The controller has registered this process."""
 
     broker_epoch: int
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +114,6 @@ class RegistrationFailed:
     """A Register came to nothing."""
 
     error: KeptError
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +122,6 @@ class HeartbeatAnswered:
 
     number: int
     answer: HeartbeatAnswer
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +130,6 @@ class HeartbeatFailed:
 
     number: int
     error: KeptError
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,41 +137,32 @@ class ImageApplied:
     """The metadata moved on."""
 
     image: Image
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerChanged:
     """Another controller leads, or the stream to it is new: it has heard nothing of us."""
 
-    now_ms: int
-
 
 @dataclass(frozen=True, slots=True)
 class LogsOpened:
     """The logs are open and recovered: this broker could lead."""
-
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
     """Stop in order (TERM)."""
 
-    now_ms: int
-
 
 @dataclass(frozen=True, slots=True)
 class NoController:
-    """Nobody leads, and nobody will: a broker that shuts down need not ask any longer."""
+    """No node leads, and none will: a broker that shuts down need not wait any longer."""
 
     reason: str
-    now_ms: int
 
 
 Event = (
     Start
-    | Tick
     | Registered
     | RegistrationFailed
     | HeartbeatAnswered
@@ -201,16 +179,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Ask the active controller to register this process; answer with Registered or
-    RegistrationFailed.
-    """
+    """Have the active controller register this process; report Registered or RegistrationFailed."""
 
     registration: Registration
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Tell the active controller; answer with HeartbeatAnswered or HeartbeatFailed.
+    """Send a heartbeat to the active controller; report HeartbeatAnswered or HeartbeatFailed.
 
     ``report`` names partitions whose logs' lengths go with it (:class:`ReplicaLog`, read when it is
     sent).
@@ -260,11 +236,12 @@ class BrokerLifecycle:
         self.image = Image()
         self._serving = False
         self._logs_open = False
-        self._running_until_ms = SUSPENDED  # the last Tick + stall_ms
+        self._running_until_ms = SUSPENDED  # the last tick + stall_ms
+        self._effects: list[Effect] = []  # of the step that is under way
         self._number = 0  # of the last heartbeat
         self._outstanding: tuple[int, int] | None = None  # (number, sent at)
         self._next_ms = 0  # when the next request is due
-        self._soon = False  # something new to say since the last one was sent
+        self._send_again = False  # there is news since the last one was sent
         self._give_up_ms: int | None = None  # of a refused registration, or of a shutdown
         self._resume_from: int | None = None  # the answer to this or a later number ends a stall
         self._resume_index: int | None = None  # it was answered: how far the image must come
@@ -280,47 +257,59 @@ class BrokerLifecycle:
         """Whether leadership may be acted on at this moment."""
         return now_ms < self.valid_until_ms
 
-    def step(self, event: Event) -> list[Effect]:
+    def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
         """Take an event; returns what to do, in order."""
-        effects: list[Effect] = []
+        return self._turn(event, now_ms)
+
+    def tick(self, now_ms: int) -> tuple[Effect, ...]:
+        """Time passes; at least four times per ``stall_ms``."""
+        return self._turn(None, now_ms)
+
+    def _turn(self, event: Event | None, now_ms: int) -> tuple[Effect, ...]:
         if self.state is State.STOPPED:
-            return effects
-        self._notice_stall(event.now_ms, effects)
+            return ()
+        self._notice_stall(now_ms)
+        if event is None:
+            self._tick(now_ms)
+        else:
+            self._handle(event, now_ms)
+        self._send_when_due(now_ms)
+        effects = tuple(self._effects)
+        self._effects.clear()
+        return effects
+
+    def _handle(self, event: Event, now_ms: int) -> None:
         match event:
-            case Tick():
-                self._tick(event.now_ms, effects)
             case HeartbeatAnswered():
-                self._answered(event, effects)
+                self._heartbeat_answered(event, now_ms)
             case HeartbeatFailed():
-                self._heartbeat_failed(event, effects)
+                self._heartbeat_failed(event, now_ms)
             case ImageApplied():
-                self._image_applied(event.image, event.now_ms, effects)
+                self._image_applied(event.image, now_ms)
             case Start():
-                self._start(event.now_ms)
+                self._start(now_ms)
             case Registered():
-                self._registered(event.broker_epoch, event.now_ms)
+                self._registered(event.broker_epoch, now_ms)
             case RegistrationFailed():
-                self._registration_failed(event, effects)
+                self._registration_failed(event, now_ms)
             case ControllerChanged():
                 self._outstanding = None
                 if self.state is State.REGISTERING:
                     self._give_up_ms = None  # it takes everybody for alive at first
                 self._reported.clear()
-                self._next_ms = event.now_ms
+                self._next_ms = now_ms
             case LogsOpened():
                 self._logs_open = True
-                self._hurry(event.now_ms)
+                self._send_soon(now_ms)
             case ShutDown():
-                self._shut_down(event.now_ms, effects)
+                self._shut_down(now_ms)
             case NoController():
                 if self.state is State.SHUTTING_DOWN:
-                    self._exit(event.reason, effects)
-        self._send_when_due(event.now_ms, effects)
-        return effects
+                    self._exit(event.reason)
 
     # Time.
 
-    def _notice_stall(self, now_ms: int, effects: list[Effect]) -> None:
+    def _notice_stall(self, now_ms: int) -> None:
         if self._running_until_ms == SUSPENDED or now_ms < self._running_until_ms:
             return
         slept = now_ms - self._running_until_ms + self.settings.stall_ms
@@ -330,9 +319,9 @@ class BrokerLifecycle:
         self._resume_from, self._resume_index = self._number + 1, None
         self._outstanding = None
         self._next_ms = now_ms
-        self._settle(f"this process stood still for {slept} ms", effects)
+        self._update_serving(f"this process stood still for {slept} ms")
 
-    def _tick(self, now_ms: int, effects: list[Effect]) -> None:
+    def _tick(self, now_ms: int) -> None:
         self._running_until_ms = now_ms + self.settings.stall_ms
         if self._serving:
             self.valid_until_ms = self._running_until_ms
@@ -342,16 +331,16 @@ class BrokerLifecycle:
             and now_ms >= self._give_up_ms
         ):
             waited = self.settings.shutdown_timeout_ms
-            self._exit(f"stopped without the controller's leave after {waited} ms", effects)
+            self._exit(f"stopped without the controller's leave after {waited} ms")
 
-    def _hurry(self, now_ms: int) -> None:
-        """There is something to say: now, or as soon as the outstanding request is answered."""
+    def _send_soon(self, now_ms: int) -> None:
+        """Send a heartbeat now, or as soon as the outstanding request is answered."""
         self._next_ms = min(self._next_ms, now_ms)
-        self._soon = True
+        self._send_again = True
 
     # Serving.
 
-    def _member(self) -> bool:
+    def _is_registered(self) -> bool:
         """The image shows this very process registered."""
         mine = self.image.brokers.get(self.registration.broker_id)
         return (
@@ -360,25 +349,25 @@ class BrokerLifecycle:
             and self.state not in (State.INITIAL, State.REGISTERING, State.STOPPED)
         )
 
-    def _settle(self, reason: str, effects: list[Effect]) -> None:
-        """Say so when what may be served has changed."""
-        may = self._member() and not self.suspended
+    def _update_serving(self, reason: str) -> None:
+        """Stop or resume serving when what may be served has changed."""
+        may = self._is_registered() and not self.suspended
         if may and not self._serving:
-            effects.append(ResumeServing())
+            self._effects.append(ResumeServing())
         elif self._serving and not may:
-            effects.append(StopServing(reason))
+            self._effects.append(StopServing(reason))
         self._serving = may
         self.valid_until_ms = self._running_until_ms if may else SUSPENDED
 
-    def _resume_when_current(self, effects: list[Effect]) -> None:
+    def _resume_when_current(self) -> None:
         if self._resume_index is not None and self.image.index >= self._resume_index:
             self._resume_from = self._resume_index = None
-            self._settle("", effects)
+            self._update_serving("")
 
-    def _exit(self, reason: str, effects: list[Effect], failed: bool = False) -> None:
+    def _exit(self, reason: str, failed: bool = False) -> None:
         self.state = State.STOPPED
-        self._settle(reason, effects)
-        effects.append(Exit(reason, failed))
+        self._update_serving(reason)
+        self._effects.append(Exit(reason, failed))
 
     # Registration.
 
@@ -397,30 +386,30 @@ class BrokerLifecycle:
         self._outstanding, self._give_up_ms = None, None
         self._next_ms = now_ms
 
-    def _registration_failed(self, event: RegistrationFailed, effects: list[Effect]) -> None:
+    def _registration_failed(self, event: RegistrationFailed, now_ms: int) -> None:
         if self.state is not State.REGISTERING:
             return
         self._outstanding = None
-        self._next_ms = event.now_ms + self.settings.retry_ms
+        self._next_ms = now_ms + self.settings.retry_ms
         if not isinstance(event.error, PeerError):
             return
         if isinstance(event.error, DuplicateBrokerRegistration):
             if self._give_up_ms is None:
-                self._give_up_ms = event.now_ms + 2 * self.settings.session_timeout_ms
-            if event.now_ms < self._give_up_ms:
+                self._give_up_ms = now_ms + 2 * self.settings.session_timeout_ms
+            if now_ms < self._give_up_ms:
                 return
-        self._exit(f"registration refused: {event.error}", effects, failed=True)
+        self._exit(f"registration refused: {event.error}", failed=True)
 
-    def _register_again(self, reason: str, now_ms: int, effects: list[Effect]) -> None:
+    def _register_again(self, reason: str, now_ms: int) -> None:
         self.state = State.REGISTERING
         self._outstanding, self._give_up_ms = None, None
         self._resume_from = self._resume_index = None
         self._next_ms = now_ms
-        self._settle(reason, effects)
+        self._update_serving(reason)
 
     # The image.
 
-    def _image_applied(self, image: Image, now_ms: int, effects: list[Effect]) -> None:
+    def _image_applied(self, image: Image, now_ms: int) -> None:
         before, self.image = self.image, image
         broker_id = self.registration.broker_id
         mine = image.brokers.get(broker_id)
@@ -428,42 +417,42 @@ class BrokerLifecycle:
             self._registered(mine.broker_epoch, now_ms)  # when its answer was lost
             if self.state is State.SHUTTING_DOWN:
                 if mine.fenced:
-                    self._exit("fenced: nothing is led any more", effects)
+                    self._exit("fenced: nothing is led any more")
             elif self.state in (State.FENCED, State.RUNNING):
                 self.state = State.FENCED if mine.fenced else State.RUNNING
-                if mine.fenced or self._unreported() or _somebody_leaves(before, image):
-                    self._hurry(now_ms)
+                if mine.fenced or self._unreported() or _any_shutting_down(before, image):
+                    self._send_soon(now_ms)
         elif image.index >= self.broker_epoch and self.state not in (
             State.INITIAL,
             State.REGISTERING,
         ):
-            self._displaced(mine, now_ms, effects)
-        self._settle("not registered", effects)
-        self._resume_when_current(effects)
+            self._displaced(mine, now_ms)
+        self._update_serving("not registered")
+        self._resume_when_current()
 
-    def _displaced(self, other: BrokerImage | None, now_ms: int, effects: list[Effect]) -> None:
+    def _displaced(self, other: BrokerImage | None, now_ms: int) -> None:
         """The cluster knows nothing of this process any more, or another one in its place."""
         reason = "unregistered"
         if other is not None:
             if not set(other.directories) & set(self.registration.directories):
                 where = address_of(other.endpoints)
                 why = f"another process, at {where}, has registered as broker {other.broker_id}"
-                self._exit(f"{why}: each needs its own node.id", effects, failed=True)
+                self._exit(f"{why}: each needs its own node.id", failed=True)
                 return
             reason = "the process before this one was registered late"
         if self.state is State.SHUTTING_DOWN:
-            self._exit(reason, effects)
+            self._exit(reason)
         else:
-            self._register_again(reason, now_ms, effects)
+            self._register_again(reason, now_ms)
 
-    def _doubt(self, now_ms: int, effects: list[Effect]) -> None:
+    def _suspend_until_known(self, now_ms: int) -> None:
         """The controller knows a later process of this id: the image will show which."""
         self._resume_from, self._resume_index = self._number + 1, None
-        self._settle("the controller knows another process with this id", effects)
+        self._update_serving("the controller knows another process with this id")
         self._next_ms = now_ms + self.settings.retry_ms
 
     def _unreported(self) -> dict[PartitionKey, int]:
-        """Partitions whose logs the controller asks for and was not told."""
+        """Partitions whose logs the controller asks for and did not get."""
         return {
             state.key: state.leader_epoch
             for state in awaiting(self.image, self.registration.broker_id)
@@ -472,7 +461,7 @@ class BrokerLifecycle:
 
     # Heartbeats.
 
-    def _send_when_due(self, now_ms: int, effects: list[Effect]) -> None:
+    def _send_when_due(self, now_ms: int) -> None:
         if self.state in (State.INITIAL, State.STOPPED):
             return
         if self._outstanding is not None:
@@ -482,16 +471,16 @@ class BrokerLifecycle:
             return
         if self.state is State.REGISTERING:
             self._outstanding = (0, now_ms)
-            effects.append(Register(self.registration))
+            self._effects.append(Register(self.registration))
             return
         self._number += 1
         self._outstanding = (self._number, now_ms)
-        self._soon = False
+        self._send_again = False
         report = self._unreported() if self._logs_open else {}
         if not report:
-            self._reported.clear()  # told again with the next one: the controller may be new
+            self._reported.clear()  # sent again with the next one: the controller may be new
         self._report = dict(list(report.items())[:MAX_LOGS_PER_HEARTBEAT])
-        effects.append(
+        self._effects.append(
             Heartbeat(
                 self._number,
                 self.registration.broker_id,
@@ -503,54 +492,54 @@ class BrokerLifecycle:
             )
         )
 
-    def _answered(self, event: HeartbeatAnswered, effects: list[Effect]) -> None:
+    def _heartbeat_answered(self, event: HeartbeatAnswered, now_ms: int) -> None:
         if self._outstanding is None or self._outstanding[0] != event.number:
             return
         self._outstanding = None
         self._reported.update(self._report)
         if self.state is State.SHUTTING_DOWN and event.answer.should_shut_down:
-            self._exit("stopped in order", effects)
+            self._exit("stopped in order")
             return
         pause = self.settings.heartbeat_interval_ms
         if self.state is not State.RUNNING:
             pause = min(pause, self.settings.retry_ms)
-        self._next_ms = event.now_ms + (0 if self._soon else pause)
+        self._next_ms = now_ms + (0 if self._send_again else pause)
         if self._resume_from is not None and event.number >= self._resume_from:
             self._resume_index = event.answer.index
-            self._resume_when_current(effects)
+            self._resume_when_current()
         if len(self._report) == MAX_LOGS_PER_HEARTBEAT:
-            self._next_ms = event.now_ms
+            self._next_ms = now_ms
 
-    def _heartbeat_failed(self, event: HeartbeatFailed, effects: list[Effect]) -> None:
+    def _heartbeat_failed(self, event: HeartbeatFailed, now_ms: int) -> None:
         if self._outstanding is None or self._outstanding[0] != event.number:
             return
         self._outstanding = None
-        self._next_ms = event.now_ms + self.settings.retry_ms
+        self._next_ms = now_ms + self.settings.retry_ms
         if isinstance(event.error, StaleBrokerEpoch):
-            self._doubt(event.now_ms, effects)
+            self._suspend_until_known(now_ms)
         elif isinstance(event.error, BrokerIdNotRegistered):
-            self._displaced(None, event.now_ms, effects)
+            self._displaced(None, now_ms)
 
-    def _shut_down(self, now_ms: int, effects: list[Effect]) -> None:
+    def _shut_down(self, now_ms: int) -> None:
         if self.state is State.RUNNING:
             self.state = State.SHUTTING_DOWN
             self._give_up_ms = now_ms + self.settings.shutdown_timeout_ms
-            self._hurry(now_ms)
+            self._send_soon(now_ms)
         elif self.state is not State.SHUTTING_DOWN:
-            self._exit("nothing was led", effects)
+            self._exit("nothing was led")
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation when the state contradicts itself."""
         if self._serving != (self.valid_until_ms != SUSPENDED):
             raise InvariantViolation(f"serving {self._serving}, valid to {self.valid_until_ms}")
-        if self._serving and (self.suspended or not self._member()):
+        if self._serving and (self.suspended or not self._is_registered()):
             raise InvariantViolation(f"serving while {self.state.value}, suspended or no member")
         if self._resume_index is not None and self._resume_from is None:
             raise InvariantViolation("an answer is awaited that ends no stall")
 
 
-def _somebody_leaves(before: Image, after: Image) -> bool:
-    """A broker shuts down: it waits until all others have heard who leads in its place."""
+def _any_shutting_down(before: Image, after: Image) -> bool:
+    """A broker shuts down: it waits until all others know who leads in its place."""
     return before.brokers is not after.brokers and any(
         broker.in_controlled_shutdown for broker in after.brokers.values()
     )

@@ -1,9 +1,12 @@
 """Which brokers live, as the active controller sees it, and what it decides because of that. Pure.
 
-A controller that has become ready calls :meth:`BrokerSessions.start`, from then on every event, and
-:meth:`BrokerSessions.stop` when it leads no more. Every event returns effects: :class:`Probe`
-(connect to the broker's node listener and ask who is there) and :class:`Decide` (queue a decision:
-run it on the newest image, propose what it returns, then call :meth:`BrokerSessions.decided`).
+A state machine (:mod:`kept.state_machine`). A controller that has become ready gives it
+:class:`Elected`, from then on every event, and :class:`Resigned` when it leads no more. Effects are
+:class:`Probe` (connect to the broker's node listener and find out which process is there),
+:class:`Decide` (queue a decision) and :class:`~.heartbeats.HeartbeatAnswer` (the reply to a
+heartbeat). When the turn of a decision has come, the shell gives it to :meth:`BrokerSessions.due`,
+proposes what :func:`~.broker_decisions.decide` makes of that on the newest image, and reports
+:class:`Decided`.
 
 **Evidence before silence.** A process that dies closes its connections. So a lost connection is
 followed by a probe at once: *refused* means nobody listens, and *another incarnation* answers that
@@ -23,7 +26,7 @@ own events longer than ``stall_ms`` every session starts afresh. A decision to f
 when its turn comes, and does nothing if the broker was heard of meanwhile.
 
 Also decided here, because it depends on who lives: unfencing, controlled shutdown, settling of
-suspects and election by length (``kept.cluster.controller.unclean_recovery``), unclean election
+ELRs and election by length (``kept.cluster.controller.unclean_recovery``), unclean election
 where configured, completion of reassignments, preferred leaders. ``now_ms`` is a monotonic clock.
 After ``BrokerHeartbeatManager``; evidence, recovery and the fresh start are ours.
 
@@ -32,22 +35,34 @@ Long because every event of a broker's life touches the same sessions and pendin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
 from kept.cluster.controller import brokers, partition_election, reassignment, unclean_recovery
+from kept.cluster.controller.broker_decisions import (
+    MAX_PARTITIONS_PER_DECISION,
+    BalanceLeaders,
+    Decision,
+    ElectUnclean,
+    Fence,
+    FinishReassignments,
+    Recover,
+    Settle,
+    ShutDown,
+    Unfence,
+    decide,
+)
 from kept.cluster.controller.heartbeats import (
     FORESTALLED_INTERVALS,
     HeartbeatAnswer,
     PartitionKey,
     ReplicaLog,
 )
-from kept.cluster.controller.partition_election import UncleanAllowed, never_unclean
+from kept.cluster.controller.partition_election import unclean_allowed_by
 from kept.cluster.metadata.image import BrokerImage, Image
-from kept.cluster.metadata.records import NO_LEADER, MetadataRecord
+from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import (
     BrokerIdNotRegistered,
     InvariantViolation,
@@ -62,23 +77,21 @@ TIMEOUT: Final = "timeout"
 ProbeResult = UUID | str | None
 """The incarnation that answered; :data:`TIMEOUT`; None: the connection was refused."""
 
-MAX_PARTITIONS_PER_DECISION: Final = 1000
-"""Of decisions that can wait (settling, balance): bounds one entry of the log to some 100 KB."""
-
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Times in ms, and what may be decided unasked.
+    """Times in ms, and what may be decided without a request.
 
     ``session_timeout_ms``: ``broker.session.timeout.ms``. ``heartbeat_interval_ms``: how old the
     last word of a broker that lives may be. ``stall_ms``: a gap in this controller's own events
-    that is taken for its own stall. ``probe_again_ms``: how often a broker without
-    connection is probed. ``examine_ms``: how long a new controller waits, at most, for the probes
-    that it began with. ``scan_ms``: how often unsettled partitions are looked at.
-    ``settle_after_ms``: suspects that their leader is about to take back cost no record of their
-    own. ``recovery_wait_ms``: ``kept.unclean.recovery.wait.ms``. ``decision_timeout_ms``: a
-    decision of which nothing was heard is asked for again. The rest are Kafka's
-    ``auto.leader.rebalance.enable`` and ``leader.imbalance.*``.
+    that is taken for its own stall. ``probe_again_ms``: how often a broker without connection is
+    probed. ``examine_ms``: how long a new controller waits, at most, for the probes that it began
+    with. ``scan_ms``: how often unsettled partitions are examined. ``settle_after_ms``: ELRs that
+    their leader is about to take back cost no record of their own. ``recovery_wait_ms``:
+    ``kept.unclean.recovery.wait.ms``. ``decision_timeout_ms``: a decision of which nothing was
+    reported is due again. ``unclean_default``: whether topics that do not say may elect a leader
+    outside of the ISR. The rest are Kafka's ``auto.leader.rebalance.enable`` and
+    ``leader.imbalance.*``.
     """
 
     session_timeout_ms: int = 9000
@@ -93,11 +106,100 @@ class SessionSettings:
     auto_leader_rebalance: bool = True
     imbalance_check_ms: int = 300_000
     imbalance_percentage: int = 10
+    unclean_default: bool = False
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This node leads and has applied an entry of its own term.
+
+    ``unheard_ms``: for how long the controller before this one was not heard, by its id.
+    """
+
+    image: Image
+    unheard_ms: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """This node leads no more: everything it knew of lives is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """Settings were changed while the node runs."""
+
+    settings: SessionSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ImageApplied:
+    """The image moved on."""
+
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    """A broker is alive, and has applied the metadata up to ``applied_index``.
+
+    ``wants_fence``: its logs are not open yet. ``logs``: those that it was to report.
+    """
+
+    broker_id: int
+    broker_epoch: int
+    applied_index: int
+    wants_shutdown: bool = False
+    wants_fence: bool = False
+    logs: tuple[ReplicaLog, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The broker's control stream broke, or there is other evidence that its process died."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe found. ``broker_epoch`` is that of the :class:`Probe`, so that one that was sent
+    before the broker registered anew proves nothing of the new process; None: of the present one.
+    """
+
+    broker_id: int
+    result: ProbeResult
+    broker_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision was made and its records, if any, are applied; or it failed with ``error``."""
+
+    decision: Decision
+    error: KeptError | None = None
+
+
+Event = (
+    Elected
+    | Resigned
+    | SettingsChanged
+    | ImageApplied
+    | HeartbeatReceived
+    | ConnectionLost
+    | Probed
+    | Decided
+)
+
+# Effects.
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask the broker's node listener which incarnation is there; answer with ``probed``."""
+    """Find out which incarnation is at the broker's node listener; report :class:`Probed`."""
 
     broker_id: int
     broker_epoch: int
@@ -105,20 +207,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Run ``decide`` on the newest image in its turn and propose the records it returns.
+    """Make a decision in its turn; report :class:`Decided`, also when it failed or changed nothing.
 
-    Answer with ``decided``, also when it raised or returned nothing. ``name`` is one of fence,
-    unfence, shut-down, settle, recover, elect-unclean, reassign, balance; ``broker_id`` -1 where no
-    broker is meant; ``reason`` is for the log.
+    ``reason`` is for the log.
     """
 
-    name: str
-    broker_id: int
+    decision: Decision
     reason: str
-    decide: Callable[[Image], list[MetadataRecord]] = field(compare=False)
 
 
-Effect = Probe | Decide
+Effect = Probe | Decide | HeartbeatAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,19 +267,15 @@ class _Session:
 class BrokerSessions:
     """The active controller's view of the brokers' lives. See the module's description."""
 
-    def __init__(
-        self,
-        settings: SessionSettings,
-        unclean_allowed: Callable[[Image], UncleanAllowed] = lambda _: never_unclean,
-    ) -> None:
+    def __init__(self, settings: SessionSettings) -> None:
         self.settings = settings
         self.image = Image()
         self.active = False
         self.reports: dict[PartitionKey, dict[int, tuple[int, ReplicaLog]]] = {}
-        self._unclean_allowed = unclean_allowed
+        self._effects: list[Effect] = []  # of the step that is under way
         self._sessions: dict[int, _Session] = {}
-        self._pending: dict[tuple[str, int], int] = {}  # decisions asked for -> since
-        self._examined: set[int] = set()  # brokers of whom the first probe is to tell
+        self._pending: dict[tuple[str, int], int] = {}  # decisions that are due -> since
+        self._examined: set[int] = set()  # brokers whose first probe is under way
         self._examine_until_ms = 0
         self._now_ms = 0
         self._scan_at_ms = 0
@@ -190,52 +284,79 @@ class BrokerSessions:
         """Unsettled partition -> (partition epoch, image index, time) when it was seen first."""
         self._leaderless_since: dict[PartitionKey, int] = {}
 
+    def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
+        """Take an event. While this node does not lead, only Elected and SettingsChanged do
+        anything.
+
+        A heartbeat raises NotController (also when the broker is ahead: its image may show a
+        registration that is committed and not applied here yet), BrokerIdNotRegistered,
+        StaleBrokerEpoch; else the last effect is its answer.
+        """
+        match event:
+            case Elected():
+                self._start(event, now_ms)
+            case Resigned():
+                self._stop()
+            case SettingsChanged():
+                self.settings = event.settings
+            case HeartbeatReceived() if not self.active:
+                raise NotController("this node does not lead the controllers")
+            case Decided():
+                self._decided(event, now_ms)
+            case _ if self.active:
+                self._awake(now_ms)
+                self._step(event)
+        return self._drain_effects()
+
+    def _step(self, event: Event) -> None:
+        match event:
+            case ImageApplied(image):
+                before = self.image
+                self._follow(image)
+                if image.recovering and before.brokers is not image.brokers:
+                    self._recover()
+            case HeartbeatReceived():
+                self._heartbeat(event, self._session_of(event))
+            case ConnectionLost(broker_id):
+                session = self._sessions.get(broker_id)
+                if session is not None:
+                    session.connected = False
+                    self._probe(broker_id, session)
+            case Probed():
+                self._probed(event)
+
+    def _drain_effects(self) -> tuple[Effect, ...]:
+        effects = tuple(self._effects)
+        self._effects.clear()
+        return effects
+
     # Life of the controller.
 
-    def start(
-        self, image: Image, now_ms: int, unheard_ms: Mapping[int, int] | None = None
-    ) -> list[Effect]:
-        """This node leads and has applied an entry of its own term: probe whoever takes part.
-
-        ``unheard_ms``: for how long the controller before this one was not heard, by its id.
-        """
-        self.stop()
+    def _start(self, event: Elected, now_ms: int) -> None:
+        """Probe every broker that takes part."""
+        self._stop()
         self.active = True
         self._now_ms = now_ms
         self._scan_at_ms = now_ms
         self._balance_at_ms = now_ms + self.settings.imbalance_check_ms
-        effects: list[Effect] = []
-        self._follow(image)
+        self._follow(event.image)
         interval_ms = self.settings.heartbeat_interval_ms
         for broker_id, session in self._sessions.items():
-            known_ms = (unheard_ms or {}).get(broker_id, 0)
+            known_ms = event.unheard_ms.get(broker_id, 0)
             most_ms = FORESTALLED_INTERVALS * interval_ms
             session.last_contact_ms -= min(max(known_ms, interval_ms), most_ms)
-            if not image.brokers[broker_id].fenced:
-                self._probe(broker_id, session, effects)
+            if not event.image.brokers[broker_id].fenced:
+                self._probe(broker_id, session)
                 self._examined.add(broker_id)
         self._examine_until_ms = now_ms + self.settings.examine_ms
-        return effects
 
-    def stop(self) -> None:
-        """This node leads no more: everything it knew of lives is void."""
+    def _stop(self) -> None:
         self.active = False
         self.image = Image()
         for known in (self._sessions, self._pending, self._seen, self._leaderless_since):
             known.clear()
         self.reports.clear()
         self._examined.clear()
-
-    def image_changed(self, image: Image, now_ms: int) -> list[Effect]:
-        """The image moved on."""
-        effects: list[Effect] = []
-        if self.active:
-            self._awake(now_ms)
-            before = self.image
-            self._follow(image)
-            if image.recovering and before.brokers is not image.brokers:
-                self._recover(effects)
-        return effects
 
     def _follow(self, image: Image) -> None:
         before, self.image = self.image, image
@@ -263,107 +384,74 @@ class BrokerSessions:
 
     # What is heard of brokers.
 
-    def heartbeat(
-        self,
-        broker_id: int,
-        broker_epoch: int,
-        applied_index: int,
-        wants_shutdown: bool,
-        now_ms: int,
-        *,
-        wants_fence: bool = False,
-        logs: Sequence[ReplicaLog] = (),
-    ) -> tuple[HeartbeatAnswer, list[Effect]]:
-        """A broker is alive. ``wants_fence``: its logs are not open yet.
-
-        Raises NotController (also when the broker is ahead: its image may show a registration that
-        is committed and not applied here yet), BrokerIdNotRegistered, StaleBrokerEpoch.
-        """
-        if not self.active:
-            raise NotController("this node does not lead the controllers")
-        self._awake(now_ms)
-        if broker_epoch > self.image.index:
+    def _session_of(self, beat: HeartbeatReceived) -> _Session:
+        if beat.broker_epoch > self.image.index:
             raise NotController(
-                f"broker {broker_id} was registered by entry {broker_epoch}, this node is at "
-                f"{self.image.index}"
+                f"broker {beat.broker_id} was registered by entry {beat.broker_epoch}, this node "
+                f"is at {self.image.index}"
             )
-        session = self._sessions.get(broker_id)
+        session = self._sessions.get(beat.broker_id)
         if session is None:
-            raise BrokerIdNotRegistered(f"Broker ID {broker_id} is not currently registered")
-        if session.broker_epoch != broker_epoch:
+            raise BrokerIdNotRegistered(f"Broker ID {beat.broker_id} is not currently registered")
+        if session.broker_epoch != beat.broker_epoch:
             raise StaleBrokerEpoch(
-                f"broker {broker_id} has epoch {session.broker_epoch}, not {broker_epoch}"
+                f"broker {beat.broker_id} has epoch {session.broker_epoch}, not {beat.broker_epoch}"
             )
-        session.last_contact_ms = now_ms
+        return session
+
+    def _heartbeat(self, beat: HeartbeatReceived, session: _Session) -> None:
+        session.last_contact_ms = self._now_ms
         session.connected = session.heard = True
         session.dead, session.probe_at_ms = "", None
-        session.applied_index = max(session.applied_index, applied_index)
-        session.wants_shutdown = wants_shutdown
-        effects: list[Effect] = []
-        self._known(broker_id, effects)
-        self._take_reports(broker_id, broker_epoch, logs, effects)
-        broker = self.image.brokers[broker_id]
+        session.applied_index = max(session.applied_index, beat.applied_index)
+        session.wants_shutdown = beat.wants_shutdown
+        self._examined_one(beat.broker_id)
+        self._note_reports(beat)
+        broker = self.image.brokers[beat.broker_id]
         may_stop = False
         if broker.fenced:
-            may_stop = wants_shutdown
-            if not wants_shutdown and not wants_fence and applied_index >= session.unfence_at:
-                self._unfence(broker, effects)
-        elif wants_shutdown:
-            may_stop = self._shut_down(broker, session, effects)
-        return HeartbeatAnswer(broker.fenced, may_stop, self.image.index), effects
+            may_stop = beat.wants_shutdown
+            ready = beat.applied_index >= session.unfence_at and not beat.wants_fence
+            if ready and not beat.wants_shutdown:
+                default = self.settings.unclean_default
+                unfence = Unfence(beat.broker_id, broker.broker_epoch, default)
+                self._decide(unfence, "caught up")
+        elif beat.wants_shutdown:
+            may_stop = self._shut_down(broker, session)
+        self._effects.append(HeartbeatAnswer(broker.fenced, may_stop, self.image.index))
 
-    def connection_lost(self, broker_id: int, now_ms: int) -> list[Effect]:
-        """The broker's control stream broke: look who is there."""
-        effects: list[Effect] = []
-        if self.active:
-            self._awake(now_ms)
-            session = self._sessions.get(broker_id)
-            if session is not None:
-                session.connected = False
-                self._probe(broker_id, session, effects)
-        return effects
-
-    def probed(
-        self, broker_id: int, result: ProbeResult, now_ms: int, broker_epoch: int | None = None
-    ) -> list[Effect]:
-        """What a probe found. ``broker_epoch`` is that of the :class:`Probe`, so that one that
-        was sent before the broker registered anew says nothing of the new process.
-        """
-        effects: list[Effect] = []
-        if not self.active:
-            return effects
-        self._awake(now_ms)
+    def _probed(self, event: Probed) -> None:
+        broker_id, result = event.broker_id, event.result
         session = self._sessions.get(broker_id)
         if session is None or not session.probing:
-            return effects
-        if broker_epoch not in (None, session.broker_epoch):
-            return effects
+            return
+        if event.broker_epoch not in (None, session.broker_epoch):
+            return
         session.probing = False
         if session.connected:
-            return effects
+            return
         if result is None:
             session.dead = "its connection broke and nobody listens on its node port"
         elif isinstance(result, UUID) and result != session.incarnation:
             session.dead = "another process answers in its place"
         else:
-            session.probe_at_ms = now_ms + self.settings.probe_again_ms
-        self._fence_if_gone(broker_id, session, effects)
-        self._known(broker_id, effects)
-        return effects
+            session.probe_at_ms = self._now_ms + self.settings.probe_again_ms
+        self._fence_if_gone(broker_id, session)
+        self._examined_one(broker_id)
 
-    def _known(self, broker_id: int, effects: list[Effect]) -> None:
+    def _examined_one(self, broker_id: int) -> None:
         """This controller has heard of a broker that it began with."""
         if broker_id in self._examined:
             self._examined.discard(broker_id)
             if not self._examined:
-                self._fence_gone(effects)
+                self._fence_gone()
 
     @property
     def _examining(self) -> bool:
         """Whether the probes that this controller began with are under way."""
         return bool(self._examined) and self._now_ms < self._examine_until_ms
 
-    def live(self, broker_id: int, now_ms: int) -> bool:
+    def is_live(self, broker_id: int, now_ms: int) -> bool:
         """Whether the process registered with that id is taken to be alive (``session_live`` of
         :func:`kept.cluster.controller.brokers.register_broker`). Raises NotController while it is
         not known who lives, or who is dead is still to be fenced.
@@ -377,36 +465,31 @@ class BrokerSessions:
         self._awake(now_ms)
         return (session.heard or not broker.fenced) and not self._gone(session)
 
-    def decided(self, effect: Decide, now_ms: int, error: KeptError | None = None) -> list[Effect]:
-        """A decision was made and its records, if any, are applied; or it failed.
-
-        One that failed is asked for again after ``probe_again_ms``, if it is still due.
-        """
-        key = (effect.name, effect.broker_id)
-        if self._pending.pop(key, None) is not None and error is not None:
+    def _decided(self, event: Decided, now_ms: int) -> None:
+        """One that failed is due again after ``probe_again_ms``, if its reason holds."""
+        key = (event.decision.name, event.decision.broker_id)
+        if self._pending.pop(key, None) is not None and event.error is not None:
             pause_ms = self.settings.decision_timeout_ms - self.settings.probe_again_ms
             self._pending[key] = now_ms - pause_ms
-        return []
 
     # Time.
 
-    def tick(self, now_ms: int) -> list[Effect]:
+    def tick(self, now_ms: int) -> tuple[Effect, ...]:
         """Time passes; some ten times per second."""
-        effects: list[Effect] = []
         if not self.active:
-            return effects
+            return ()
         self._awake(now_ms)
-        self._fence_gone(effects)
+        self._fence_gone()
         for broker_id, session in self._sessions.items():
             if session.probe_at_ms is not None and now_ms >= session.probe_at_ms:
-                self._probe(broker_id, session, effects)
+                self._probe(broker_id, session)
         if now_ms >= self._scan_at_ms:
             self._scan_at_ms = now_ms + self.settings.scan_ms
-            self._scan(effects)
+            self._scan()
         if now_ms >= self._balance_at_ms:
             self._balance_at_ms = now_ms + self.settings.imbalance_check_ms
-            self._balance(effects)
-        return effects
+            self._balance()
+        return self._drain_effects()
 
     def waiting(self) -> tuple[Waiting, ...]:
         """The partitions without a leader, and for whom they wait."""
@@ -434,57 +517,44 @@ class BrokerSessions:
 
     # Life and death.
 
-    def _probe(self, broker_id: int, session: _Session, effects: list[Effect]) -> None:
+    def _probe(self, broker_id: int, session: _Session) -> None:
         session.probe_at_ms = None
         if not session.probing:
             session.probing = True
-            effects.append(Probe(broker_id, session.broker_epoch))
+            self._effects.append(Probe(broker_id, session.broker_epoch))
 
     def _gone(self, session: _Session) -> bool:
         silent_ms = self._now_ms - session.last_contact_ms
         return bool(session.dead) or silent_ms > self.settings.session_timeout_ms
 
-    def _fence_gone(self, effects: list[Effect]) -> None:
+    def _fence_gone(self) -> None:
         for broker_id, session in self._sessions.items():
-            self._fence_if_gone(broker_id, session, effects)
+            self._fence_if_gone(broker_id, session)
 
-    def _fence_if_gone(self, broker_id: int, session: _Session, effects: list[Effect]) -> None:
+    def _fence_if_gone(self, broker_id: int, session: _Session) -> None:
         if self._examining or self.image.brokers[broker_id].fenced or not self._gone(session):
             return
         reason = session.dead or f"silent for {self._now_ms - session.last_contact_ms} ms"
-        decide = partial(self._fence, broker_id, session.broker_epoch)
-        self._decide("fence", broker_id, reason, decide, effects)
+        fence = Fence(broker_id, session.broker_epoch, self.settings.unclean_default)
+        self._decide(fence, reason)
 
-    def _fence(self, broker_id: int, broker_epoch: int, image: Image) -> list[MetadataRecord]:
-        session = self._sessions.get(broker_id)
-        if session is None or session.broker_epoch != broker_epoch or not self._gone(session):
-            return []  # it was heard of while the decision waited for its turn
-        gone = {
-            other_id: other.broker_epoch
-            for other_id, other in self._sessions.items()
-            if self._gone(other) and image.brokers[other_id].broker_epoch == other.broker_epoch
-        }
-        return brokers.fence_brokers(image, gone, self._unclean_allowed(image))
+    def due(self, decision: Decision) -> Decision:
+        """A decision whose turn has come, with what is known by now: who is gone (none, where the
+        broker was heard of meanwhile), and what was reported of logs.
+        """
+        if isinstance(decision, Recover):
+            return replace(decision, reports=self.reports)
+        if not isinstance(decision, Fence):
+            return decision
+        gone = {b: s.broker_epoch for b, s in self._sessions.items() if self._gone(s)}
+        named = gone.get(decision.broker_id) == decision.broker_epoch
+        return replace(decision, gone=gone if named else {})
 
-    def _unfence(self, broker: BrokerImage, effects: list[Effect]) -> None:
-        broker_id, broker_epoch = broker.broker_id, broker.broker_epoch
-
-        def unfence(image: Image) -> list[MetadataRecord]:
-            allowed = self._unclean_allowed(image)
-            return brokers.unfence_broker(image, broker_id, broker_epoch, allowed)
-
-        self._decide("unfence", broker_id, "caught up", unfence, effects)
-
-    def _shut_down(self, broker: BrokerImage, session: _Session, effects: list[Effect]) -> bool:
+    def _shut_down(self, broker: BrokerImage, session: _Session) -> bool:
         """Move what it leads; True when it may stop, and all others know who leads."""
-        broker_id, broker_epoch = broker.broker_id, broker.broker_epoch
-        if not broker.in_controlled_shutdown or brokers.leads(self.image, broker_id):
+        if not broker.in_controlled_shutdown or brokers.leads(self.image, broker.broker_id):
             session.shutdown_index = -1
-
-            def shut_down(image: Image) -> list[MetadataRecord]:
-                return brokers.shut_down_broker(image, broker_id, broker_epoch)
-
-            self._decide("shut-down", broker_id, "it asked for it", shut_down, effects)
+            self._decide(ShutDown(broker.broker_id, broker.broker_epoch), "it asked for it")
             return False
         if session.shutdown_index < 0:
             session.shutdown_index = self.image.index
@@ -494,40 +564,28 @@ class BrokerSessions:
             if self.image.brokers[other_id].active
         )
 
-    def _decide(
-        self,
-        name: str,
-        broker_id: int,
-        reason: str,
-        decide: Callable[[Image], list[MetadataRecord]],
-        effects: list[Effect],
-    ) -> None:
-        """Ask for a decision, unless the same one is waiting for its turn."""
-        since_ms = self._pending.get((name, broker_id))
+    def _decide(self, decision: Decision, reason: str) -> None:
+        """A decision is due, unless the same one is waiting for its turn."""
+        key = (decision.name, decision.broker_id)
+        since_ms = self._pending.get(key)
         if since_ms is None or self._now_ms - since_ms > self.settings.decision_timeout_ms:
-            self._pending[name, broker_id] = self._now_ms
-            effects.append(Decide(name, broker_id, reason, decide))
+            self._pending[key] = self._now_ms
+            self._effects.append(Decide(decision, reason))
 
     # Partitions that await a decision.
 
-    def _take_reports(
-        self,
-        broker_id: int,
-        broker_epoch: int,
-        logs: Sequence[ReplicaLog],
-        effects: list[Effect],
-    ) -> None:
-        for log in logs:
+    def _note_reports(self, beat: HeartbeatReceived) -> None:
+        for log in beat.logs:
             if log.key in self.image.recovering:
-                self.reports.setdefault(log.key, {})[broker_id] = (broker_epoch, log)
-        if logs:
-            self._recover(effects)
+                self.reports.setdefault(log.key, {})[beat.broker_id] = (beat.broker_epoch, log)
+        if beat.logs:
+            self._recover()
 
-    def _recover(self, effects: list[Effect]) -> None:
+    def _recover(self) -> None:
         """Elect by length what is complete; what is overdue where a topic allows losses."""
         complete: list[PartitionKey] = []
         given_up: list[PartitionKey] = []
-        allowed = self._unclean_allowed(self.image)
+        allowed = unclean_allowed_by(self.image, self.settings.unclean_default)
         for key in self.image.recovering:
             state = self.image.partition(*key)
             if state is None:
@@ -539,24 +597,17 @@ class BrokerSessions:
                 self.image.topics_by_id[key[0]].name
             ):
                 given_up.append(key)
-
-        def recover(image: Image) -> list[MetadataRecord]:
-            whole = unclean_recovery.elect_longest(image, complete, self.reports)
-            return whole + unclean_recovery.elect_longest(
-                image, given_up, self.reports, incomplete=True
-            )
-
         if complete or given_up:
-            self._decide("recover", -1, "whole ISRs restarted unclean", recover, effects)
+            self._decide(Recover(tuple(complete), tuple(given_up)), "whole ISRs restarted unclean")
 
-    def _scan(self, effects: list[Effect]) -> None:
-        """Look at every unsettled partition once."""
+    def _scan(self) -> None:
+        """Examine every unsettled partition once."""
         image = self.image
         for known in (self._seen, self._leaderless_since, self.reports):
             for key in [key for key in known if key not in image.unsettled]:
                 del known[key]
         if image.recovering:
-            self._recover(effects)
+            self._recover()
         settled: dict[PartitionKey, int] = {}
         leaderless = reassigning = False
         for key in image.unsettled:
@@ -575,10 +626,10 @@ class BrokerSessions:
             reassigning = reassigning or state.reassigning
             if state.leader != NO_LEADER:
                 self._leaderless_since.pop(key, None)
-        self._ask(settled, leaderless, reassigning, effects)
+        self._decide_scanned(settled, leaderless, reassigning)
 
     def _proven(self, leader: int, seen: tuple[int, int, int]) -> bool:
-        """The leader was heard of after it had applied what made the others suspects."""
+        """The leader was heard of after it had applied what made the others ELRs."""
         session = self._sessions.get(leader)
         return (
             self._now_ms - seen[2] >= self.settings.settle_after_ms
@@ -587,39 +638,24 @@ class BrokerSessions:
             and session.applied_index >= seen[1]
         )
 
-    def _ask(
-        self,
-        settled: dict[PartitionKey, int],
-        leaderless: bool,
-        reassigning: bool,
-        effects: list[Effect],
+    def _decide_scanned(
+        self, settled: dict[PartitionKey, int], leaderless: bool, reassigning: bool
     ) -> None:
         if settled:
             some = dict(list(settled.items())[:MAX_PARTITIONS_PER_DECISION])
-            decide = partial(_settle, some)
-            self._decide("settle", -1, f"{len(some)} partitions", decide, effects)
+            self._decide(Settle(some), f"{len(some)} partitions")
+        default = self.settings.unclean_default
         if leaderless:
-            allowed = self._unclean_allowed(self.image)
+            allowed = unclean_allowed_by(self.image, default)
             if partition_election.elect_offline(self.image, allowed, limit=1):
-
-                def elect(image: Image) -> list[MetadataRecord]:
-                    return partition_election.elect_offline(image, self._unclean_allowed(image))
-
-                self._decide("elect-unclean", -1, "partitions without a leader", elect, effects)
+                self._decide(ElectUnclean(default), "partitions without a leader")
         if reassigning and reassignment.finish_reassignments(self.image, limit=1):
-            finish = reassignment.finish_reassignments
-            self._decide("reassign", -1, "all replicas are in sync", finish, effects)
+            self._decide(FinishReassignments(), "all replicas are in sync")
 
-    def _balance(self, effects: list[Effect]) -> None:
-        if not self.settings.auto_leader_rebalance:
-            return
-        balance = partial(
-            partition_election.balance_preferred,
-            percentage=self.settings.imbalance_percentage,
-            limit=MAX_PARTITIONS_PER_DECISION,
-        )
-        if balance(self.image):
-            self._decide("balance", -1, "preferred leaders are back", balance, effects)
+    def _balance(self) -> None:
+        balance = BalanceLeaders(self.settings.imbalance_percentage)
+        if self.settings.auto_leader_rebalance and decide(self.image, balance):
+            self._decide(balance, "preferred leaders are back")
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation when the state contradicts itself."""
@@ -636,7 +672,3 @@ class BrokerSessions:
                 raise InvariantViolation(f"broker {broker_id} was heard of in the future")
             if session.connected and session.dead:
                 raise InvariantViolation(f"broker {broker_id} is connected and dead")
-
-
-def _settle(known: dict[PartitionKey, int], image: Image) -> list[MetadataRecord]:
-    return unclean_recovery.settle(image, known)

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
 from kept.cluster.controller.unclean_recovery import longest
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.cluster.metadata.records import (
+    NO_LEADER,
+    MetadataRecord,
+    PartitionRecord,
+    ResourceType,
+)
 from kept.storage.errors import (
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
@@ -35,6 +40,8 @@ from kept.storage.errors import (
     UnknownTopicOrPartition,
 )
 
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+
 UncleanAllowed = Callable[[str], bool]
 """Whether a topic, by name, may elect a leader outside of the ISR."""
 
@@ -42,6 +49,16 @@ UncleanAllowed = Callable[[str], bool]
 def never_unclean(_topic: str) -> bool:
     """The default: an acknowledged record is never given up."""
     return False
+
+
+def unclean_allowed_by(image: Image, default: bool) -> UncleanAllowed:
+    """``unclean.leader.election.enable`` of topics; ``default``: the broker's, for all others."""
+
+    def allowed(topic: str) -> bool:
+        given = image.config(ResourceType.TOPIC, topic).get(UNCLEAN_ELECTION)
+        return default if given is None else given == "true"
+
+    return allowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def session_settings(config: NodeConfig) -> SessionSettings:
         recovery_wait_ms=config.unclean_recovery_wait_ms,
         auto_leader_rebalance=config.auto_leader_rebalance_enable,
         imbalance_check_ms=1000 * config.leader_imbalance_check_interval_seconds,
+        unclean_default=config.unclean_leader_election_enable,
     )
 
 

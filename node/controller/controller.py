@@ -15,11 +15,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.controller import brokers, decisions, partition_election
-from kept.cluster.controller.broker_sessions import BrokerSessions, Decide, Effect, Probe
+from kept.cluster.controller.broker_decisions import decide
+from kept.cluster.controller.broker_sessions import (
+    BrokerSessions,
+    ConnectionLost,
+    Decide,
+    Decided,
+    Effect,
+    Elected,
+    Event,
+    HeartbeatReceived,
+    ImageApplied,
+    Probe,
+    Probed,
+    Resigned,
+    SettingsChanged,
+)
 from kept.cluster.controller.brokers import Registration
-from kept.cluster.controller.partition_election import AlterIsr, UncleanAllowed
+from kept.cluster.controller.heartbeats import HeartbeatAnswer
+from kept.cluster.controller.partition_election import AlterIsr, unclean_allowed_by
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import MetadataRecord, ResourceType
+from kept.cluster.metadata.records import MetadataRecord
 from kept.node.config.core_settings import TICK_MS, session_settings
 from kept.node.controller.proposals import Change, decided
 from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
@@ -44,8 +60,6 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.1
 
-UNCLEAN: Final = "unclean.leader.election.enable"
-
 
 class Controller:
     """See the module."""
@@ -69,7 +83,7 @@ class Controller:
         self._peers = peers
         self._open_files = open_files
         self._counters = counters
-        self.sessions = BrokerSessions(session_settings(config.current), self._unclean_allowed)
+        self.sessions = BrokerSessions(session_settings(config.current))
         self.quorum_reconfiguration = QuorumReconfiguration(runtime, metadata, identity, addresses)
         self.turn = asyncio.Lock()
         """Held while a decision is taken, until it is in the image."""
@@ -111,17 +125,16 @@ class Controller:
     def metadata_moved(self) -> None:
         """The image or the role of this node has changed."""
         metadata = self._metadata
-        now_ms = elapsed_ms()
         if metadata.leads and not self.sessions.active:
             log.info("controller", term=metadata.member.term, index=metadata.image.index)
             unheard = metadata.member.predecessor.items()
             unheard_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
-            self._perform(self.sessions.start(metadata.image, now_ms, unheard_ms))
+            self._step(Elected(metadata.image, unheard_ms))
         elif not metadata.leads and self.sessions.active:
             log.info("controller no more", term=metadata.member.term)
-            self.sessions.stop()
+            self._step(Resigned())
         elif self.sessions.active:
-            self._perform(self.sessions.image_changed(metadata.image, now_ms))
+            self._step(ImageApplied(metadata.image))
 
     def _notice_gap(self) -> None:
         now_ms = elapsed_ms()
@@ -131,6 +144,9 @@ class Controller:
 
     def _tick(self) -> None:
         self._notice_gap()
+        settings = session_settings(self._config.current)
+        if settings != self.sessions.settings:
+            self._step(SettingsChanged(settings))
         if self.sessions.active:
             self._perform(self.sessions.tick(elapsed_ms()))
         self._ticker = self._runtime.loop.call_later(TICK_S, self._tick)
@@ -161,15 +177,6 @@ class Controller:
             check_room(self._open_files, metadata.image, records)
             return await metadata.propose(records)
 
-    def _unclean_allowed(self, image: Image) -> UncleanAllowed:
-        default = self._config.current.unclean_leader_election_enable
-
-        def allowed(topic: str) -> bool:
-            given = image.config(ResourceType.TOPIC, topic).get(UNCLEAN)
-            return default if given is None else given == "true"
-
-        return allowed
-
     # Unclean elections.
 
     @property
@@ -189,31 +196,45 @@ class Controller:
 
     # Effects of the sessions.
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
+    def _step(self, event: Event) -> HeartbeatAnswer | None:
+        return self._perform(self.sessions.step(event, elapsed_ms()))
+
+    def _perform(self, effects: Sequence[Effect]) -> HeartbeatAnswer | None:
+        answer = None
         for effect in effects:
-            work = self._probe(effect) if isinstance(effect, Probe) else self._decided(effect)
-            self._tasks.spawn(work)
+            match effect:
+                case Probe():
+                    self._tasks.spawn(self._probe(effect))
+                case Decide():
+                    self._tasks.spawn(self._make_decision(effect))
+                case HeartbeatAnswer():
+                    answer = effect
+        return answer
 
     async def _probe(self, effect: Probe) -> None:
-        found = await self._peers.probe(effect.broker_id)
-        effects = self.sessions.probed(effect.broker_id, found, elapsed_ms(), effect.broker_epoch)
-        self._perform(effects)
+        result = await self._peers.probe(effect.broker_id)
+        self._step(Probed(effect.broker_id, result, effect.broker_epoch))
 
-    async def _decided(self, effect: Decide) -> None:
+    async def _make_decision(self, effect: Decide) -> None:
+        decision = effect.decision
+
+        def change(image: Image) -> list[MetadataRecord]:
+            return decide(image, self.sessions.due(decision))
+
         error: KeptError | None = None
         try:
-            await self.decide(effect.decide)
+            await self.decide(change)
         except KeptError as failed:
             error = failed
         if error is None:
-            log.info("decided", what=effect.name, broker=effect.broker_id, reason=effect.reason)
+            log.info("decided", what=decision.name, broker=decision.broker_id, reason=effect.reason)
         elif not isinstance(error, NotController):
-            log.error("decision failed", what=effect.name, error=str(error))
-        self._perform(self.sessions.decided(effect, elapsed_ms(), error))
+            log.error("decision failed", what=decision.name, error=str(error))
+        self._step(Decided(decision, error))
 
     def _connection_lost(self, broker_id: int) -> None:
         self._broken[broker_id] += 1
-        self._perform(self.sessions.connection_lost(broker_id, elapsed_ms()))
+        self._step(ConnectionLost(broker_id))
 
     def peer_down(self, node_id: int) -> None:
         """A node's process is gone: look, as when its control stream breaks."""
@@ -243,12 +264,14 @@ class Controller:
             request.log_dirs,
         )
 
+        default = self._config.current.unclean_leader_election_enable
+
         def change(image: Image) -> list[MetadataRecord]:
             return brokers.register_broker(
                 image,
                 registration,
-                session_live=self.sessions.live(request.broker_id, elapsed_ms()),
-                unclean_allowed=self._unclean_allowed(image),
+                session_live=self.sessions.is_live(request.broker_id, elapsed_ms()),
+                unclean_allowed=unclean_allowed_by(image, default),
             )
 
         await self.decide(change)
@@ -271,16 +294,17 @@ class Controller:
             raise NetworkException(
                 f"broker {request.broker_id} has hung up meanwhile: it may be dead"
             )
-        answer, effects = self.sessions.heartbeat(
-            request.broker_id,
-            request.broker_epoch,
-            request.applied_index,
-            request.wants_shutdown,
-            elapsed_ms(),
-            wants_fence=request.wants_fence,
-            logs=request.logs,
+        answer = self._step(
+            HeartbeatReceived(
+                request.broker_id,
+                request.broker_epoch,
+                request.applied_index,
+                request.wants_shutdown,
+                request.wants_fence,
+                request.logs,
+            )
         )
-        self._perform(effects)
+        assert answer is not None
         return controller_rpc.HeartbeatReply(answer.fenced, answer.should_shut_down, answer.index)
 
     async def _confirm(self, request: controller_rpc.ConfirmRequest) -> controller_rpc.ConfirmReply:

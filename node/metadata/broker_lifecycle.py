@@ -128,25 +128,25 @@ class BrokerLifecycleManager:
     def start(self) -> None:
         """Register, and go on from there."""
         self._lease.check = self.check_stalled
-        self._step(broker_lifecycle.Start(elapsed_ms()))
+        self._step(broker_lifecycle.Start())
         self._tick()
 
     def _tick(self) -> None:
-        self._step(broker_lifecycle.Tick(elapsed_ms()))
+        self._perform(self.core.tick(elapsed_ms()))
         seconds = self.core.settings.stall_ms / TICKS_PER_STALL / 1000
         self._ticker = self._runtime.loop.call_later(seconds, self._tick)
 
     def check_stalled(self) -> None:
         """Before leadership is acted on, later than the last tick allows: was this a stall?"""
-        self._step(broker_lifecycle.Tick(elapsed_ms()))
+        self._perform(self.core.tick(elapsed_ms()))
 
     def logs_opened(self) -> None:
         """The logs here are open: this broker may lead."""
-        self._step(broker_lifecycle.LogsOpened(elapsed_ms()))
+        self._step(broker_lifecycle.LogsOpened())
 
     def image_acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
-        self._step(broker_lifecycle.ImageApplied(image, elapsed_ms()))
+        self._step(broker_lifecycle.ImageApplied(image))
         self._in_touch()
 
     def _in_touch(self) -> None:
@@ -161,16 +161,16 @@ class BrokerLifecycleManager:
         self._controller = node_id
         self._peers.hold_control(node_id)
         if node_id is not None:
-            self._step(broker_lifecycle.ControllerChanged(elapsed_ms()))
+            self._step(broker_lifecycle.ControllerChanged())
 
     async def shut_down(self) -> None:
         """Hand over what is led; returns when the process may end."""
-        self._step(broker_lifecycle.ShutDown(elapsed_ms()))
+        self._step(broker_lifecycle.ShutDown())
         await self.stopped.wait()
 
     def no_controller(self, reason: str) -> None:
         """There is none to hand over to."""
-        self._step(broker_lifecycle.NoController(reason, elapsed_ms()))
+        self._step(broker_lifecycle.NoController(reason))
 
     async def close(self) -> None:
         """End without asking anybody."""
@@ -181,7 +181,10 @@ class BrokerLifecycleManager:
     # Effects.
 
     def _step(self, event: broker_lifecycle.Event) -> None:
-        for effect in self.core.step(event):
+        self._perform(self.core.step(event, elapsed_ms()))
+
+    def _perform(self, effects: tuple[broker_lifecycle.Effect, ...]) -> None:
+        for effect in effects:
             match effect:
                 case broker_lifecycle.Register():
                     self._calls.spawn(self._register(effect.registration))
@@ -227,9 +230,9 @@ class BrokerLifecycleManager:
         try:
             reply = await self._ask("Register", request)
         except KeptError as error:
-            self._step(broker_lifecycle.RegistrationFailed(error, elapsed_ms()))
+            self._step(broker_lifecycle.RegistrationFailed(error))
         else:
-            self._step(broker_lifecycle.Registered(reply.broker_epoch, elapsed_ms()))
+            self._step(broker_lifecycle.Registered(reply.broker_epoch))
 
     async def _heartbeat(self, effect: broker_lifecycle.Heartbeat) -> None:
         request = HeartbeatRequest(
@@ -244,12 +247,12 @@ class BrokerLifecycleManager:
         try:
             reply = await self._peers.heartbeat(request, CALL_S)
         except KeptError as error:
-            self._step(broker_lifecycle.HeartbeatFailed(effect.number, error, elapsed_ms()))
+            self._step(broker_lifecycle.HeartbeatFailed(effect.number, error))
             return
         self._heard = (reply.index, asked_at)
         self._in_touch()
         answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
-        self._step(broker_lifecycle.HeartbeatAnswered(effect.number, answer, elapsed_ms()))
+        self._step(broker_lifecycle.HeartbeatAnswered(effect.number, answer))
 
     async def _ask(self, method: str, request: Any) -> Any:
         controller = self._metadata.leader_id

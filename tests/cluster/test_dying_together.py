@@ -9,7 +9,19 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.controller import decisions as decide
-from kept.cluster.controller.broker_sessions import TIMEOUT, BrokerSessions, Probe, SessionSettings
+from kept.cluster.controller.broker_decisions import decide as records_of
+from kept.cluster.controller.broker_sessions import (
+    TIMEOUT,
+    BrokerSessions,
+    Decide,
+    Decided,
+    Elected,
+    HeartbeatReceived,
+    ImageApplied,
+    Probe,
+    Probed,
+    SessionSettings,
+)
 from kept.cluster.controller.partition_election import AlterIsr
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER
@@ -33,7 +45,7 @@ class Together:
         self.epochs = {node: self.epoch(node) for node in NODES}
         self.now_ms = 1000
         self.sessions = BrokerSessions(SessionSettings())
-        self.probes = self.perform(self.sessions.start(self.image, self.now_ms))
+        self.probes = self.step(Elected(self.image))
 
     @staticmethod
     def _process(node, number, clean_epoch=-1):
@@ -50,6 +62,9 @@ class Together:
         if records:
             self.image, _ = self.image.apply(records)
 
+    def step(self, event):
+        return self.perform(self.sessions.step(event, self.now_ms))
+
     def perform(self, effects):
         """Make what was decided; the probes are returned."""
         queue, probes = list(effects), []
@@ -57,29 +72,27 @@ class Together:
             effect = queue.pop(0)
             if isinstance(effect, Probe):
                 probes.append(effect.broker_id)
+            if not isinstance(effect, Decide):
                 continue
-            records = effect.decide(self.image)
+            records = records_of(self.image, self.sessions.due(effect.decision))
             self.apply(records)
             if records:
-                queue += self.sessions.image_changed(self.image, self.now_ms)
-            queue += self.sessions.decided(effect, self.now_ms)
+                queue += self.sessions.step(ImageApplied(self.image), self.now_ms)
+            queue += self.sessions.step(Decided(effect.decision), self.now_ms)
         self.sessions.check_invariants()
         return probes
 
     def answers(self, node, found) -> None:
-        self.perform(self.sessions.probed(node, found, self.now_ms, self.epochs[node]))
+        self.step(Probed(node, found, self.epochs[node]))
 
     def comes_back(self, node, *, lost_nothing) -> None:
         """It registers, and is unfenced."""
-        live = self.sessions.live(node, self.now_ms)
+        live = self.sessions.is_live(node, self.now_ms)
         clean_epoch = self.epochs[node] if lost_nothing else -1
         process = self._process(node, 10 + node, clean_epoch)
         self.apply(decide.register_broker(self.image, process, session_live=live))
-        self.perform(self.sessions.image_changed(self.image, self.now_ms))
-        _, effects = self.sessions.heartbeat(
-            node, self.epoch(node), self.image.index, False, self.now_ms
-        )
-        self.perform(effects)
+        self.step(ImageApplied(self.image))
+        self.step(HeartbeatReceived(node, self.epoch(node), self.image.index))
 
     def joins_isr(self, node) -> None:
         """The leader has seen that it caught up."""
@@ -161,8 +174,7 @@ def test_a_silent_broker_holds_up_the_others_not_for_long(hears) -> None:
     if hears == "a timeout":
         c.answers(3, TIMEOUT)
     elif hears == "a heartbeat":
-        beat = c.sessions.heartbeat(3, c.epoch(3), c.image.index, False, c.now_ms)
-        c.perform(beat[1])
+        c.step(HeartbeatReceived(3, c.epoch(3), c.image.index))
     else:
         for _ in range(c.sessions.settings.examine_ms // 100):
             assert not c.image.brokers[1].fenced

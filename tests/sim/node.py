@@ -13,20 +13,28 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kept.cluster.controller import broker_lifecycle, brokers, partition_election
+from kept.cluster.controller.broker_decisions import decide
 from kept.cluster.controller.broker_lifecycle import BrokerLifecycle, LifecycleSettings
 from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
     BrokerSessions,
+    ConnectionLost,
     Decide,
+    Decided,
+    Elected,
+    HeartbeatReceived,
+    ImageApplied,
     Probe,
+    Probed,
+    Resigned,
     SessionSettings,
 )
 from kept.cluster.controller.brokers import Registration
 from kept.cluster.controller.heartbeats import HeartbeatAnswer, ReplicaLog
-from kept.cluster.controller.partition_election import AlterIsr
+from kept.cluster.controller.partition_election import AlterIsr, unclean_allowed_by
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.metadata_node import Outcome
-from kept.cluster.metadata.records import Endpoint, ResourceType
+from kept.cluster.metadata.records import Endpoint
 from kept.cluster.metadata.snapshot import difference
 from kept.storage.directory import previous_broker_epoch
 from kept.storage.errors import KeptError, NetworkException, NotController
@@ -50,17 +58,7 @@ SESSIONS = SessionSettings(
 )  # fmt: skip
 TICK_MS = 100
 CONFIRM_MS, LOOK_MS = 2000, 20
-UNCLEAN = "unclean.leader.election.enable"
 Decision = tuple[Callable[[Image], Sequence[Any]], Callable[[KeptError | None], None]]
-
-
-def unclean_allowed(image: Image) -> Callable[[str], bool]:
-    """Topics that say so, as in ``node/controlling``; the broker's default is no."""
-
-    def allowed(topic: str) -> bool:
-        return image.config(ResourceType.TOPIC, topic).get(UNCLEAN) == "true"
-
-    return allowed
 
 
 class SimNode(RaftApp):
@@ -78,7 +76,7 @@ class SimNode(RaftApp):
             previous_broker_epoch(self.directories.all), self.directories.ids,
         )  # fmt: skip
         self.lifecycle = BrokerLifecycle(registration, LIFECYCLE)
-        self.sessions = BrokerSessions(SESSIONS, unclean_allowed)
+        self.sessions = BrokerSessions(SESSIONS)
         self.replicas = history.replicas_of(self)
         self.decisions: deque[Decision] = deque()
         self.deciding: tuple[int, Callable[[KeptError | None], None]] | None = None
@@ -111,8 +109,8 @@ class SimNode(RaftApp):
         image = self.image
         self.replicas.remove_strays(image)
         self.act(image, difference(Image(), image))
-        self.live(broker_lifecycle.Start(self.now_ms()))
-        self.live(broker_lifecycle.LogsOpened(self.now_ms()))
+        self.live(broker_lifecycle.Start())
+        self.live(broker_lifecycle.LogsOpened())
 
     def now_ms(self) -> int:
         return self.machine.monotonic_ms
@@ -147,7 +145,7 @@ class SimNode(RaftApp):
             self.notice_gap()
         else:
             self.awake_ms = self.now_ms()
-        self.live(broker_lifecycle.Tick(self.now_ms()))
+        self.perform_life(self.lifecycle.tick(self.now_ms()))
         if self.sessions.active:
             self.perform(self.sessions.tick(self.now_ms()))
         self.machine.after_ms(TICK_MS, self.slow_tick)
@@ -206,7 +204,7 @@ class SimNode(RaftApp):
     def act(self, image: Image, delta: Delta) -> None:
         self.history.checks.metadata(image.index, image, delta)
         self.replicas.apply(image, delta)
-        self.live(broker_lifecycle.ImageApplied(image, self.now_ms()))
+        self.live(broker_lifecycle.ImageApplied(image))
 
     def moved(self) -> None:
         """Role or image changed."""
@@ -218,20 +216,20 @@ class SimNode(RaftApp):
             self.deposed = False
             before = self.member.predecessor.items()
             unheard_ms = {node_id: ticks * RAFT_TICK_MS for node_id, ticks in before}
-            self.perform(self.sessions.start(self.image, self.now_ms(), unheard_ms))
+            self.step_sessions(Elected(self.image, unheard_ms))
         elif not leads and self.sessions.active:
             self.machine.world.note(self.machine.name, "is the controller no more")
-            self.sessions.stop()
+            self.step_sessions(Resigned())
             if self.deciding is not None:
                 self.decided(NotController("no more", -1))
             self.decide_next()
         elif self.sessions.active:
-            self.perform(self.sessions.image_changed(self.image, self.now_ms()))
+            self.step_sessions(ImageApplied(self.image))
         leader = self.member.leader_id
         if leader != self.controller:
             self.controller = leader
             if leader is not None:
-                self.live(broker_lifecycle.ControllerChanged(self.now_ms()))
+                self.live(broker_lifecycle.ControllerChanged())
 
     # Decisions.
 
@@ -269,37 +267,43 @@ class SimNode(RaftApp):
                 continue
             then(None)
 
-    def perform(self, effects: Sequence[Any]) -> None:
+    def step_sessions(self, event: Any) -> HeartbeatAnswer | None:
+        return self.perform(self.sessions.step(event, self.now_ms()))
+
+    def perform(self, effects: Sequence[Any]) -> HeartbeatAnswer | None:
+        answer = None
         for effect in effects:
             if isinstance(effect, Probe):
                 self.probe_broker(effect)
-            else:
+            elif isinstance(effect, Decide):
                 self.decide_for_sessions(effect)
+            else:
+                answer = effect
+        return answer
 
     def probe_broker(self, effect: Probe) -> None:
         def answered(answer: Any) -> None:
             found = None if answer is REFUSED else TIMEOUT if answer is NO_ANSWER else answer
-            self.perform(
-                self.sessions.probed(effect.broker_id, found, self.now_ms(), effect.broker_epoch)
-            )
+            self.step_sessions(Probed(effect.broker_id, found, effect.broker_epoch))
 
         self.machine.network.call(self.node_id, effect.broker_id, "probe", None, answered, 400)
 
     def decide_for_sessions(self, effect: Decide) -> None:
         def then(error: KeptError | None) -> None:
             if self.sessions.active:
-                self.perform(self.sessions.decided(effect, self.now_ms(), error))
+                self.step_sessions(Decided(decision, error))
 
-        if effect.name in ("fence", "recover", "shut-down"):
+        decision = effect.decision
+        if decision.name in ("fence", "recover", "shut-down"):
             self.machine.world.note(
-                self.machine.name, f"will {effect.name} n{effect.broker_id}: {effect.reason}"
+                self.machine.name, f"will {decision.name} n{decision.broker_id}: {effect.reason}"
             )
-        self.decide(effect.decide, then)
+        self.decide(lambda image: decide(image, self.sessions.due(decision)), then)
 
     def peer_down(self, node_id: int) -> None:
         super().peer_down(node_id)
         if self.sessions.active:
-            self.perform(self.sessions.connection_lost(node_id, self.now_ms()))
+            self.step_sessions(ConnectionLost(node_id))
 
     # Calls.
 
@@ -325,8 +329,8 @@ class SimNode(RaftApp):
             return
 
         def change(image: Image) -> Sequence[Any]:
-            live = self.sessions.live(request.broker_id, self.now_ms())
-            allowed = unclean_allowed(image)
+            live = self.sessions.is_live(request.broker_id, self.now_ms())
+            allowed = unclean_allowed_by(image, False)
             return brokers.register_broker(
                 image, request, session_live=live, unclean_allowed=allowed
             )
@@ -352,14 +356,19 @@ class SimNode(RaftApp):
             return
         effect, logs = request
         try:
-            answer, effects = self.sessions.heartbeat(
-                effect.broker_id, effect.broker_epoch, effect.applied_index,
-                effect.wants_shutdown, self.now_ms(), wants_fence=effect.wants_fence, logs=logs,
-            )  # fmt: skip
+            answer = self.step_sessions(
+                HeartbeatReceived(
+                    effect.broker_id,
+                    effect.broker_epoch,
+                    effect.applied_index,
+                    effect.wants_shutdown,
+                    effect.wants_fence,
+                    tuple(logs),
+                )
+            )
         except KeptError as error:
             reply(error)
             return
-        self.perform(effects)
         reply(answer)
 
     def serve_confirm(self, source: int, request: None, reply: Reply) -> None:
@@ -426,7 +435,10 @@ class SimNode(RaftApp):
     # The broker's life.
 
     def live(self, event: broker_lifecycle.Event) -> None:
-        for effect in self.lifecycle.step(event):
+        self.perform_life(self.lifecycle.step(event, self.now_ms()))
+
+    def perform_life(self, effects: Sequence[broker_lifecycle.Effect]) -> None:
+        for effect in effects:
             match effect:
                 case broker_lifecycle.Register():
                     self.ask_controller("register", effect.registration, self.registered)
@@ -458,15 +470,15 @@ class SimNode(RaftApp):
     def registered(self, answer: Any) -> None:
         self.machine.world.note(self.machine.name, "hears of its registration:", repr(answer))
         if isinstance(answer, KeptError):
-            self.live(broker_lifecycle.RegistrationFailed(answer, self.now_ms()))
+            self.live(broker_lifecycle.RegistrationFailed(answer))
         else:
-            self.live(broker_lifecycle.Registered(answer, self.now_ms()))
+            self.live(broker_lifecycle.Registered(answer))
 
     def heartbeat_answered(self, number: int, answer: Any) -> None:
         if isinstance(answer, HeartbeatAnswer):
-            self.live(broker_lifecycle.HeartbeatAnswered(number, answer, self.now_ms()))
+            self.live(broker_lifecycle.HeartbeatAnswered(number, answer))
         else:
-            self.live(broker_lifecycle.HeartbeatFailed(number, answer, self.now_ms()))
+            self.live(broker_lifecycle.HeartbeatFailed(number, answer))
 
     def logs(self, report: tuple[Any, ...]) -> list[ReplicaLog]:
         found = []
@@ -487,7 +499,7 @@ class SimNode(RaftApp):
 
     def shut_down(self) -> None:
         """TERM."""
-        self.live(broker_lifecycle.ShutDown(self.now_ms()))
+        self.live(broker_lifecycle.ShutDown())
 
     def leave(self, effect: broker_lifecycle.Exit) -> None:
         if effect.failed:

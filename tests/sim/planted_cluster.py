@@ -107,7 +107,7 @@ def hw_back(original: Any) -> Any:
 
 
 def serves_after_stall(original: Any) -> Any:
-    def notice(self: Any, now_ms: int, effects: Any) -> None:
+    def notice(self: Any, now_ms: int) -> None:
         return None
 
     return notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kept.cluster.controller.brokers import fence_broker
+from kept.cluster.controller.broker_decisions import Fence
 from kept.cluster.metadata.records import NO_LEADER
 from kept.cluster.raft.ready import Role
 from kept.replication.replica import Replica
@@ -65,8 +65,8 @@ def reads_to_the_end(original: Any) -> Any:
 def everyone_is_a_stranger(original: Any) -> Any:
     """Whoever is registered in its place is taken for a process elsewhere."""
 
-    def displaced(self: Any, other: Any, now_ms: int, effects: Any) -> None:
-        original(self, None if other is None else replace(other, directories=()), now_ms, effects)
+    def displaced(self: Any, other: Any, now_ms: int) -> None:
+        original(self, None if other is None else replace(other, directories=()), now_ms)
 
     return displaced
 
@@ -149,13 +149,15 @@ def one_boot(_: Any) -> Any:
     return lambda self: "boot"
 
 
-def one_at_a_time(_: Any) -> Any:
+def one_at_a_time(original: Any) -> Any:
     """Of those that died together one is fenced after the other."""
 
-    def fence(self: Any, broker_id: int, broker_epoch: int, image: Any) -> Any:
-        return fence_broker(image, broker_id, broker_epoch)
+    def due(self: Any, decision: Any) -> Any:
+        if isinstance(decision, Fence):
+            return replace(decision, gone={decision.broker_id: decision.broker_epoch})
+        return original(self, decision)
 
-    return fence
+    return due
 
 
 plant(
@@ -254,5 +256,5 @@ plant(
 plant(
     "fenced-one-by-one", "crashes", 2, "slow-return",
     "an ISR of which nobody is left stays whole: two of three are enough (33)",
-    ("kept.cluster.controller.broker_sessions.BrokerSessions._fence", one_at_a_time),
+    ("kept.cluster.controller.broker_sessions.BrokerSessions.due", one_at_a_time),
 )  # fmt: skip

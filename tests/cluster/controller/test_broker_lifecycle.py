@@ -48,7 +48,10 @@ class Broker:
         self.effects: list[life.Effect] = []
 
     def step(self, event, *fields):
-        self.effects = self.core.step(event(*fields, self.now_ms))
+        return self.performed(self.core.step(event(*fields), self.now_ms))
+
+    def performed(self, effects):
+        self.effects = list(effects)
         self.core.check_invariants()
         return self.effects
 
@@ -59,9 +62,9 @@ class Broker:
         self.image, _ = self.image.apply(records)
         return self.step(life.ImageApplied, self.image) if tell else []
 
-    def tick(self, ms: int):
+    def tick(self, ms: int = 0):
         self.now_ms += ms
-        return self.step(life.Tick)
+        return self.performed(self.core.tick(self.now_ms))
 
     def answer(self, number: int, fenced=False, stop=False, index=None):
         index = self.image.index if index is None else index
@@ -94,7 +97,7 @@ def running(**times) -> Broker:
 
 def test_from_start_to_running() -> None:
     b = Broker()
-    assert b.step(life.Tick) == [] and b.core.state is State.INITIAL
+    assert b.tick() == [] and b.core.state is State.INITIAL
     assert b.step(life.Start) == [Register(ME)]
     assert b.core.state is State.REGISTERING and not b.core.may_serve(b.now_ms)
     b.apply(decide.register_broker(b.image, ME), tell=False)
@@ -177,7 +180,7 @@ def test_a_refused_registration_ends_the_process() -> None:
     b.step(life.Start)
     (out,) = b.step(life.RegistrationFailed, InvalidRequest("another cluster id"))
     assert out == Exit("registration refused: another cluster id", failed=True)
-    assert b.core.step(life.Tick(10**9)) == [], "stopped is stopped"
+    assert b.core.tick(10**9) == (), "stopped is stopped"
 
 
 def test_a_stall_suspends_until_a_heartbeat_sent_after_it_is_answered() -> None:
@@ -202,7 +205,7 @@ def test_a_stall_suspends_until_a_heartbeat_sent_after_it_is_answered() -> None:
 def test_a_second_stall_voids_the_answer_to_the_first() -> None:
     b = running()
     b.now_ms += 10_000
-    first = b.step(life.Tick)[-1]
+    first = b.tick()[-1]
     b.now_ms += 10_000
     effects = b.answer(first.number)
     assert b.core.suspended and not any(isinstance(e, ResumeServing) for e in effects)
@@ -409,7 +412,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
         match kind:
             case "tick" | "sleep":
                 tick_at = b.now_ms if b.core.state is not State.INITIAL else None
-                b.step(life.Tick)
+                b.tick()
             case "answer":
                 b.answer(b.core._number, stop=number < 300)
             case "old":

@@ -7,14 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.cluster.controller import decisions as decide
+from kept.cluster.controller.broker_decisions import Fence
+from kept.cluster.controller.broker_decisions import decide as records_of
 from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
     BrokerSessions,
+    ConnectionLost,
     Decide,
+    Decided,
+    Elected,
+    HeartbeatReceived,
+    ImageApplied,
     Probe,
+    Probed,
+    Resigned,
     SessionSettings,
+    SettingsChanged,
 )
-from kept.cluster.controller.heartbeats import ReplicaLog
+from kept.cluster.controller.heartbeats import HeartbeatAnswer, ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import BrokerIdNotRegistered, KeptError, NotController, StaleBrokerEpoch
@@ -33,8 +43,8 @@ class Controller:
         self.held: list[Decide] | None = None
         self.made: list[str] = []
         self.probes: list[int] = []
-        self.sessions = BrokerSessions(SessionSettings(**times), lambda _: lambda _topic: unclean)
-        self.run(self.sessions.start(self.image, self.now_ms))
+        self.sessions = BrokerSessions(SessionSettings(unclean_default=unclean, **times))
+        self.step(Elected(self.image))
         for node in nodes:
             self.register(node)
             self.heartbeat(node)
@@ -57,52 +67,58 @@ class Controller:
     def apply(self, records) -> None:
         if records:
             self.image, _ = self.image.apply(records)
-            self.run(self.sessions.image_changed(self.image, self.now_ms))
+            self.step(ImageApplied(self.image))
 
-    def run(self, effects) -> None:
+    def step(self, event) -> HeartbeatAnswer | None:
+        return self.run(self.sessions.step(event, self.now_ms))
+
+    def tick(self) -> None:
+        self.run(self.sessions.tick(self.now_ms))
+
+    def run(self, effects) -> HeartbeatAnswer | None:
+        answer = None
         for effect in effects:
             if isinstance(effect, Probe):
                 self.probes.append(effect.broker_id)
+            elif isinstance(effect, HeartbeatAnswer):
+                answer = effect
             elif self.held is not None:
                 self.held.append(effect)
             else:
                 self.make(effect)
         self.sessions.check_invariants()
+        return answer
 
     def make(self, effect: Decide, error: KeptError | None = None) -> None:
         if error is None:
-            records = effect.decide(self.image)
+            records = records_of(self.image, self.sessions.due(effect.decision))
             if records:
-                self.made.append(f"{effect.name} {effect.broker_id}")
+                self.made.append(f"{effect.decision.name} {effect.decision.broker_id}")
             self.apply(records)
-        self.run(self.sessions.decided(effect, self.now_ms, error))
+        self.step(Decided(effect.decision, error))
 
     def register(self, node: int, incarnation: int | None = None) -> None:
         number = incarnation or node
         who = decide.Registration(node, UUID(int=number), ())
-        live = self.sessions.live(node, self.now_ms)
+        live = self.sessions.is_live(node, self.now_ms)
         self.apply(decide.register_broker(self.image, who, session_live=live))
 
     def heartbeat(self, node: int, *, applied=None, stop=False, **more):
         applied = self.image.index if applied is None else applied
-        answer, effects = self.sessions.heartbeat(
-            node, self.epoch(node), applied, stop, self.now_ms, **more
-        )
-        self.run(effects)
-        return answer
+        return self.step(HeartbeatReceived(node, self.epoch(node), applied, stop, **more))
 
     def lost(self, node: int) -> None:
-        self.run(self.sessions.connection_lost(node, self.now_ms))
+        self.step(ConnectionLost(node))
 
     def probed(self, node: int, result, epoch=None) -> None:
-        self.run(self.sessions.probed(node, result, self.now_ms, epoch))
+        self.step(Probed(node, result, epoch))
 
     def pass_time(self, ms: int, beating=(), step=100) -> None:
         for _ in range(ms // step):
             self.now_ms += step
             for node in beating:
                 self.heartbeat(node)
-            self.run(self.sessions.tick(self.now_ms))
+            self.tick()
 
 
 def test_a_refused_probe_fences_at_once() -> None:
@@ -155,7 +171,7 @@ def test_a_probe_of_the_process_before_says_nothing_of_the_new_one() -> None:
     c.heartbeat(2)
     c.lost(2)
     c.probed(2, None, old)
-    assert not c.fenced(2) and c.sessions.live(2, c.now_ms)
+    assert not c.fenced(2) and c.sessions.is_live(2, c.now_ms)
     c.probed(2, None, c.epoch(2))
     assert c.fenced(2)
 
@@ -163,7 +179,7 @@ def test_a_probe_of_the_process_before_says_nothing_of_the_new_one() -> None:
 def test_a_controller_that_stood_still_fences_nobody() -> None:
     c = Controller()
     c.now_ms += 60_000
-    c.run(c.sessions.tick(c.now_ms))
+    c.tick()
     assert not c.made
     c.pass_time(8900)
     assert not c.made, "everybody has a whole session again"
@@ -177,7 +193,7 @@ def test_who_is_heard_of_before_the_decision_is_made_is_not_fenced() -> None:
     c.held = []
     c.pass_time(9200, beating=(1, 3))
     (fence,) = c.held
-    assert (fence.name, fence.broker_id) == ("fence", 2) and "silent for" in fence.reason
+    assert fence.decision == Fence(2, c.epoch(2), False) and "silent for" in fence.reason
     c.held = None
     c.heartbeat(2)
     c.make(fence)
@@ -205,30 +221,30 @@ def test_a_new_controller_probes_whoever_takes_part() -> None:
     c.lost(3)
     c.probed(3, None, c.epoch(3))
     fresh = BrokerSessions(SessionSettings())
-    effects = fresh.start(c.image, 5)
-    assert effects == [Probe(1, c.epoch(1)), Probe(2, c.epoch(2))], "3 is fenced"
-    assert fresh.probed(1, None, 6, c.epoch(1)) == [], "2 may have died with it"
+    effects = fresh.step(Elected(c.image), 5)
+    assert effects == (Probe(1, c.epoch(1)), Probe(2, c.epoch(2))), "3 is fenced"
+    assert fresh.step(Probed(1, None, c.epoch(1)), 6) == (), "2 may have died with it"
     with pytest.raises(NotController):
-        fresh.live(2, 6)
-    (fence,) = fresh.probed(2, UUID(int=2), 6, c.epoch(2))
-    assert (fence.name, fence.broker_id) == ("fence", 1)
+        fresh.is_live(2, 6)
+    (fence,) = fresh.step(Probed(2, UUID(int=2), c.epoch(2)), 6)
+    assert isinstance(fence, Decide) and fence.decision == Fence(1, c.epoch(1), False)
     with pytest.raises(NotController):
-        fresh.live(1, 6)
-    fresh.decided(fence, 6)
-    assert fresh.live(2, 6) and not fresh.live(3, 6) and not fresh.live(1, 6)
-    assert not fresh.live(99, 6)
-    fresh.stop()
+        fresh.is_live(1, 6)
+    fresh.step(Decided(fence.decision), 6)
+    assert fresh.is_live(2, 6) and not fresh.is_live(3, 6) and not fresh.is_live(1, 6)
+    assert not fresh.is_live(99, 6)
+    fresh.step(Resigned(), 7)
     fresh.check_invariants()
-    assert fresh.tick(7) == fresh.connection_lost(1, 7) == fresh.probed(1, None, 7) == []
+    assert fresh.tick(7) == fresh.step(ConnectionLost(1), 7) == fresh.step(Probed(1, None), 7) == ()
     with pytest.raises(NotController):
-        fresh.heartbeat(1, 1, 1, False, 8)
+        fresh.step(HeartbeatReceived(1, 1, 1), 8)
 
 
 def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() -> None:
     """The old one may have been cut off for seconds before it was deposed."""
     c = Controller()
-    c.sessions.stop()
-    c.run(c.sessions.start(c.image, c.now_ms))
+    c.step(Resigned())
+    c.step(Elected(c.image))
     c.pass_time(7000, beating=(1, 3))
     assert not c.fenced(2)
     c.pass_time(100, beating=(1, 3))
@@ -240,8 +256,8 @@ def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() 
 def test_the_controller_before_is_judged_by_when_it_was_heard_last(unheard_ms, left_ms) -> None:
     """Not by more than two intervals: this node may have heard less of it than others did."""
     c = Controller()
-    c.sessions.stop()
-    c.run(c.sessions.start(c.image, c.now_ms, {2: unheard_ms}))
+    c.step(Resigned())
+    c.step(Elected(c.image, {2: unheard_ms}))
     c.pass_time(left_ms, beating=(1, 3))
     assert not c.fenced(2)
     c.pass_time(100, beating=(1, 3))
@@ -250,8 +266,8 @@ def test_the_controller_before_is_judged_by_when_it_was_heard_last(unheard_ms, l
 
 def test_who_presents_itself_to_a_new_controller_has_a_whole_session() -> None:
     c = Controller()
-    c.sessions.stop()
-    c.run(c.sessions.start(c.image, c.now_ms))
+    c.step(Resigned())
+    c.step(Elected(c.image))
     c.heartbeat(2)
     c.pass_time(9000, beating=(1, 3))
     assert not c.fenced(2)
@@ -262,17 +278,17 @@ def test_who_presents_itself_to_a_new_controller_has_a_whole_session() -> None:
 def test_heartbeats_of_the_wrong_process() -> None:
     c = Controller()
     with pytest.raises(StaleBrokerEpoch):
-        c.sessions.heartbeat(1, c.epoch(1) - 1, 5, False, c.now_ms)
+        c.step(HeartbeatReceived(1, c.epoch(1) - 1, 5))
     with pytest.raises(BrokerIdNotRegistered):
-        c.sessions.heartbeat(9, 1, 5, False, c.now_ms)
+        c.step(HeartbeatReceived(9, 1, 5))
 
 
 def test_a_broker_may_know_of_its_registration_before_the_controller_has_applied_it() -> None:
     c = Controller()
     with pytest.raises(NotController):
-        c.sessions.heartbeat(1, c.image.index + 1, c.image.index + 1, False, c.now_ms)
+        c.step(HeartbeatReceived(1, c.image.index + 1, c.image.index + 1))
     with pytest.raises(NotController):
-        c.sessions.heartbeat(9, c.image.index + 1, c.image.index + 1, False, c.now_ms)
+        c.step(HeartbeatReceived(9, c.image.index + 1, c.image.index + 1))
 
 
 def test_unfenced_when_caught_up_and_ready() -> None:
@@ -481,7 +497,7 @@ def test_losses_may_be_allowed_after_the_fact() -> None:
     rest = [node for node in (1, 2, 3) if node != leader]
     c.pass_time(1000, beating=rest)
     assert c.state.leader == NO_LEADER
-    c.sessions._unclean_allowed = lambda _: lambda _topic: True
+    c.step(SettingsChanged(SessionSettings(unclean_default=True)))
     c.pass_time(1000, beating=rest)
     assert c.state.leader in rest and c.state.unclean
 
@@ -523,14 +539,14 @@ def test_nobody_is_fenced_without_evidence_or_silence(history) -> None:
                 quiet = {n: ms + 3000 for n, ms in quiet.items()}
             case "sleep":
                 c.now_ms += 30_000
-                c.run(c.sessions.tick(c.now_ms))
+                c.tick()
                 quiet = dict.fromkeys(quiet, 0)
-            case "register" if not c.sessions._examining and not c.sessions.live(node, c.now_ms):
+            case "register" if not c.sessions._examining and not c.sessions.is_live(node, c.now_ms):
                 c.register(node, incarnation=c.now_ms + c.image.index)
                 evidence, quiet[node] = {node}, 0
             case "restart":
                 evidence = set()
-                c.run(c.sessions.start(c.image, c.now_ms))
+                c.step(Elected(c.image))
                 quiet = dict.fromkeys(quiet, 0)
         newly = {n for n in (1, 2, 3) if c.fenced(n)} - before
         assert all(n in evidence or quiet[n] >= 9000 for n in newly)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kept.cluster.controller.broker_sessions import ConnectionLost, Event, HeartbeatReceived
 from kept.cluster.controller.heartbeats import HeartbeatAnswer
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ConfigRecord, MetadataRecord
@@ -108,23 +109,20 @@ class SessionsThatNote:
     active = True
 
     def __init__(self, controller: Controller) -> None:
-        self.events: list[str] = []
+        self.events: list[Event] = []
         self.settings = controller.sessions.settings
 
-    def heartbeat(self, *_: Any, **__: Any) -> tuple[HeartbeatAnswer, tuple[()]]:
-        self.events.append("heartbeat")
-        return HeartbeatAnswer(fenced=False, should_shut_down=False, index=5), ()
-
-    def connection_lost(self, *_: Any) -> tuple[()]:
-        self.events.append("lost")
-        return ()
+    def step(self, event: Event, _now_ms: int) -> tuple[HeartbeatAnswer, ...]:
+        self.events.append(event)
+        answer = HeartbeatAnswer(fenced=False, should_shut_down=False, index=5)
+        return (answer,) if isinstance(event, HeartbeatReceived) else ()
 
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_heartbeat_that_waited_while_its_broker_died_does_not_revive_it(dies: bool) -> None:
     """A controller that stood still asks a majority first, and the broker may be killed then."""
 
-    async def scene() -> list[str]:
+    async def scene() -> list[Event]:
         metadata = FakeMetadata()
         controller = controller_of(metadata)
         sessions = controller.sessions = SessionsThatNote(controller)  # type: ignore[assignment]
@@ -141,4 +139,5 @@ def test_a_heartbeat_that_waited_while_its_broker_died_does_not_revive_it(dies: 
             assert (await waiting).index == 5
         return sessions.events
 
-    assert asyncio.run(scene()) == (["lost"] if dies else ["heartbeat"])
+    lost, heartbeat = ConnectionLost(3), HeartbeatReceived(3, 1, 5)
+    assert asyncio.run(scene()) == [lost if dies else heartbeat]

@@ -32,7 +32,11 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.client.protocol import Values
-    from kept.node.admin.context import AdminContext
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.types import TopicPartition
 
 CLIENT_ID: Final = "kept-grpc"
@@ -67,8 +71,20 @@ _AGAIN: Final = (
 class ClusterClient:
     """See the module."""
 
-    def __init__(self, context: AdminContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: LiveConfig,
+        *,
+        identity: NodeIdentity,
+        metadata: Metadata,
+        addresses: AddressBook,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._identity = identity
+        self._metadata = metadata
+        self._addresses = addresses
         self._free: dict[int, list[NodeConnection]] = {}
         self._stopped = False
 
@@ -84,7 +100,7 @@ class ClusterClient:
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises UnknownTopicOrPartition."""
-        found = self._context.metadata.image.topics.get(topic)
+        found = self._metadata.image.topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(
                 f"there is no topic {topic!r}; broker.Broker/CreateTopic makes one"
@@ -93,9 +109,9 @@ class ClusterClient:
 
     async def await_topic(self, topic: str) -> None:
         """Wait a moment for a topic that another node may just have made; then go on as it is."""
-        loop, context = self._context.runtime.loop, self._context
-        end = loop.time() + (0.0 if context.config.current.alone else UNKNOWN_TOPIC_GRACE_S)
-        while topic not in context.metadata.image.topics and loop.time() < end:
+        loop = self._runtime.loop
+        end = loop.time() + (0.0 if self._config.current.alone else UNKNOWN_TOPIC_GRACE_S)
+        while topic not in self._metadata.image.topics and loop.time() < end:
             await asyncio.sleep(BACKOFF_S)
 
     def leader(self, tp: TopicPartition) -> int:
@@ -105,37 +121,36 @@ class ClusterClient:
             raise UnknownTopicOrPartition(
                 f"topic {tp.topic!r} has no partition {tp.partition}; it has 0 to {count - 1}"
             )
-        leader = self._context.metadata.image.topics[tp.topic].partitions[tp.partition].leader
+        leader = self._metadata.image.topics[tp.topic].partitions[tp.partition].leader
         if leader < 0:
             raise NotLeaderOrFollower(f"{tp} has no leader now: its replicas are not available")
         return leader
 
     def _address(self, node_id: int) -> tuple[str, int]:
-        context = self._context
-        if node_id != context.identity.node_id:
-            found = context.addresses.node_address(node_id)
+        if node_id != self._identity.node_id:
+            found = self._addresses.node_address(node_id)
             if found is None:
                 raise NotReached(f"nobody knows where node {node_id} is")
             return found
-        return context.addresses.own_bound()
+        return self._addresses.own_bound()
 
-    # Asking.
+    # Calls.
 
     async def at_leader(
-        self, tp: TopicPartition, ask: Callable[[int], Awaitable[Answer]], patience_s: float
+        self, tp: TopicPartition, call: Callable[[int], Awaitable[Answer]], patience_s: float
     ) -> Answer:
-        """``ask(leader's node id)``, again while that can help and do no harm.
+        """``call(leader's node id)``, again while that can help and do no harm.
 
         Raises what it raised last.
         """
-        loop = self._context.runtime.loop
+        loop = self._runtime.loop
         end = loop.time() + patience_s
         pause = BACKOFF_S
         while True:
             try:
-                return await ask(self.leader(tp))
+                return await call(self.leader(tp))
             except RetriableError as error:
-                known = tp.topic in self._context.metadata.image.topics and (
+                known = tp.topic in self._metadata.image.topics and (
                     tp.partition in range(self.partitions(tp.topic))
                 )
                 hopeless = isinstance(error, UnknownTopicOrPartition) and not known
@@ -156,7 +171,7 @@ class ClusterClient:
     @asynccontextmanager
     async def lease(self, node_id: int) -> AsyncIterator[NodeConnection]:
         """A connection for this caller alone. Raises NotReached."""
-        connection = self._take(node_id)
+        connection = self._free_connection(node_id)
         if connection is None:
             connection = await self._open(node_id)
         try:
@@ -170,7 +185,7 @@ class ClusterClient:
         else:
             free.append(connection)
 
-    def _take(self, node_id: int) -> NodeConnection | None:
+    def _free_connection(self, node_id: int) -> NodeConnection | None:
         free = self._free.get(node_id, [])
         while free:
             connection = free.pop()

@@ -1,161 +1,127 @@
-"""What no node knows alone, put together by the one that is asked: for ``kept.node.admin.service``.
-
-Leaders are asked over the connections between nodes (:mod:`kept.node.admin.peer_http`). Who
-does not answer is told with the reason, and what is known here stands in for it.
-"""
+"""The cluster at a glance: brokers, this node's directories, and totals."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kept.client.failures import failure
-from kept.node.metadata.metadata_log import TICK_S
-from kept.storage.errors import KeptError
+import kept
+from kept.node.runtime.yielding import Pace
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
-    from kept.replication.partition import Partition
-    from kept.storage.types import TopicPartition
-
-ELECT_LEADERS: Final = 43, 2
-PREFERRED: Final = 0
-ELECT_S: Final = 15.0
-
-
-# The metadata log.
+    from kept.node.admin.health import NodeHealth
+    from kept.node.admin.log_directories import LogDirectories, LogDirectory
+    from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
 
 
-async def quorum(context: AdminContext, local: bool) -> dict[str, Any]:
-    """Who leads the metadata log and how far each copy of it is, as the active controller knows.
+@dataclass(frozen=True, slots=True)
+class BrokerSummary:
+    """A broker of the cluster, with how many partitions it leads and holds."""
 
-    With ``local`` as this node knows: members only if it is the controller.
+    node_id: int
+    epoch: int
+    rack: str | None
+    fenced: bool
+    leads: int
+    replicas: int
+    endpoints: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSummary:
+    """The cluster as one of its nodes knows it. ``reason`` is why that node is not ready;
+    ``stray_logs`` and ``left_closed`` are its logs that are set aside, and its replicas for which
+    there were too few open files.
     """
-    metadata, member = context.metadata, context.metadata.member
-    why = None
-    if (
-        not metadata.leads
-        and not local
-        and metadata.leader_id not in (None, context.identity.node_id)
-    ):
-        from kept.node.admin.peer_http import ask_json
 
-        try:
-            leader = metadata.leader_id
-            assert leader is not None
-            found: dict[str, Any] = await ask_json(
-                context, leader, "/api/v1/quorum", {"local": "true"}
-            )
-        except KeptError as error:
-            why = str(error)
-        else:
-            return found
-    return {
-        "leader_id": -1 if metadata.leader_id is None else metadata.leader_id,
-        "term": member.term,
-        "commit_index": member.commit_index,
-        "said_by": context.identity.node_id,
-        "members": _members(context) if metadata.leads else [],
-        "reason": why,
-    }
+    cluster_id: str
+    version: str
+    node_id: int
+    controller_id: int
+    term: int
+    voters: list[int]
+    metadata_index: int
+    ready: bool
+    reason: str | None
+    actions: bool
+    brokers: list[BrokerSummary]
+    log_directories: list[LogDirectory]
+    topics: int
+    partitions: int
+    offline_partitions: int
+    under_replicated_partitions: int
+    stray_logs: list[str]
+    left_closed: list[str]
 
 
-def _members(context: AdminContext) -> list[dict[str, Any]]:
-    member = context.metadata.member
-    voters = {voter.node_id for voter in member.voters}
-    found = []
-    for node_id in sorted({*voters, *member.followers, context.identity.node_id}):
-        index, heard_ms = None, None
-        if node_id == context.identity.node_id:
-            index, heard_ms = member.last_index, 0
-        elif node_id in member.followers:
-            match_index, heard_at = member.followers[node_id]
-            if match_index:  # 0: it has not answered in this term
-                index = match_index
-                heard_ms = round((member.ticks - heard_at) * TICK_S * 1000)
-        found.append(
-            {
-                "node_id": node_id,
-                "voter": node_id in voters,
-                "last_index": index,
-                "lag": None if index is None else max(0, member.last_index - index),
-                "heard_ms_ago": heard_ms,
-            }
+class ClusterView:
+    """Describes the cluster."""
+
+    def __init__(
+        self,
+        *,
+        config: LiveConfig,
+        identity: NodeIdentity,
+        metadata: Metadata,
+        lookup: TopicLookup,
+        health: NodeHealth,
+        log_directories: LogDirectories,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._metadata = metadata
+        self._lookup = lookup
+        self._health = health
+        self._log_directories = log_directories
+
+    async def describe(self) -> ClusterSummary:
+        """Brokers, this node's directories, and totals."""
+        metadata, image = self._metadata, self._metadata.image
+        directories = await self._log_directories.describe()
+        leads: Counter[int] = Counter()
+        replicas: Counter[int] = Counter()
+        offline = under_replicated = 0
+        pace = Pace()
+        for topic in list(image.topics.values()):
+            for record in topic.partitions:
+                leads[record.leader] += 1
+                replicas.update(record.replicas)
+                under_replicated += record.is_under_replicated
+                offline += self._lookup.why_offline(topic.name, record) is not None
+                await pace.checkpoint()
+        reason = self._health.unready()
+        return ClusterSummary(
+            cluster_id=self._identity.cluster_id,
+            version=kept.__version__,
+            node_id=self._identity.node_id,
+            controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
+            term=metadata.member.term,
+            voters=[voter.node_id for voter in metadata.member.voters],
+            metadata_index=image.index,
+            ready=reason is None,
+            reason=reason,
+            actions=self._config.current.console_actions,
+            brokers=[
+                BrokerSummary(
+                    node_id=broker_id,
+                    epoch=broker.broker_epoch,
+                    rack=broker.rack,
+                    fenced=broker.fenced,
+                    leads=leads[broker_id],
+                    replicas=replicas[broker_id],
+                    endpoints=[f"{e.name}://{e.host}:{e.port}" for e in broker.endpoints],
+                )
+                for broker_id, broker in sorted(image.brokers.items())
+            ],
+            log_directories=directories,
+            topics=len(image.topics),
+            partitions=sum(len(topic.partitions) for topic in image.topics.values()),
+            offline_partitions=offline,
+            under_replicated_partitions=under_replicated,
+            stray_logs=self._health.stray_logs(),
+            left_closed=self._health.left_closed(),
         )
-    return found
-
-
-# Partitions.
-
-
-def followers(partition: Partition) -> list[dict[str, Any]]:
-    """How far the other replicas are, as their leader knows; empty at a follower."""
-    if not partition.is_leader:
-        return []
-    from kept.replication.events import UNKNOWN_OFFSET
-
-    core: Any = partition.core
-    found = []
-    for node_id, follower in sorted(core.followers.items()):
-        end = follower.log_end_offset
-        known = end != UNKNOWN_OFFSET
-        found.append(
-            {
-                "node": node_id,
-                "log_end_offset": end if known else None,
-                "lag": max(0, partition.log_end_offset - end) if known else None,
-            }
-        )
-    return found
-
-
-async def from_leaders(
-    context: AdminContext, local: dict[str, Any], path: str, query: dict[str, str]
-) -> dict[str, Any]:
-    """A topic as its leaders see it: partitions that are led elsewhere are theirs to describe."""
-    leaders = {one["leader"] for one in local["partitions"]} - {context.identity.node_id}
-    wanted = sorted(leader for leader in leaders if leader in context.metadata.image.brokers)
-    answers = await asyncio.gather(*(_described(context, one, path, query) for one in wanted))
-    told = dict(zip(wanted, answers, strict=True))
-    partitions = []
-    for one in local["partitions"]:
-        described, why = told.get(one["leader"], ({}, None))
-        better = described.get(one["partition"])
-        if better is not None and better.get("log_end_offset") is not None:
-            partitions.append(better)
-        else:
-            partitions.append({**one, "unanswered": why})
-    return {**local, "partitions": partitions}
-
-
-async def _described(
-    context: AdminContext, leader: int, path: str, query: dict[str, str]
-) -> tuple[dict[int, dict[str, Any]], str | None]:
-    from kept.node.admin.peer_http import ask_json
-
-    try:
-        found = await ask_json(context, leader, path, query)
-    except KeptError as error:
-        return {}, str(error)
-    return {one["partition"]: one for one in found["partitions"]}, None
-
-
-async def elect_preferred(context: AdminContext, tp: TopicPartition) -> None:
-    """Have the first replica of a partition lead it.
-
-    Raises ElectionNotNeeded, PreferredLeaderNotAvailable, and what the way there raises.
-    """
-    from kept.node.admin.cluster_client import ClusterClient
-
-    gateway = ClusterClient(context)
-    wanted = {"topic": tp.topic, "partitions": [tp.partition]}
-    values = {"election_type": PREFERRED, "topic_partitions": [wanted], "timeout": 10_000}
-    try:
-        answer = await gateway.call(context.identity.node_id, *ELECT_LEADERS, values, ELECT_S)
-    finally:
-        gateway.close()
-    for topic in answer.replica_election_results:
-        for one in topic.partition_result:
-            error = failure(int(one.error_code), f"ElectLeaders of {tp}", one.error_message)
-            if error is not None:
-                raise error

@@ -1,4 +1,4 @@
-"""What compaction does, did and would do to one partition: for ``kept.node.admin.service``.
+"""What compaction does, did and would do to one partition of this node.
 
 Status comes from the planner that the cleaner uses, so the two cannot disagree. A dry run reads the
 log in a process of its own (``kept.node.compaction.dry_run``), niced like a pass. Why an offset is
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner import removal_log
 from kept.compaction.cleaner.cleaner_run import Result, read_manifest
+from kept.compaction.cleaner.explain import TombstoneOutlook, tombstones
 from kept.compaction.cleaner.log_snapshot import job_for, sources_from, view
 from kept.compaction.cleaner.planner import (
     Failure,
@@ -25,15 +27,24 @@ from kept.compaction.cleaner.planner import (
     sizes,
 )
 from kept.compaction.manifest.apply import CompactionState
+from kept.node.admin.results import INLINE, OMITTED, OfPartition, Omitted
 from kept.node.compaction.consistent_read import read_consistently
 from kept.node.replicas.manifests.workers import pass_limits
 from kept.storage.errors import KeptError, OffsetOutOfRange
 from kept.storage.records import headers, records
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.compaction.cleaner import Totals
+    from kept.node.compaction.dry_run import DryRuns
+    from kept.node.compaction.lazy_cleaner import LazyCleaner
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.local_replica import LocalReplica
-    from kept.storage.disk import FileSlice
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
+    from kept.node.runtime.uncompiled_kernels import Kernels
+    from kept.storage.disk import Disk, FileSlice
+    from kept.storage.types import TopicPartition
 
 IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", "uncleanable"
 
@@ -98,50 +109,375 @@ class CompactionStatus:
     replicas: tuple[ReplicaGenerations, ...] = ()
 
 
-def status(context: AdminContext, hosted: LocalReplica) -> CompactionStatus:
-    """Where a compacted partition stands; no log is read."""
-    cleaner = context.cleaner.started
-    known = cleaner.state(hosted)
-    seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
-    found = cleanable_range(seen, context.runtime.now_ms())
-    clean, dirty = sizes(seen, found)
-    tp = hosted.partition.topic_partition
-    said = cleaner.status(tp)
-    state, reason = _state(said.next, dirty)
-    progress = None
-    if not context.config.current.log_cleaner_enable and state in (DUE, WAITING):
-        state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
-    if said.failure is not None:
-        state, reason = UNCLEANABLE, said.failure.reason
-    trouble = hosted.manifests.trouble
-    if trouble.count:
-        state, reason = UNCLEANABLE, trouble.reason
-    if said.running is not None:
-        computed = hosted.manifests.why_not if said.running.computed else None
-        state, reason = RUNNING, computed or said.running.plan.why
-        total = said.running.work.total_bytes
-        progress = round(said.running.work.done_bytes / total, 3) if total else 0.0
-    return CompactionStatus(
-        state=state,
-        reason=reason,
-        first_dirty_offset=found.first_dirty,
-        cleanable_end_offset=found.end_offset,
-        bound=found.bound,
-        clean_bytes=clean,
-        dirty_bytes=dirty,
-        dirty_ratio=_ratio(clean, dirty),
-        generation=None if known.applied is None else str(known.applied),
-        last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
-        retry_at_ms=trouble.retry_at_ms if said.failure is None else _retry_at_ms(said.failure),
-        failures=trouble.count if said.failure is None else said.failure.count,
-        progress=progress,
-        tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
-        next_horizon_ms=min(known.horizons.values(), default=None),
-        cleaning_to=None if said.running is None else said.running.plan.end_offset,
-        node=context.identity.node_id,
-        leads=hosted.partition.is_leader,
-        **_generations(hosted),
-    )
+@dataclass(frozen=True, slots=True)
+class PartitionStatus(OfPartition):
+    """The status of a named partition."""
+
+    status: CompactionStatus = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutcome(OfPartition):
+    """What a pass that was requested came to: ``done`` with its numbers, an ``error``, or the
+    ``reason`` why there was nothing to do.
+    """
+
+    done: bool
+    result: Result | Omitted = field(default=OMITTED, metadata=INLINE)
+    reason: str | Omitted = OMITTED
+    error: str | Omitted = OMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class NothingCleanable(OfPartition):
+    """Why a pass would do nothing now. ``key`` are the records of a key, where one was named."""
+
+    status: CompactionStatus
+    due: bool
+    reason: str
+    dry_run: None
+    tombstones: list[TombstoneOutlook]
+    key: Sequence[Mapping[str, Any]] | Omitted = OMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation(OfPartition):
+    """What a pass would do now; ``tombstones``, ``dry_run`` and ``key`` are as the process of the
+    dry run says.
+    """
+
+    status: CompactionStatus
+    due: bool
+    reason: str
+    bound: str
+    needs_bytes: int
+    horizons_only: bool
+    tombstones: Sequence[Mapping[str, Any]]
+    dry_run: Mapping[str, Any]
+    key: Sequence[Mapping[str, Any]] | Omitted = OMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPass(OfPartition):
+    """A pass that runs; ``progress`` is 0 to 1."""
+
+    reason: str
+    dirty_ratio: float
+    progress: float
+    started_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class UncleanableLog(OfPartition):
+    """A log whose pass failed. ``retry_at_ms`` is -1 where it waits for ``retry``."""
+
+    reason: str
+    failures: int
+    retry_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerSummary:
+    """This node's cleaner: passes that run, logs that failed, and totals since it started.
+    ``uncompiled_kernels``: those that the node or a worker of it runs as plain Python.
+    """
+
+    node: int
+    running: list[RunningPass]
+    uncleanable: list[UncleanableLog]
+    uncompiled_kernels: list[str]
+    totals: Totals = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalledPass:
+    """A pass as the removal journal knows it; ``removed`` counts records by reason."""
+
+    generation: str
+    at_ms: int
+    removed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PassHistory(OfPartition):
+    """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
+    removal journal knows of the last ones, newest first.
+    """
+
+    last: Result | None
+    passes: list[JournalledPass]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRecord(OfPartition):
+    """What became of an offset. ``winner`` is the newest record of a key, where one was named."""
+
+    offset: int
+    fate: str
+    explanation: str
+    reason: str | None
+    generation: str | None
+    winner: Mapping[str, Any] | Omitted | None = OMITTED
+
+
+class CompactionView:
+    """Compaction of the partitions of one node."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        identity: NodeIdentity,
+        table: ReplicaTable,
+        cleaner: LazyCleaner,
+        dry_runs: DryRuns,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._identity = identity
+        self._table = table
+        self._cleaner = cleaner
+        self._dry_runs = dry_runs
+
+    def status_of(self, tp: TopicPartition) -> CompactionStatus | None:
+        """Where a partition stands; None when it is not here or not compacted."""
+        hosted = self._table.hosted.get(tp)
+        if hosted is None or not hosted.partition.log.config.compact:
+            return None
+        return self.status(hosted)
+
+    def status(self, hosted: LocalReplica) -> CompactionStatus:
+        """Where a compacted partition stands; no log is read."""
+        cleaner = self._cleaner.started
+        known = cleaner.state(hosted)
+        seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
+        found = cleanable_range(seen, self._runtime.now_ms())
+        clean, dirty = sizes(seen, found)
+        tp = hosted.partition.topic_partition
+        said = cleaner.status(tp)
+        state, reason = _state(said.next, dirty)
+        progress = None
+        if not self._config.current.log_cleaner_enable and state in (DUE, WAITING):
+            state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
+        if said.failure is not None:
+            state, reason = UNCLEANABLE, said.failure.reason
+        trouble = hosted.manifests.trouble
+        if trouble.count:
+            state, reason = UNCLEANABLE, trouble.reason
+        if said.running is not None:
+            computed = hosted.manifests.why_not if said.running.computed else None
+            state, reason = RUNNING, computed or said.running.plan.why
+            progress = said.running.progress
+        return CompactionStatus(
+            state=state,
+            reason=reason,
+            first_dirty_offset=found.first_dirty,
+            cleanable_end_offset=found.end_offset,
+            bound=found.bound,
+            clean_bytes=clean,
+            dirty_bytes=dirty,
+            dirty_ratio=_ratio(clean, dirty),
+            generation=None if known.applied is None else str(known.applied),
+            last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
+            retry_at_ms=trouble.retry_at_ms if said.failure is None else _retry_at_ms(said.failure),
+            failures=trouble.count if said.failure is None else said.failure.count,
+            progress=progress,
+            tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
+            next_horizon_ms=min(known.horizons.values(), default=None),
+            cleaning_to=None if said.running is None else said.running.plan.end_offset,
+            node=self._identity.node_id,
+            leads=hosted.partition.is_leader,
+            **_generations(hosted),
+        )
+
+    def retry(self, tp: TopicPartition) -> bool:
+        """Try an uncleanable log again at once; whether it was uncleanable."""
+        return self._cleaner.started.retry(tp)
+
+    def start_pass(self, tp: TopicPartition) -> asyncio.Future[Result | NotNow]:
+        """Compact a log that this node leads, whatever its dirty ratio. Raises KeptError."""
+        return self._cleaner.started.request(tp)
+
+    # Dry runs.
+
+    async def explain(
+        self, hosted: LocalReplica, key: bytes | None
+    ) -> NothingCleanable | Explanation:
+        """What a pass would do now, due or not, and the life of a key.
+
+        Raises DryRunFailed, ConcurrentlyModified (it is compacted again and again).
+        """
+        return await read_consistently(hosted, lambda: self._explain(hosted, key))
+
+    async def _explain(
+        self, hosted: LocalReplica, key: bytes | None
+    ) -> NothingCleanable | Explanation:
+        cleaner, tp = self._cleaner.started, hosted.partition.topic_partition
+        due = cleaner.plan_for(hosted)
+        plan = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
+        status = self.status(hosted)
+        if isinstance(plan, NotNow):
+            return NothingCleanable(
+                *tp,
+                status=status,
+                due=isinstance(due, Plan),
+                reason=plan.reason,
+                dry_run=None,
+                tombstones=await self._runtime.in_thread(self._tombstones, hosted),
+                key=OMITTED if key is None else await self.records_of(hosted, key),
+            )
+        above = sources_from(
+            hosted.partition.log, hosted.partition.last_stable_offset, plan.end_offset
+        )
+        outlook = await self._dry_runs.run(self._job(hosted, plan), key, above)
+        return Explanation(
+            *tp,
+            status=status,
+            due=isinstance(due, Plan),
+            reason=due.why if isinstance(due, Plan) else due.reason,
+            bound=plan.bound,
+            needs_bytes=plan.needs_bytes,
+            horizons_only=plan.horizons_only,
+            tombstones=outlook["dry_run"].pop("tombstones"),
+            dry_run=outlook["dry_run"],
+            key=outlook.get("key", OMITTED),
+        )
+
+    def _tombstones(self, hosted: LocalReplica) -> list[TombstoneOutlook]:
+        """When the tombstones go that the last pass kept."""
+        applied = self._cleaner.started.state(hosted).applied
+        if applied is None:
+            return []
+        disk = self._runtime.disk
+        return list(tombstones(read_manifest(hosted.partition.log.directory, applied, disk)))
+
+    def _job(self, hosted: LocalReplica, plan: Plan) -> jobs.Job:
+        known = self._cleaner.started.state(hosted)
+        return job_for(
+            hosted.partition.log,
+            plan,
+            next_identity(known.applied, hosted.partition.leader_epoch),
+            now_ms=self._runtime.now_ms(),
+            hash_key=os.urandom(jobs.HASH_KEY_BYTES),
+            limits=pass_limits(self._config.current, self._runtime.disk, hosted),
+        )
+
+    async def records_of(self, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
+        """Every record of a key that is in the log. Raises DryRunFailed."""
+        log, known = hosted.partition.log, self._cleaner.started.state(hosted)
+        return await self._dry_runs.find_key(
+            log.directory,
+            log.config,
+            key=key,
+            sources=sources_from(log, hosted.partition.last_stable_offset, 0),
+            clean_to=known.clean_to,
+            applied=known.applied,
+        )
+
+    async def life_of_key(self, hosted: LocalReplica, key: bytes) -> Sequence[Mapping[str, Any]]:
+        """Every record of a key in the log, with what a pass would do to it. Raises as
+        :meth:`explain`.
+        """
+        if not hosted.partition.log.config.compact:
+            return await read_consistently(hosted, lambda: self.records_of(hosted, key))
+        life = (await self.explain(hosted, key)).key
+        assert not isinstance(life, Omitted)
+        return life
+
+    # What passes did.
+
+    async def passes(self, hosted: LocalReplica) -> PassHistory:
+        """What the last passes did here. Raises DamagedData, MachineError."""
+        directory, disk = hosted.partition.log.directory, self._runtime.disk
+        tp = hosted.partition.topic_partition
+
+        def read() -> list[JournalledPass]:
+            journalled = []
+            for identity, path in reversed(removal_log.files(directory, disk)[-MAX_PASSES:]):
+                removed = removal_log.decode(path, disk.read(path))
+                journalled.append(JournalledPass(str(identity), removed.now_ms, removed.counts()))
+            return journalled
+
+        last = self._cleaner.started.status(tp).last
+        return PassHistory(*tp, last=last, passes=await self._runtime.in_thread(read))
+
+    async def why_missing(
+        self, hosted: LocalReplica, offset: int, key: bytes | None
+    ) -> MissingRecord:
+        """What became of an offset, by the log, the applied manifest and the removal journal. With
+        ``key`` its newest record, too. Raises as :meth:`explain`.
+        """
+        return await read_consistently(hosted, lambda: self._why_missing(hosted, offset, key))
+
+    async def _why_missing(
+        self, hosted: LocalReplica, offset: int, key: bytes | None
+    ) -> MissingRecord:
+        log, partition, disk = hosted.partition.log, hosted.partition, self._runtime.disk
+        applied = self._cleaner.started.state(hosted).applied
+        batch = _batch_of(hosted, offset)
+        bounds = {
+            "log_start_offset": log.log_start_offset,
+            "high_watermark": partition.high_watermark,
+            "log_end_offset": log.log_end_offset,
+        }
+
+        def find() -> removal_log.Answer:
+            return removal_log.why(
+                offset,
+                directory=log.directory,
+                disk=disk,
+                manifest=None if applied is None else read_manifest(log.directory, applied, disk),
+                is_there=lambda wanted: _holds(disk, batch, wanted),
+                **bounds,
+            )
+
+        found = await self._runtime.in_thread(find)
+        winner: Mapping[str, Any] | Omitted | None = OMITTED
+        if key is not None:
+            history = await self.records_of(hosted, key)
+            winner = history[-1] if history else None
+        return MissingRecord(
+            *partition.topic_partition,
+            offset=offset,
+            fate=found.fate.value,
+            explanation=found.text,
+            reason=None if found.reason is None else found.reason.value,
+            generation=None if found.identity is None else str(found.identity),
+            winner=winner,
+        )
+
+
+class CleanerView:
+    """What the cleaner of one node does and did."""
+
+    def __init__(self, identity: NodeIdentity, cleaner: LazyCleaner, kernels: Kernels) -> None:
+        self._identity = identity
+        self._cleaner = cleaner
+        self._kernels = kernels
+
+    def describe(self) -> CleanerSummary:
+        """Passes that run, logs that failed, what it did since start."""
+        cleaner = self._cleaner.started
+        running = [
+            RunningPass(
+                *tp, one.plan.why, round(one.plan.dirty_ratio, 4), one.progress, one.started_ms
+            )
+            for tp, one in cleaner.running.items()
+        ]
+        uncleanable = [
+            UncleanableLog(
+                *tp, failure.reason, failure.count, -1 if failure.stopped else failure.retry_at_ms
+            )
+            for tp, failure in sorted(cleaner.failures.all().items())
+        ]
+        return CleanerSummary(
+            node=self._identity.node_id,
+            running=running,
+            uncleanable=uncleanable[:MAX_UNCLEANABLE],
+            uncompiled_kernels=list(self._kernels.uncompiled),
+            totals=replace(cleaner.totals),
+        )
 
 
 def dirty_ratio(hosted: LocalReplica, now_ms: int) -> float:
@@ -191,230 +527,15 @@ def _state(following: Plan | NotNow, dirty_bytes: int) -> tuple[str, str]:
     return (WAITING if dirty_bytes else IDLE), following.reason
 
 
-def outcome(finished: asyncio.Future[Result | NotNow]) -> dict[str, Any]:
-    """What a pass that was asked for came to: ``done`` with its numbers, or ``error``."""
+def outcome(tp: TopicPartition, finished: asyncio.Future[Result | NotNow]) -> PassOutcome:
+    """What a pass that was requested came to. Raises what is no error of kept."""
     error = finished.exception()
     if isinstance(error, KeptError):
-        return {"done": False, "error": str(error)}
+        return PassOutcome(*tp, done=False, error=str(error))
     found = finished.result()
     if isinstance(found, NotNow):
-        return {"done": False, "reason": found.reason}
-    return {"done": True, **asdict(found), "identity": str(found.identity)}
-
-
-# Dry runs.
-
-
-async def explain(context: AdminContext, hosted: LocalReplica, key: bytes | None) -> dict[str, Any]:
-    """What a pass would do now, due or not, and the life of a key.
-
-    Raises DryRunFailed, MovedMeanwhile (it is compacted again and again).
-    """
-    return await read_consistently(hosted, lambda: _explained(context, hosted, key))
-
-
-async def _explained(
-    context: AdminContext, hosted: LocalReplica, key: bytes | None
-) -> dict[str, Any]:
-    cleaner = context.cleaner.started
-    due = cleaner.plan_for(hosted)
-    found = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
-    answer: dict[str, Any] = {
-        "status": asdict(status(context, hosted)),
-        "due": isinstance(due, Plan),
-    }
-    if isinstance(found, NotNow):
-        answer |= {"reason": found.reason, "dry_run": None}
-        answer["tombstones"] = await context.runtime.in_thread(_tombstones, context, hosted)
-        if key is None:
-            return answer
-        return answer | {"key": await _records_of(context, hosted, key)}
-    answer |= {
-        "reason": due.why if isinstance(due, Plan) else due.reason,
-        "bound": found.bound,
-        "needs_bytes": found.needs_bytes,
-        "horizons_only": found.horizons_only,
-    }
-    above = sources_from(
-        hosted.partition.log, hosted.partition.last_stable_offset, found.end_offset
-    )
-    said = await context.dry_runs.run(_job(context, hosted, found), key, above)
-    return {**answer, "tombstones": said["dry_run"].pop("tombstones"), **said}
-
-
-def _tombstones(context: AdminContext, hosted: LocalReplica) -> list[dict[str, Any]]:
-    """When the tombstones go that the last pass kept."""
-    from kept.compaction.cleaner.explain import tombstones
-
-    applied = context.cleaner.started.state(hosted).applied
-    if applied is None:
-        return []
-    found = read_manifest(hosted.partition.log.directory, applied, context.runtime.disk)
-    return [asdict(outlook) for outlook in tombstones(found)]
-
-
-def _job(context: AdminContext, hosted: LocalReplica, found: Plan) -> jobs.Job:
-    known = context.cleaner.started.state(hosted)
-    return job_for(
-        hosted.partition.log,
-        found,
-        next_identity(known.applied, hosted.partition.leader_epoch),
-        now_ms=context.runtime.now_ms(),
-        hash_key=os.urandom(jobs.HASH_KEY_BYTES),
-        limits=pass_limits(context.config.current, context.runtime.disk, hosted),
-    )
-
-
-async def _records_of(
-    context: AdminContext, hosted: LocalReplica, key: bytes
-) -> list[Mapping[str, Any]]:
-    """Every record of a key that is in the log."""
-    log, known = hosted.partition.log, context.cleaner.started.state(hosted)
-    return await context.dry_runs.find_key(
-        log.directory,
-        log.config,
-        key=key,
-        sources=sources_from(hosted.partition.log, hosted.partition.last_stable_offset, 0),
-        clean_to=known.clean_to,
-        applied=known.applied,
-    )
-
-
-# What passes did.
-
-
-def cleaner(context: AdminContext) -> dict[str, Any]:
-    """``running`` passes, logs that are ``uncleanable``, and totals since the node started.
-    ``uncompiled_kernels``: those that the node or a worker of it runs as plain Python.
-
-    ``retry_at_ms`` is -1 where nothing is tried before somebody says ``retry``.
-    """
-    now = context.cleaner.started
-    running = []
-    for tp, one in now.running.items():
-        total = one.work.total_bytes
-        running.append(
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "reason": one.plan.why,
-                "dirty_ratio": round(one.plan.dirty_ratio, 4),
-                "progress": round(one.work.done_bytes / total, 3) if total else 0.0,
-                "started_ms": one.started_ms,
-            }
-        )
-    uncleanable = [
-        {
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "reason": failure.reason,
-            "failures": failure.count,
-            "retry_at_ms": -1 if failure.stopped else failure.retry_at_ms,
-        }
-        for tp, failure in sorted(now.failures.all().items())
-    ]
-    totals = asdict(now.totals)
-    return {
-        "running": running,
-        "uncleanable": uncleanable[:MAX_UNCLEANABLE],
-        "uncompiled_kernels": list(context.kernels.uncompiled),
-        **totals,
-    }
-
-
-async def passes(context: AdminContext, hosted: LocalReplica) -> dict[str, Any]:
-    """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
-    removal journal knows of the last ones, newest first. Raises DamagedData, MachineError.
-    """
-    from kept.compaction.cleaner import removal_log
-
-    directory, disk = hosted.partition.log.directory, context.runtime.disk
-
-    def read() -> list[dict[str, Any]]:
-        found = []
-        for identity, path in reversed(removal_log.files(directory, disk)[-MAX_PASSES:]):
-            removed = removal_log.decode(path, disk.read(path))
-            found.append(
-                {
-                    "generation": str(identity),
-                    "at_ms": removed.now_ms,
-                    "removed": removed.counts(),
-                }
-            )
-        return found
-
-    last = context.cleaner.started.status(hosted.partition.topic_partition).last
-    return {
-        "last": None if last is None else {**asdict(last), "identity": str(last.identity)},
-        "passes": await context.runtime.in_thread(read),
-    }
-
-
-async def life_of_key(
-    context: AdminContext, hosted: LocalReplica, key: bytes
-) -> list[Mapping[str, Any]]:
-    """Every record of a key in the log, with what a pass would do to it. Raises as
-    :func:`explain`.
-    """
-    if hosted.partition.log.config.compact:
-        answer = await explain(context, hosted, key)
-        found: list[Mapping[str, Any]] = answer["key"]
-        return found
-    return await read_consistently(hosted, lambda: _records_of(context, hosted, key))
-
-
-# Why an offset is missing.
-
-
-async def why_missing(
-    context: AdminContext, hosted: LocalReplica, offset: int, key: bytes | None
-) -> dict[str, Any]:
-    """``fate``, ``explanation``, and the generation and reason that removed it, where known.
-
-    With ``key``: also ``winner``, the newest record of the key that is there. Raises as
-    :func:`explain`.
-    """
-    return await read_consistently(hosted, lambda: _why_missing(context, hosted, offset, key))
-
-
-async def _why_missing(
-    context: AdminContext, hosted: LocalReplica, offset: int, key: bytes | None
-) -> dict[str, Any]:
-    from kept.compaction.cleaner import removal_log
-
-    log, partition = hosted.partition.log, hosted.partition
-    known = context.cleaner.started.state(hosted)
-    slice_ = _batch_of(hosted, offset)
-    bounds = {
-        "log_start_offset": log.log_start_offset,
-        "high_watermark": partition.high_watermark,
-        "log_end_offset": log.log_end_offset,
-    }
-
-    def find() -> removal_log.Answer:
-        applied = known.applied
-        return removal_log.why(
-            offset,
-            directory=log.directory,
-            disk=context.runtime.disk,
-            manifest=None
-            if applied is None
-            else read_manifest(log.directory, applied, context.runtime.disk),
-            is_there=lambda wanted: _holds(context, slice_, wanted),
-            **bounds,
-        )
-
-    found = await context.runtime.in_thread(find)
-    answer = {
-        "fate": found.fate.value,
-        "explanation": found.text,
-        "reason": None if found.reason is None else found.reason.value,
-        "generation": None if found.identity is None else str(found.identity),
-    }
-    if key is not None:
-        history = await _records_of(context, hosted, key)
-        answer["winner"] = history[-1] if history else None
-    return answer
+        return PassOutcome(*tp, done=False, reason=found.reason)
+    return PassOutcome(*tp, done=True, result=found)
 
 
 def _batch_of(hosted: LocalReplica, offset: int) -> FileSlice | None:
@@ -428,11 +549,11 @@ def _batch_of(hosted: LocalReplica, offset: int) -> FileSlice | None:
         return None
 
 
-def _holds(context: AdminContext, found: FileSlice | None, offset: int) -> bool:
+def _holds(disk: Disk, found: FileSlice | None, offset: int) -> bool:
     """Whether a batch has a record at ``offset``; a control batch's marker counts."""
     if found is None:
         return False
-    data = context.runtime.disk.pread(*found)
+    data = disk.pread(*found)
     for position, header in headers(data):
         if header.base_offset > offset:
             return False

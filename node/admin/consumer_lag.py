@@ -1,6 +1,6 @@
 """Consumer groups of the whole cluster and how far behind they are, as any Kafka client sees them.
 
-Groups lie with their coordinators and high watermarks with the leaders, so this node asks the
+Groups lie with their coordinators and high watermarks with the leaders, so this node calls the
 others in Kafka's protocol (:class:`kept.node.admin.cluster_client.ClusterClient`): one ListGroups,
 DescribeGroups and OffsetFetch a group, one ListOffsets a thousand partitions of a leader. A node
 that does not answer leaves out what it has, and that is said (``unanswered``).
@@ -11,20 +11,21 @@ Limits: :data:`MAX_GROUPS` are looked at, the others only counted; a name says w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.groups import decode_assignment
 from kept.client.records import LATEST
-from kept.node.admin.cluster_client import ClusterClient
+from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.yielding import checkpoint
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.cluster_client import ClusterClient
+    from kept.node.metadata.metadata_log import Metadata
 
 MAX_GROUPS: Final = 200
 ENDS_TOGETHER: Final = 1000
@@ -35,6 +36,61 @@ LIST_GROUPS: Final = 16, 4
 OFFSET_FETCH: Final = 9, 8
 LIST_OFFSETS: Final = 2, 6
 """Keys and versions; every kept serves them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group in a line. ``lag`` is None where some partition's leader did not answer."""
+
+    group: str
+    state: str
+    coordinator: int
+    protocol: str
+    members: int
+    topics: list[str]
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of the cluster; ``left_out`` are those beyond :data:`MAX_GROUPS`."""
+
+    groups: list[GroupSummary]
+    left_out: int
+    unanswered: list[Unanswered]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member of a group."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag(OfPartition):
+    """How far a group is in a partition; None where that is not known."""
+
+    committed_offset: int | None
+    high_watermark: int | None
+    lag: int | None
+    member_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDetail:
+    """A group by member and partition."""
+
+    group: str
+    state: str
+    coordinator: int
+    protocol: str
+    members: list[GroupMember]
+    partitions: list[PartitionLag]
+    unanswered: list[Unanswered]
 
 
 @dataclass(slots=True)
@@ -49,62 +105,90 @@ class _Found:
     unanswered: dict[int, str] = field(default_factory=dict)
 
 
-async def overview(context: AdminContext, wanted: str = "") -> dict[str, Any]:
-    """Groups whose name contains ``wanted``: ``{"groups": […], "left_out": N, "unanswered": […]}``.
+class ConsumerLag:
+    """Describes the consumer groups of the cluster."""
 
-    Lags are None where a partition's leader did not answer.
-    """
-    found, names, left_out = await _look(context, lambda name: wanted in name)
-    groups = []
-    for name in names:
-        partitions = await _partitions(found, name)
-        lags = [one["lag"] for one in partitions]
+    def __init__(self, metadata: Metadata, new_client: Callable[[], ClusterClient]) -> None:
+        self._metadata = metadata
+        self._new_client = new_client
+
+    async def groups(self, part_of_name: str = "") -> Groups:
+        """The groups whose name contains ``part_of_name``."""
+        found, names, left_out = await self._collect(lambda name: part_of_name in name)
+        groups = []
+        for name in names:
+            partitions = await _partitions(found, name)
+            lags = [one.lag for one in partitions]
+            one = found.described.get(name)
+            groups.append(
+                GroupSummary(
+                    group=name,
+                    state=found.states[name][1],
+                    coordinator=found.states[name][0],
+                    protocol="" if one is None else str(one.protocol_data),
+                    members=0 if one is None else len(one.members),
+                    topics=sorted({one.topic for one in partitions}),
+                    lag=None if None in lags else sum(lag or 0 for lag in lags),
+                )
+            )
+        return Groups(groups, left_out, _unanswered(found))
+
+    async def group(self, name: str) -> GroupDetail:
+        """One group: members, and each partition with its committed offset and lag.
+
+        Raises GroupIdNotFound.
+        """
+        found, names, _ = await self._collect(lambda one: one == name)
+        if not names:
+            silent = found.unanswered.items()
+            why = "".join(f"; node {node} does not answer: {error}" for node, error in silent)
+            raise GroupIdNotFound(f"no group {name}{why}")
         one = found.described.get(name)
-        groups.append(
-            {
-                "group": name,
-                "state": found.states[name][1],
-                "coordinator": found.states[name][0],
-                "protocol": "" if one is None else one.protocol_data,
-                "members": 0 if one is None else len(one.members),
-                "topics": sorted({one["topic"] for one in partitions}),
-                "lag": None if None in lags else sum(lags),
-            }
+        return GroupDetail(
+            group=name,
+            state=found.states[name][1],
+            coordinator=found.states[name][0],
+            protocol="" if one is None else str(one.protocol_data),
+            members=[] if one is None else [_member(member) for member in one.members],
+            partitions=await _partitions(found, name),
+            unanswered=_unanswered(found),
         )
-    return {"groups": groups, "left_out": left_out, "unanswered": _unanswered(found)}
+
+    async def _collect(self, matches: Callable[[str], bool]) -> tuple[_Found, list[str], int]:
+        """What the nodes know, the matching groups looked at, and how many more there are."""
+        client, found, image = self._new_client(), _Found(), self._metadata.image
+        try:
+            alive = [node for node, broker in image.brokers.items() if not broker.fenced]
+            await asyncio.gather(*(_list(client, node, found) for node in alive))
+            matching = sorted(name for name in found.states if matches(name))
+            names = matching[:MAX_GROUPS]
+            by_coordinator: dict[int, list[str]] = {}
+            for name in names:
+                by_coordinator.setdefault(found.states[name][0], []).append(name)
+            await asyncio.gather(
+                *(_describe(client, node, its, found) for node, its in by_coordinator.items())
+            )
+            by_leader: dict[int, list[TopicPartition]] = {}
+            for tp in {tp for its in found.committed.values() for tp in its}:
+                topic = image.topics.get(tp.topic)
+                if topic is not None and tp.partition < len(topic.partitions):
+                    by_leader.setdefault(topic.partitions[tp.partition].leader, []).append(tp)
+            by_leader.pop(-1, None)
+            await asyncio.gather(
+                *(_ends(client, node, its, found) for node, its in by_leader.items())
+            )
+        finally:
+            client.close()
+        return found, names, len(matching) - len(names)
 
 
-async def detail(context: AdminContext, name: str) -> dict[str, Any]:
-    """One group: members, and each partition with its committed offset and lag.
-
-    Raises GroupIdNotFound.
-    """
-    found, names, _ = await _look(context, lambda one: one == name)
-    if not names:
-        why = "".join(f"; node {n} does not answer: {said}" for n, said in found.unanswered.items())
-        raise GroupIdNotFound(f"no group {name}{why}")
-    one = found.described.get(name)
-    return {
-        "group": name,
-        "state": found.states[name][1],
-        "coordinator": found.states[name][0],
-        "protocol": "" if one is None else one.protocol_data,
-        "members": [] if one is None else [_member(m) for m in one.members],
-        "partitions": await _partitions(found, name),
-        "unanswered": _unanswered(found),
-    }
+def _member(member: Any) -> GroupMember:
+    return GroupMember(
+        member.member_id, member.group_instance_id, member.client_id, member.client_host
+    )
 
 
-def _member(member: Any) -> dict[str, Any]:
-    return {
-        "member_id": member.member_id,
-        "instance_id": member.group_instance_id,
-        "client_id": member.client_id,
-        "host": member.client_host,
-    }
-
-
-async def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
+async def _partitions(found: _Found, name: str) -> list[PartitionLag]:
     one = found.described.get(name)
     owners: dict[TopicPartition, str] = {}
     if one is not None and one.protocol_type == "consumer":
@@ -116,58 +200,16 @@ async def _partitions(found: _Found, name: str) -> list[dict[str, Any]]:
     for number, tp in enumerate(sorted({*committed, *owners})):
         await checkpoint(number)
         at, end = committed.get(tp), found.ends.get(tp)
-        lag = None if end is None else end - (0 if at is None else at)
-        rows.append(
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "committed_offset": at,
-                "high_watermark": end,
-                "lag": None if lag is None else max(0, lag),
-                "member_id": owners.get(tp),
-            }
-        )
+        lag = None if end is None else max(0, end - (0 if at is None else at))
+        rows.append(PartitionLag(*tp, at, end, lag, owners.get(tp)))
     return rows
 
 
-def _unanswered(found: _Found) -> list[dict[str, Any]]:
-    return [{"node": node, "reason": why} for node, why in sorted(found.unanswered.items())]
+def _unanswered(found: _Found) -> list[Unanswered]:
+    return [Unanswered(node, why) for node, why in sorted(found.unanswered.items())]
 
 
-# Asking.
-
-
-async def _look(context: AdminContext, matches: Any) -> tuple[_Found, list[str], int]:
-    gateway, found = ClusterClient(context), _Found()
-    try:
-        alive = [n for n, broker in context.metadata.image.brokers.items() if not broker.fenced]
-        await asyncio.gather(*(_list(gateway, one, found) for one in alive))
-        matching = sorted(name for name in found.states if matches(name))
-        names = matching[:MAX_GROUPS]
-        by_coordinator: dict[int, list[str]] = {}
-        for name in names:
-            by_coordinator.setdefault(found.states[name][0], []).append(name)
-        await asyncio.gather(
-            *(_describe(gateway, one, several, found) for one, several in by_coordinator.items())
-        )
-        tps = {tp for several in found.committed.values() for tp in several}
-        by_leader: dict[int, list[TopicPartition]] = {}
-        for tp in tps:
-            leader = _leader(context, tp)
-            if leader >= 0:
-                by_leader.setdefault(leader, []).append(tp)
-        await asyncio.gather(
-            *(_ends(gateway, one, several, found) for one, several in by_leader.items())
-        )
-    finally:
-        gateway.close()
-    return found, names, len(matching) - len(names)
-
-
-def _leader(context: AdminContext, tp: TopicPartition) -> int:
-    topic = context.metadata.image.topics.get(tp.topic)
-    known = topic is not None and tp.partition < len(topic.partitions)
-    return topic.partitions[tp.partition].leader if known and topic is not None else -1
+# Requests to the nodes.
 
 
 async def _list(gateway: ClusterClient, broker: int, found: _Found) -> None:

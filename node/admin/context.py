@@ -1,4 +1,8 @@
-"""What the views and operations for operators work with, whoever asks: HTTP, gRPC or metrics."""
+"""What the operator's side of a node is built of, for HTTP, gRPC and metrics.
+
+Only what builds parts takes it (``kept.node.admin.parts`` and the lazy doors); a part gets what it
+works with.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdminContext:
-    """See the module."""
+    """The collaborators that parts are given, by name."""
 
     runtime: Runtime
     config: LiveConfig

@@ -1,22 +1,23 @@
-"""Compaction on demand, and questions about it, at any node: for each partition's leader.
+"""Operations about partitions, at any node: each is done by the partition's leader.
 
-Partitions that are led here are cleaned here; the other leaders are asked, side by side, over the
-connections between nodes (:mod:`kept.node.admin.peer_http`). A partition whose leader is not
-known, does not answer or has changed meanwhile says so by itself, and hinders no other one. A
-question about one partition goes the same way, but for what replicas know apart
-(:func:`better_journal`).
+Partitions that are led here are compacted here; the other leaders are called side by side, over the
+connections between nodes (:mod:`kept.node.admin.peer_http`). A partition whose leader is not known,
+does not answer or has changed meanwhile says so by itself, and hinders no other one. A request
+about one partition goes the same way, but for what replicas know apart
+(:meth:`LeaderRouting.better_journal`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.removal_log import Fate, Reason
-from kept.node.admin import compaction_status
-from kept.node.admin.peer_http import ASK_S, ask_json
+from kept.node.admin.compaction_status import PassOutcome, outcome
+from kept.node.admin.peer_http import CALL_S
+from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -27,201 +28,234 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.compaction_status import CompactionView, MissingRecord
+    from kept.node.admin.peer_http import PeerHttp
+    from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.replica_table import ReplicaTable
 
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for one topic."""
-PATH: Final = "/api/v1/compaction/now"
+COMPACT_NOW: Final = "/api/v1/compaction/now"
 WHY_MISSING: Final = "/api/v1/compaction/why-missing"
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes that were ``started``, and ``partitions`` with what each pass came to."""
+
+    started: list[OfPartition] | Omitted = OMITTED
+    partitions: list[PassOutcome | Remote] | Omitted = OMITTED
+
+
 @dataclass(slots=True)
-class _Said:
+class _Progress:
     """What became of partitions by their number: started, or an outcome."""
 
     started: set[int] = field(default_factory=set)
-    outcomes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    outcomes: dict[int, PassOutcome | Remote] = field(default_factory=dict)
 
 
-async def compact(
-    context: AdminContext, topic: str, numbers: Sequence[int], *, wait: bool, here: bool
-) -> dict[str, Any]:
-    """Have partitions of a compacted topic compacted, whatever their dirty ratio.
+class LeaderRouting:
+    """Has the leaders of partitions do what operators want."""
 
-    With ``here`` by this node alone. Without ``wait`` the answer is what was ``started``, and
-    ``partitions`` that could not be; else ``partitions`` with what each pass came to. Raises
-    RequestTimedOut when passes here go on for too long.
-    """
-    led: dict[int, list[int]] = {}
-    for number in numbers:
-        leader = _leader(context, topic, number)
-        led.setdefault(context.identity.node_id if here else leader, []).append(number)
-    parts = await asyncio.gather(
-        *(_at(context, leader, topic, wanted, wait) for leader, wanted in led.items())
-    )
-    started = set().union(*(part.started for part in parts))
-    outcomes = {number: one for part in parts for number, one in part.outcomes.items()}
-    answer: dict[str, Any] = {}
-    if not wait:
-        answer["started"] = [_named(topic, number) for number in sorted(started)]
-    if wait or outcomes:
-        answer["partitions"] = [{**_named(topic, n), **outcomes[n]} for n in sorted(outcomes)]
-    return answer
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        lookup: TopicLookup,
+        table: ReplicaTable,
+        view: CompactionView,
+        peer_http: PeerHttp,
+    ) -> None:
+        self._metadata = metadata
+        self._lookup = lookup
+        self._table = table
+        self._view = view
+        self._peer_http = peer_http
 
+    async def from_leader(
+        self,
+        tp: TopicPartition,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        here: bool,
+        post: bool = False,
+    ) -> dict[str, Any] | None:
+        """The JSON that the leader of a partition answers; None: it is this node's to answer.
 
-def _named(topic: str, number: int) -> dict[str, Any]:
-    return {"topic": topic, "partition": number}
+        That is so with ``here``, where it leads, and where nobody does and a replica is here.
+        Raises InvalidRequest when there is neither, UnknownTopicOrPartition, NetworkException,
+        RequestTimedOut.
+        """
+        leader = self._lookup.leader(tp)
+        no_leader_but_here = leader < 0 and tp in self._table.hosted
+        if here or leader == self._lookup.node_id or no_leader_but_here:
+            return None
+        if leader < 0:
+            raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
+        wanted = {"topic": tp.topic, "partition": str(tp.partition), **(query or {})}
+        call = self._peer_http.post if post else self._peer_http.get
+        try:
+            answer: dict[str, Any] = await call(leader, path, wanted)
+        except RetriableError as error:
+            raise NetworkException(
+                f"{tp} is led by node {leader}, which was asked: {error}"
+            ) from error
+        return answer
 
+    # Why an offset is missing.
 
-def _leader(context: AdminContext, topic: str, number: int) -> int:
-    return context.metadata.image.topics[topic].partitions[number].leader
-
-
-async def ask_leader(
-    context: AdminContext,
-    tp: TopicPartition,
-    path: str,
-    given: Mapping[str, str] | None = None,
-    *,
-    here: bool,
-    post: bool = False,
-) -> dict[str, Any] | None:
-    """What the leader of a partition says to a request for it; None: this node is to say it.
-
-    That is so with ``here``, where it leads, and where nobody does and a replica is here. Raises
-    InvalidRequest when there is neither, UnknownTopicOrPartition, NetworkException,
-    RequestTimedOut.
-    """
-    leader = _leader(context, tp.topic, tp.partition)
-    if here or leader == context.identity.node_id or (leader < 0 and tp in context.table.hosted):
-        return None
-    if leader < 0:
-        raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
-    said = {"topic": tp.topic, "partition": str(tp.partition), **(given or {})}
-    try:
-        answer: dict[str, Any] = await ask_json(
-            context, leader, path, None if post else said, body=said if post else None
+    async def better_journal(self, tp: TopicPartition, missing: MissingRecord) -> MissingRecord:
+        """What another replica knows better of an offset that is missing: one that only followed,
+        or keeps less history, has no reason of its own; the one that led the pass has. Where none
+        that is there knows, those that are away and may know are named.
+        """
+        better = await self._better(
+            tp, missing.offset, missing.fate, missing.reason, missing.explanation
         )
-    except RetriableError as error:
-        raise NetworkException(f"{tp} is led by node {leader}, which was asked: {error}") from error
-    return answer
+        return replace(missing, **better)
 
+    async def better_remote_journal(self, tp: TopicPartition, missing: Mapping[str, Any]) -> Remote:
+        """The same for what the partition's leader answered."""
+        better = await self._better(
+            tp, missing["offset"], missing["fate"], missing["reason"], missing["explanation"]
+        )
+        return Remote({**missing, **better})
 
-async def better_journal(
-    context: AdminContext, tp: TopicPartition, answer: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """What another replica knows better of an offset that is missing: who only followed, or keeps
-    less history, has no reason of its own; the one that led the pass has. Where none that is there
-    knows, those that are away and may are named.
-    """
-    if answer["fate"] not in (Fate.REMOVED, Fate.BEFORE_HISTORY):
-        return {}
-    if answer["reason"] not in (None, Reason.FOLLOWED):
-        return {}
-    topic = context.metadata.image.topics.get(tp.topic)
-    away: list[int] = []
-    for replica in () if topic is None else topic.partitions[tp.partition].replicas:
-        broker = context.metadata.image.brokers.get(replica)
-        if broker is None or broker.fenced:
-            away.append(replica)
-            continue
+    async def _better(
+        self, tp: TopicPartition, offset: int, fate: str, reason: str | None, explanation: str
+    ) -> dict[str, Any]:
+        if fate not in (Fate.REMOVED, Fate.BEFORE_HISTORY):
+            return {}
+        if reason not in (None, Reason.FOLLOWED):
+            return {}
+        image = self._metadata.image
+        topic = image.topics.get(tp.topic)
+        away: list[int] = []
+        for replica in () if topic is None else topic.partitions[tp.partition].replicas:
+            broker = image.brokers.get(replica)
+            if broker is None or broker.fenced:
+                away.append(replica)
+                continue
+            try:
+                other = await self._journal_of(replica, tp, offset)
+            except KeptError:  # it has just gone, or its replica has
+                away.append(replica)
+                continue
+            if other["fate"] == Fate.REMOVED and other["reason"] != Reason.FOLLOWED:
+                text = f"{other['explanation']}, by the journal of node {replica}"
+                known = {name: other[name] for name in ("fate", "reason", "generation")}
+                return {**known, "explanation": text}
+        if not away:
+            return {}
+        which = f"node{'s' * (len(away) > 1)} {', '.join(map(str, away))}"
+        text = f"{which} {'are' if len(away) > 1 else 'is'} away and may know more"
+        return {"explanation": f"{explanation}; {text}"}
+
+    async def _journal_of(self, replica: int, tp: TopicPartition, offset: int) -> Mapping[str, Any]:
+        if replica == self._lookup.node_id:
+            own = await self._view.why_missing(self._lookup.hosted(tp), offset, None)
+            names = ("fate", "explanation", "reason", "generation")
+            return {name: getattr(own, name) for name in names}
+        query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
+        answer: Mapping[str, Any] = await self._peer_http.get(replica, WHY_MISSING, query)
+        return answer
+
+    # Compaction on demand.
+
+    async def compact(
+        self, topic: str, numbers: Sequence[int], *, wait: bool, here: bool
+    ) -> Passes:
+        """Have partitions of a compacted topic compacted, whatever their dirty ratio.
+
+        With ``here`` by this node alone. Without ``wait`` the answer is what was ``started``, and
+        ``partitions`` that could not be; else ``partitions`` with what each pass came to. Raises
+        RequestTimedOut when passes here go on for too long.
+        """
+        led: dict[int, list[int]] = {}
+        for number in numbers:
+            leader = self._lookup.leader(TopicPartition(topic, number))
+            led.setdefault(self._lookup.node_id if here else leader, []).append(number)
+        parts = await asyncio.gather(
+            *(self._compact_at(leader, topic, its, wait) for leader, its in led.items())
+        )
+        started = sorted(set().union(*(part.started for part in parts)))
+        outcomes = {number: one for part in parts for number, one in part.outcomes.items()}
+        return Passes(
+            OMITTED if wait else [OfPartition(topic, number) for number in started],
+            [outcomes[n] for n in sorted(outcomes)] if wait or outcomes else OMITTED,
+        )
+
+    async def _compact_at(
+        self, leader: int, topic: str, numbers: list[int], wait: bool
+    ) -> _Progress:
+        if leader == self._lookup.node_id:
+            return await self._compact_here(topic, numbers, wait)
+        if leader < 0:
+            why = f"{topic} has no leader for it now: its replicas are not available"
+            return _failed(topic, numbers, why)
+        return await self._compact_elsewhere(leader, topic, numbers, wait)
+
+    async def _compact_here(self, topic: str, numbers: list[int], wait: bool) -> _Progress:
+        progress, passes = _Progress(), {}
+        for number in numbers:
+            tp = TopicPartition(topic, number)
+            hosted = self._table.hosted.get(tp)
+            if hosted is None or not hosted.partition.is_leader:
+                progress.outcomes[number] = PassOutcome(*tp, done=False, error=self._not_led(tp))
+                continue
+            try:
+                passes[number] = self._view.start_pass(tp)
+            except KeptError as error:
+                progress.outcomes[number] = PassOutcome(*tp, done=False, error=str(error))
+                continue
+            passes[number].add_done_callback(_retrieve)
+        if not wait:
+            progress.started.update(passes)
+        elif passes:
+            _, late = await asyncio.wait(passes.values(), timeout=WAIT_S)
+            if late:
+                raise RequestTimedOut(
+                    f"{len(late)} of {len(passes)} partitions are still being compacted"
+                )
+            for number, finished in passes.items():
+                progress.outcomes[number] = outcome(TopicPartition(topic, number), finished)
+        return progress
+
+    def _not_led(self, tp: TopicPartition) -> str:
+        leader = self._lookup.leader(tp)
+        known = "nobody does now" if leader < 0 else f"node {leader} does"
+        return f"node {self._lookup.node_id} does not lead it: {known}"
+
+    async def _compact_elsewhere(
+        self, leader: int, topic: str, numbers: list[int], wait: bool
+    ) -> _Progress:
+        body: dict[str, Any] = {"topic": topic, "wait": wait}
+        if len(numbers) == 1:
+            body["partition"] = numbers[0]
+        timeout_s = WAIT_S if wait else CALL_S
         try:
-            other = await _journal_of(context, replica, tp, answer["offset"])
-        except KeptError:  # it has just gone, or its replica has
-            away.append(replica)
-            continue
-        if other["fate"] == Fate.REMOVED and other["reason"] != Reason.FOLLOWED:
-            said = f"{other['explanation']}, by the journal of node {replica}"
-            known = {name: other[name] for name in ("fate", "reason", "generation")}
-            return {**known, "explanation": said}
-    if not away:
-        return {}
-    which = f"node{'s' * (len(away) > 1)} {', '.join(map(str, away))}"
-    said = f"{which} {'are' if len(away) > 1 else 'is'} away and may know more"
-    return {"explanation": f"{answer['explanation']}; {said}"}
-
-
-async def _journal_of(
-    context: AdminContext, replica: int, tp: TopicPartition, offset: int
-) -> Mapping[str, Any]:
-    if replica == context.identity.node_id:
-        context.table.partition(tp)
-        return await compaction_status.why_missing(context, context.table.hosted[tp], offset, None)
-    query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
-    found: Mapping[str, Any] = await ask_json(context, replica, WHY_MISSING, query)
-    return found
-
-
-def _failed(why: str) -> dict[str, Any]:
-    return {"done": False, "error": why}
-
-
-async def _at(
-    context: AdminContext, leader: int, topic: str, numbers: list[int], wait: bool
-) -> _Said:
-    if leader == context.identity.node_id:
-        return await _here(context, topic, numbers, wait)
-    if leader < 0:
-        why = f"{topic} has no leader for it now: its replicas are not available"
-        return _Said(outcomes=dict.fromkeys(numbers, _failed(why)))
-    return await _elsewhere(context, leader, topic, numbers, wait)
-
-
-async def _here(context: AdminContext, topic: str, numbers: list[int], wait: bool) -> _Said:
-    said, passes = _Said(), {}
-    for number in numbers:
-        tp = TopicPartition(topic, number)
-        hosted = context.table.hosted.get(tp)
-        if hosted is None or not hosted.partition.is_leader:
-            said.outcomes[number] = _failed(_not_led(context, topic, number))
-            continue
-        try:
-            passes[number] = context.cleaner.started.request(tp)
+            answer = await self._peer_http.post(leader, COMPACT_NOW, body, timeout_s)
         except KeptError as error:
-            said.outcomes[number] = _failed(str(error))
-            continue
-        passes[number].add_done_callback(_look_at)
-    if not wait:
-        said.started.update(passes)
-    elif passes:
-        _, late = await asyncio.wait(passes.values(), timeout=WAIT_S)
-        if late:
-            raise RequestTimedOut(
-                f"{len(late)} of {len(passes)} partitions are still being compacted"
-            )
-        said.outcomes |= {number: compaction_status.outcome(one) for number, one in passes.items()}
-    return said
+            return _failed(topic, numbers, f"its leader, node {leader}, was asked: {error}")
+        wanted = set(numbers)
+        progress = _Progress({one["partition"] for one in answer.get("started", ())} & wanted)
+        for one in answer.get("partitions", ()):
+            if one["partition"] in wanted:
+                progress.outcomes[one["partition"]] = Remote(one)
+        lost = sorted(wanted - progress.started - progress.outcomes.keys())
+        why = f"node {leader} leads it no longer; ask again"
+        progress.outcomes |= _failed(topic, lost, why).outcomes
+        return progress
 
 
-def _not_led(context: AdminContext, topic: str, number: int) -> str:
-    leader = _leader(context, topic, number)
-    known = "nobody does now" if leader < 0 else f"node {leader} does"
-    return f"node {context.identity.node_id} does not lead it: {known}"
+def _failed(topic: str, numbers: Sequence[int], why: str) -> _Progress:
+    return _Progress(outcomes={n: PassOutcome(topic, n, done=False, error=why) for n in numbers})
 
 
-def _look_at(finished: asyncio.Future[Any]) -> None:
+def _retrieve(finished: asyncio.Future[Any]) -> None:
     """Take note of an outcome that nobody waits for; the cleaner has logged it."""
     if not finished.cancelled():
         finished.exception()
-
-
-async def _elsewhere(
-    context: AdminContext, leader: int, topic: str, numbers: list[int], wait: bool
-) -> _Said:
-    said, body = _Said(), {"topic": topic, "wait": wait}
-    asked = {**body, "partition": numbers[0]} if len(numbers) == 1 else body
-    try:
-        answer = await ask_json(
-            context, leader, PATH, body=asked, timeout_s=WAIT_S if wait else ASK_S
-        )
-    except KeptError as error:
-        why = f"its leader, node {leader}, was asked: {error}"
-        return _Said(outcomes=dict.fromkeys(numbers, _failed(why)))
-    wanted = set(numbers)
-    said.started = {one["partition"] for one in answer.get("started", ())} & wanted
-    for one in answer.get("partitions", ()):
-        if one["partition"] in wanted:
-            said.outcomes[one["partition"]] = one
-    for number in wanted - said.started - said.outcomes.keys():
-        said.outcomes[number] = _failed(f"node {leader} leads it no longer; ask again")
-    return said

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from kept.client.node_connection import NodeConnection
     from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.admin.context import AdminContext
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.memory_budget import BudgetShare
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.types import TopicPartition
 
 PRODUCE_VERSION: Final = 9
@@ -89,7 +91,7 @@ async def append(
         ],
     }
 
-    async def ask(leader: int) -> Appended:
+    async def call(leader: int) -> Appended:
         async with gateway.lease(leader) as connection:
             try:
                 response = await connection.call(
@@ -115,7 +117,7 @@ async def append(
         stamped = one.log_append_time
         return Appended(int(one.base_offset), record.timestamp if stamped is None else _ms(stamped))
 
-    return await gateway.at_leader(tp, ask, patience_s)
+    return await gateway.at_leader(tp, call, patience_s)
 
 
 def _ms(moment: Any) -> int:
@@ -125,8 +127,17 @@ def _ms(moment: Any) -> int:
 class Reader:
     """Reads one partition. ``position`` is the next offset."""
 
-    def __init__(self, context: AdminContext, gateway: ClusterClient, tp: TopicPartition) -> None:
-        self._context = context
+    def __init__(
+        self,
+        runtime: Runtime,
+        metadata: Metadata,
+        inflating: BudgetShare,
+        gateway: ClusterClient,
+        tp: TopicPartition,
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._inflating = inflating
         self._gateway = gateway
         self._tp = tp
         self._topic_id: UUID | None = None
@@ -143,7 +154,7 @@ class Reader:
     async def seek(self, offset: int) -> None:
         """Begin at an offset, or at EARLIEST or LATEST. Raises InvalidRequest."""
         self._gateway.leader(self._tp)
-        self._topic_id = self._context.metadata.image.topics[self._tp.topic].topic_id
+        self._topic_id = self._metadata.image.topics[self._tp.topic].topic_id
         if offset >= 0:
             self.position = offset
         elif offset in (EARLIEST, LATEST):
@@ -171,7 +182,7 @@ class Reader:
             "topics": [{"name": tp.topic, "partitions": [partition]}],
         }
 
-        async def ask(leader: int) -> int:
+        async def call(leader: int) -> int:
             async with self._gateway.lease(leader) as connection:
                 response = await _repeatable(
                     connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values, SLACK_S)
@@ -182,7 +193,7 @@ class Reader:
                 raise error
             return int(one.offset)
 
-        return await self._gateway.at_leader(tp, ask, PATIENCE_S)
+        return await self._gateway.at_leader(tp, call, PATIENCE_S)
 
     async def fetch(self, wait: bool) -> list[bytes]:
         """Batches from ``position`` on, perhaps none; ``wait`` for the first for a while.
@@ -191,11 +202,11 @@ class Reader:
         PolicyViolation when the topic is another one by now.
         """
 
-        async def ask(leader: int) -> Any:
-            return await self._ask(leader, POLL_MS if wait else 0)
+        async def call(leader: int) -> Any:
+            return await self._fetch_from(leader, POLL_MS if wait else 0)
 
         try:
-            one = await self._gateway.at_leader(self._tp, ask, PATIENCE_S)
+            one = await self._gateway.at_leader(self._tp, call, PATIENCE_S)
         except OffsetOutOfRange as error:
             start, end = await self.offset_at(EARLIEST), await self.offset_at(LATEST)
             raise OffsetOutOfRange(
@@ -205,9 +216,9 @@ class Reader:
         data = bytes(one.records or b"")
         return [data[at : at + header.size_bytes] for at, header in headers(data)]
 
-    async def _ask(self, leader: int, max_wait_ms: int) -> Any:
+    async def _fetch_from(self, leader: int, max_wait_ms: int) -> Any:
         tp = self._tp
-        topic = self._context.metadata.image.topics.get(tp.topic)
+        topic = self._metadata.image.topics.get(tp.topic)
         if topic is not None and topic.topic_id != self._topic_id:
             raise PolicyViolation(
                 f"topic {tp.topic!r} was deleted and created anew: consume it from its beginning"
@@ -275,8 +286,7 @@ class Reader:
                 return piece(inflate_limit=ON_LOOP_BYTES)
             except InflatesBeyondLimit:
                 pass
-        context = self._context
-        return await inflated(context.runtime, context.inflating, piece, limit=INFLATE_LIMIT)
+        return await inflated(self._runtime, self._inflating, piece, limit=INFLATE_LIMIT)
 
 
 async def _repeatable(answer: Awaitable[Any]) -> Any:

@@ -1,4 +1,5 @@
-"""What one node asks of another's ``/api/v1/``: a browser speaks with the node of its page alone.
+"""What one node requests of another's ``/api/v1/``: a browser speaks with the node of its page
+alone.
 
 A request with the parameter ``node=N`` is answered by node N, over the connection that the nodes
 have anyway (:mod:`kept.node.internode`), so no browser and no proxy has to reach that node. Hosts,
@@ -21,58 +22,72 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.internode.peers import Peers
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
 
-ASK_S: Final = 30.0
-"""A dry run of a large log takes this long at most when it is asked through another node."""
+CALL_S: Final = 30.0
+"""A dry run of a large log takes this long at most when it is requested through another node."""
 _REFUSALS: Final[Mapping[int, type[KeptError]]] = {
     400: InvalidRequest,
     404: UnknownTopicOrPartition,
 }
-"""What is wrong with the question itself, whoever is asked."""
+"""What is wrong with the request itself, whoever serves it."""
 
 
-def question(
-    method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any]
-) -> AskRequest:
-    """A request to the API of another node."""
-    return AskRequest(method, path, json.dumps(dict(query)), json.dumps(dict(body)))
+class PeerHttp:
+    """The HTTP API of the other nodes."""
+
+    def __init__(self, identity: NodeIdentity, metadata: Metadata, peers: Peers) -> None:
+        self._identity = identity
+        self._metadata = metadata
+        self._peers = peers
+
+    async def request(
+        self,
+        node_id: int,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = CALL_S,
+    ) -> AskReply:
+        """What node ``node_id`` answers; its refusals are answers with their status.
+
+        Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
+        """
+        voters = (voter.node_id for voter in self._metadata.member.voters)
+        nodes = sorted({self._identity.node_id, *self._metadata.image.brokers, *voters})
+        if node_id not in nodes:
+            known = ", ".join(map(str, nodes))
+            raise InvalidRequest(f"there is no node {node_id}; there are {known}")
+        request = AskRequest(
+            method, path, json.dumps(dict(query or {})), json.dumps(dict(body or {}))
+        )
+        reply: AskReply = await self._peers.call(node_id, "Ask", request, timeout_s)
+        return reply
+
+    async def get(self, node_id: int, path: str, query: Mapping[str, str]) -> Any:
+        """The JSON of a GET. Raises as :meth:`request`, and for a refusal InvalidRequest,
+        UnknownTopicOrPartition or NetworkException.
+        """
+        return _value(node_id, await self.request(node_id, "GET", path, query=query))
+
+    async def post(
+        self, node_id: int, path: str, body: Mapping[str, Any], timeout_s: float = CALL_S
+    ) -> Any:
+        """The JSON that a POST is answered with. Raises as :meth:`get`."""
+        reply = await self.request(node_id, "POST", path, body=body, timeout_s=timeout_s)
+        return _value(node_id, reply)
 
 
-async def ask(
-    context: AdminContext, node_id: int, asked: AskRequest, timeout_s: float = ASK_S
-) -> AskReply:
-    """What node ``node_id`` answers; its refusals are answers with their status.
-
-    Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
-    """
-    voters = (voter.node_id for voter in context.metadata.member.voters)
-    nodes = sorted({context.identity.node_id, *context.metadata.image.brokers, *voters})
-    if node_id not in nodes:
-        raise InvalidRequest(f"there is no node {node_id}; there are {', '.join(map(str, nodes))}")
-    reply: AskReply = await context.peers.call(node_id, "Ask", asked, timeout_s)
-    return reply
-
-
-async def ask_json(
-    context: AdminContext,
-    node_id: int,
-    path: str,
-    query: Mapping[str, str] | None = None,
-    *,
-    body: Mapping[str, Any] | None = None,
-    timeout_s: float = ASK_S,
-) -> Any:
-    """The value of a GET, or of a POST of ``body``. Raises as :func:`ask`, and for a refusal
-    InvalidRequest, UnknownTopicOrPartition or NetworkException.
-    """
-    asked = question("GET" if body is None else "POST", path, query or {}, body or {})
-    reply = await ask(context, node_id, asked, timeout_s)
+def _value(node_id: int, reply: AskReply) -> Any:
     value = json.loads(reply.body)
-    if reply.status != 200:
-        message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""
-        refusal = _REFUSALS.get(reply.status)
-        if refusal is not None:
-            raise refusal(message)
-        raise NetworkException(f"node {node_id} answers {reply.status}: {message}")
-    return value
+    if reply.status == 200:
+        return value
+    message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""
+    refusal = _REFUSALS.get(reply.status)
+    if refusal is not None:
+        raise refusal(message)
+    raise NetworkException(f"node {node_id} answers {reply.status}: {message}")

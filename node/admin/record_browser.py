@@ -9,108 +9,168 @@ What lies between two offsets was compacted away, unless a transaction's marker 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from kept.client.records import EARLIEST
-from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.partition_records import Reader
+from kept.node.admin.results import OfPartition
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.cluster_client import ClusterClient
+    from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.memory_budget import BudgetShare
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.records import Record
-    from kept.storage.types import TopicPartition
 
+DEFAULT_RECORDS: Final = 50
+"""Records that are shown where no limit is given."""
 MAX_RECORDS: Final = 200
 SHORT_BYTES: Final = 4096
 """What is shown of a key, a value or a header among others."""
 LONG_BYTES: Final = 1024 * 1024
-"""And of the value of a record that is asked for alone."""
+"""And of the value of a record that is requested alone."""
 MAX_HEADERS: Final = 50
 MAX_BYTES: Final = 2 * 1024 * 1024
 """Of one answer."""
 
 
-async def browse(
-    context: AdminContext,
-    tp: TopicPartition,
-    *,
-    offset: int | None = None,
-    timestamp: int | None = None,
-    limit: int,
-) -> dict[str, Any]:
-    """Up to ``limit`` records from an offset or time on; with neither the last ones.
+@dataclass(frozen=True, slots=True)
+class ShownHeader:
+    """A header of a record; its value is cut at :data:`SHORT_BYTES`."""
 
-    ``log_start_offset`` and ``high_watermark`` say what there is, ``next_offset`` where to go on.
-    An offset that is not there any more begins with the next one. Raises InvalidRequest and what
-    Fetch answers.
+    name: str
+    value_base64: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRecord:
+    """A record; ``key_bytes`` and ``value_bytes`` are its whole lengths."""
+
+    offset: int
+    timestamp: int
+    key_base64: str | None
+    key_bytes: int
+    value_base64: str | None
+    value_bytes: int
+    is_tombstone: bool
+    headers: list[ShownHeader]
+    headers_left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPage(OfPartition):
+    """Some records. ``log_start_offset`` and ``high_watermark`` say what there is, ``next_offset``
+    where to go on.
     """
-    if not 0 < limit <= MAX_RECORDS:
-        raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
-    if offset is not None and timestamp is not None:
-        raise InvalidRequest("offset and timestamp are both given; use one of them")
-    gateway = ClusterClient(context)
-    reader = Reader(context, gateway, tp)
-    try:
-        await reader.seek(EARLIEST)
-        start, end = reader.position, await reader.end()
-        first = max(start, end - limit)
-        if timestamp is not None:
-            at = await reader.offset_at(timestamp)
-            first = end if at < 0 else at
-        elif offset is not None:
-            first = max(offset, start)
-        reader.position = first
-        records = await _read(reader, end, limit)
-    finally:
-        await reader.close()
-        gateway.close()
-    return {
-        "topic": tp.topic,
-        "partition": tp.partition,
-        "log_start_offset": start,
-        "high_watermark": end,
-        "first_offset": first,
-        "next_offset": reader.position,
-        "records": records,
-    }
+
+    log_start_offset: int
+    high_watermark: int
+    first_offset: int
+    next_offset: int
+    records: list[ShownRecord]
 
 
-async def _read(reader: Reader, end: int, limit: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+class RecordBrowser:
+    """Reads some records of a partition."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        metadata: Metadata,
+        inflating: BudgetShare,
+        lookup: TopicLookup,
+        new_client: Callable[[], ClusterClient],
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._inflating = inflating
+        self._lookup = lookup
+        self._new_client = new_client
+
+    async def browse(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        limit: int = DEFAULT_RECORDS,
+    ) -> RecordPage:
+        """Up to ``limit`` records from an offset or time on; with neither the last ones.
+
+        An offset that is not there any more begins with the next one. Raises InvalidRequest,
+        UnknownTopicOrPartition and what Fetch answers.
+        """
+        tp = self._lookup.partition(topic, partition)
+        if not 0 < limit <= MAX_RECORDS:
+            raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
+        if offset is not None and timestamp is not None:
+            raise InvalidRequest("offset and timestamp are both given; use one of them")
+        client = self._new_client()
+        reader = Reader(self._runtime, self._metadata, self._inflating, client, tp)
+        try:
+            await reader.seek(EARLIEST)
+            start, end = reader.position, await reader.end()
+            first = max(start, end - limit)
+            if timestamp is not None:
+                at = await reader.offset_at(timestamp)
+                first = end if at < 0 else at
+            elif offset is not None:
+                first = max(offset, start)
+            reader.position = first
+            records = await _read(reader, end, limit)
+        finally:
+            await reader.close()
+            client.close()
+        return RecordPage(
+            *tp,
+            log_start_offset=start,
+            high_watermark=end,
+            first_offset=first,
+            next_offset=reader.position,
+            records=records,
+        )
+
+
+async def _read(reader: Reader, end: int, limit: int) -> list[ShownRecord]:
+    shown: list[ShownRecord] = []
     size, longest = 0, LONG_BYTES if limit == 1 else SHORT_BYTES
     while reader.position < end:
         batches = await reader.fetch(wait=False)
         if not batches:
             break
         for batch in batches:
-            async for record in reader.taken(batch, limit - len(found)):
+            async for record in reader.taken(batch, limit - len(shown)):
                 if record.offset >= end:
-                    return found
-                found.append(_shown(record, longest))
+                    return shown
+                shown.append(_shown(record, longest))
                 size += min(len(record.value or b""), longest) + len(record.key or b"")
-                if len(found) >= limit or size >= MAX_BYTES:
+                if len(shown) >= limit or size >= MAX_BYTES:
                     reader.position = record.offset + 1
-                    return found
-    return found
+                    return shown
+    return shown
 
 
-def _shown(record: Record, longest: int) -> dict[str, Any]:
+def _shown(record: Record, longest: int) -> ShownRecord:
     headers = record.headers[:MAX_HEADERS]
-    return {
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "key_base64": _base64(record.key, SHORT_BYTES),
-        "key_bytes": len(record.key or b""),
-        "value_base64": _base64(record.value, longest),
-        "value_bytes": len(record.value or b""),
-        "is_tombstone": record.value is None,
-        "headers": [
-            {"name": name[:SHORT_BYTES], "value_base64": _base64(value, SHORT_BYTES)}
-            for name, value in headers
+    return ShownRecord(
+        offset=record.offset,
+        timestamp=record.timestamp,
+        key_base64=_base64(record.key, SHORT_BYTES),
+        key_bytes=len(record.key or b""),
+        value_base64=_base64(record.value, longest),
+        value_bytes=len(record.value or b""),
+        is_tombstone=record.value is None,
+        headers=[
+            ShownHeader(name[:SHORT_BYTES], _base64(value, SHORT_BYTES)) for name, value in headers
         ],
-        "headers_left_out": len(record.headers) - len(headers),
-    }
+        headers_left_out=len(record.headers) - len(headers),
+    )
 
 
 def _base64(data: bytes | None, longest: int) -> str | None:

@@ -69,6 +69,12 @@ class Running:
     work: Work = field(default_factory=Work)
     computed: bool = False
 
+    @property
+    def progress(self) -> float:
+        """How much of its work is done: 0 to 1."""
+        total = self.work.total_bytes
+        return round(self.work.done_bytes / total, 3) if total else 0.0
+
 
 @dataclass(slots=True)
 class Totals:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.admin.context import AdminContext
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.memory_budget import BudgetShare
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.records import Record
 
 NAME: Final = "broker.Broker"
@@ -46,8 +49,19 @@ MAX_TIMESTAMP: Final = 1 << 60
 class Broker:
     """The service of one node."""
 
-    def __init__(self, context: AdminContext, gateway: ClusterClient) -> None:
-        self._context = context
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        identity: NodeIdentity,
+        metadata: Metadata,
+        inflating: BudgetShare,
+        gateway: ClusterClient,
+    ) -> None:
+        self._runtime = runtime
+        self._identity = identity
+        self._metadata = metadata
+        self._inflating = inflating
         self._gateway = gateway
         self._sticky = itertools.count()
 
@@ -93,7 +107,7 @@ class Broker:
         }
         values = {"topics": [topic], "timeout": int(patience_s * 1000), "validate_only": False}
         response = await self._gateway.call(
-            self._context.identity.node_id, CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
+            self._identity.node_id, CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
         )
         (made,) = response.topics
         error = failure(int(made.error_code), f"CreateTopic {name!r}", made.error_message)
@@ -114,9 +128,7 @@ class Broker:
                 "payload is missing: without a payload and with a key it would be a tombstone, and "
                 "there is no key either"
             )
-        timestamp = (
-            request.timestamp if request.HasField("timestamp") else self._context.runtime.now_ms()
-        )
+        timestamp = request.timestamp if request.HasField("timestamp") else self._runtime.now_ms()
         if not 0 <= timestamp < MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp {timestamp} is not in milliseconds since 1970")
         await self._gateway.await_topic(name)
@@ -135,7 +147,7 @@ class Broker:
 
     async def _consume(self, request: Any, context: Any) -> None:
         tp = TopicPartition(_named(request.topic), request.partition)
-        reader = Reader(self._context, self._gateway, tp)
+        reader = Reader(self._runtime, self._metadata, self._inflating, self._gateway, tp)
         try:
             await self._read(reader, request, context)
         finally:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from grpc_health.v1 import health_pb2
 
-from kept.node.admin.service import Admin
-
 # isort: split
 import grpc
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.health import NodeHealth
+    from kept.node.admin.readiness import Readiness
 
 NAME: Final = "grpc.health.v1.Health"
 PAUSE_S: Final = 0.05
@@ -30,15 +29,15 @@ _STATES: Final = health_pb2.HealthCheckResponse
 class Health:
     """The service of one node; ``services`` are the names that can be asked about, and ``""``."""
 
-    def __init__(self, context: AdminContext, services: tuple[str, ...]) -> None:
-        self._admin = Admin(context)
+    def __init__(self, node: NodeHealth, readiness: Readiness, services: tuple[str, ...]) -> None:
+        self._node = node
         self._services = ("", *services)
         self._watching = 0
         self._known: Any = None
         self._moved = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
         self._again = False
-        context.readiness.on_move = self._may_have_moved
+        readiness.on_move = self._may_have_moved
 
     def handlers(self) -> Any:
         """For a gRPC server."""
@@ -54,7 +53,7 @@ class Health:
     def _state(self, service: str) -> Any:
         if service not in self._services:
             return _STATES.SERVICE_UNKNOWN
-        return _STATES.SERVING if self._admin.unready() is None else _STATES.NOT_SERVING
+        return _STATES.SERVING if self._node.unready() is None else _STATES.NOT_SERVING
 
     async def _check(self, request: Any, context: Any) -> Any:
         state = self._state(request.service)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.cluster_client import ClusterClient
+from kept.node.admin.parts import AdminParts
 from kept.node.grpc import broker, health
 from kept.node.grpc.reflection import Symbols
 from kept.node.internode import grpc_options
@@ -40,7 +40,8 @@ class Server:
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
-        self._gateway = ClusterClient(context)
+        self._parts = AdminParts(context)
+        self._gateway = self._parts.new_client()
         self._private = PrivateServer(SOCKET)
 
     @property
@@ -55,7 +56,15 @@ class Server:
         server = grpc.aio.server(
             options=options(context.config.current), maximum_concurrent_rpcs=limit
         )
-        services = (broker.Broker(context, self._gateway), health.Health(context, (broker.NAME,)))
+        clients = broker.Broker(
+            runtime=context.runtime,
+            identity=context.identity,
+            metadata=context.metadata,
+            inflating=context.inflating,
+            gateway=self._gateway,
+        )
+        node_health = health.Health(self._parts.health, context.readiness, (broker.NAME,))
+        services = (clients, node_health)
         server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
         listed = (broker.NAME, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(listed, server, Symbols())

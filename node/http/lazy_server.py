@@ -30,7 +30,10 @@ class LazyHttpServer:
 
     def _started(self) -> HttpServer:
         if self._server is None:
+            from kept.node.http.routes import Routes
             from kept.node.http.server import HttpServer
 
-            self._server = HttpServer(self._context)
+            context = self._context
+            routes = Routes(context)
+            self._server = HttpServer(context.runtime, context.config, context.budget, routes)
         return self._server

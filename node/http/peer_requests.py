@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from kept.node.http.routes import Routes, route
+from kept.node.http.json_results import dumps
+from kept.node.http.routes import Routes
 from kept.node.http.server import HttpRequest, failure, status_of
 from kept.node.internode.controller_rpc import AskReply, AskRequest
 from kept.storage.errors import KeptError, PolicyViolation
@@ -22,20 +23,20 @@ async def answer(routes: Routes, request: AskRequest) -> AskReply:
         raise PolicyViolation(f"{request.path} is not asked through another node")
     try:
         asked = HttpRequest(request.method, request.path, query, body, here=True)
-        response = await route(routes, asked)
+        response = await routes.respond(asked)
     except KeptError as error:
         response = failure(status_of(error), str(error))
     if response.endless:
         raise PolicyViolation(f"{request.path} is a stream, and not asked through another node")
     if response.chunks is None:
-        text = json.dumps(response.value) if response.text is None else response.text
-        return AskReply(response.status, text.encode())
+        body = dumps(response.value) if response.text is None else response.text.encode()
+        return AskReply(response.status, body)
     whole = bytearray()
     async for chunk in response.chunks:
         whole += chunk
         if len(whole) > MAX_ANSWER_BYTES:
             raise PolicyViolation(
                 f"the answer to {request.path} has more than {MAX_ANSWER_BYTES} bytes: ask node "
-                f"{routes.context.identity.node_id} itself"
+                f"{routes.node_id} itself"
             )
     return AskReply(response.status, bytes(whole))

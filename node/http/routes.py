@@ -1,4 +1,4 @@
-"""What HTTP answers: which path and method is which operation of ``kept.node.admin.service``.
+"""What HTTP answers: which path and method is which operation of ``kept.node.admin``.
 
 ======  ============================================  ==============================================
 method  path                                          answers
@@ -37,24 +37,27 @@ POST    /api/v1/voters/remove                         {"node_id": N}
 ======  ============================================  ==============================================
 
 A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
-answers (``kept.node.admin.peer_http``); only streams do not travel. Compaction is asked for at
-any node, which asks the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life of
-a key (``kept.node.admin.leader_routing``).
+answers (``kept.node.admin.peer_http``); only streams do not travel. Compaction is requested of
+any node, which calls the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life
+of a key (``kept.node.admin.leader_routing``).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.service import DEFAULT_RECORDS, MAX_SEGMENTS, Admin
+from kept.node.admin.parts import AdminParts
+from kept.node.admin.record_browser import DEFAULT_RECORDS
+from kept.node.admin.topic_view import MAX_SEGMENTS
+from kept.node.compaction.replica_digests import Wanted
+from kept.node.http import console, json_results
 from kept.node.http.console import events
-from kept.node.http.console.events import EventStreams
+from kept.node.http.console.events import EventStreams, Pulses
 from kept.node.http.server import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
-from kept.node.runtime.yielding import checkpoint
+from kept.node.metrics.lazy_metrics import CONTENT_TYPE, LazyMetrics
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -63,61 +66,70 @@ if TYPE_CHECKING:
 
 Route = Callable[["Routes", HttpRequest], Awaitable[HttpResponse]]
 
-CHUNK_BYTES: Final = 64 * 1024
-STRAYS_SAID: Final = 20
+STRAYS_SHOWN: Final = 20
 """Logs set aside that ``/readyz`` names; ``kept_stray_logs`` counts all."""
-"""Large answers are sent in pieces of about this size."""
 
 
 class Routes:
     """The answers of one node. ``streams`` are those of server-sent events."""
 
     def __init__(self, context: AdminContext) -> None:
-        self.context = context
-        self.admin = Admin(context)
-        self.streams = EventStreams(context)
+        self.parts = parts = AdminParts(context)
+        self.metrics = LazyMetrics(context, parts)
+        self.node_id = context.identity.node_id
+        self.alone = context.config.current.alone
+        self.pulses = Pulses(
+            metadata=context.metadata,
+            counters=context.counters,
+            cleaner=context.cleaner,
+            lookup=parts.lookup,
+            compaction=parts.compaction_view,
+        )
+        self.streams = EventStreams(
+            config=context.config,
+            health=parts.health,
+            pulses=self.pulses,
+            peer_http=parts.peer_http,
+        )
+
+    async def respond(self, request: HttpRequest) -> HttpResponse:
+        """Answer a request. Raises KeptError for what the operation refuses."""
+        path = plain_path(request.path)
+        node_id = _other_node(request, path)
+        if node_id is not None and node_id != self.node_id:
+            return await self._forward(node_id, request)
+        methods = _ROUTES.get(path)
+        for prefix, handler in _NAMED.items():
+            if methods is None and path.startswith(prefix + "/"):
+                methods = {"GET": handler}
+        if methods is None:
+            return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
+        route = methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
+            return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
+        return await route(self, request)
+
+    async def _forward(self, node_id: int, request: HttpRequest) -> HttpResponse:
+        """What another node answers."""
+        if self.alone:
+            raise InvalidRequest(f"there is no node {node_id}: node {self.node_id} is alone")
+        reply = await self.parts.peer_http.request(
+            node_id, request.method, request.path, query=request.query, body=request.body
+        )
+        return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
 
 
-async def route(routes: Routes, request: HttpRequest) -> HttpResponse:
-    """Answer a request. Raises KeptError for what the operation refuses."""
-    path = plain_path(request.path)
-    wanted = _wanted_node(request, path)
-    if wanted is not None and wanted != routes.context.identity.node_id:
-        return await _asked(routes.context, wanted, request)
-    methods = _ROUTES.get(path)
-    for prefix, handler in _NAMED.items():
-        if methods is None and path.startswith(prefix + "/"):
-            methods = {"GET": handler}
-    if methods is None:
-        return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
-    found = methods.get("GET" if request.method == "HEAD" else request.method)
-    if found is None:
-        allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
-        return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
-    return await found(routes, request)
-
-
-def _wanted_node(request: HttpRequest, path: str) -> int | None:
-    """Takes ``node`` out of the query: who is to answer. Raises InvalidRequest."""
+def _other_node(request: HttpRequest, path: str) -> int | None:
+    """Takes ``node``, which is to answer, out of the query. Raises InvalidRequest."""
     if "node" not in request.query or not path.startswith(_API) or path == _EVENTS:
         return None
     query = dict(request.query)
-    wanted = _needed(query, "node")
+    node_id = _needed(query, "node")
     del query["node"]
     request.query = query
     request.here = True
-    return wanted
-
-
-async def _asked(context: AdminContext, wanted: int, request: HttpRequest) -> HttpResponse:
-    """What another node answers."""
-    from kept.node.admin.peer_http import ask, question
-
-    if context.config.current.alone:
-        raise InvalidRequest(f"there is no node {wanted}: node {context.identity.node_id} is alone")
-    asked = question(request.method, request.path, request.query, request.body)
-    reply = await ask(context, wanted, asked)
-    return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
+    return node_id
 
 
 # Parameters.
@@ -179,16 +191,12 @@ def _key(given: Mapping[str, str]) -> bytes | None:
 
 
 def _console(name: str) -> HttpResponse:
-    from kept.node.http import console
-
     return HttpResponse(
         text=console.text(name), content_type=console.TYPES[name], policy=console.POLICY
     )
 
 
 async def _part_of_the_page(_routes: Routes, request: HttpRequest) -> HttpResponse:
-    from kept.node.http import console
-
     name = request.path.removeprefix(_CONSOLE + "/")
     if name not in console.TYPES:
         return failure(404, f"there is nothing at {request.path}")
@@ -208,28 +216,26 @@ async def _healthz(_routes: Routes, _request: HttpRequest) -> HttpResponse:
 
 
 async def _readyz(routes: Routes, _request: HttpRequest) -> HttpResponse:
-    reason = routes.admin.unready()
+    reason = routes.parts.health.unready()
     if reason is None:
-        strays = routes.context.replicas.strays.paths
-        more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SAID])
+        strays = routes.parts.health.stray_logs()
+        more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SHOWN])
         return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
 
 
 async def _metrics(routes: Routes, _request: HttpRequest) -> HttpResponse:
-    from kept.node.metrics.exposition import CONTENT_TYPE, render
-
-    return HttpResponse(chunks=render(routes.context), content_type=CONTENT_TYPE)
+    return HttpResponse(chunks=routes.metrics.render(), content_type=CONTENT_TYPE)
 
 
 async def _cluster(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return HttpResponse(await routes.admin.cluster())
+    return HttpResponse(await routes.parts.cluster.describe())
 
 
 async def _all_topics(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return _large(await routes.admin.topics())
+    return _large(await routes.parts.topics.topics())
 
 
 async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -237,7 +243,7 @@ async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(query, "leaders", "partition", "limit", "segments")
     name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
     segments = _number(query, "segments", optional=True)
-    found = await routes.admin.topic(
+    found = await routes.parts.topics.topic(
         name,
         leaders=_flag(query, "leaders"),
         partition=_number(query, "partition", optional=True),
@@ -249,25 +255,25 @@ async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
 
 async def _quorum(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "local")
-    return HttpResponse(await routes.admin.quorum(_flag(request.query, "local")))
+    return HttpResponse(await routes.parts.quorum.describe(_flag(request.query, "local")))
 
 
 async def _groups(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "name")
-    return _large(await routes.admin.groups(request.query.get("name", "")))
+    return _large(await routes.parts.groups.groups(request.query.get("name", "")))
 
 
 async def _group(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
     name = request.path.removeprefix(_GROUPS + "/")
-    return _large(await routes.admin.group(name))
+    return _large(await routes.parts.groups.group(name))
 
 
 async def _records(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "offset", "timestamp", "limit")
     limit = _number(query, "limit", optional=True)
-    found = await routes.admin.records(
+    found = await routes.parts.records.browse(
         _text(query, "topic"),
         _needed(query, "partition"),
         offset=_number(query, "offset", optional=True),
@@ -285,24 +291,30 @@ async def _life(routes: Routes, request: HttpRequest) -> HttpResponse:
         raise InvalidRequest("key is missing")
     partition = _number(query, "partition", optional=True)
     topic = _text(query, "topic")
-    return _large(await routes.admin.key(topic, partition, key, here=request.here))
+    return _large(
+        await routes.parts.compaction.life_of_key(topic, partition, key, here=request.here)
+    )
 
 
 async def _cleaner(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return _large(routes.admin.cleaner())
+    return _large(routes.parts.cleaner.describe())
 
 
 async def _passes(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    return _large(await routes.admin.passes(_text(query, "topic"), _needed(query, "partition")))
+    return _large(
+        await routes.parts.compaction.passes(_text(query, "topic"), _needed(query, "partition"))
+    )
 
 
 async def _history(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    return _large(routes.admin.history(_text(query, "topic"), _needed(query, "partition")))
+    return _large(
+        routes.parts.compaction.history(_text(query, "topic"), _needed(query, "partition"))
+    )
 
 
 async def _events(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -320,25 +332,29 @@ async def _pulse(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
     tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
-    return HttpResponse(events.partition_pulse(routes.context, tp))
+    return HttpResponse(routes.pulses.of_partition(tp))
 
 
 async def _elect(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
-    return HttpResponse(await routes.admin.elect(_text(body, "topic"), _needed(body, "partition")))
+    return HttpResponse(
+        await routes.parts.election.elect_preferred(
+            _text(body, "topic"), _needed(body, "partition")
+        )
+    )
 
 
 async def _compaction(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "topic")
-    return _large(await routes.admin.compaction(request.query.get("topic")))
+    return _large(await routes.parts.compaction.statuses(request.query.get("topic")))
 
 
 async def _explain(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "key", "key_base64")
     topic, partition = _text(query, "topic"), _number(query, "partition", optional=True)
-    found = await routes.admin.explain(topic, partition, _key(query), here=request.here)
+    found = await routes.parts.compaction.explain(topic, partition, _key(query), here=request.here)
     return _large(found)
 
 
@@ -350,7 +366,9 @@ async def _why_missing(routes: Routes, request: HttpRequest) -> HttpResponse:
         _needed(query, "partition"),
         _needed(query, "offset"),
     )
-    found = await routes.admin.why_missing(topic, partition, offset, _key(query), here=request.here)
+    found = await routes.parts.compaction.why_missing(
+        topic, partition, offset, _key(query), here=request.here
+    )
     return HttpResponse(found)
 
 
@@ -359,20 +377,20 @@ async def _lost(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(query, "topic", "partition", "offset")
     partition = _number(query, "partition", optional=True)
     offset = _number(query, "offset", optional=True)
-    return _large(await routes.admin.lost(query.get("topic"), partition, offset))
+    return _large(await routes.parts.replicas.lost_records(query.get("topic"), partition, offset))
 
 
 async def _replica(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
-    return HttpResponse(routes.admin.replica(_text(query, "topic"), _needed(query, "partition")))
+    return HttpResponse(
+        routes.parts.replicas.state(_text(query, "topic"), _needed(query, "partition"))
+    )
 
 
 async def _digests(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "generation", "start", "end", "parts")
-    from kept.node.compaction.replica_digests import Wanted
-
     wanted = Wanted(
         query.get("generation"),
         _needed(query, "start"),
@@ -380,7 +398,7 @@ async def _digests(routes: Routes, request: HttpRequest) -> HttpResponse:
         _number(query, "parts", optional=True),
     )
     topic, partition = _text(query, "topic"), _needed(query, "partition")
-    return _large(await routes.admin.digests(topic, partition, wanted))
+    return _large(await routes.parts.replicas.digests(topic, partition, wanted))
 
 
 async def _now(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -388,14 +406,16 @@ async def _now(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(body, "topic", "partition", "wait")
     partition = _number(body, "partition", optional=True)
     topic, wait = _text(body, "topic"), _flag(body, "wait")
-    return _large(await routes.admin.compact_now(topic, partition, wait, here=request.here))
+    return _large(
+        await routes.parts.compaction.compact_now(topic, partition, wait, here=request.here)
+    )
 
 
 async def _retry(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
     topic, partition = _text(body, "topic"), _needed(body, "partition")
-    return HttpResponse(await routes.admin.retry(topic, partition, here=request.here))
+    return HttpResponse(await routes.parts.compaction.retry(topic, partition, here=request.here))
 
 
 async def _add_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -403,14 +423,14 @@ async def _add_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(body, "node_id", "address")
     address = _text(body, "address") if "address" in body else None
     node_id, allowed = _needed(body, "node_id"), request.may_change_voters
-    return HttpResponse(await routes.admin.add_voter(node_id, address, allowed=allowed))
+    return HttpResponse(await routes.parts.quorum.add_voter(node_id, address, allowed=allowed))
 
 
 async def _remove_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.body, "node_id")
     node_id = _needed(request.body, "node_id")
     allowed = request.may_change_voters
-    return HttpResponse(await routes.admin.remove_voter(node_id, allowed=allowed))
+    return HttpResponse(await routes.parts.quorum.remove_voter(node_id, allowed=allowed))
 
 
 _API: Final = "/api/v1/"
@@ -452,34 +472,9 @@ _NAMED: Final[Mapping[str, Route]] = {_TOPICS: _topic, _GROUPS: _group, _CONSOLE
 """Paths that end in the name of something."""
 
 
-# Large answers.
+def _large(value: Any) -> HttpResponse:
+    """A result whose lists may be long: encoded and sent in slices."""
+    return HttpResponse(chunks=json_results.chunks(value))
 
 
-def _large(value: Mapping[str, Any]) -> HttpResponse:
-    """An object whose lists may be long: encoded and sent in slices."""
-    return HttpResponse(chunks=_encoded(value))
-
-
-async def _encoded(value: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    out = bytearray(b"{")
-    for number, (name, member) in enumerate(value.items()):
-        out += b"," * (number > 0) + json.dumps(name).encode() + b":"
-        if not isinstance(member, list):
-            out += _dumps(member)
-            continue
-        out += b"["
-        for position, item in enumerate(member):
-            out += b"," * (position > 0) + _dumps(item)
-            if len(out) >= CHUNK_BYTES:
-                yield bytes(out)
-                out.clear()
-            await checkpoint(position)
-        out += b"]"
-    yield bytes(out) + b"}\n"
-
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-__all__ = ["TEXT", "route"]
+__all__ = ["TEXT", "Routes"]

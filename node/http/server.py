@@ -36,10 +36,12 @@ from weakref import WeakSet
 import h11
 
 import kept
+from kept.node.http.json_results import dumps
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
+    GroupIdNotFound,
     InvalidRequest,
     KeptError,
     MachineError,
@@ -50,8 +52,12 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.config.node_config import NodeConfig
+    from kept.node.http.routes import Routes
     from kept.node.kafka.listener import HandedOver
+    from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.runtime import Runtime
 
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
@@ -88,7 +94,9 @@ class HttpRequest:
 
 @dataclass(slots=True)
 class HttpResponse:
-    """What a route answers: a JSON value, or text, whole or in chunks that come with pauses."""
+    """What a route answers: a result or JSON value (``kept.node.http.json_results``), or text,
+    whole or in chunks that come with pauses.
+    """
 
     value: Any = None
     status: int = 200
@@ -110,7 +118,7 @@ def failure(status: int, message: str, allow: str = "") -> HttpResponse:
 
 def status_of(error: KeptError) -> int:
     """The HTTP status of an error of kept."""
-    if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
+    if isinstance(error, UnknownTopicOrPartition | UnknownTopicId | GroupIdNotFound):
         return 404
     if isinstance(error, ClusterAuthorizationFailed):
         return 403
@@ -124,11 +132,13 @@ def status_of(error: KeptError) -> int:
 class HttpServer:
     """HTTP on the clients' listeners of one node."""
 
-    def __init__(self, context: AdminContext) -> None:
-        from kept.node.http.routes import Routes
-
-        self.context = context
-        self.routes = Routes(context)
+    def __init__(
+        self, runtime: Runtime, config: LiveConfig, budget: MemoryBudget, routes: Routes
+    ) -> None:
+        self.runtime = runtime
+        self.config = config
+        self.budget = budget
+        self.routes = routes
         self.limiter = ResponseLimiter()
         self._connections: WeakSet[HttpConnection] = WeakSet()
 
@@ -137,7 +147,7 @@ class HttpServer:
         connections, transport = self._connections, handed_over.transport
         connection = HttpConnection(self, handed_over)
         transport.set_protocol(connection)
-        limit = self.context.config.current.http_max_connections
+        limit = self.config.current.http_max_connections
         crowded = len(connections) >= limit and not _make_room(connections)
         connections.add(connection)
         connection.begin(first_bytes, crowded)
@@ -159,7 +169,7 @@ def _make_room(connections: WeakSet[HttpConnection]) -> bool:
     return True
 
 
-def host_is_known(context: AdminContext, host: str) -> bool:
+def host_is_known(config: NodeConfig, host: str) -> bool:
     """Whether a Host header names this node: localhost, an address, this machine, or one of its
     listeners'.
 
@@ -175,7 +185,6 @@ def host_is_known(context: AdminContext, host: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        config = context.config.current
         known = {"localhost", socket.gethostname(), *config.http_hosts}
         known.update(listener.host for listener in config.listeners)
         known.update(listener.host for listener in config.advertised_listeners)
@@ -205,16 +214,17 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer, handed_over: HandedOver) -> None:
         self._handed_over = handed_over
-        self._context = context = server.context
+        self._runtime = server.runtime
+        self._config = config = server.config.current
         self._routes = server.routes
         self._transport = handed_over.transport
-        self._limit = context.config.current.http_request_max_bytes
+        self._limit = config.http_request_max_bytes
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
-        self._idle_s = context.config.current.http_idle_ms / 1000
+        self._idle_s = config.http_idle_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._account = context.budget.account(handed_over.host)
+        self._account = server.budget.account(handed_over.host)
         self._read_bytes = 0
         """What was read of the request."""
         self._held_bytes = 0
@@ -240,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(503, CROWDED) if self._request_begun else self._transport.close()
 
     def _await_request(self) -> None:
-        self.waits_since = self._context.runtime.loop.time()
+        self.waits_since = self._runtime.loop.time()
         self._watch()
 
     # Callbacks of the transport.
@@ -327,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
                 self._unwatch()
                 self.waits_since = None
                 self._transport.pause_reading()
-                self._task = self._context.runtime.loop.create_task(self._serve())
+                self._task = self._runtime.loop.create_task(self._serve())
 
     async def _serve(self) -> None:
         request = self._request
@@ -361,10 +371,8 @@ class HttpConnection(asyncio.Protocol):
 
     async def _answer(self, request: h11.Request) -> HttpResponse:
         """The response to a whole request; never raises."""
-        from kept.node.http.routes import route
-
         try:
-            return await route(self._routes, self._parse(request))
+            return await self._routes.respond(self._parse(request))
         except KeptError as error:
             return failure(status_of(error), str(error))
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
@@ -408,7 +416,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _check_host(self, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
-        if not host_is_known(self._context, host):
+        if not host_is_known(self._config, host):
             raise InvalidRequest(
                 f"the Host {host} is not this node's; kept.http.hosts lists further ones"
             )
@@ -420,7 +428,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise InvalidRequest(f"requests of {origin}'s pages are refused")
-        if not self._context.config.current.console_actions:
+        if not self._config.console_actions:
             raise InvalidRequest(
                 "the console only reads: kept.console.actions=true lets it compact and elect"
             )
@@ -443,7 +451,7 @@ class HttpConnection(asyncio.Protocol):
         head_only = request.method == b"HEAD"
         if response.chunks is None:
             if response.text is None:
-                body = json.dumps(response.value, separators=(",", ":")).encode() + b"\n"
+                body = dumps(response.value) + b"\n"
             else:
                 body = response.text.encode()
             self._send(self._head(response, len(body)))
@@ -513,7 +521,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _watch(self) -> None:
         self._unwatch()
-        self._timer = self._context.runtime.loop.call_later(self._idle_s, self._timed_out)
+        self._timer = self._runtime.loop.call_later(self._idle_s, self._timed_out)
 
     def _unwatch(self) -> None:
         if self._timer is not None:

@@ -1,8 +1,9 @@
 """Server-sent events: what moves on the page, once a second at most, and only when it moved.
 
-A stream is of the node, or of one partition as well: then its leader is asked, every other second
-if it is another node. An event is one JSON object; the page fetches what it draws when something in
-it is another than before. While nothing moves a comment every :data:`COMMENT_S` keeps proxies calm.
+A stream is of the node, or of one partition as well: then its leader is called, every other
+second if it is another node. An event is one JSON object; the page fetches what it draws when
+something in it is another than before. While nothing moves a comment every :data:`COMMENT_S` keeps
+proxies calm.
 
 Limits: ``kept.console.max.streams`` at a time; one more is refused with 503, and the page asks
 from time to time instead.
@@ -11,39 +12,168 @@ from time to time instead.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin import compaction_status
+from kept.node.admin.results import INLINE, OMITTED, OfPartition, Omitted, Remote
+from kept.node.http.json_results import dumps
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.compaction_status import CompactionView
+    from kept.node.admin.health import NodeHealth
+    from kept.node.admin.peer_http import PeerHttp
+    from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.compaction.lazy_cleaner import LazyCleaner
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.counters import Counters
     from kept.storage.types import TopicPartition
 
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
-LOOK_S: Final = 1.0
-LOOK_ELSEWHERE_S: Final = 2.0
+POLL_S: Final = 1.0
+POLL_ELSEWHERE_S: Final = 2.0
 COMMENT_S: Final = 15.0
 MAX_RUNNING: Final = 50
-"""Passes that are told at once."""
+"""Passes that are shown at once."""
 
 
 class TooManyStreams(RetriableError):
     """There are as many streams as ``kept.console.max.streams`` allows."""
 
 
+@dataclass(frozen=True, slots=True)
+class PassProgress(OfPartition):
+    """A pass that runs; ``progress`` is 0 to 1."""
+
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPulse:
+    """What moves in the compaction of a partition."""
+
+    state: str
+    progress: float | None
+    dirty_ratio: float
+    generation: str | None
+    tombstones_pending: int
+    behind: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPulse:
+    """What moves in a partition, as node ``node`` knows."""
+
+    node: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    size_bytes: int
+    segments: int
+    compaction: CompactionPulse | Omitted = field(default=OMITTED, metadata=INLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePulse:
+    """What moves on a node."""
+
+    image: int
+    controller_id: int
+    term: int
+    records_in: int
+    bytes_in: int
+    bytes_out: int
+    compactions: int
+    running: list[PassProgress]
+    partition: PartitionPulse | Remote | Omitted | None = OMITTED
+
+
+class Pulses:
+    """What moves on one node; cheap to collect."""
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        counters: Counters,
+        cleaner: LazyCleaner,
+        lookup: TopicLookup,
+        compaction: CompactionView,
+    ) -> None:
+        self._metadata = metadata
+        self._counters = counters
+        self._cleaner = cleaner
+        self._lookup = lookup
+        self._compaction = compaction
+
+    def of_node(self, partition: PartitionPulse | Remote | Omitted | None = OMITTED) -> NodePulse:
+        """What moves on the node, with a ``partition`` that is looked at as well."""
+        metadata, counters = self._metadata, self._counters
+        running = list(self._cleaner.started.running.items())[:MAX_RUNNING]
+        return NodePulse(
+            image=metadata.image.index,
+            controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
+            term=metadata.member.term,
+            records_in=counters.records_in,
+            bytes_in=counters.bytes_in,
+            bytes_out=counters.bytes_out,
+            compactions=counters.compactions,
+            running=[PassProgress(*tp, one.progress) for tp, one in running],
+            partition=partition,
+        )
+
+    def of_partition(self, tp: TopicPartition) -> PartitionPulse | None:
+        """What moves in a partition, if it is here."""
+        hosted = self._lookup.hosted_or_none(tp)
+        if hosted is None:
+            return None
+        log, status = hosted.partition.log, self._compaction.status_of(tp)
+        compaction: CompactionPulse | Omitted = OMITTED
+        if status is not None:
+            compaction = CompactionPulse(
+                state=status.state,
+                progress=status.progress,
+                dirty_ratio=status.dirty_ratio,
+                generation=status.generation,
+                tombstones_pending=status.tombstones_pending,
+                behind=[one.replica for one in status.replicas if one.behind],
+            )
+        return PartitionPulse(
+            node=self._lookup.node_id,
+            log_start_offset=log.log_start_offset,
+            high_watermark=hosted.partition.high_watermark,
+            log_end_offset=log.log_end_offset,
+            size_bytes=log.size_bytes,
+            segments=len(log.segments),
+            compaction=compaction,
+        )
+
+    def leader_elsewhere(self, tp: TopicPartition) -> int | None:
+        """The other node that leads a partition, if one does."""
+        topic = self._metadata.image.topics.get(tp.topic)
+        if topic is None or tp.partition >= len(topic.partitions):
+            return None
+        leader = topic.partitions[tp.partition].leader
+        return None if leader in (self._lookup.node_id, -1) else leader
+
+
 class EventStreams:
     """The streams of one node."""
 
-    def __init__(self, context: AdminContext) -> None:
-        self._context = context
+    def __init__(
+        self, *, config: LiveConfig, health: NodeHealth, pulses: Pulses, peer_http: PeerHttp
+    ) -> None:
+        self._config = config
+        self._health = health
+        self._pulses = pulses
+        self._peer_http = peer_http
         self._open = 0
 
     def admit(self) -> None:
         """Raises TooManyStreams."""
-        limit = self._context.config.current.console_max_streams
+        limit = self._config.current.console_max_streams
         if self._open >= limit:
             raise TooManyStreams(f"{limit} streams are open; see kept.console.max.streams")
 
@@ -51,16 +181,16 @@ class EventStreams:
         """The events, until the reader leaves."""
         self._open += 1
         try:
-            sent, quiet_s = "", 0.0
-            while self._context.readiness.started:
-                value = pulse(self._context)
-                poll_s = LOOK_S
+            sent, quiet_s = b"", 0.0
+            while self._health.started:
+                poll_s = POLL_S
+                partition: PartitionPulse | Remote | Omitted | None = OMITTED
                 if tp is not None:
-                    value["partition"], poll_s = await _partition(self._context, tp)
-                text = json.dumps(value, separators=(",", ":"))
+                    partition, poll_s = await self._partition(tp)
+                text = dumps(self._pulses.of_node(partition))
                 if text != sent:
                     sent, quiet_s = text, 0.0
-                    yield f"data: {text}\n\n".encode()
+                    yield b"data: " + text + b"\n\n"
                 elif quiet_s >= COMMENT_S:
                     quiet_s = 0.0
                     yield b":\n\n"
@@ -69,69 +199,16 @@ class EventStreams:
         finally:
             self._open -= 1
 
-
-def pulse(context: AdminContext) -> dict[str, Any]:
-    """What moves on a node; cheap to say."""
-    metadata, metrics, cleaner = context.metadata, context.counters, context.cleaner.started
-    running = []
-    for tp, one in list(cleaner.running.items())[:MAX_RUNNING]:
-        total = one.work.total_bytes
-        progress = round(one.work.done_bytes / total, 3) if total else 0.0
-        running.append({"topic": tp.topic, "partition": tp.partition, "progress": progress})
-    return {
-        "image": metadata.image.index,
-        "controller_id": -1 if metadata.leader_id is None else metadata.leader_id,
-        "term": metadata.member.term,
-        "records_in": metrics.records_in,
-        "bytes_in": metrics.bytes_in,
-        "bytes_out": metrics.bytes_out,
-        "compactions": metrics.compactions,
-        "running": running,
-    }
-
-
-def partition_pulse(context: AdminContext, tp: TopicPartition) -> dict[str, Any] | None:
-    """What moves in a partition, if it is here."""
-    hosted = context.table.hosted.get(tp)
-    if hosted is None:
-        return None
-    log = hosted.partition.log
-    found: dict[str, Any] = {
-        "node": context.identity.node_id,
-        "log_start_offset": log.log_start_offset,
-        "high_watermark": hosted.partition.high_watermark,
-        "log_end_offset": log.log_end_offset,
-        "size_bytes": log.size_bytes,
-        "segments": len(log.segments),
-    }
-    if log.config.compact:
-        status = compaction_status.status(context, hosted)
-        found |= {
-            "state": status.state,
-            "progress": status.progress,
-            "dirty_ratio": status.dirty_ratio,
-            "generation": status.generation,
-            "tombstones_pending": status.tombstones_pending,
-            "behind": [one.replica for one in status.replicas if one.behind],
-        }
-    return found
-
-
-async def _partition(
-    context: AdminContext, tp: TopicPartition
-) -> tuple[dict[str, Any] | None, float]:
-    topic = context.metadata.image.topics.get(tp.topic)
-    if topic is None or tp.partition >= len(topic.partitions):
-        return None, LOOK_S
-    leader = topic.partitions[tp.partition].leader
-    if leader in (context.identity.node_id, -1):
-        return partition_pulse(context, tp), LOOK_S
-    from kept.node.admin.peer_http import ask_json
-
-    query = {"topic": tp.topic, "partition": str(tp.partition)}
-    try:
-        found: dict[str, Any] | None = await ask_json(context, leader, "/api/v1/pulse", query)
-    except KeptError:
-        # The node is gone or on its way: the page shows what is known here, and so does this.
-        return partition_pulse(context, tp), LOOK_ELSEWHERE_S
-    return found, LOOK_ELSEWHERE_S
+    async def _partition(self, tp: TopicPartition) -> tuple[PartitionPulse | Remote | None, float]:
+        leader = self._pulses.leader_elsewhere(tp)
+        if leader is None:
+            return self._pulses.of_partition(tp), POLL_S
+        query = {"topic": tp.topic, "partition": str(tp.partition)}
+        try:
+            found: Mapping[str, Any] | None = await self._peer_http.get(
+                leader, "/api/v1/pulse", query
+            )
+        except KeptError:
+            # The node is gone or on its way: the page shows what is known here, and so does this.
+            return self._pulses.of_partition(tp), POLL_ELSEWHERE_S
+        return None if found is None else Remote(found), POLL_ELSEWHERE_S

@@ -14,7 +14,7 @@ from kept.cluster.metadata.records import (
     TopicRecord,
 )
 from kept.node.admin.readiness import Readiness
-from kept.node.admin.service import Admin
+from kept.node.admin.parts import AdminParts
 from kept.storage.errors import MachineError
 
 TOPIC = uuid.UUID(int=7)
@@ -88,8 +88,8 @@ def test_what_an_earlier_start_left_does_not_count(image):
 def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
     lone = lone_node()
     node, calls = lone.node, []
-    admin = Admin(node.parts.admin)
-    node.parts.readiness.on_move = lambda: calls.append(admin.unready())
+    health = AdminParts(node.parts.admin).health
+    node.parts.readiness.on_move = lambda: calls.append(health.unready())
 
     def said():
         found, calls[:] = list(calls), []

@@ -332,7 +332,7 @@ def data(reader):
     assert (group["lag"], group["topics"]) == (1, ["plain"])
     group = reader.get("groups/{group}", name="readers")
     assert group["members"] and group["partitions"][0]["member_id"]
-    reader.get("groups/{group}", name="none", wanted=400)
+    reader.get("groups/{group}", name="none", wanted=404)
     life = reader.get("records/key", topic="t", key="k0")
     assert {one["fate"] for one in life["records"]} >= {"superseded"} and life["passes"] == []
 

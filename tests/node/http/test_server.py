@@ -287,7 +287,7 @@ def test_hosts(lone_node, host, known):
         advertised_listeners="PLAINTEXT://kept.example.org:9092",
         kept_http_hosts="kept-0.kept",
     )
-    assert host_is_known(lone.node.parts.admin, host) is known
+    assert host_is_known(lone.node.config, host) is known
 
 
 # The protocol.

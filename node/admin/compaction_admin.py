@@ -1,0 +1,226 @@
+"""Compaction for operators: where it stands, on demand, and what it does and why.
+
+An operation about one partition is answered by the partition's leader, with ``here`` by this node's
+replica (:mod:`kept.node.admin.leader_routing`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kept.client.partitioner import partition_for_key
+from kept.node.admin import leader_routing
+from kept.node.admin.compaction_status import (
+    Explanation,
+    JournalledPass,
+    MissingRecord,
+    NothingCleanable,
+    PartitionStatus,
+    PassHistory,
+)
+from kept.node.admin.results import OfPartition, Remote
+from kept.node.runtime.yielding import checkpoint
+from kept.storage.errors import InvalidRequest, PolicyViolation
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.admin.compaction_status import CompactionView
+    from kept.node.admin.dirty_history import DirtyHistory
+    from kept.node.admin.leader_routing import LeaderRouting, Passes
+    from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.replica_manager import ReplicaManager
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    """Where compacted partitions stand."""
+
+    partitions: list[PartitionStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """What passes would do."""
+
+    partitions: list[NothingCleanable | Explanation | Remote]
+
+
+@dataclass(frozen=True, slots=True)
+class DirtySample:
+    """A dirty ratio at a time in milliseconds; None where it is not known."""
+
+    at_ms: int
+    dirty_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DirtySamples(OfPartition):
+    """Dirty ratios over the last hour, the oldest first."""
+
+    samples: list[DirtySample]
+
+
+@dataclass(frozen=True, slots=True)
+class LifeOfKey(OfPartition):
+    """A key's records in the log, and how far back removals are known."""
+
+    records: Sequence[Mapping[str, Any]]
+    passes: list[JournalledPass]
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying(OfPartition):
+    """An uncleanable partition is tried again."""
+
+    retrying: bool
+
+
+class CompactionAdmin:
+    """The operations of ``/api/v1/compaction`` and the life of a key."""
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        lookup: TopicLookup,
+        replicas: ReplicaManager,
+        view: CompactionView,
+        leaders: LeaderRouting,
+        history: DirtyHistory,
+    ) -> None:
+        self._metadata = metadata
+        self._lookup = lookup
+        self._replicas = replicas
+        self._view = view
+        self._leaders = leaders
+        self._history = history
+
+    def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
+        """The partitions of a compacted topic, or the one that is named."""
+        known = len(self._lookup.topic(topic).partitions)
+        if partition is not None:
+            self._lookup.partition(topic, partition)
+        if not self._replicas.config_for(self._metadata.image, topic).compact:
+            raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
+        numbers = range(known) if partition is None else (partition,)
+        return [TopicPartition(topic, number) for number in numbers]
+
+    async def statuses(self, topic: str | None = None) -> Statuses:
+        """Where every compacted partition (of a topic) here stands.
+
+        Raises UnknownTopicOrPartition, PolicyViolation for a topic that is not compacted.
+        """
+        if topic is not None:
+            self._compacted(topic)
+        partitions = []
+        for number, tp in enumerate(self._lookup.here()):
+            await checkpoint(number)
+            status = None if topic not in (None, tp.topic) else self._view.status_of(tp)
+            if status is not None:
+                partitions.append(PartitionStatus(*tp, status=status))
+        return Statuses(partitions)
+
+    async def passes(self, topic: str, partition: int) -> PassHistory:
+        """What the last passes did here. Raises UnknownTopicOrPartition, PolicyViolation."""
+        (tp,) = self._compacted(topic, partition)
+        return await self._view.passes(self._lookup.hosted(tp))
+
+    def history(self, topic: str, partition: int) -> DirtySamples:
+        """Dirty ratios of a partition led here over the last hour.
+
+        Raises UnknownTopicOrPartition.
+        """
+        tp = self._lookup.partition(topic, partition)
+        return DirtySamples(*tp, samples=[DirtySample(*one) for one in self._history.of(tp)])
+
+    async def compact_now(
+        self, topic: str, partition: int | None, wait: bool, *, here: bool = False
+    ) -> Passes:
+        """Have the leaders compact a topic or partition, whatever its dirty ratio; with ``wait``
+        until it is done, with ``here`` only what this node leads.
+
+        Raises UnknownTopicOrPartition, PolicyViolation, RequestTimedOut.
+        """
+        tps = self._compacted(topic, partition)
+        if here and partition is None:
+            tps = [tp for tp in tps if self._lookup.leader(tp) == self._lookup.node_id]
+        numbers = [tp.partition for tp in tps]
+        return await self._leaders.compact(topic, numbers, wait=wait, here=here)
+
+    async def explain(
+        self, topic: str, partition: int | None, key: bytes | None, *, here: bool = False
+    ) -> Explanations:
+        """What a pass of its leader would do now, per partition; with ``key`` the life of that key.
+
+        With ``here`` as this node's replicas stand. Raises UnknownTopicOrPartition,
+        PolicyViolation, DryRunFailed.
+        """
+        path, query = "/api/v1/compaction/explain", _key_query(key)
+        explained: list[NothingCleanable | Explanation | Remote] = []
+        for tp in self._compacted(topic, partition):
+            if here and partition is None and not self._lookup.is_here(tp):
+                continue
+            remote = await self._leaders.from_leader(tp, path, query, here=here)
+            if remote is not None:
+                explained += [Remote(one) for one in remote["partitions"]]
+            else:
+                explained.append(await self._view.explain(self._lookup.hosted(tp), key))
+        return Explanations(explained)
+
+    async def why_missing(
+        self, topic: str, partition: int, offset: int, key: bytes | None, *, here: bool = False
+    ) -> MissingRecord | Remote:
+        """Why no record is at an offset, and for ``key`` its newest record.
+
+        The leader says it, and of what it does not know the replica that does; with ``here`` this
+        node's replica alone. Raises UnknownTopicOrPartition, DryRunFailed.
+        """
+        tp = self._lookup.partition(topic, partition)
+        query = {"offset": str(offset), **_key_query(key)}
+        remote = await self._leaders.from_leader(tp, leader_routing.WHY_MISSING, query, here=here)
+        if remote is None:
+            missing = await self._view.why_missing(self._lookup.hosted(tp), offset, key)
+            return missing if here else await self._leaders.better_journal(tp, missing)
+        return await self._leaders.better_remote_journal(tp, remote)
+
+    async def life_of_key(
+        self, topic: str, partition: int | None, key: bytes, *, here: bool = False
+    ) -> LifeOfKey | Remote:
+        """The life of a key: its records in the log, and how far back removals are known.
+
+        Without a partition the one that clients choose for the key. Its leader says it, or with
+        ``here`` this node's replica. Raises UnknownTopicOrPartition, DryRunFailed.
+        """
+        if partition is None:
+            partition = partition_for_key(key, len(self._lookup.topic(topic).partitions))
+        tp = self._lookup.partition(topic, partition)
+        path, query = "/api/v1/records/key", _key_query(key)
+        remote = await self._leaders.from_leader(tp, path, query, here=here)
+        if remote is not None:
+            return Remote(remote)
+        hosted = self._lookup.hosted(tp)
+        records = await self._view.life_of_key(hosted, key)
+        return LifeOfKey(*tp, records=records, passes=(await self._view.passes(hosted)).passes)
+
+    async def retry(self, topic: str, partition: int, *, here: bool = False) -> Retrying | Remote:
+        """Have its leader, or with ``here`` this node, try an uncleanable partition again at once.
+
+        Raises UnknownTopicOrPartition, PolicyViolation, InvalidRequest when it is not uncleanable.
+        """
+        (tp,) = self._compacted(topic, partition)
+        path = "/api/v1/compaction/retry"
+        remote = await self._leaders.from_leader(tp, path, here=here, post=True)
+        if remote is not None:
+            return Remote(remote)
+        if not self._view.retry(tp):
+            raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
+        return Retrying(*tp, retrying=True)
+
+
+def _key_query(key: bytes | None) -> dict[str, str]:
+    """A key as a query of another node names it."""
+    return {} if key is None else {"key_base64": base64.b64encode(key).decode()}

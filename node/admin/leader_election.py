@@ -1,0 +1,54 @@
+"""Election of a partition's preferred leader, requested of the controller as any client does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kept.client.failures import failure
+from kept.node.admin.results import OfPartition
+
+if TYPE_CHECKING:
+    from kept.node.admin.cluster_client import ClusterClient
+    from kept.node.admin.topic_lookup import TopicLookup
+
+ELECT_LEADERS: Final = 43, 2
+PREFERRED: Final = 0
+ELECT_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Elected(OfPartition):
+    """The preferred replica leads the partition."""
+
+    elected: bool
+
+
+class LeaderElection:
+    """Has preferred replicas lead."""
+
+    def __init__(self, lookup: TopicLookup, new_client: Callable[[], ClusterClient]) -> None:
+        self._lookup = lookup
+        self._new_client = new_client
+
+    async def elect_preferred(self, topic: str, partition: int) -> Elected:
+        """Have the first replica of a partition lead it.
+
+        Raises UnknownTopicOrPartition, ElectionNotNeeded, PreferredLeaderNotAvailable, and what the
+        way there raises.
+        """
+        tp = self._lookup.partition(topic, partition)
+        wanted = {"topic": tp.topic, "partitions": [tp.partition]}
+        values = {"election_type": PREFERRED, "topic_partitions": [wanted], "timeout": 10_000}
+        client = self._new_client()
+        try:
+            answer = await client.call(self._lookup.node_id, *ELECT_LEADERS, values, ELECT_S)
+        finally:
+            client.close()
+        for result in answer.replica_election_results:
+            for one in result.partition_result:
+                error = failure(int(one.error_code), f"ElectLeaders of {tp}", one.error_message)
+                if error is not None:
+                    raise error
+        return Elected(*tp, elected=True)

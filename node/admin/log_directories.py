@@ -1,0 +1,48 @@
+"""The entries of ``log.dirs`` with the room on their disks: for the API and metrics."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirectory:
+    """One of ``log.dirs``; sizes are of its disk, None where that does not answer."""
+
+    path: str
+    offline: str | None
+    total_bytes: int | None
+    usable_bytes: int | None
+
+
+class LogDirectories:
+    """Describes the directories of one node."""
+
+    def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
+        self._runtime = runtime
+        self._table = table
+
+    async def describe(self) -> list[LogDirectory]:
+        """Every directory; disks are asked in a thread."""
+        listed: list[LogDirectory] = await self._runtime.in_thread(self.describe_now)
+        return listed
+
+    def describe_now(self) -> list[LogDirectory]:
+        """Every directory; blocks for as long as a disk does."""
+        listed = []
+        for directory in self._table.directories:
+            path = os.path.abspath(directory.name)
+            total = usable = None
+            try:
+                space = os.statvfs(path)
+                total, usable = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+            except OSError:
+                pass  # an offline disk: its reason is in ``offline``
+            listed.append(LogDirectory(path, directory.offline, total, usable))
+        return listed

@@ -1,0 +1,143 @@
+"""The metadata log for operators: how far its copies are, and who votes on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kept.node.admin.results import Remote
+from kept.node.controller.quorum_reconfiguration import refuse_alone, refuse_strangers
+from kept.node.internode.controller_rpc import ChangeVotersRequest
+from kept.node.metadata.metadata_log import TICK_S
+from kept.storage.errors import InvalidRequest, KeptError
+
+if TYPE_CHECKING:
+    from kept.node.admin.peer_http import PeerHttp
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.kafka.forwarding import ForwardingManager
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumMember:
+    """One copy of the metadata log. ``last_index`` and ``heard_ms_ago`` (milliseconds) are None
+    where it has not answered in this term.
+    """
+
+    node_id: int
+    voter: bool
+    last_index: int | None
+    lag: int | None
+    heard_ms_ago: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Who leads the metadata log and how far each copy is, as node ``said_by`` knows; ``reason``
+    is why the leader did not say it.
+    """
+
+    leader_id: int
+    term: int
+    commit_index: int
+    said_by: int
+    members: list[QuorumMember]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Voters:
+    """Who votes on the metadata log."""
+
+    voters: list[int]
+
+
+class QuorumView:
+    """The metadata log's copies and voters."""
+
+    def __init__(
+        self,
+        *,
+        identity: NodeIdentity,
+        metadata: Metadata,
+        config: LiveConfig,
+        addresses: AddressBook,
+        forwarding: ForwardingManager,
+        peer_http: PeerHttp,
+    ) -> None:
+        self._identity = identity
+        self._metadata = metadata
+        self._config = config
+        self._addresses = addresses
+        self._forwarding = forwarding
+        self._peer_http = peer_http
+
+    async def describe(self, local: bool) -> Quorum | Remote:
+        """The quorum as the active controller knows; with ``local`` as this node knows: members
+        only if it is the controller.
+        """
+        metadata, node_id, reason = self._metadata, self._identity.node_id, None
+        leader_id = metadata.leader_id
+        if not metadata.leads and not local and leader_id not in (None, node_id):
+            try:
+                path, query = "/api/v1/quorum", {"local": "true"}
+                return Remote(await self._peer_http.get(leader_id, path, query))
+            except KeptError as error:
+                reason = str(error)
+        return Quorum(
+            leader_id=-1 if leader_id is None else leader_id,
+            term=metadata.member.term,
+            commit_index=metadata.member.commit_index,
+            said_by=node_id,
+            members=self._members() if metadata.leads else [],
+            reason=reason,
+        )
+
+    def _members(self) -> list[QuorumMember]:
+        member, own_id = self._metadata.member, self._identity.node_id
+        voters = {voter.node_id for voter in member.voters}
+        members = []
+        for node_id in sorted({*voters, *member.followers, own_id}):
+            index: int | None = None
+            heard_ms: int | None = None
+            if node_id == own_id:
+                index, heard_ms = member.last_index, 0
+            elif node_id in member.followers:
+                match_index, heard_at = member.followers[node_id]
+                if match_index:  # 0: it has not answered in this term
+                    index = match_index
+                    heard_ms = round((member.ticks - heard_at) * TICK_S * 1000)
+            lag = None if index is None else max(0, member.last_index - index)
+            members.append(QuorumMember(node_id, node_id in voters, index, lag, heard_ms))
+        return members
+
+    async def add_voter(self, node_id: int, address: str | None = None, *, allowed: bool) -> Voters:
+        """Let an observer vote; ``address`` of its node listener where that is not known.
+        ``allowed``: the request came from where it may be made (``kept.node.kafka.listener``).
+
+        Raises InvalidRequest, PolicyViolation, ClusterAuthorizationFailed with what would be right.
+        """
+        host, port = ("", 0) if address is None else _host_and_port(address)
+        return await self._change_voters(
+            ChangeVotersRequest(True, node_id, host=host, port=port), allowed
+        )
+
+    async def remove_voter(self, node_id: int, *, allowed: bool) -> Voters:
+        """Let a node vote no longer. Raises as :meth:`add_voter`."""
+        return await self._change_voters(ChangeVotersRequest(False, node_id), allowed)
+
+    async def _change_voters(self, request: ChangeVotersRequest, allowed: bool) -> Voters:
+        refuse_alone(self._config.current)
+        if not allowed:
+            refuse_strangers(self._addresses)
+        await self._forwarding.change_voters(request)
+        return Voters([voter.node_id for voter in self._metadata.image.voters])
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise InvalidRequest(f"address {address!r} is not HOST:PORT, such as node-3:10092")
+    return host.removeprefix("[").removesuffix("]"), int(port)

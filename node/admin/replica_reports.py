@@ -1,0 +1,88 @@
+"""What this node's own replicas are and have: state, digests of their files, lost records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kept.node.admin.results import INLINE, OfPartition, Remote
+from kept.node.compaction import replica_digests
+from kept.node.replicas import lost_records_report
+
+if TYPE_CHECKING:
+    from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.compaction.dry_run import DryRuns
+    from kept.node.compaction.replica_digests import ReplicaState, Wanted
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class LostRecords:
+    """Reports of committed records that were cut away, as their files say."""
+
+    reports: list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReplica(OfPartition):
+    """The state of a replica with its partition's name."""
+
+    state: ReplicaState = field(metadata=INLINE)
+
+
+class ReplicaReports:
+    """Reports about the replicas of one node."""
+
+    def __init__(
+        self, runtime: Runtime, lookup: TopicLookup, table: ReplicaTable, dry_runs: DryRuns
+    ) -> None:
+        self._runtime = runtime
+        self._lookup = lookup
+        self._table = table
+        self._dry_runs = dry_runs
+
+    async def lost_records(
+        self, topic: str | None = None, partition: int | None = None, offset: int | None = None
+    ) -> LostRecords:
+        """Committed records that were cut away on this node, of a topic, a partition, an offset.
+
+        Raises UnknownTopicOrPartition.
+        """
+        if topic is not None:
+            self._lookup.partition(topic, partition or 0)
+        directories = [
+            hosted.partition.log.directory
+            for tp, hosted in sorted(self._table.hosted.items())
+            if topic in (None, tp.topic) and partition in (None, tp.partition)
+        ]
+
+        def read() -> list[dict[str, Any]]:
+            disk = self._runtime.disk
+            return [one for path in directories for one in lost_records_report.reports(path, disk)]
+
+        reports = await self._runtime.in_thread(read)
+        return LostRecords(
+            [
+                one
+                for one in reports
+                if offset is None or one.get("first_offset", 0) <= offset < one.get("end_offset", 0)
+            ]
+        )
+
+    def state(self, topic: str, partition: int) -> NamedReplica:
+        """How far this node's replica is. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""
+        tp = self._lookup.partition(topic, partition)
+        state = replica_digests.state(self._lookup.node_id, self._lookup.hosted(tp))
+        return NamedReplica(*tp, state=state)
+
+    async def digests(self, topic: str, partition: int, wanted: Wanted) -> Remote:
+        """What this node's replica has on disk, as the process of a dry run says it
+        (:func:`kept.node.compaction.replica_digests.digests`).
+
+        Raises UnknownTopicOrPartition, InvalidRequest, ConcurrentlyModified, DryRunFailed.
+        """
+        hosted = self._lookup.hosted(self._lookup.partition(topic, partition))
+        node_id = self._lookup.node_id
+        return Remote(await replica_digests.digests(self._dry_runs, node_id, hosted, wanted))

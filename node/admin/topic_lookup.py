@@ -1,0 +1,79 @@
+"""Topics and partitions by name, with errors that say what there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kept.storage.errors import KeptError, UnknownTopicOrPartition
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.metadata.image import TopicImage
+    from kept.cluster.metadata.records import PartitionRecord
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_table import ReplicaTable
+
+
+class TopicLookup:
+    """What the operations of the API look up first."""
+
+    def __init__(self, identity: NodeIdentity, metadata: Metadata, table: ReplicaTable) -> None:
+        self._identity = identity
+        self._metadata = metadata
+        self._table = table
+
+    @property
+    def node_id(self) -> int:
+        """This node's."""
+        return self._identity.node_id
+
+    def topic(self, name: str) -> TopicImage:
+        """A topic of the cluster. Raises UnknownTopicOrPartition."""
+        topic = self._metadata.image.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {name}")
+        return topic
+
+    def partition(self, topic: str, partition: int) -> TopicPartition:
+        """A partition of the cluster. Raises UnknownTopicOrPartition."""
+        known = len(self.topic(topic).partitions)
+        if partition >= known:
+            there = f"it has 0 to {known - 1}"
+            raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; {there}")
+        return TopicPartition(topic, partition)
+
+    def leader(self, tp: TopicPartition) -> int:
+        """The node that leads a partition of the cluster; -1 where nobody does."""
+        return self._metadata.image.topics[tp.topic].partitions[tp.partition].leader
+
+    def here(self) -> list[TopicPartition]:
+        """The partitions that are open on this node, in order."""
+        return sorted(self._table.partitions)
+
+    def is_here(self, tp: TopicPartition) -> bool:
+        """Whether an open replica is on this node."""
+        return tp in self._table.partitions
+
+    def hosted_or_none(self, tp: TopicPartition) -> LocalReplica | None:
+        """This node's replica, if there is one."""
+        return self._table.hosted.get(tp)
+
+    def hosted(self, tp: TopicPartition) -> LocalReplica:
+        """This node's replica. Raises NotLeaderOrFollower, KafkaStorageError."""
+        self._table.partition(tp)
+        return self._table.hosted[tp]
+
+    def why_offline(self, topic: str, record: PartitionRecord) -> str | None:
+        """Why a partition is not served, as far as this node knows; None when it is."""
+        tp = TopicPartition(topic, record.partition)
+        if tp in self._table.partitions:
+            return None
+        if self._identity.node_id not in record.replicas:
+            return None if record.leader >= 0 else f"{tp} has no leader"
+        try:
+            self._table.partition(tp)
+        except KeptError as error:
+            return str(error)
+        return None

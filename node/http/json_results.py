@@ -1,0 +1,72 @@
+"""JSON of the operator's results (``kept.node.admin.results``); it is made here alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Final
+
+from kept.compaction.manifest.manifest import Identity
+from kept.node.admin.results import OMITTED, Remote
+from kept.node.runtime.yielding import checkpoint
+
+CHUNK_BYTES: Final = 64 * 1024
+"""Large answers are sent in pieces of about this size."""
+
+
+def dumps(value: Any) -> bytes:
+    """A result, or any JSON value, as compact JSON."""
+    return json.dumps(plain(value), separators=(",", ":")).encode()
+
+
+def plain(value: Any) -> Any:
+    """A result as dicts, lists, text and numbers."""
+    if isinstance(value, Remote):
+        return value.value
+    if isinstance(value, Identity):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if is_dataclass(value):
+        return {name: plain(member) for name, member in _members(value)}
+    return value
+
+
+@cache
+def _fields(of: type) -> tuple[tuple[str, bool], ...]:
+    """Names of a dataclass' fields, and whether each is inlined."""
+    listed: tuple[Any, ...] = fields(of)
+    return tuple((field.name, field.metadata.get("inline", False)) for field in listed)
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    for name, inlined in _fields(value.__class__):
+        member = getattr(value, name)
+        if member is OMITTED:
+            continue
+        if inlined:
+            yield from _members(member)
+        else:
+            yield name, member
+
+
+async def chunks(value: Any) -> AsyncIterator[bytes]:
+    """The JSON of a result whose lists may be long: encoded in slices, given in pieces."""
+    members = value.value.items() if isinstance(value, Remote) else _members(value)
+    out = bytearray(b"{")
+    for number, (name, member) in enumerate(members):
+        out += b"," * (number > 0) + json.dumps(name).encode() + b":"
+        if not isinstance(member, list | tuple):
+            out += dumps(member)
+            continue
+        out += b"["
+        for position, item in enumerate(member):
+            out += b"," * (position > 0) + dumps(item)
+            if len(out) >= CHUNK_BYTES:
+                yield bytes(out)
+                out.clear()
+            await checkpoint(position)
+        out += b"]"
+    yield bytes(out) + b"}\n"

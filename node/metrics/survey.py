@@ -1,0 +1,182 @@
+"""What ``/metrics`` says of partitions, groups and open files: collected in slices before a scrape.
+
+Ten thousand partitions take a second of work, so others run every fraction of a millisecond. Series
+of single partitions are made only for those that need attention (above their dirty target,
+uncleanable, under-replicated, offline), unless ``kept.metrics.partitions=all``. Their labels and
+values lie in flat lists: an object for each sample would bring the garbage collector in, which
+stops everybody for longer than a whole slice may take.
+
+Numbers of partitions led here add up over the nodes to the cluster's; ``kept_controller_…`` are the
+whole cluster's, from the active controller's image, and 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.cluster.metadata.records import NO_LEADER
+from kept.node.runtime.yielding import Pace
+from kept.replication.events import UNKNOWN_OFFSET
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.cluster.metadata.records import PartitionRecord
+    from kept.node.admin.compaction_status import CompactionStatus, CompactionView
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.groups.coordinator import Coordinator
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.replication.partition import Partition
+
+FDS_AT_ONCE: Final = 500
+
+
+@dataclass(slots=True)
+class Survey:
+    """One look at a node."""
+
+    totals: Counter[str] = field(default_factory=Counter)
+    """Sums over the partitions, by what is summed."""
+    series: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """Metric -> label texts and value of each sample, one after the other."""
+    follower_lags: dict[int, int] = field(default_factory=dict)
+    """The longest lag of each follower of a partition led here, in offsets."""
+    group_lags: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(group, topic) -> offsets between its commits and the high watermarks."""
+    open_fds: int = 0
+
+    def add(self, metric: str, labels: tuple[str, ...], value: float) -> None:
+        """One more sample of a metric by partition."""
+        flat = self.series[metric]
+        flat += labels
+        flat.append(value)
+
+
+class Surveyor:
+    """Makes surveys of one node."""
+
+    def __init__(
+        self,
+        *,
+        config: LiveConfig,
+        identity: NodeIdentity,
+        metadata: Metadata,
+        table: ReplicaTable,
+        compaction: CompactionView,
+        groups: Coordinator,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._metadata = metadata
+        self._table = table
+        self._compaction = compaction
+        self._groups = groups
+
+    async def survey(self, pace: Pace) -> Survey:
+        """Look at everything once; ``pace`` lets others run."""
+        survey = Survey()
+        every_one = self._config.current.metrics_partitions == "all"
+        leads = self._metadata.leads
+        for topic in list(self._metadata.image.topics.values()):
+            for record in topic.partitions:
+                await pace.checkpoint()
+                survey.totals["without leader"] += leads and record.leader == NO_LEADER
+                if self._identity.node_id in record.replicas:
+                    tp = TopicPartition(topic.name, record.partition)
+                    self._add_partition(survey, tp, record, every_one)
+        for group, name, index, offset in list(self._groups.committed()):
+            await pace.checkpoint()
+            partition = self._table.partitions.get(TopicPartition(name, index))
+            if partition is not None:
+                survey.group_lags[group, name] += max(0, partition.high_watermark - offset)
+        survey.open_fds = await _open_fds(pace)
+        return survey
+
+    def _add_partition(
+        self, survey: Survey, tp: TopicPartition, record: PartitionRecord, every_one: bool
+    ) -> None:
+        name, totals = (tp.topic, str(tp.partition)), survey.totals
+        under = record.is_under_replicated
+        partition = self._table.partitions.get(tp)
+        totals["partitions"] += 1
+        if partition is None or record.leader == NO_LEADER:
+            totals["offline"] += 1
+            survey.add("partition_offline", name, 1)
+        if under or every_one:
+            survey.add("partition_isr", name, len(record.isr))
+        if partition is None:
+            return
+        size_bytes = partition.log.size_bytes
+        totals["bytes"] += size_bytes
+        if record.leader == self._identity.node_id:
+            _add_led(survey, record, partition)
+        status = self._compaction.status_of(tp)
+        dirty = False
+        if status is not None:
+            totals["compacted bytes"] += size_bytes
+            target = partition.log.config.min_cleanable_dirty_ratio
+            dirty = status.state == "uncleanable" or status.dirty_ratio > target
+            _add_compaction(survey, name, status, dirty, every_one)
+        if every_one or dirty or under:
+            survey.add("partition_size_bytes", name, size_bytes)
+
+
+def _add_led(survey: Survey, record: PartitionRecord, partition: Partition) -> None:
+    core: Any = partition.core
+    survey.totals["led"] += 1
+    survey.totals["under-replicated"] += record.is_under_replicated
+    survey.totals["under min ISR"] += core.below_min_isr
+    for follower_id, follower in core.followers.items():
+        known = follower.log_end_offset
+        end = partition.log_start_offset if known == UNKNOWN_OFFSET else known
+        lag = max(0, partition.log_end_offset - end)
+        survey.follower_lags[follower_id] = max(lag, survey.follower_lags.get(follower_id, 0))
+
+
+def _add_compaction(
+    survey: Survey, name: tuple[str, str], status: CompactionStatus, dirty: bool, every_one: bool
+) -> None:
+    totals = survey.totals
+    totals["tombstones"] += status.tombstones_pending
+    totals["dirty"] += dirty
+    totals["awaiting manifests"] += bool(status.awaits)
+    for replica in status.replicas:
+        totals["replicas behind"] += replica.behind
+        if replica.behind or every_one:
+            behind = generations_behind(status.published, replica.applied)
+            survey.add("manifest_replica_lag", (*name, str(replica.replica)), behind)
+    if every_one or dirty:
+        survey.add("log_cleaner_dirty_ratio", name, status.dirty_ratio)
+        survey.add("log_cleaner_tombstones_pending", name, status.tombstones_pending)
+        if status.generation is not None:
+            number = int(status.generation.rpartition(".")[2])
+            survey.add("manifest_generation", name, number)
+    if status.state == "uncleanable":
+        totals["uncleanable"] += 1
+        survey.add("log_cleaner_uncleanable", (*name, status.reason), 1)
+
+
+def generations_behind(published: str | None, applied: str | None) -> int:
+    """How many generations an applied manifest is behind the published one.
+
+    Generations of different leader epochs are numbered apart: all of the newer epoch are lacking.
+    """
+    if published is None or published == applied:
+        return 0
+    epoch, _, number = published.partition(".")
+    known_epoch, _, known = (applied or "").partition(".")
+    return max(1, int(number) - (int(known) if known_epoch == epoch else 0))
+
+
+async def _open_fds(pace: Pace) -> int:
+    open_fds = -1  # without the one that lists them
+    with os.scandir("/proc/self/fd") as listed:
+        for _ in listed:
+            open_fds += 1
+            if open_fds % FDS_AT_ONCE == 0:
+                await pace.checkpoint()
+    return open_fds

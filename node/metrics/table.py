@@ -1,0 +1,294 @@
+"""The table of metrics: what ``/metrics`` has, of which type, what it means, where it comes from.
+
+A row's name is without ``kept_``; a counter's sample ends in ``_total``. ``value`` takes it from
+the sources: a number, a :class:`~kept.node.runtime.histogram.Histogram`, or, where there are
+``labels``, (label texts, number or Histogram) for each sample. A row without ``value`` is by
+partition: its samples are the survey's (``kept.node.metrics.survey``).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import kept
+from kept.node.kafka import api
+from kept.node.metrics.survey import Survey
+
+if TYPE_CHECKING:
+    from kept.node.admin.health import NodeHealth
+    from kept.node.admin.log_directories import LogDirectory
+    from kept.node.compaction.lazy_cleaner import LazyCleaner
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.runtime.histogram import Histogram
+    from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.uncompiled_kernels import Kernels
+
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+PARTITION: Final = ("topic", "partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where values come from."""
+
+    counters: Counters
+    kernels: Kernels
+    health: NodeHealth
+    open_files: OpenFiles
+    budget: MemoryBudget
+    metadata: Metadata
+    cleaner: LazyCleaner
+    survey: Survey = field(default_factory=Survey)
+    directories: Sequence[LogDirectory] = ()
+
+
+Value = Callable[[Sources], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric."""
+
+    name: str
+    kind: str
+    value: Value | None
+    labels: tuple[str, ...] = ()
+    help: str = ""
+
+    def means(self, text: str) -> Row:
+        """The same row with what the metric is."""
+        return replace(self, help=text)
+
+
+def gauge(name: str, value: Value | None = None, labels: tuple[str, ...] = ()) -> Row:
+    """A row of a number that may rise and fall."""
+    return Row(name, GAUGE, value, labels)
+
+
+def counter(name: str, value: Value) -> Row:
+    """A row of a number that only rises."""
+    return Row(name, COUNTER, value)
+
+
+def histogram(name: str, value: Value, labels: tuple[str, ...] = ()) -> Row:
+    """A row of observations by size."""
+    return Row(name, HISTOGRAM, value, labels)
+
+
+def _total(of: str) -> Callable[[Sources], int]:
+    return lambda s: s.survey.totals[of]
+
+
+def _resident_bytes(_sources: Sources) -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _build(sources: Sources) -> Iterator[tuple[tuple[str, str], int]]:
+    kernel = "python" if sources.kernels.uncompiled else "cython"
+    yield (kept.__version__, kernel), 1
+
+
+def _directories(size: str) -> Callable[[Sources], Iterator[tuple[tuple[str], int]]]:
+    """Of each disk that answers; kept_offline_log_directories counts the others."""
+
+    def values(sources: Sources) -> Iterator[tuple[tuple[str], int]]:
+        for directory in sources.directories:
+            size_bytes = getattr(directory, size)
+            if size_bytes is not None:
+                yield (directory.path,), size_bytes
+
+    return values
+
+
+def _offline_directories(sources: Sources) -> int:
+    return sum(one.offline is not None for one in sources.directories)
+
+
+def _requests(sources: Sources) -> Iterator[tuple[tuple[str], Histogram]]:
+    served = api.served()
+    for key, seconds in sorted(sources.counters.request_seconds.items()):
+        yield (served[key].name if key in served else str(key),), seconds
+
+
+def _fenced_brokers(sources: Sources) -> int:
+    metadata = sources.metadata
+    brokers = metadata.image.brokers.values() if metadata.leads else ()
+    return sum(broker.fenced for broker in brokers)
+
+
+TABLE: Final = (
+    gauge("build_info", _build, labels=("version", "kernel")).means("Version of kept."),
+    gauge("uncompiled_kernels", lambda s: len(s.kernels.uncompiled)).means(
+        "Kernels that this node or a worker of its cleaner runs as plain Python, far slower."
+    ),
+    gauge("resident_memory_bytes", _resident_bytes).means("Resident memory of the node."),
+    gauge("open_fds", lambda s: s.survey.open_fds).means("Open file descriptors."),
+    gauge("max_fds", lambda _: resource.getrlimit(resource.RLIMIT_NOFILE)[0]).means(
+        "File descriptors that may be open."
+    ),
+    gauge("ready", lambda s: s.health.unready() is None).means("1 when the node serves clients."),
+    gauge("connections", lambda s: s.open_files.connection_count).means("Open connections."),
+    gauge("inflight_bytes", lambda s: s.budget.used_bytes).means(
+        "Bytes of requests and responses held."
+    ),
+    gauge("raft_term", lambda s: s.metadata.member.term).means("Term of the metadata log."),
+    gauge(
+        "raft_leader",
+        lambda s: -1 if s.metadata.member.leader_id is None else s.metadata.member.leader_id,
+    ).means("Node id of the metadata log's leader, -1: not known."),
+    gauge("raft_commit_lag", lambda s: s.metadata.member.last_index - s.metadata.acted_index).means(
+        "Entries of the metadata log not applied here yet."
+    ),
+    gauge("metadata_index", lambda s: s.metadata.image.index).means(
+        "Last entry of the metadata log applied here."
+    ),
+    gauge("offline_log_directories", _offline_directories).means("Log directories that failed."),
+    gauge("stray_logs", lambda s: len(s.health.stray_logs())).means(
+        "Logs set aside, which the metadata does not know."
+    ),
+    gauge("log_directory_free_bytes", _directories("usable_bytes"), labels=("directory",)).means(
+        "Free on its disk."
+    ),
+    gauge("log_directory_size_bytes", _directories("total_bytes"), labels=("directory",)).means(
+        "Size of its disk."
+    ),
+    # Records and requests.
+    counter("bytes_in", lambda s: s.counters.bytes_in).means(
+        "Bytes of record batches appended for producers."
+    ),
+    counter("records_in", lambda s: s.counters.records_in).means("Records appended for producers."),
+    counter("batches_in", lambda s: s.counters.produced_batches).means(
+        "Record batches appended for producers."
+    ),
+    counter("batches_refused", lambda s: s.counters.refused_batches).means(
+        "Record batches refused."
+    ),
+    counter("bytes_out", lambda s: s.counters.bytes_out).means(
+        "Bytes of record batches sent to consumers."
+    ),
+    counter("records_out", lambda s: s.counters.records_out).means(
+        "Offsets that consumers went on by from one fetch to the next: the records they took."
+    ),
+    counter("replication_bytes_out", lambda s: s.counters.replication_bytes_out).means(
+        "Bytes of record batches sent to other replicas."
+    ),
+    histogram("fsync_seconds", lambda s: s.counters.fsync_seconds).means("Time of an fsync."),
+    histogram("request_seconds", _requests, labels=("api",)).means(
+        "Time from a request's last byte to its answer."
+    ),
+    # Compaction.
+    counter("log_cleaner_compactions", lambda s: s.counters.compactions).means(
+        "Compaction passes applied."
+    ),
+    counter("log_cleaner_failures", lambda s: s.cleaner.started.totals.failures).means(
+        "Compaction passes that failed."
+    ),
+    counter("log_cleaner_cleaned_bytes", lambda s: s.counters.cleaned_bytes).means(
+        "Bytes that compaction freed."
+    ),
+    counter("log_cleaner_removed_records", lambda s: s.counters.records_removed).means(
+        "Records removed."
+    ),
+    counter("log_cleaner_checked_keys", lambda s: s.counters.checked_keys).means(
+        "Keys that passes proved right before the swap."
+    ),
+    counter("log_cleaner_checks_failed", lambda s: s.counters.checks_failed).means(
+        "Passes that the check of their keys stopped."
+    ),
+    histogram("log_cleaner_duration_seconds", lambda s: s.counters.cleaner_seconds).means(
+        "Time of a pass."
+    ),
+    # Partitions that need attention.
+    gauge("log_cleaner_dirty_ratio", labels=PARTITION).means("Dirty share of the cleanable bytes."),
+    gauge("log_cleaner_uncleanable", labels=(*PARTITION, "reason")).means(
+        "1: compaction fails, with the reason."
+    ),
+    gauge("manifest_generation", labels=PARTITION).means(
+        "Generation of the last pass applied here."
+    ),
+    gauge("manifest_replica_lag", labels=(*PARTITION, "replica")).means(
+        "Generations that a replica has not applied of what its leader here published."
+    ),
+    gauge("log_cleaner_tombstones_pending", labels=PARTITION).means(
+        "Tombstones that wait for their delete horizon."
+    ),
+    gauge("partition_size_bytes", labels=PARTITION).means("Bytes on disk."),
+    gauge("partition_offline", labels=PARTITION).means("1: not open, or led by nobody."),
+    gauge("partition_isr", labels=PARTITION).means("Replicas in sync."),
+    # Partitions that are led here.
+    gauge("leader_partitions", _total("led")).means("Partitions led here."),
+    gauge("under_replicated_partitions", _total("under-replicated")).means(
+        "Partitions led here with a short ISR."
+    ),
+    gauge("under_min_isr_partitions", _total("under min ISR")).means(
+        "Partitions led here that refuse acks=all."
+    ),
+    gauge(
+        "replica_lag_max",
+        lambda s: [((str(node),), lag) for node, lag in sorted(s.survey.follower_lags.items())],
+        labels=("follower",),
+    ).means("Offsets that a follower lacks, at most, of a partition here."),
+    # All partitions here.
+    gauge("partitions", _total("partitions")).means("Partitions hosted or meant to be here."),
+    gauge("log_size_bytes", _total("bytes")).means("Bytes of all partitions."),
+    gauge("log_cleaner_log_size_bytes", _total("compacted bytes")).means(
+        "Bytes of the partitions of compacted topics."
+    ),
+    gauge("log_cleaner_dirty_partitions", _total("dirty")).means(
+        "Partitions above their dirty target, or uncleanable."
+    ),
+    gauge("offline_partitions", _total("offline")).means(
+        "Replicas here that are not open, or that nobody leads."
+    ),
+    gauge("log_cleaner_uncleanable_partitions", _total("uncleanable")).means(
+        "Partitions that compaction fails on."
+    ),
+    gauge("log_cleaner_awaiting_manifests_partitions", _total("awaiting manifests")).means(
+        "Partitions led here whose newest generation some replica in sync does not hold yet."
+    ),
+    gauge("log_cleaner_replicas_behind", _total("replicas behind")).means(
+        "Replicas of partitions led here that have not applied what is published."
+    ),
+    gauge("tombstones_pending", _total("tombstones")).means(
+        "Tombstones of all logs that wait for their delete horizon."
+    ),
+    # The cluster.
+    counter("isr_shrinks", lambda s: s.counters.cluster.isr_shrinks).means(
+        "Replicas that left an ISR led here."
+    ),
+    counter("isr_expands", lambda s: s.counters.cluster.isr_expands).means(
+        "Replicas that entered an ISR led here."
+    ),
+    counter("raft_elections", lambda s: s.counters.cluster.elections).means(
+        "Controllers that came into office."
+    ),
+    histogram("raft_election_seconds", lambda s: s.counters.cluster.election_seconds).means(
+        "Time without a known controller."
+    ),
+    histogram("failover_seconds", lambda s: s.counters.cluster.failover_seconds).means(
+        "Time from noticing that a partition's leader is gone to taking appends here."
+    ),
+    gauge("controller_active", lambda s: s.metadata.leads).means("1 at the active controller."),
+    gauge("controller_fenced_brokers", _fenced_brokers).means(
+        "Brokers that are registered and fenced."
+    ),
+    counter("controller_unclean_elections", lambda s: s.counters.cluster.unclean_elections).means(
+        "Leaders elected from outside the ISR: acknowledged records may be lost."
+    ),
+    counter("committed_records_lost", lambda s: s.counters.cluster.lost_records).means(
+        "Offsets cut away here that were committed, or may have been."
+    ),
+    gauge("controller_offline_partitions", _total("without leader")).means(
+        "Partitions of the cluster without a leader."
+    ),
+    gauge(
+        "group_lag", lambda s: sorted(s.survey.group_lags.items()), labels=("group", "topic")
+    ).means("Offsets between commit and high watermark, all partitions."),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import click
@@ -73,8 +74,9 @@ def _status(client: Client) -> dict[str, Any]:
     described = client.run(operations.describe_cluster())
     replicas, leaders = reassignment_plan.counts(topics.values())
     under, offline = reassignment_plan.troubled(topics)
-    known = _epochs(client)
-    uncompiled = _uncompiled(client)
+    reports = _node_reports(client)
+    brokers = [one for summary, _ in reports.values() for one in summary["brokers"]]
+    epochs = {one["node_id"]: one["epoch"] for one in brokers}
     quorum = described.quorum
     nodes = []
     members = {member.node_id: member for member in described.members}
@@ -82,6 +84,7 @@ def _status(client: Client) -> dict[str, Any]:
     observers = {replica.node_id for replica in quorum.observers} if quorum else set()
     for number in sorted(members.keys() | voters | observers):
         member = members.get(number)
+        summary, cleaner = reports.get(number, ({}, {}))
         roles = ["broker"] * (member is not None) + ["controller"] * (number in voters)
         nodes.append(
             {
@@ -92,8 +95,10 @@ def _status(client: Client) -> dict[str, Any]:
                 "address": None if member is None else f"{member.host}:{member.port}",
                 "rack": None if member is None else member.rack,
                 "fenced": None if member is None else member.fenced,
-                "epoch": known.get(number),
-                "uncompiled_kernels": uncompiled.get(number),
+                "epoch": epochs.get(number),
+                "uncompiled_kernels": cleaner.get("uncompiled_kernels"),
+                "stray_logs": summary.get("stray_logs"),
+                "left_closed": summary.get("left_closed"),
                 "metadata_lag": None if quorum is None else quorum.lag(number),
                 "replicas": replicas.get(number, 0),
                 "leaders": leaders.get(number, 0),
@@ -125,31 +130,20 @@ def _part(number: int, leader: int, voters: set[int], observers: set[int]) -> st
     return None
 
 
-def _epochs(client: Client) -> dict[int, int]:
-    """Broker epochs, from a node of kept; Kafka's own APIs do not tell them."""
-    for endpoint in client.view.nodes.values():
+def _node_reports(client: Client) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+    """What each node of kept that answers says of the cluster and of its cleaner."""
+
+    def report(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        api = JsonApi(endpoint, PRESENT_S)
         try:
-            found = JsonApi(endpoint, PRESENT_S).get("cluster")
-            return {int(b["node_id"]): int(b["epoch"]) for b in found["brokers"]}
-        except (HttpFailed, KeyError):
-            continue
-    return {}
-
-
-def _uncompiled(client: Client) -> dict[int, list[str]]:
-    """Kernels that run as plain Python, by node; a node that does not answer is left out."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def of(endpoint: Endpoint) -> list[str] | None:
-        try:
-            return list(JsonApi(endpoint, PRESENT_S).get("cleaner")["uncompiled_kernels"])
-        except (HttpFailed, KeyError):  # not there, Apache Kafka, or an older kept
+            return api.get("cluster"), api.get("cleaner")
+        except HttpFailed:  # not there, or Apache Kafka
             return None
 
     nodes = dict(client.view.nodes)
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        answers = zip(nodes, pool.map(of, nodes.values()), strict=True)
-        return {node_id: names for node_id, names in answers if names is not None}
+        reports = zip(nodes, pool.map(report, nodes.values()), strict=True)
+        return {node_id: found for node_id, found in reports if found is not None}
 
 
 def _told(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
@@ -189,6 +183,11 @@ def _show(found: dict[str, Any]) -> None:
         if node["uncompiled_kernels"]:
             slow = ", ".join(node["uncompiled_kernels"])
             write(f"\nNode {node['node_id']} is slow: kernels that are not compiled: {slow}\n")
+        _show_listed(f"Node {node['node_id']} set logs aside", node["stray_logs"])
+        _show_listed(
+            f"Node {node['node_id']} left replicas closed for want of open files",
+            node["left_closed"],
+        )
     partitions = found["partitions"]
     write(f"\nPartitions: {partitions['total']}\n")
     for what in ("offline", "under_replicated"):
@@ -199,6 +198,13 @@ def _show(found: dict[str, Any]) -> None:
             write(f"  {place}: replicas {one['replicas']}, in sync {one['isr']}\n")
         if len(troubled) > LISTED:
             write(f"  and {len(troubled) - LISTED} more\n")
+
+
+def _show_listed(what: str, names: list[str] | None) -> None:
+    """Some of the names, where there are any."""
+    if names:
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        write(f"\n{what}: {', '.join(names[:LISTED])}{more}\n")
 
 
 @cluster.group(

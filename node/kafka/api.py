@@ -171,9 +171,7 @@ def preload() -> None:
     for name in (
         "compaction.cleaner",
         "http.routes",
-        "metrics.exposition",
-        "metrics.cluster_exposition",
-        "admin.consumer_lag",
+        "metrics.table",
     ):
         import_module(f"kept.node.{name}")
 

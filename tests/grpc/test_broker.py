@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
+import uuid
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -12,10 +13,16 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.calls import ToLeader
 from kept.client.partitioner import partition_for_key
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import PartitionRecord, TopicRecord
 from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.partition_records import Reader
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.runtime import Runtime
+from kept.storage.disk import Disk
 from kept.storage.errors import PolicyViolation
 from kept.storage.types import TopicPartition
+from tests.support.replicas import FixedMetadata, live_config
 
 Code = grpc.StatusCode
 PRODUCE, CONSUME = "broker.Broker/Produce", "broker.Broker/Consume"
@@ -197,34 +204,46 @@ def test_a_followed_topic_that_is_deleted(kept_broker, rpc, client):
     assert caught.value.code() is Code.NOT_FOUND
 
 
-def test_a_topic_of_another_node_is_waited_for():
-    async def wait(cluster_link):
-        loop, topics = asyncio.get_running_loop(), {}
-        image = SimpleNamespace(topics=topics)
-        node = SimpleNamespace(loop=loop, cluster_link=cluster_link, image=image)
-        loop.call_later(0.05, topics.update, {"t": 1})
-        await ClusterClient(node).await_topic("t")
-        return "t" in topics
+def image_of(topic_id):
+    return Image().apply(
+        [TopicRecord("t", topic_id), PartitionRecord(topic_id, 0, (0,), (0,), 0, 0, 0)]
+    )[0]
 
-    assert asyncio.run(wait(cluster_link=object()))
-    assert not asyncio.run(wait(cluster_link=None)), "a lone node knows all there is"
+
+def test_a_topic_of_another_node_is_waited_for():
+    async def wait(**settings):
+        runtime, metadata = Runtime(Disk()), FixedMetadata()
+        metadata.image = Image()
+        made = image_of(uuid.UUID(int=1))
+        runtime.loop.call_later(0.05, setattr, metadata, "image", made)
+        identity, addresses = NodeIdentity(0), cast("Any", None)
+        config, known = live_config(**settings), cast("Any", metadata)
+        gateway = ClusterClient(
+            runtime, config, identity=identity, metadata=known, addresses=addresses
+        )
+        await gateway.await_topic("t")
+        return "t" in metadata.image.topics
+
+    voters = "0@127.0.0.1:19092,1@127.0.0.1:19093"
+    assert asyncio.run(wait(node_id="0", controller_quorum_voters=voters))
+    assert not asyncio.run(wait()), "a lone node knows all there is"
 
 
 def test_a_topic_made_anew_is_another_one():
-    topics = {"t": SimpleNamespace(topic_id=1)}
-    node = SimpleNamespace(image=SimpleNamespace(topics=topics))
-
     class Led:
         def leader(self, tp):
             return 0
 
-        async def at_leader(self, tp, ask, patience_s):
-            return await ask(0)
+        async def at_leader(self, tp, call, patience_s):
+            return await call(0)
 
     async def read():
-        reader = Reader(node, Led(), TopicPartition("t", 0))
+        metadata: Any = FixedMetadata()
+        metadata.image = image_of(uuid.UUID(int=1))
+        nobody = cast("Any", None)
+        reader = Reader(nobody, metadata, nobody, cast("Any", Led()), TopicPartition("t", 0))
         await reader.seek(5)
-        topics["t"] = SimpleNamespace(topic_id=2)
+        metadata.image = image_of(uuid.UUID(int=2))
         await reader.fetch(wait=False)
 
     with pytest.raises(PolicyViolation, match="created anew"):

@@ -27,10 +27,9 @@ class Node:
         self.stopping, self.looks = False, 0
         self.readiness = Readiness(0)
 
-    @property
-    def ready(self):
+    def unready(self):
         self.looks += 1
-        return not self.stopping
+        return "stopping" if self.stopping else None
 
     def moves(self, stopping):
         self.stopping = stopping
@@ -56,7 +55,7 @@ def test_watches_are_told_of_what_moves_and_share_one_look():
 
 
 async def watched(node):
-    face = health.Health(node, ("broker.Broker",))
+    face = health.Health(node, node.readiness, ("broker.Broker",))
     node.readiness.on_move()
     assert node.looks == 0, "nobody watches"
 

@@ -13,8 +13,8 @@ from kept.cluster.metadata.records import (
     PartitionRecord,
     TopicRecord,
 )
-from kept.node.admin.readiness import Readiness
 from kept.node.admin.parts import AdminParts
+from kept.node.admin.readiness import Readiness
 from kept.storage.errors import MachineError
 
 TOPIC = uuid.UUID(int=7)

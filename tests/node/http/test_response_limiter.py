@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from kept.node.admin.service import Admin
+from kept.node.admin.results import Remote
+from kept.node.admin.topic_view import TopicView
 from kept.node.http import response_limiter
 from tests.node.http.test_server import GET
 
@@ -21,9 +22,9 @@ def counted(lone, monkeypatch):
 
     async def topic(_self, name: str, **_given):
         begun.append(name)
-        return {"name": name, "partitions": ["x" * 1000] * 8000}
+        return Remote({"name": name, "partitions": ["x" * 1000] * 8000})
 
-    monkeypatch.setattr(Admin, "topic", topic)
+    monkeypatch.setattr(TopicView, "topic", topic)
     monkeypatch.setattr(response_limiter, "MOST", 2)
     return lone, begun
 

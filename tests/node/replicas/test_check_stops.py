@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.node.admin.service import Admin
+from kept.node.admin.parts import AdminParts
 from kept.node.compaction import cleaner
 from kept.node.replicas.manifests.failures import PassFailed
 from tests.node.compaction.test_cleaner_faults import TP, clean, filled, newest
@@ -35,7 +35,7 @@ def files(hosted):
 
 
 def status(lone):
-    return Admin(lone.node.parts.admin).compaction_status(TP)
+    return AdminParts(lone.node.parts.admin).compaction_view.status_of(TP)
 
 
 def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatch):
@@ -54,8 +54,8 @@ def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatc
     said = status(lone)
     assert (said.state, said.retry_at_ms) == ("uncleanable", None)
     assert said.reason.startswith("t-0: check of generation 0.1: key 'k")
-    (listed,) = Admin(lone.node.parts.admin).cleaner()["uncleanable"]
-    assert (listed["reason"], listed["retry_at_ms"]) == (said.reason, -1), "no far date"
+    (listed,) = AdminParts(lone.node.parts.admin).cleaner.describe().uncleanable
+    assert (listed.reason, listed.retry_at_ms) == (said.reason, -1), "no far date"
     assert not lone.node.parts.cleaner.started.failures.may_try(TP, FOR_EVER_MS)
     monkeypatch.undo()
     assert lone.node.parts.cleaner.started.retry(TP)

@@ -7,11 +7,12 @@ import threading
 import time
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kept.node.admin.compaction_status import CompactionStatus, ReplicaGenerations
-from kept.node.parts.counters import exposition
+from kept.node.admin.compaction_status import CompactionStatus, CompactionView, ReplicaGenerations
+from kept.node.admin.parts import AdminParts
+from kept.node.metrics.lazy_metrics import LazyMetrics
 from kept.node.runtime.histogram import Histogram
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
@@ -28,6 +29,12 @@ def scrape(lone):
             assert key not in found, f"{key} twice"
             found[key] = sample.value
     return found
+
+
+def metrics_of(lone):
+    """The metrics of a node, made anew."""
+    context = lone.node.parts.admin
+    return LazyMetrics(context, AdminParts(context))
 
 
 def one(found, name, **labels):
@@ -152,9 +159,7 @@ def test_series_only_for_partitions_that_need_attention(lone, monkeypatch):
         "dirty": status("due", 0.75),
         "broken": status("uncleanable", 0.1, 'a "quoted"\nreason\\'),
     }
-    monkeypatch.setattr(
-        exposition.Admin, "compaction_status", lambda self, tp: states.get(tp.topic)
-    )
+    monkeypatch.setattr(CompactionView, "status_of", lambda self, tp: states.get(tp.topic))
     found = scrape(lone)
     assert partitions(found, "kept_log_cleaner_dirty_ratio") == {("dirty", "0"), ("broken", "0")}
     assert one(found, "kept_log_cleaner_dirty_ratio", topic="dirty", partition="0") == 0.75
@@ -182,7 +187,7 @@ def test_replicas_that_lag_behind_the_published_generation(lone, monkeypatch):
         ReplicaGenerations(4, None, None, True),
     )
     known = dataclasses.replace(status(), published="2.7", replicas=replicas)
-    monkeypatch.setattr(exposition.Admin, "compaction_status", lambda self, tp: known)
+    monkeypatch.setattr(CompactionView, "status_of", lambda self, tp: known)
     found = scrape(lone)
     lags = {
         replica: one(
@@ -218,16 +223,9 @@ def test_group_lag(lone, monkeypatch):
     hosted.partition.append(check(build_batch([(1, b"k", b"v", ())] * 5), hosted.rules, 1), 1)
     hosted.partition.write()
 
-    class Groups:
-        def committed(self):
-            yield "g", "t", 0, 2
-            yield "g", "t", 1, 0
-            yield "g", "gone", 0, 1
-            yield "ahead", "t", 0, 9
-
-    real, lone.node.parts.groups = lone.node.parts.groups, Groups()
+    committed = [("g", "t", 0, 2), ("g", "t", 1, 0), ("g", "gone", 0, 1), ("ahead", "t", 0, 9)]
+    monkeypatch.setattr(lone.node.parts.groups, "committed", lambda: iter(committed))
     found = scrape(lone)
-    lone.node.parts.groups = real
     assert one(found, "kept_group_lag", group="g", topic="t") == 3
     assert one(found, "kept_group_lag", group="ahead", topic="t") == 0
     assert not any(("topic", "gone") in key for key in found)
@@ -251,39 +249,32 @@ def test_a_pass_is_counted(lone_node):
 
 
 def test_a_registry_can_have_it(lone):
-    registry = CollectorRegistry()
-    registry.register(exposition.Collector(lone.node))
-    assert b"kept_connections" in generate_latest(registry)
+    found = lone.run(metrics_of(lone).started())
+    assert b"kept_connections" in generate_latest(found.registry)
 
 
-def test_the_text_is_what_prometheus_client_writes(lone):
-    """Our writer against theirs, for the same families."""
+def test_the_text_is_what_prometheus_client_writes(lone_node):
+    """Rendered in slices, and the registry at once."""
+    lone = lone_node(kept_metrics_partitions="all")
+    lone.create("t", 120, cleanup_policy="compact")
+    metrics = lone.run(metrics_of(lone).started())
 
-    async def ours():
-        return b"".join([chunk async for chunk in exposition.render(lone.node)])
-
-    registry = CollectorRegistry()
-    registry.register(exposition.Collector(lone.node))
-    lone.create("t", cleanup_policy="compact")
+    async def sliced():
+        return b"".join([chunk async for chunk in metrics.render()])
 
     def stable(text):
-        return [line for line in text.splitlines() if "bytes" not in line and "fds" not in line]
+        return [line for line in text.splitlines() if b"bytes" not in line and b"fds" not in line]
 
-    def values(text):
-        return {
-            (s.name, *sorted(s.labels.items())): s.value
-            for family in text_string_to_metric_families("\n".join(stable(text)) + "\n")
-            for s in family.samples
-        }
-
-    assert values(lone.run(ours()).decode()) == values(generate_latest(registry).decode())
+    found = stable(lone.run(sliced()))
+    assert found == stable(generate_latest(metrics.registry))
+    assert sum(b"kept_partition_isr{" in line for line in found) == 120
 
 
 def test_rendering_lets_others_run(lone):
     """While 500 partitions are rendered, others run at least every 20 ms of CPU (aim: 2 ms)."""
     lone.create("many", 500, cleanup_policy="compact")
     lone.run(lone.node.warmed_up())
-    gaps = []
+    gaps, metrics = [], metrics_of(lone)
 
     async def both():
         async def watch():
@@ -295,10 +286,10 @@ def test_rendering_lets_others_run(lone):
                 last = now
 
         watcher = asyncio.ensure_future(watch())
-        async for _ in exposition.render(lone.node):
+        async for _ in metrics.render():
             pass
         gaps.clear()
-        text = b"".join([chunk async for chunk in exposition.render(lone.node)])
+        text = b"".join([chunk async for chunk in metrics.render()])
         watcher.cancel()
         return text
 
@@ -310,18 +301,20 @@ def test_rendering_lets_others_run(lone):
 
 def test_nothing_heavy_is_imported_for_counting():
     import subprocess
-    import sys
 
-    code = "import sys, kept.node.runtime.counters; sys.exit('prometheus_client' in sys.modules)"
+    modules = "kept.node.http.routes, kept.node.metrics.table"
+    code = f"import sys, {modules}; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_library_is_imported_in_a_thread(lone, monkeypatch):
-    places = []
-    monkeypatch.delitem(sys.modules, exposition.LIBRARY)
-    monkeypatch.setattr(
-        exposition, "import_module", lambda _: places.append(threading.current_thread().name)
-    )
+    places, make = [], LazyMetrics._make
+
+    def watched(self):
+        places.append(threading.current_thread().name)
+        return make(self)
+
+    monkeypatch.setattr(LazyMetrics, "_make", watched)
     for _ in range(2):
         scrape(lone)
     (place,) = places

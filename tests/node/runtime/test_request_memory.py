@@ -13,9 +13,8 @@ import lz4.frame
 import pytest
 
 from kept.client import protocol
-from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.partition_records import PIECE_RECORDS, Reader
-from kept.node.admin.record_browser import browse
+from kept.node.admin.parts import AdminParts
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers import batch_checks, produce
@@ -518,6 +517,14 @@ def tiny(count: int) -> bytes:
     return build_batch([(0, None, b"", ())] * count, codec=Codec.ZSTD)
 
 
+def reading_of(lone):
+    """A client of the cluster, and a reader of t-0 through it."""
+    parts = lone.node.parts
+    gateway = AdminParts(parts.admin).new_client()
+    tp = TopicPartition("t", 0)
+    return gateway, Reader(parts.runtime, parts.metadata, parts.inflating, gateway, tp)
+
+
 def counted(monkeypatch):
     """How many records are made objects of."""
     from kept.node.admin import partition_records as reading
@@ -541,11 +548,13 @@ def test_the_record_browser_makes_objects_of_what_it_shows(lone, monkeypatch):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(frame(tiny(100_000)))
             assert (await client.produced()).error_code == 0
-        return await browse(lone.node, TopicPartition("t", 0), offset=70_000, limit=3)
+        return await AdminParts(lone.node.parts.admin).records.browse(
+            "t", 0, offset=70_000, limit=3
+        )
 
     found = lone.run(go())
-    assert [record["offset"] for record in found["records"]] == [70_000, 70_001, 70_002]
-    assert found["next_offset"] == 70_003
+    assert [record.offset for record in found.records] == [70_000, 70_001, 70_002]
+    assert found.next_offset == 70_003
     assert sum(pieces) == 3
     assert lone.node.parts.inflating.used_bytes == 0
 
@@ -558,8 +567,7 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(frame(tiny(50_000)))
             assert (await client.produced()).error_code == 0
-        gateway = ClusterClient(lone.node)
-        reader = Reader(lone.node, gateway, TopicPartition("t", 0))
+        gateway, reader = reading_of(lone)
         await reader.seek(0)
         (batch,) = await reader.fetch(wait=False)
         taken = 0
@@ -583,8 +591,7 @@ def test_a_reader_that_is_given_up_gives_back(lone):
 
     async def go():
         inflating = lone.node.parts.inflating
-        gateway = ClusterClient(lone.node)
-        reader = Reader(lone.node, gateway, TopicPartition("t", 0))
+        gateway, reader = reading_of(lone)
         inflating.draw(inflating.limit_bytes, lambda: None)
         waiting = asyncio.ensure_future(reader._piece(tiny(50_000), 10))
         await until(lambda: inflating._queue)

@@ -33,6 +33,10 @@ class AdminParts:
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
+        self._build_cluster(context)
+        self._build_partitions(context)
+
+    def _build_cluster(self, context: AdminContext) -> None:
         runtime, config, table = context.runtime, context.config, context.table
         identity, metadata = context.identity, context.metadata
         self.health = NodeHealth(
@@ -62,10 +66,16 @@ class AdminParts:
             forwarding=context.forwarding,
             peer_http=self.peer_http,
         )
+        self.election = LeaderElection(self.lookup, self.new_client)
+        self.groups = ConsumerLag(metadata, self.new_client)
+
+    def _build_partitions(self, context: AdminContext) -> None:
+        runtime, config, table = context.runtime, context.config, context.table
+        metadata = context.metadata
         self.compaction_view = CompactionView(
             runtime=runtime,
             config=config,
-            identity=identity,
+            identity=context.identity,
             table=table,
             cleaner=context.cleaner,
             dry_runs=context.dry_runs,
@@ -93,10 +103,8 @@ class AdminParts:
             leaders=leaders,
             history=context.history,
         )
-        self.cleaner = CleanerView(identity, context.cleaner, context.kernels)
+        self.cleaner = CleanerView(context.identity, context.cleaner, context.kernels)
         self.replicas = ReplicaReports(runtime, self.lookup, table, context.dry_runs)
-        self.election = LeaderElection(self.lookup, self.new_client)
-        self.groups = ConsumerLag(metadata, self.new_client)
         self.records = RecordBrowser(
             runtime=runtime,
             metadata=metadata,

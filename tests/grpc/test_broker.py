@@ -205,9 +205,8 @@ def test_a_followed_topic_that_is_deleted(kept_broker, rpc, client):
 
 
 def image_of(topic_id):
-    return Image().apply(
-        [TopicRecord("t", topic_id), PartitionRecord(topic_id, 0, (0,), (0,), 0, 0, 0)]
-    )[0]
+    partition = PartitionRecord(topic_id, 0, (0,), (0,), 0, 0, 0)
+    return Image().apply([TopicRecord("t", topic_id), partition])[0]
 
 
 def test_a_topic_of_another_node_is_waited_for():
@@ -224,7 +223,7 @@ def test_a_topic_of_another_node_is_waited_for():
         await gateway.await_topic("t")
         return "t" in metadata.image.topics
 
-    voters = "0@127.0.0.1:19092,1@127.0.0.1:19093"
+    voters = "0@localhost:10092,1@localhost:10093"
     assert asyncio.run(wait(node_id="0", controller_quorum_voters=voters))
     assert not asyncio.run(wait()), "a lone node knows all there is"
 

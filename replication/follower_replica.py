@@ -1,12 +1,12 @@
 """A replica as follower: told by the image whom to follow, fed by a fetcher.
 
-:meth:`FollowingReplica.perform` does to the log what a :class:`.follower.FollowerCore` decided.
+:meth:`FollowerReplica.perform` does to the log what a :class:`.follower.FollowerCore` decided.
 Cutting and emptying block on the disk (fsync of the segment, its directory, the epoch checkpoint);
 appending is one ``writev``.
 
 Order within a cut (rules 12, 19, 22, 27): the log is cut durably, then the epoch cache, then the
 recovery point and the high watermark are at most the log end in memory, then the shell hears
-:class:`.reports.Truncated` and makes the recovery points durable. A crash in between leaves a log
+:class:`.effects.Truncated` and makes the recovery points durable. A crash in between leaves a log
 that is cut or not, and a start that brings the rest in line with it.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kept.replication import follower
 from kept.replication.effects import Truncated
@@ -21,7 +22,6 @@ from kept.replication.fetch_messages import Buffer
 from kept.replication.fetcher import FetcherCore, Work
 from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
-from kept.replication.maintenance import KeptReplica
 from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,
@@ -32,25 +32,47 @@ from kept.storage.errors import (
 from kept.storage.log import AppendInfo
 from kept.storage.types import MAX_INT64, TopicPartition
 
+if TYPE_CHECKING:
+    from kept.replication.replica import Replica
+
 logger = logging.getLogger(__name__)
 
 
-class FollowingReplica(KeptReplica):
-    """A replica that can follow; see the module. It is a :class:`.follower.FollowerLog`.
+class FollowerReplica:
+    """What a replica does as a follower; see the module. It is a :class:`.follower.FollowerLog`.
 
     ``before_cut`` is called before the log is cut, and raises ReplicaNotAvailable while it must not
     be: the fetcher then tries again.
     """
 
-    before_cut: Callable[[], None] | None = None
+    __slots__ = ("before_cut", "log", "replica")
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.log = replica.log
+        self.before_cut: Callable[[], None] | None = None
 
     # What a FollowerCore reads.
 
     @property
+    def log_start_offset(self) -> int:
+        """First offset."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """Where the next record goes."""
+        return self.log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """What is known as committed."""
+        return self.replica.core.high_watermark
+
+    @property
     def latest_epoch(self) -> int:
         """Leader epoch of the last batch; -1 when none is known."""
-        latest = self.log.leader_epochs.latest
-        return -1 if latest is None else latest
+        return self.replica.latest_epoch
 
     @property
     def awaits_flush(self) -> bool:
@@ -64,50 +86,11 @@ class FollowingReplica(KeptReplica):
         """(largest own epoch <= ``leader_epoch``, its end); None when it is above all."""
         return self.log.leader_epochs.end_offset_for(leader_epoch)
 
-    # Roles.
-
-    def become_follower(  # noqa: PLR0917 (as become_leader)
-        self,
-        leader_id: int,
-        leader_epoch: int,
-        partition_epoch: int,
-        isr: tuple[int, ...],
-        replicas: tuple[int, ...],
-        now_ms: int,  # noqa: ARG002
-    ) -> bool:
-        """Follow ``leader_id`` (NO_LEADER: wait for one) in that epoch.
-
-        Who waits for a commit here is told NotLeaderOrFollower. True when leader or epoch are news,
-        so that the fetcher must be told; otherwise only the ISR may have changed.
-        """
-        self._check_online()
-        core = self.core
-        if leader_epoch < core.leader_epoch:
-            raise InvariantViolation(
-                f"{self}: leader epoch {leader_epoch} after {core.leader_epoch}"
-            )
-        news = (
-            core.leading
-            or leader_epoch != core.leader_epoch
-            or leader_id != self.leader_id
-        )  # fmt: skip
-        if core.leading:
-            self.log.write()
-            self.resign()
-        self.leader_id = leader_id
-        core.follow(leader_epoch, partition_epoch, replicas, isr)
-        self._wake_all()
-        return news
-
-    @property
-    def in_sync(self) -> bool:
-        """The image has this node in the ISR."""
-        return self.node_id in self.core.isr
-
-    def _check_follower(self) -> None:
-        self._check_online()
-        if self.core.leading or self.leader_id == NO_LEADER:
-            raise NotLeaderOrFollower(f"{self.topic_partition}: this node follows nobody")
+    def check_follower(self) -> None:
+        """Raises NotLeaderOrFollower, KafkaStorageError unless it follows a leader."""
+        self.replica.check_online()
+        if self.replica.core.leading or self.replica.leader_id == NO_LEADER:
+            raise NotLeaderOrFollower(f"{self.replica.topic_partition}: this node follows nobody")
 
     # What a fetcher brings.
 
@@ -125,7 +108,7 @@ class FollowingReplica(KeptReplica):
             case follower.StartAt(offset):
                 self.start_at(offset)
             case follower.Backoff(why=why) if why:
-                logger.warning("%s: %s", self.topic_partition, why)
+                logger.warning("%s: %s", self.replica.topic_partition, why)
             case follower.AskOffsets() | follower.AskAgain() | follower.Backoff():
                 pass
 
@@ -136,18 +119,18 @@ class FollowingReplica(KeptReplica):
 
         Batches of epochs above the one followed are left out. Raises as :meth:`perform`.
         """
-        self._check_follower()
+        self.check_follower()
         log = self.log
         info = None
         if len(records):
             try:
                 info = log.append_as_follower(
-                    records, now_ms, max_leader_epoch=self.core.leader_epoch
+                    records, now_ms, max_leader_epoch=self.replica.core.leader_epoch
                 )
                 log.write()
             except MachineError as error:
-                self._failed(error)
-        core = self.core
+                self.replica.failed(error)
+        core = self.replica.core
         before, start = core.high_watermark, log.log_start_offset
         committed = min(leader_high_watermark, log.written_end_offset)
         if committed > before:
@@ -156,14 +139,16 @@ class FollowingReplica(KeptReplica):
         if leader_log_start > start:
             self._follow_start(leader_log_start, now_ms)
         if core.high_watermark != before or log.log_start_offset != start:
-            self._wake()
+            self.replica.wake()
         return info
 
     def _follow_start(self, leader_log_start: int, now_ms: int) -> None:
         """Rule 43: the leader moved the start of its log."""
         log = self.log
         log.advance_log_start(min(leader_log_start, log.written_end_offset), now_ms)
-        self.core.high_watermark = max(self.core.high_watermark, log.log_start_offset)
+        self.replica.core.high_watermark = max(
+            self.replica.core.high_watermark, log.log_start_offset
+        )
 
     def truncate_to(self, offset: int) -> None:
         """Cut the log at ``offset``, durably; blocks.
@@ -186,7 +171,7 @@ class FollowingReplica(KeptReplica):
         try:
             self.log.truncate_to(offset)
         except MachineError as error:
-            self._failed(error)
+            self.replica.failed(error)
         self._was_cut(*before)
 
     def start_at(self, offset: int) -> None:
@@ -195,52 +180,47 @@ class FollowingReplica(KeptReplica):
         before = self.log.log_start_offset, self.log.log_end_offset
         # The leader's retention is past our end; but after an unclean election the leader had
         # others at the offsets of ours, and from where on nobody can tell any more.
-        self._before_loss(self.log.log_start_offset if self.may_lose else offset)
+        self._before_loss(self.log.log_start_offset if self.replica.may_lose else offset)
         try:
             self.log.truncate_fully_and_start_at(offset)
         except MachineError as error:
-            self._failed(error)
+            self.replica.failed(error)
         self._was_cut(*before)
-
-    @property
-    def may_lose(self) -> bool:
-        """What it cuts may have been acknowledged: there was an unclean election since the last
-        batch here. Once there is a batch of that leader's, the logs had agreed up to there.
-        """
-        return self.unclean_epoch > self.latest_epoch
 
     def _before_loss(self, offset: int) -> None:
         """Say which committed records a cut takes away, while they are there."""
-        losing = about_to_lose(self.log, offset, self.core.high_watermark, unclean=self.may_lose)
+        losing = about_to_lose(
+            self.log, offset, self.replica.core.high_watermark, unclean=self.replica.may_lose
+        )
         if losing is not None:
-            self._tell(losing)
+            self.replica.emit(losing)
 
     def _check_not_leading(self) -> None:
-        if self.offline is not None:
-            raise KafkaStorageError(f"{self.topic_partition}: {self.offline}")
-        if self.core.leading:
-            raise InvariantViolation(f"{self}: a leader never cuts its log")
+        if self.replica.offline is not None:
+            raise KafkaStorageError(f"{self.replica.topic_partition}: {self.replica.offline}")
+        if self.replica.core.leading:
+            raise InvariantViolation(f"{self.replica}: a leader never cuts its log")
         if self.before_cut is not None:
             self.before_cut()
 
     def _was_cut(self, start_before: int, end_before: int) -> None:
-        log, core = self.log, self.core
+        log, core = self.log, self.replica.core
         start, end = log.log_start_offset, log.log_end_offset
         if (start, end) == (start_before, end_before):
             return
         committed = core.high_watermark
         core.high_watermark = max(min(committed, end), start)
-        cleared = end < self.applied_end
+        cleared = end < self.replica.applied_end
         if cleared:
-            self.applied_end = 0
-        self._tell(Truncated(start, end, log.recovery_point, cleared))
-        self._wake()
+            self.replica.applied_end = 0
+        self.replica.emit(Truncated(start, end, log.recovery_point, cleared))
+        self.replica.wake()
 
 
 def perform_all(
     fetcher: FetcherCore,
     work: Work,
-    find: Callable[[TopicPartition], FollowingReplica | None],
+    find: Callable[[TopicPartition], Replica | None],
     now_ms: int,
     wall_ms: int,
 ) -> None:
@@ -256,7 +236,7 @@ def perform_all(
             continue
         try:
             for effect in effects:
-                replica.perform(effect, wall_ms)
+                replica.follower.perform(effect, wall_ms)
         except KeptError as error:
             logger.warning("%s: fetched in vain: %s", tp, error)
             fetcher.effect_failed(tp, error, now_ms)

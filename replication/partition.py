@@ -12,13 +12,15 @@ that moved the offset, after the state is consistent; they must not raise.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from typing import Final
 
-from kept.replication.follower_replica import FollowingReplica
+from kept.replication.events import CommitKnown, MinIsrChanged
 from kept.replication.leader import WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
-from kept.replication.replica import EpochTicket
+from kept.replication.replica import EpochTicket, Replica
 from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
+from kept.storage.durability import FlushTicket
 from kept.storage.errors import (
     KafkaStorageError,
     MachineError,
@@ -26,18 +28,21 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     OffsetNotAvailable,
     OffsetOutOfRange,
+    PolicyViolation,
 )
 from kept.storage.log import AppendInfo
 from kept.storage.records import CheckedBatch
-from kept.storage.types import MAX_INT32, IsolationLevel
+from kept.storage.types import MAX_INT32, IsolationLevel, LogConfig
 
 __all__ = ["AppendInfo", "EpochTicket", "ListedOffset", "Partition", "PartitionFetch"]
 
+DELETE_TO_HIGH_WATERMARK: Final = -1
+"""DeleteRecords' offset for "all that is committed"."""
 PLENTY: Final = MAX_INT32
 """More than any ``min_bytes`` asks for."""
 
 
-class Partition(FollowingReplica):
+class Partition(Replica):
     """A partition as handlers use it; see the module."""
 
     # Writing.
@@ -62,7 +67,7 @@ class Partition(FollowingReplica):
         try:
             return self.log.append(checked, core.leader_epoch, now_ms)
         except MachineError as error:
-            self._failed(error)
+            self.failed(error)
 
     def write(self) -> None:
         """Write what is staged; HW moves, and those who wait for it are told.
@@ -71,11 +76,11 @@ class Partition(FollowingReplica):
         were staged (a roll between them may have failed, and lost them): none may be acknowledged.
         """
         if self.offline is not None:
-            self._check_online()
+            self.check_online()
         try:
             self.log.write()
         except MachineError as error:
-            self._failed(error)
+            self.failed(error)
         core = self.core
         if core.leading:
             before = core.high_watermark
@@ -83,7 +88,7 @@ class Partition(FollowingReplica):
             if effects:
                 self._perform(effects)
             if self._waiters and core.high_watermark != before:
-                self._wake()
+                self.wake()
             if self._end_waiters:
                 self._wake_replicas()
 
@@ -161,7 +166,7 @@ class Partition(FollowingReplica):
                     for txn in log.aborted_in_slice(offset, found, end)
                 ]
         except MachineError as error:
-            self._failed(error)
+            self.failed(error)
         if replica_id >= 0:
             self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
         committed = core.high_watermark
@@ -171,7 +176,7 @@ class Partition(FollowingReplica):
 
     def _check_reads(self, offset: int) -> None:
         """Whether consumers may read from this follower: in sync, and not ahead of it."""
-        self._check_follower()
+        self.follower.check_follower()
         tp = self.topic_partition
         if not self._serves_consumers:
             raise NotLeaderOrFollower(f"{tp}: this replica is not in sync, ask the leader")
@@ -203,7 +208,7 @@ class Partition(FollowingReplica):
             self._perform(effects)
         started = core.log_starts(replica_id, log_start_offset)
         if (started or core.high_watermark != before) and self._waiters:
-            self._wake()
+            self.wake()
 
     def follower_asked(self, replica_id: int, now_ms: int) -> None:
         """Until ``now_ms`` a follower's requests left out what they knew (KIP-227): it was there.
@@ -225,12 +230,12 @@ class Partition(FollowingReplica):
 
         Does not ask for leadership. Raises OffsetOutOfRange, KafkaStorageError, DamagedData.
         """
-        self._check_online()
+        self.check_online()
         self._check_start(offset)
         try:
             return self.log.read_batches(offset, max_bytes, self.core.high_watermark)
         except MachineError as error:
-            self._failed(error)
+            self.failed(error)
 
     def readable_bytes(
         self,
@@ -258,7 +263,7 @@ class Partition(FollowingReplica):
             try:
                 found = self.log.read(offset, MAX_INT32, end)
             except MachineError as error:
-                self._failed(error)
+                self.failed(error)
             return 0 if found is None else found.size_bytes
         return 0
 
@@ -312,10 +317,121 @@ class Partition(FollowingReplica):
                 late=late,
             )
         except MachineError as error:
-            self._failed(error)
+            self.failed(error)
 
     def end_offset_for_epoch(self, current_leader_epoch: int, leader_epoch: int) -> tuple[int, int]:
         """Where an epoch ends: (largest epoch <= ``leader_epoch``, its end); (-1, -1) undefined."""
         self._check_leader()
         self._check_epoch(current_leader_epoch)
         return self.log.leader_epochs.end_offset_for(leader_epoch) or (-1, -1)
+
+    # Maintenance. Only the leader decides what goes (rule 43); a follower removes the segments
+    # that lie wholly below the log start that its leader told.
+
+    def delete_records(self, offset: int, now_ms: int) -> int:
+        """Move the log start up to ``offset`` (-1: to HW); returns the low watermark.
+
+        Raises PolicyViolation for a topic that is only compacted, OffsetOutOfRange below 0 or above
+        HW, NotLeaderOrFollower, KafkaStorageError.
+        """
+        self._check_leader()
+        config = self.log.config
+        if config.compact and not config.delete:
+            raise PolicyViolation(
+                f"Records of partition {self.topic_partition} can not be deleted "
+                "due to the configured policy"
+            )
+        if offset == DELETE_TO_HIGH_WATERMARK:
+            offset = self.core.high_watermark
+        if not 0 <= offset <= self.core.high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: cannot delete up to {offset}, "
+                f"the high watermark is {self.core.high_watermark}"
+            )
+        self._advance_start(offset, now_ms)
+        return self.log.log_start_offset
+
+    def low_watermark(self, live: Collection[int]) -> int:
+        """The least log start among this leader and the ``live`` replicas; -1: one is not known.
+
+        Raises NotLeaderOrFollower, KafkaStorageError.
+        """
+        self._check_leader()
+        followers = self.core.followers
+        starts = (followers[replica].log_start_offset for replica in followers if replica in live)
+        return min((self.log.log_start_offset, *starts))
+
+    def _advance_start(self, offset: int, now_ms: int) -> None:
+        if offset > self.log.log_start_offset:
+            self.log.advance_log_start(offset, now_ms)
+            self.wake()
+
+    def retention(self, now_ms: int) -> list[tuple[int, str]]:
+        """Drop old segments by time, size and log start: (base offset, reason) of those that went.
+
+        The leader decides (rule 43); elsewhere only what lies below the log start goes.
+        """
+        if self.offline is not None or self.suspended:
+            return []
+        start = self.log.log_start_offset
+        try:
+            gone = self.log.delete_old_segments(
+                now_ms, self.core.high_watermark, by_policy=self._leading
+            )
+        except MachineError as error:
+            self.failed(error)
+        if self.log.log_start_offset != start:
+            self.wake()
+        return gone
+
+    def update_config(self, config: LogConfig) -> None:
+        """New settings of the topic; they hold at once."""
+        self.log.update_config(config)
+        self.step(MinIsrChanged(config.min_insync_replicas))
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """Before a swap: what the manifest covers was committed, so HW is at least its end."""
+        if offset > self.log.written_end_offset:
+            raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {offset}")
+        self.step(CommitKnown(offset))
+
+    def maybe_roll(self, now_ms: int) -> bool:
+        """Roll an active segment that is too old, also of an idle log (rule 3)."""
+        self.check_online()
+        try:
+            return self.log.maybe_roll(now_ms)
+        except MachineError as error:
+            self.failed(error)
+
+    def flush_due(self, now_ms: int) -> bool:
+        """``flush.messages`` or ``flush.ms`` ask for a flush."""
+        return self.offline is None and self.log.flush_due(now_ms)
+
+    def flush_ticket(self) -> FlushTicket | None:
+        """What is written and not durable, for the node's pool; None when there is nothing."""
+        return None if self.offline is not None else self.log.flush_ticket()
+
+    def expire_producers(self, now_ms: int) -> int:
+        """Forget producers that were silent too long; returns how many."""
+        return 0 if self.offline is not None else self.log.expire_producers(now_ms)
+
+    def delete_expired(self, now_ms: int) -> int:
+        """Remove files of segments that went ``file.delete.delay.ms`` ago; returns how many."""
+        if self.offline is not None:
+            return 0
+        try:
+            return self.log.delete_expired(now_ms)
+        except MachineError as error:
+            self.failed(error)
+
+    def close(self, now_ms: int) -> None:
+        """Stop leading, make everything durable, close the log. Blocks.
+
+        Raises KafkaStorageError.
+        """
+        self.resign()
+        if self.offline is None:
+            try:
+                self.log.close(now_ms)
+            except MachineError as error:
+                self.failed(error)

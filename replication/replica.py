@@ -1,7 +1,7 @@
 """One replica of a partition on this node: its log, its leader core, and what happens to both.
 
-Here are leadership, offline logs and waiting. ``maintenance.py`` adds retention, rolling, flushing
-and settings, ``following.py`` what a follower does, ``partition.py`` reading and writing.
+Here are leadership, ISR changes, offline logs and waiting; ``follower_replica.py`` is what a
+follower does to its log, ``partition.py`` adds reading, writing and maintenance.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import NoReturn
 from uuid import UUID
 
 from kept.replication.effects import Report
+from kept.replication.events import IsrRefused, ProposeIsr
 from kept.replication.follower import NO_LEADER
+from kept.replication.follower_replica import FollowerReplica
+from kept.replication.isr import OVERTAKEN, REFUSED, REFUSED_PAUSE_MS, AlterIsrItem
 from kept.replication.leader import (
     Acknowledge,
     Effect,
@@ -101,6 +104,9 @@ class Replica:
         self.suspended = False
         self._leading = False
         self._appendable = False
+        self.follower = FollowerReplica(self)
+        self._decided: tuple[int, int] | None = None
+        """(leader epoch, partition epoch) of the proposal that the controller has answered."""
         self._waiters: dict[Waiter, None] = {}
         self._end_waiters: dict[Waiter, None] = {}
         self._on_machine_error = on_machine_error
@@ -178,6 +184,19 @@ class Replica:
         return self.log.size_bytes
 
     @property
+    def latest_epoch(self) -> int:
+        """Leader epoch of the last batch; -1 when none is known."""
+        latest = self.log.leader_epochs.latest
+        return -1 if latest is None else latest
+
+    @property
+    def may_lose(self) -> bool:
+        """What it cuts may have been acknowledged: there was an unclean election since the last
+        batch here. Once there is a batch of that leader's, the logs had agreed up to there.
+        """
+        return self.unclean_epoch > self.latest_epoch
+
+    @property
     def config(self) -> LogConfig:
         """The topic's settings."""
         return self.log.config
@@ -210,7 +229,7 @@ class Replica:
         Returns a ticket when the epoch must become durable before the first append: until it is
         done, appends raise NotLeaderOrFollower, reads are answered.
         """
-        self._check_online()
+        self.check_online()
         core = self.core
         if core.leading and leader_epoch == core.leader_epoch:
             self.step(IsrDecided(partition_epoch, replicas, isr))
@@ -236,6 +255,44 @@ class Replica:
         self._perform(effects)
         self._wake_all()
         return None if self._epoch_durable else EpochTicket(self, leader_epoch)
+
+    def become_follower(  # noqa: PLR0917 (as become_leader)
+        self,
+        leader_id: int,
+        leader_epoch: int,
+        partition_epoch: int,
+        isr: tuple[int, ...],
+        replicas: tuple[int, ...],
+        now_ms: int,  # noqa: ARG002
+    ) -> bool:
+        """Follow ``leader_id`` (NO_LEADER: wait for one) in that epoch.
+
+        Who waits for a commit here is told NotLeaderOrFollower. True when leader or epoch are news,
+        so that the fetcher must be told; otherwise only the ISR may have changed.
+        """
+        self.check_online()
+        core = self.core
+        if leader_epoch < core.leader_epoch:
+            raise InvariantViolation(
+                f"{self}: leader epoch {leader_epoch} after {core.leader_epoch}"
+            )
+        news = (
+            core.leading
+            or leader_epoch != core.leader_epoch
+            or leader_id != self.leader_id
+        )  # fmt: skip
+        if core.leading:
+            self.log.write()
+            self.resign()
+        self.leader_id = leader_id
+        core.follow(leader_epoch, partition_epoch, replicas, isr)
+        self._wake_all()
+        return news
+
+    @property
+    def in_sync(self) -> bool:
+        """The image has this node in the ISR."""
+        return self.node_id in self.core.isr
 
     def _serve(self) -> None:
         """What may be done follows from the role, the epoch's durability and the suspension."""
@@ -272,23 +329,68 @@ class Replica:
             self._wake_all()
 
     def resume(self) -> None:
-        """The image is known to be current again; roles are as it says."""
-        if self.suspended:
-            self.suspended = False
-            self._serve()
-            self._wake_all()
+        """The image is known to be current again; roles are as it says. An ISR that was proposed
+        meanwhile, and not requested, is proposed again.
+        """
+        if not self.suspended:
+            return
+        self.suspended = False
+        self._serve()
+        self._wake_all()
+        self._repeat_proposal()
+
+    def _repeat_proposal(self) -> None:
+        core = self.core
+        if core.pending_isr is not None and self.alter_isr_request() is not None:
+            self.emit(ProposeIsr(core.pending_isr, core.leader_epoch, core.partition_epoch))
 
     def step(self, event: Event) -> None:
         """Give the core an event (ISR decisions, manifests, brokers) and perform its effects."""
         before = self.core.high_watermark
         self._perform(self.core.step(event))
         if self.core.high_watermark != before:
-            self._wake()
+            self.wake()
 
     def tick(self, now_ms: int) -> None:
         """Time passed: members that lag leave the ISR."""
         if self._leading and not self.core.alone:
             self.step(Ticked(now_ms))
+
+    def alter_isr_request(self) -> AlterIsrItem | None:
+        """What to ask the controller; None when nothing is pending, or the answer is known.
+
+        The same again after an attempt whose outcome nobody knows.
+        """
+        core = self.core
+        pending = core.pending_isr
+        if (
+            pending is None
+            or self.suspended
+            or self._decided == (core.leader_epoch, core.partition_epoch)
+        ):
+            return None
+        return AlterIsrItem(
+            self.topic_id,
+            self.topic_partition.partition,
+            core.leader_epoch,
+            core.partition_epoch,
+            tuple(zip(pending, core.pending_epochs, strict=True)),
+            core.all_published,
+        )
+
+    def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:
+        """The controller's answer to ``asked``; any error that is no decision means "unknown".
+
+        Late answers change nothing.
+        """
+        core = self.core
+        version = (core.leader_epoch, core.partition_epoch)
+        if core.pending_isr is None or version != (asked.leader_epoch, asked.partition_epoch):
+            return
+        if error is None or isinstance(error, OVERTAKEN):
+            self._decided = version
+        elif isinstance(error, REFUSED):
+            self.step(IsrRefused(core.partition_epoch, REFUSED_PAUSE_MS))
 
     def mark_offline(self, reason: str) -> None:
         """The log directory failed: from now on every call raises KafkaStorageError(reason)."""
@@ -296,13 +398,14 @@ class Replica:
             self.offline = reason
             self._stop_leading(KafkaStorageError)
 
-    def _check_online(self) -> None:
+    def check_online(self) -> None:
+        """Raises KafkaStorageError once the log directory failed."""
         if self.offline is not None:
             raise KafkaStorageError(f"{self.topic_partition}: {self.offline}")
 
     def _check_leader(self) -> None:
         if not self._leading:
-            self._check_online()
+            self.check_online()
             why = "not served until the controller answers" if self.suspended else "not led"
             raise NotLeaderOrFollower(f"{self.topic_partition} is {why} by this node")
 
@@ -316,7 +419,7 @@ class Replica:
             raise FencedLeaderEpoch(message)
         raise UnknownLeaderEpoch(message)
 
-    def _failed(self, error: MachineError) -> NoReturn:
+    def failed(self, error: MachineError) -> NoReturn:
         """The machine failed under this log. A want of descriptors is no failure: the call did
         nothing, and the next one may succeed.
         """
@@ -335,9 +438,10 @@ class Replica:
             if isinstance(effect, Acknowledge):
                 effect.token(self._said(effect.error))  # type: ignore[operator]
             else:
-                self._tell(effect)
+                self.emit(effect)
 
-    def _tell(self, effect: Effect | Report) -> None:
+    def emit(self, effect: Effect | Report) -> None:
+        """Give an effect to the node."""
         if self._on_effect is not None:
             self._on_effect(effect)
 
@@ -367,7 +471,7 @@ class Replica:
         self._waiters.pop(callback, None)
         self._end_waiters.pop(callback, None)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """HW, LSO or log start moved."""
         for callback in tuple(self._waiters):
             callback()
@@ -378,7 +482,7 @@ class Replica:
             callback()
 
     def _wake_all(self) -> None:
-        self._wake()
+        self.wake()
         self._wake_replicas()
 
     def check_invariants(self) -> None:

@@ -22,7 +22,7 @@ from kept.replication.fetch_messages import (
     OffsetsRequest,
 )
 from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings, Work
-from kept.replication.follower_replica import FollowingReplica, perform_all
+from kept.replication.follower_replica import perform_all
 from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
+    from kept.replication.partition import Partition
     from kept.replication.quota import ReplicationQuota
 
 LIST_OFFSETS: Final = 2
@@ -164,7 +165,7 @@ class _Stream:
         self.core.add(
             tp,
             partition.topic_id,
-            partition,
+            partition.follower,
             leader_epoch,
             throttled=hosted.throttled_as_follower,
             now_ms=monotonic_ms(),
@@ -361,7 +362,7 @@ class _Stream:
             for part in topic.partitions
         }
 
-    def _find(self, tp: TopicPartition) -> FollowingReplica | None:
+    def _find(self, tp: TopicPartition) -> Partition | None:
         hosted = self._hosted.get(tp)
         return None if hosted is None else hosted.partition
 

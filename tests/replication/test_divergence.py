@@ -191,7 +191,7 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes, tools) -
     tools.produce(a.partition, 3)
     b.fetch(a, rounds=3)
     assert b.partition.high_watermark == 7
-    b.partition.cut_to_fetch_again(4)
+    b.partition.follower.cut_to_fetch_again(4)
     assert b.effects == [Truncated(0, 4, 0, mark_cleared=False)]
     assert b.partition.high_watermark == 4
     b.fetch(a, rounds=3)

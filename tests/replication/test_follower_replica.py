@@ -45,7 +45,7 @@ def follower(disk, tools) -> Partition:
     """Node 0 follows node 1 in epoch 3 and is in the ISR; it has 0..10, committed to 6."""
     made = Partition(tools.open_log(disk), 0)
     made.become_follower(1, 3, 7, (1, 0), (1, 0, 2), 0)
-    made.append_fetched(batches((0, 5, 1), (5, 10, 3)), 6, 0, 0)
+    made.follower.append_fetched(batches((0, 5, 1), (5, 10, 3)), 6, 0, 0)
     return made
 
 
@@ -56,7 +56,7 @@ def test_it_is_a_follower(follower) -> None:
     assert follower.is_follower and not follower.is_leader and follower.replicated
     assert (follower.leader_id, follower.leader_epoch, follower.partition_epoch) == (1, 3, 7)
     assert (follower.isr, follower.in_sync) == ((1, 0), True)
-    assert (follower.latest_epoch, follower.own_end_offset(1)) == (3, (1, 5))
+    assert (follower.latest_epoch, follower.follower.own_end_offset(1)) == (3, (1, 5))
     follower.check_invariants()
 
 
@@ -106,51 +106,51 @@ def test_a_follower_becomes_leader_with_the_high_watermark_it_knew(follower, too
 def test_appending_follows_high_watermark_and_log_start(follower) -> None:
     woken: list[int] = []
     follower.add_waiter(lambda: woken.append(follower.high_watermark))
-    info = follower.append_fetched(batches((10, 12, 3), (15, 18, 3)), 16, 0, 0)
+    info = follower.follower.append_fetched(batches((10, 12, 3), (15, 18, 3)), 16, 0, 0)
     assert (info.base_offset, info.last_offset) == (10, 17), "gaps are fine"
     assert (follower.log_end_offset, follower.high_watermark) == (18, 16)
-    follower.append_fetched(b"", 30, 4, 0)
+    follower.follower.append_fetched(b"", 30, 4, 0)
     assert (follower.high_watermark, follower.log_start_offset) == (18, 4)
-    follower.append_fetched(b"", 2, 1, 0)
+    follower.follower.append_fetched(b"", 2, 1, 0)
     assert (follower.high_watermark, follower.log_start_offset) == (18, 4), "never back"
     assert woken == [16, 18]
 
 
 def test_overlaps_and_damage_are_refused_whole(follower) -> None:
     with pytest.raises(OffsetOutOfRange, match="overlaps"):
-        follower.append_fetched(batches((9, 12, 3)), 20, 0, 0)
+        follower.follower.append_fetched(batches((9, 12, 3)), 20, 0, 0)
     damaged = bytearray(batches((10, 12, 3), (12, 14, 3)))
     damaged[-1] ^= 1
     with pytest.raises(CorruptMessage):
-        follower.append_fetched(damaged, 20, 0, 0)
+        follower.follower.append_fetched(damaged, 20, 0, 0)
     assert (follower.log_end_offset, follower.high_watermark) == (10, 6)
 
 
 def test_a_batch_that_is_cut_off_is_left_for_the_next_answer(follower) -> None:
-    follower.append_fetched(batches((10, 12, 3), (12, 14, 3))[:-1], 20, 0, 0)
+    follower.follower.append_fetched(batches((10, 12, 3), (12, 14, 3))[:-1], 20, 0, 0)
     assert follower.log_end_offset == 12
 
 
 def test_batches_of_later_epochs_were_not_there_when_it_was_answered(follower) -> None:
     """KAFKA-18723: the leader was deposed and cut after its answer, before its file was read."""
-    follower.append_fetched(batches((10, 12, 3), (12, 14, 4), (14, 16, 3)), 20, 0, 0)
+    follower.follower.append_fetched(batches((10, 12, 3), (12, 14, 4), (14, 16, 3)), 20, 0, 0)
     assert (follower.log_end_offset, follower.latest_epoch) == (12, 3)
-    assert follower.append_fetched(batches((12, 14, 4)), 20, 0, 0) is None
+    assert follower.follower.append_fetched(batches((12, 14, 4)), 20, 0, 0) is None
 
 
 def test_an_answer_is_written_at_once_and_without_a_flush(follower, disk) -> None:
     before = len(disk.trace)
-    follower.append_fetched(batches(*((i, i + 1, 3) for i in range(10, 20))), 0, 0, 0)
+    follower.follower.append_fetched(batches(*((i, i + 1, 3) for i in range(10, 20))), 0, 0, 0)
     assert [call.split()[0] for call in disk.trace[before:]] == ["write"]
-    follower.append_fetched(batches((20, 21, 3)), 0, 0, 0)
+    follower.follower.append_fetched(batches((20, 21, 3)), 0, 0, 0)
 
 
 def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, disk, tools):
     follower.log.flush()
     follower.become_follower(2, 4, 8, (1, 0), (1, 0, 2), 0)
-    follower.append_fetched(batches((10, 12, 4)), 0, 0, 0)
+    follower.follower.append_fetched(batches((10, 12, 4)), 0, 0, 0)
     follower.log.roll(tools.NOW)
-    follower.append_fetched(batches((12, 13, 4)), 0, 0, 0)
+    follower.follower.append_fetched(batches((12, 13, 4)), 0, 0, 0)
     assert follower.log.leader_epochs.dirty
     ticket = follower.flush_ticket()
     ticket.run()
@@ -163,24 +163,24 @@ def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, 
 def test_only_followers_of_somebody_append(follower, tools) -> None:
     follower.become_follower(NO_LEADER, 4, 8, (1, 0), (1, 0, 2), 0)
     with pytest.raises(NotLeaderOrFollower):
-        follower.append_fetched(b"", 0, 0, 0)
+        follower.follower.append_fetched(b"", 0, 0, 0)
     tools.lead(follower, 5, (1, 0, 2), (0,), 9)
     with pytest.raises(NotLeaderOrFollower):
-        follower.append_fetched(b"", 0, 0, 0)
-    for cut in (follower.truncate_to, follower.start_at):
+        follower.follower.append_fetched(b"", 0, 0, 0)
+    for cut in (follower.follower.truncate_to, follower.follower.start_at):
         with pytest.raises(InvariantViolation, match="never cuts"):
             cut(2)
 
 
 def test_effects_are_performed(follower) -> None:
     before = follower.size_bytes
-    follower.perform(AskAgain(), 0)
+    follower.follower.perform(AskAgain(), 0)
     data = batches((10, 12, 3))
-    follower.perform(Append(data, 0, 0), 0)
+    follower.follower.perform(Append(data, 0, 0), 0)
     assert follower.size_bytes == before + len(data)
-    follower.perform(TruncateTo(7, False), 0)
+    follower.follower.perform(TruncateTo(7, False), 0)
     assert follower.log_end_offset == 5
-    follower.perform(StartAt(90), 0)
+    follower.follower.perform(StartAt(90), 0)
     assert (follower.log_start_offset, follower.log_end_offset, follower.latest_epoch) == (
         90, 90, -1,
     )  # fmt: skip
@@ -198,7 +198,7 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
     assert follower.offline is not None
     assert fetcher.next_request(10**9) is None
     with pytest.raises(KafkaStorageError):
-        follower.truncate_to(1)
+        follower.follower.truncate_to(1)
     with pytest.raises(KafkaStorageError):
         follower.become_follower(1, 9, 9, (1,), (1, 0), 0)
     perform_all(fetcher, work, lambda _: None, 0, 0)
@@ -207,13 +207,13 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
 def test_flush_messages_holds_the_acknowledgement_back(disk, tools) -> None:
     partition = Partition(tools.open_log(disk, config=LogConfig(flush_messages=1)), 0)
     partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)
-    assert not partition.awaits_flush
-    partition.append_fetched(batches((0, 2, 3)), 0, 0, 0)
-    assert partition.awaits_flush
+    assert not partition.follower.awaits_flush
+    partition.follower.append_fetched(batches((0, 2, 3)), 0, 0, 0)
+    assert partition.follower.awaits_flush
     ticket = partition.flush_ticket()
     ticket.run()
     ticket.done()
-    assert not partition.awaits_flush
+    assert not partition.follower.awaits_flush
 
 
 # Consumers at followers (KIP-392).
@@ -316,7 +316,7 @@ def test_a_suspended_follower_serves_no_consumer(follower) -> None:
     follower.suspend()
     with pytest.raises(NotLeaderOrFollower):
         follower.fetch(0, 100, from_follower=True)
-    follower.append_fetched(batches((10, 11, 3)), 11, 0, 0)
+    follower.follower.append_fetched(batches((10, 11, 3)), 11, 0, 0)
     follower.resume()
     assert follower.fetch(10, 100, from_follower=True).slice is not None
 
@@ -329,13 +329,13 @@ def test_a_follower_deletes_only_what_lies_below_its_leaders_start(disk, tools) 
     partition = Partition(tools.open_log(disk, config=config), 0)
     partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)
     for base in range(0, 200, 20):
-        partition.append_fetched(batches((base, base + 20, 3)), 200, 0, tools.NOW)
+        partition.follower.append_fetched(batches((base, base + 20, 3)), 200, 0, tools.NOW)
     bases = [segment.base_offset for segment in partition.segments()]
     assert len(bases) > 2
     assert partition.retention(10**15) == []
-    partition.append_fetched(b"", 200, bases[1] - 1, tools.NOW)
+    partition.follower.append_fetched(b"", 200, bases[1] - 1, tools.NOW)
     assert partition.retention(10**15) == []
-    partition.append_fetched(b"", 200, bases[1], tools.NOW)
+    partition.follower.append_fetched(b"", 200, bases[1], tools.NOW)
     assert partition.retention(10**15) == [(0, "below log start offset")]
     partition.mark_offline("gone")
     assert partition.retention(10**15) == []

@@ -126,11 +126,11 @@ def test_a_marker_that_is_not_committed_has_ended_nothing(replicated, tools, kin
 def test_a_follower_remembers_no_marker_that_is_committed(partition, tools) -> None:
     partition.become_follower(1, 4, 1, (0, 1), (0, 1), tools.NOW)
     data = transactional(0, 9) + marker(2, 9, 1)
-    partition.append_fetched(data, 2, 0, tools.NOW)
+    partition.follower.append_fetched(data, 2, 0, tools.NOW)
     assert partition.last_stable_offset == 0
-    partition.append_fetched(transactional(3, 9), 3, 0, tools.NOW)
+    partition.follower.append_fetched(transactional(3, 9), 3, 0, tools.NOW)
     assert partition.last_stable_offset == 3
-    partition.append_fetched(marker(5, 9, 0), 6, 0, tools.NOW)
+    partition.follower.append_fetched(marker(5, 9, 0), 6, 0, tools.NOW)
     assert partition.last_stable_offset == 6 and not partition.log.producers._ended
 
 

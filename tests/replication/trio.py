@@ -100,7 +100,7 @@ class Node:
         partition.become_follower(leader, epoch, version, isr or replicas, replicas, 0)
         if self.fetcher is None or self.fetcher.leader_id != leader:
             self.fetcher = FetcherCore(leader)
-        self.fetcher.add(self.tp, partition.topic_id, partition, epoch)
+        self.fetcher.add(self.tp, partition.topic_id, partition.follower, epoch)
 
     # Serving fetches.
 

@@ -140,7 +140,7 @@ class SimManifests:
         self.awaited_end = NEVER
         self.published_ms = 0
         self.failures = 0
-        partition.before_cut = self.before_cut
+        partition.follower.before_cut = self.before_cut
 
     @property
     def directory(self) -> str:
@@ -370,7 +370,7 @@ class SimManifests:
         if self.closed or self.core.missing != offset or self.core.in_isr:
             return
         try:
-            self.partition.truncate_to(offset)
+            self.partition.follower.truncate_to(offset)
         except ReplicaNotAvailable:
             self.machine.after_ms(100, self._cut_log, offset)
         except KafkaStorageError:

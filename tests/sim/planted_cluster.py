@@ -172,7 +172,7 @@ plant(
     3,
     "prefix liveness replicas-differ epoch-matching committed-lost",
     "a deposed leader's tail is cut (27)",
-    ("kept.replication.follower_replica.FollowingReplica.truncate_to", never_cut),
+    ("kept.replication.follower_replica.FollowerReplica.truncate_to", never_cut),
 )
 plant(
     "cuts-to-hw",

@@ -8,13 +8,12 @@ from typing import Any
 from kept.cluster.controller.broker_decisions import Fence
 from kept.cluster.metadata.records import NO_LEADER
 from kept.cluster.raft.ready import Role
-from kept.replication.replica import Replica
 from kept.storage.errors import InvalidRequest
 from tests.sim.planted import plant
 from tests.sim.planted_cluster import FOLLOWER, LEADER, LIFECYCLE, MEMBER, PARTITION, returns
 
 ELECTION = "kept.cluster.controller.partition_election"
-FOLLOWING = "kept.replication.follower_replica.FollowingReplica"
+FOLLOWING = "kept.replication.follower_replica.FollowerReplica"
 
 
 def cut_at_recovery_point(original: Any) -> Any:
@@ -91,10 +90,7 @@ def unchecked(original: Any) -> Any:
 
 
 def just_resumed(_: Any) -> Any:
-    def resume(self: Any) -> None:
-        Replica.resume(self)
-
-    return resume
+    return lambda self: None
 
 
 def saved_for_ever(_: Any) -> Any:
@@ -208,7 +204,7 @@ plant(
 plant(
     "proposal-forgotten", "scripted", 10, "liveness",
     "an ISR proposed while suspended is asked for afterwards (30)",
-    ("kept.replication.isr.IsrReplica.resume", just_resumed),
+    ("kept.replication.replica.Replica._repeat_proposal", just_resumed),
 )  # fmt: skip
 plant(
     "saves-for-the-dead", "cores", 3, "vanished epoch-matching",

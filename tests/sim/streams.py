@@ -50,7 +50,7 @@ class Streams:
             return
         core = self.cores.setdefault(leader, FetcherCore(leader, FETCH))
         self.where[tp] = leader
-        core.add(tp, partition.topic_id, partition, leader_epoch, now_ms=self.now_ms())
+        core.add(tp, partition.topic_id, partition.follower, leader_epoch, now_ms=self.now_ms())
         self.lose_patience(core)
         self.run(core)
 

@@ -101,7 +101,7 @@ class ReplicaManifests:
         self._closed = False
         self._awaited_end = NEVER
         """Ask again once the log reaches this: what is published ends there."""
-        self._partition.before_cut = self._before_cut
+        self._partition.follower.before_cut = self._before_cut
 
     def __repr__(self) -> str:
         return f"ReplicaManifests({self._partition.topic_partition}, {self.core})"
@@ -326,7 +326,7 @@ class ReplicaManifests:
         if self._closed or self.core.missing != offset or self.core.in_isr:
             return
         try:
-            self._partition.cut_to_fetch_again(offset)
+            self._partition.follower.cut_to_fetch_again(offset)
         except ReplicaNotAvailable:
             self._context.runtime.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
         except KafkaStorageError as error:

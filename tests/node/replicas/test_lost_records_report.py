@@ -58,7 +58,7 @@ def test_a_second_loss_does_not_hide_the_first(lone_node):
     lose(lone, 5)
     partition.resign()
     partition.core.leading = False
-    partition.truncate_to(5)
+    partition.follower.truncate_to(5)
     ticket = partition.become_leader(1, 1, (0,), (0,), 0)
     if ticket is not None:
         ticket.run()

@@ -42,7 +42,9 @@ def replica() -> Telling:
         raise ManifestUnreadable("no manifest 1.5")
 
     tp = TopicPartition("orders", 0)
-    hosted: Any = SimpleNamespace(partition=SimpleNamespace(topic_partition=tp))
+    hosted: Any = SimpleNamespace(
+        partition=SimpleNamespace(topic_partition=tp, follower=SimpleNamespace())
+    )
     found = Telling(manifest_context([]), hosted, ManifestStatus())
     found.told = []
     found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]

@@ -58,7 +58,7 @@ def replica(calls) -> Written:
     partition = SimpleNamespace(
         topic_partition=TP, log_end_offset=110, leader_id=2, offline=None, is_leader=False,
         core=SimpleNamespace(leading=True, isr=(1,), pending_isr=None, lacking=()), applied_end=100,
-        cut_to_fetch_again=lambda offset: calls.append(("cut", offset)),
+        follower=SimpleNamespace(cut_to_fetch_again=lambda offset: calls.append(("cut", offset))),
     )  # fmt: skip
     hosted: Any = SimpleNamespace(partition=partition, directory="directory", compaction="state")
     found = Written(context, hosted, ManifestStatus())
@@ -211,7 +211,7 @@ def test_a_log_is_cut_where_a_record_is_missing(replica, calls, *, error, then) 
         raise error
 
     if error is not None:
-        replica._partition.cut_to_fetch_again = refuse
+        replica._partition.follower.cut_to_fetch_again = refuse
     replica.core.missing = 7
     replica._cut_log(8)
     replica.core.in_isr = True

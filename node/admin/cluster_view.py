@@ -58,30 +58,21 @@ class ClusterSummary:
     left_closed: list[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
     """Describes the cluster."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        identity: NodeIdentity,
-        metadata: Metadata,
-        lookup: TopicLookup,
-        health: NodeHealth,
-        log_directories: LogDirectories,
-    ) -> None:
-        self._config = config
-        self._identity = identity
-        self._metadata = metadata
-        self._lookup = lookup
-        self._health = health
-        self._log_directories = log_directories
+    config: LiveConfig
+    identity: NodeIdentity
+    metadata: Metadata
+    lookup: TopicLookup
+    health: NodeHealth
+    log_directories: LogDirectories
 
     async def describe(self) -> ClusterSummary:
         """Brokers, this node's directories, and totals."""
-        metadata, image = self._metadata, self._metadata.image
-        directories = await self._log_directories.describe()
+        metadata, image = self.metadata, self.metadata.image
+        directories = await self.log_directories.describe()
         leads: Counter[int] = Counter()
         replicas: Counter[int] = Counter()
         offline = under_replicated = 0
@@ -91,20 +82,20 @@ class ClusterView:
                 leads[record.leader] += 1
                 replicas.update(record.replicas)
                 under_replicated += record.is_under_replicated
-                offline += self._lookup.why_offline(topic.name, record) is not None
+                offline += self.lookup.why_offline(topic.name, record) is not None
                 await pace.checkpoint()
-        reason = self._health.unready()
+        reason = self.health.unready()
         return ClusterSummary(
-            cluster_id=self._identity.cluster_id,
+            cluster_id=self.identity.cluster_id,
             version=kept.__version__,
-            node_id=self._identity.node_id,
+            node_id=self.identity.node_id,
             controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
             term=metadata.member.term,
             voters=[voter.node_id for voter in metadata.member.voters],
             metadata_index=image.index,
             ready=reason is None,
             reason=reason,
-            actions=self._config.current.console_actions,
+            actions=self.config.current.console_actions,
             brokers=[
                 BrokerSummary(
                     node_id=broker_id,
@@ -122,6 +113,6 @@ class ClusterView:
             partitions=sum(len(topic.partitions) for topic in image.topics.values()),
             offline_partitions=offline,
             under_replicated_partitions=under_replicated,
-            stray_logs=self._health.stray_logs(),
-            left_closed=self._health.left_closed(),
+            stray_logs=self.health.stray_logs(),
+            left_closed=self.health.left_closed(),
         )

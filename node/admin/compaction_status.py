@@ -220,45 +220,36 @@ class MissingRecord(OfPartition):
     winner: Mapping[str, Any] | Omitted | None = OMITTED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionView:
     """Compaction of the partitions of one node."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        config: LiveConfig,
-        identity: NodeIdentity,
-        table: ReplicaTable,
-        cleaner: LazyCleaner,
-        dry_runs: DryRuns,
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._identity = identity
-        self._table = table
-        self._cleaner = cleaner
-        self._dry_runs = dry_runs
+    runtime: Runtime
+    config: LiveConfig
+    identity: NodeIdentity
+    table: ReplicaTable
+    cleaner: LazyCleaner
+    dry_runs: DryRuns
 
     def status_of(self, tp: TopicPartition) -> CompactionStatus | None:
         """Where a partition stands; None when it is not here or not compacted."""
-        hosted = self._table.hosted.get(tp)
+        hosted = self.table.hosted.get(tp)
         if hosted is None or not hosted.partition.log.config.compact:
             return None
         return self.status(hosted)
 
     def status(self, hosted: LocalReplica) -> CompactionStatus:
         """Where a compacted partition stands; no log is read."""
-        cleaner = self._cleaner.started
+        cleaner = self.cleaner.started
         known = cleaner.state(hosted)
         seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
-        found = cleanable_range(seen, self._runtime.now_ms())
+        found = cleanable_range(seen, self.runtime.now_ms())
         clean, dirty = sizes(seen, found)
         tp = hosted.partition.topic_partition
         said = cleaner.status(tp)
         state, reason = _state(said.next, dirty)
         progress = None
-        if not self._config.current.log_cleaner_enable and state in (DUE, WAITING):
+        if not self.config.current.log_cleaner_enable and state in (DUE, WAITING):
             state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
         if said.failure is not None:
             state, reason = UNCLEANABLE, said.failure.reason
@@ -286,18 +277,18 @@ class CompactionView:
             tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
             next_horizon_ms=min(known.horizons.values(), default=None),
             cleaning_to=None if said.running is None else said.running.plan.end_offset,
-            node=self._identity.node_id,
+            node=self.identity.node_id,
             leads=hosted.partition.is_leader,
             **_generations(hosted),
         )
 
     def retry(self, tp: TopicPartition) -> bool:
         """Try an uncleanable log again at once; whether it was uncleanable."""
-        return self._cleaner.started.retry(tp)
+        return self.cleaner.started.retry(tp)
 
     def start_pass(self, tp: TopicPartition) -> asyncio.Future[Result | NotNow]:
         """Compact a log that this node leads, whatever its dirty ratio. Raises KeptError."""
-        return self._cleaner.started.request(tp)
+        return self.cleaner.started.request(tp)
 
     # Dry runs.
 
@@ -313,7 +304,7 @@ class CompactionView:
     async def _explain(
         self, hosted: LocalReplica, key: bytes | None
     ) -> NothingCleanable | Explanation:
-        cleaner, tp = self._cleaner.started, hosted.partition.topic_partition
+        cleaner, tp = self.cleaner.started, hosted.partition.topic_partition
         due = cleaner.plan_for(hosted)
         plan = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
         status = self.status(hosted)
@@ -324,13 +315,13 @@ class CompactionView:
                 due=isinstance(due, Plan),
                 reason=plan.reason,
                 dry_run=None,
-                tombstones=await self._runtime.in_thread(self._tombstones, hosted),
+                tombstones=await self.runtime.in_thread(self._tombstones, hosted),
                 key=OMITTED if key is None else await self.records_of(hosted, key),
             )
         above = sources_from(
             hosted.partition.log, hosted.partition.last_stable_offset, plan.end_offset
         )
-        outlook = await self._dry_runs.run(self._job(hosted, plan), key, above)
+        outlook = await self.dry_runs.run(self._job(hosted, plan), key, above)
         return Explanation(
             *tp,
             status=status,
@@ -346,27 +337,27 @@ class CompactionView:
 
     def _tombstones(self, hosted: LocalReplica) -> list[TombstoneOutlook]:
         """When the tombstones go that the last pass kept."""
-        applied = self._cleaner.started.state(hosted).applied
+        applied = self.cleaner.started.state(hosted).applied
         if applied is None:
             return []
-        disk = self._runtime.disk
+        disk = self.runtime.disk
         return list(tombstones(read_manifest(hosted.partition.log.directory, applied, disk)))
 
     def _job(self, hosted: LocalReplica, plan: Plan) -> jobs.Job:
-        known = self._cleaner.started.state(hosted)
+        known = self.cleaner.started.state(hosted)
         return job_for(
             hosted.partition.log,
             plan,
             next_identity(known.applied, hosted.partition.leader_epoch),
-            now_ms=self._runtime.now_ms(),
+            now_ms=self.runtime.now_ms(),
             hash_key=os.urandom(jobs.HASH_KEY_BYTES),
-            limits=pass_limits(self._config.current, self._runtime.disk, hosted),
+            limits=pass_limits(self.config.current, self.runtime.disk, hosted),
         )
 
     async def records_of(self, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
         """Every record of a key that is in the log. Raises DryRunFailed."""
-        log, known = hosted.partition.log, self._cleaner.started.state(hosted)
-        return await self._dry_runs.find_key(
+        log, known = hosted.partition.log, self.cleaner.started.state(hosted)
+        return await self.dry_runs.find_key(
             log.directory,
             log.config,
             key=key,
@@ -389,7 +380,7 @@ class CompactionView:
 
     async def passes(self, hosted: LocalReplica) -> PassHistory:
         """What the last passes did here. Raises DamagedData, MachineError."""
-        directory, disk = hosted.partition.log.directory, self._runtime.disk
+        directory, disk = hosted.partition.log.directory, self.runtime.disk
         tp = hosted.partition.topic_partition
 
         def read() -> list[JournalledPass]:
@@ -399,8 +390,8 @@ class CompactionView:
                 journalled.append(JournalledPass(str(identity), removed.now_ms, removed.counts()))
             return journalled
 
-        last = self._cleaner.started.status(tp).last
-        return PassHistory(*tp, last=last, passes=await self._runtime.in_thread(read))
+        last = self.cleaner.started.status(tp).last
+        return PassHistory(*tp, last=last, passes=await self.runtime.in_thread(read))
 
     async def why_missing(
         self, hosted: LocalReplica, offset: int, key: bytes | None
@@ -413,8 +404,8 @@ class CompactionView:
     async def _why_missing(
         self, hosted: LocalReplica, offset: int, key: bytes | None
     ) -> MissingRecord:
-        log, partition, disk = hosted.partition.log, hosted.partition, self._runtime.disk
-        applied = self._cleaner.started.state(hosted).applied
+        log, partition, disk = hosted.partition.log, hosted.partition, self.runtime.disk
+        applied = self.cleaner.started.state(hosted).applied
         batch = _batch_of(hosted, offset)
         bounds = {
             "log_start_offset": log.log_start_offset,
@@ -432,7 +423,7 @@ class CompactionView:
                 **bounds,
             )
 
-        found = await self._runtime.in_thread(find)
+        found = await self.runtime.in_thread(find)
         winner: Mapping[str, Any] | Omitted | None = OMITTED
         if key is not None:
             history = await self.records_of(hosted, key)
@@ -448,17 +439,17 @@ class CompactionView:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class CleanerView:
     """What the cleaner of one node does and did."""
 
-    def __init__(self, identity: NodeIdentity, cleaner: LazyCleaner, kernels: Kernels) -> None:
-        self._identity = identity
-        self._cleaner = cleaner
-        self._kernels = kernels
+    identity: NodeIdentity
+    cleaner: LazyCleaner
+    kernels: Kernels
 
     def describe(self) -> CleanerSummary:
         """Passes that run, logs that failed, what it did since start."""
-        cleaner = self._cleaner.started
+        cleaner = self.cleaner.started
         running = [
             RunningPass(
                 *tp, one.plan.why, round(one.plan.dirty_ratio, 4), one.progress, one.started_ms
@@ -472,10 +463,10 @@ class CleanerView:
             for tp, failure in sorted(cleaner.failures.all().items())
         ]
         return CleanerSummary(
-            node=self._identity.node_id,
+            node=self.identity.node_id,
             running=running,
             uncleanable=uncleanable[:MAX_UNCLEANABLE],
-            uncompiled_kernels=list(self._kernels.uncompiled),
+            uncompiled_kernels=list(self.kernels.uncompiled),
             totals=replace(cleaner.totals),
         )
 

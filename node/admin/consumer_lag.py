@@ -105,12 +105,12 @@ class _Found:
     unanswered: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
 class ConsumerLag:
     """Describes the consumer groups of the cluster."""
 
-    def __init__(self, metadata: Metadata, new_client: Callable[[], ClusterClient]) -> None:
-        self._metadata = metadata
-        self._new_client = new_client
+    metadata: Metadata
+    new_client: Callable[[], ClusterClient]
 
     async def groups(self, part_of_name: str = "") -> Groups:
         """The groups whose name contains ``part_of_name``."""
@@ -156,7 +156,7 @@ class ConsumerLag:
 
     async def _collect(self, matches: Callable[[str], bool]) -> tuple[_Found, list[str], int]:
         """What the nodes know, the matching groups looked at, and how many more there are."""
-        client, found, image = self._new_client(), _Found(), self._metadata.image
+        client, found, image = self.new_client(), _Found(), self.metadata.image
         try:
             alive = [node for node, broker in image.brokers.items() if not broker.fenced]
             await asyncio.gather(*(_list(client, node, found) for node in alive))

@@ -25,12 +25,12 @@ class Elected(OfPartition):
     elected: bool
 
 
+@dataclass(frozen=True, slots=True)
 class LeaderElection:
     """Has preferred replicas lead."""
 
-    def __init__(self, lookup: TopicLookup, new_client: Callable[[], ClusterClient]) -> None:
-        self._lookup = lookup
-        self._new_client = new_client
+    lookup: TopicLookup
+    new_client: Callable[[], ClusterClient]
 
     async def elect_preferred(self, topic: str, partition: int) -> Elected:
         """Have the first replica of a partition lead it.
@@ -38,12 +38,12 @@ class LeaderElection:
         Raises UnknownTopicOrPartition, ElectionNotNeeded, PreferredLeaderNotAvailable, and what the
         way there raises.
         """
-        tp = self._lookup.partition(topic, partition)
+        tp = self.lookup.partition(topic, partition)
         wanted = {"topic": tp.topic, "partitions": [tp.partition]}
         values = {"election_type": PREFERRED, "topic_partitions": [wanted], "timeout": 10_000}
-        client = self._new_client()
+        client = self.new_client()
         try:
-            answer = await client.call(self._lookup.node_id, *ELECT_LEADERS, values, ELECT_S)
+            answer = await client.call(self.lookup.node_id, *ELECT_LEADERS, values, ELECT_S)
         finally:
             client.close()
         for result in answer.replica_election_results:

@@ -56,23 +56,15 @@ class _Progress:
     outcomes: dict[int, PassOutcome | Remote] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRouting:
     """Has the leaders of partitions do what operators want."""
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        lookup: TopicLookup,
-        table: ReplicaTable,
-        view: CompactionView,
-        peer_http: PeerHttp,
-    ) -> None:
-        self._metadata = metadata
-        self._lookup = lookup
-        self._table = table
-        self._view = view
-        self._peer_http = peer_http
+    metadata: Metadata
+    lookup: TopicLookup
+    table: ReplicaTable
+    view: CompactionView
+    peer_http: PeerHttp
 
     async def from_leader(
         self,
@@ -89,14 +81,14 @@ class LeaderRouting:
         Raises InvalidRequest when there is neither, UnknownTopicOrPartition, NetworkException,
         RequestTimedOut.
         """
-        leader = self._lookup.leader(tp)
-        no_leader_but_here = leader < 0 and tp in self._table.hosted
-        if here or leader == self._lookup.node_id or no_leader_but_here:
+        leader = self.lookup.leader(tp)
+        no_leader_but_here = leader < 0 and tp in self.table.hosted
+        if here or leader == self.lookup.node_id or no_leader_but_here:
             return None
         if leader < 0:
             raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
         wanted = {"topic": tp.topic, "partition": str(tp.partition), **(query or {})}
-        call = self._peer_http.post if post else self._peer_http.get
+        call = self.peer_http.post if post else self.peer_http.get
         try:
             answer: dict[str, Any] = await call(leader, path, wanted)
         except RetriableError as error:
@@ -131,7 +123,7 @@ class LeaderRouting:
             return {}
         if reason not in (None, Reason.FOLLOWED):
             return {}
-        image = self._metadata.image
+        image = self.metadata.image
         topic = image.topics.get(tp.topic)
         away: list[int] = []
         for replica in () if topic is None else topic.partitions[tp.partition].replicas:
@@ -155,12 +147,12 @@ class LeaderRouting:
         return {"explanation": f"{explanation}; {text}"}
 
     async def _journal_of(self, replica: int, tp: TopicPartition, offset: int) -> Mapping[str, Any]:
-        if replica == self._lookup.node_id:
-            own = await self._view.why_missing(self._lookup.hosted(tp), offset, None)
+        if replica == self.lookup.node_id:
+            own = await self.view.why_missing(self.lookup.hosted(tp), offset, None)
             names = ("fate", "explanation", "reason", "generation")
             return {name: getattr(own, name) for name in names}
         query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
-        answer: Mapping[str, Any] = await self._peer_http.get(replica, WHY_MISSING, query)
+        answer: Mapping[str, Any] = await self.peer_http.get(replica, WHY_MISSING, query)
         return answer
 
     # Compaction on demand.
@@ -176,8 +168,8 @@ class LeaderRouting:
         """
         led: dict[int, list[int]] = {}
         for number in numbers:
-            leader = self._lookup.leader(TopicPartition(topic, number))
-            led.setdefault(self._lookup.node_id if here else leader, []).append(number)
+            leader = self.lookup.leader(TopicPartition(topic, number))
+            led.setdefault(self.lookup.node_id if here else leader, []).append(number)
         parts = await asyncio.gather(
             *(self._compact_at(leader, topic, its, wait) for leader, its in led.items())
         )
@@ -191,7 +183,7 @@ class LeaderRouting:
     async def _compact_at(
         self, leader: int, topic: str, numbers: list[int], wait: bool
     ) -> _Progress:
-        if leader == self._lookup.node_id:
+        if leader == self.lookup.node_id:
             return await self._compact_here(topic, numbers, wait)
         if leader < 0:
             why = f"{topic} has no leader for it now: its replicas are not available"
@@ -202,12 +194,12 @@ class LeaderRouting:
         progress, passes = _Progress(), {}
         for number in numbers:
             tp = TopicPartition(topic, number)
-            hosted = self._table.hosted.get(tp)
+            hosted = self.table.hosted.get(tp)
             if hosted is None or not hosted.partition.is_leader:
                 progress.outcomes[number] = PassOutcome(*tp, done=False, error=self._not_led(tp))
                 continue
             try:
-                passes[number] = self._view.start_pass(tp)
+                passes[number] = self.view.start_pass(tp)
             except KeptError as error:
                 progress.outcomes[number] = PassOutcome(*tp, done=False, error=str(error))
                 continue
@@ -225,9 +217,9 @@ class LeaderRouting:
         return progress
 
     def _not_led(self, tp: TopicPartition) -> str:
-        leader = self._lookup.leader(tp)
+        leader = self.lookup.leader(tp)
         known = "nobody does now" if leader < 0 else f"node {leader} does"
-        return f"node {self._lookup.node_id} does not lead it: {known}"
+        return f"node {self.lookup.node_id} does not lead it: {known}"
 
     async def _compact_elsewhere(
         self, leader: int, topic: str, numbers: list[int], wait: bool
@@ -237,7 +229,7 @@ class LeaderRouting:
             body["partition"] = numbers[0]
         timeout_s = WAIT_S if wait else CALL_S
         try:
-            answer = await self._peer_http.post(leader, COMPACT_NOW, body, timeout_s)
+            answer = await self.peer_http.post(leader, COMPACT_NOW, body, timeout_s)
         except KeptError as error:
             return _failed(topic, numbers, f"its leader, node {leader}, was asked: {error}")
         wanted = set(numbers)

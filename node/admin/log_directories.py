@@ -21,22 +21,22 @@ class LogDirectory:
     usable_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
 class LogDirectories:
     """Describes the directories of one node."""
 
-    def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
-        self._runtime = runtime
-        self._table = table
+    runtime: Runtime
+    table: ReplicaTable
 
     async def describe(self) -> list[LogDirectory]:
         """Every directory; disks are asked in a thread."""
-        listed: list[LogDirectory] = await self._runtime.in_thread(self.describe_now)
+        listed: list[LogDirectory] = await self.runtime.in_thread(self.describe_now)
         return listed
 
     def describe_now(self) -> list[LogDirectory]:
         """Every directory; blocks for as long as a disk does."""
         listed = []
-        for directory in self._table.directories:
+        for directory in self.table.directories:
             path = os.path.abspath(directory.name)
             total = usable = None
             try:

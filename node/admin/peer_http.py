@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.internode.controller_rpc import AskReply, AskRequest
@@ -35,13 +36,13 @@ _REFUSALS: Final[Mapping[int, type[KeptError]]] = {
 """What is wrong with the request itself, whoever serves it."""
 
 
+@dataclass(frozen=True, slots=True)
 class PeerHttp:
     """The HTTP API of the other nodes."""
 
-    def __init__(self, identity: NodeIdentity, metadata: Metadata, peers: Peers) -> None:
-        self._identity = identity
-        self._metadata = metadata
-        self._peers = peers
+    identity: NodeIdentity
+    metadata: Metadata
+    peers: Peers
 
     async def request(
         self,
@@ -57,15 +58,15 @@ class PeerHttp:
 
         Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
         """
-        voters = (voter.node_id for voter in self._metadata.member.voters)
-        nodes = sorted({self._identity.node_id, *self._metadata.image.brokers, *voters})
+        voters = (voter.node_id for voter in self.metadata.member.voters)
+        nodes = sorted({self.identity.node_id, *self.metadata.image.brokers, *voters})
         if node_id not in nodes:
             known = ", ".join(map(str, nodes))
             raise InvalidRequest(f"there is no node {node_id}; there are {known}")
         request = AskRequest(
             method, path, json.dumps(dict(query or {})), json.dumps(dict(body or {}))
         )
-        reply: AskReply = await self._peers.call(node_id, "Ask", request, timeout_s)
+        reply: AskReply = await self.peers.call(node_id, "Ask", request, timeout_s)
         return reply
 
     async def get(self, node_id: int, path: str, query: Mapping[str, str]) -> Any:

@@ -54,36 +54,27 @@ class Voters:
     voters: list[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumView:
     """The metadata log's copies and voters."""
 
-    def __init__(
-        self,
-        *,
-        identity: NodeIdentity,
-        metadata: Metadata,
-        config: LiveConfig,
-        addresses: AddressBook,
-        forwarding: ForwardingManager,
-        peer_http: PeerHttp,
-    ) -> None:
-        self._identity = identity
-        self._metadata = metadata
-        self._config = config
-        self._addresses = addresses
-        self._forwarding = forwarding
-        self._peer_http = peer_http
+    identity: NodeIdentity
+    metadata: Metadata
+    config: LiveConfig
+    addresses: AddressBook
+    forwarding: ForwardingManager
+    peer_http: PeerHttp
 
     async def describe(self, local: bool) -> Quorum | Remote:
         """The quorum as the active controller knows; with ``local`` as this node knows: members
         only if it is the controller.
         """
-        metadata, node_id, reason = self._metadata, self._identity.node_id, None
+        metadata, node_id, reason = self.metadata, self.identity.node_id, None
         leader_id = metadata.leader_id
         if not metadata.leads and not local and leader_id not in (None, node_id):
             try:
                 path, query = "/api/v1/quorum", {"local": "true"}
-                return Remote(await self._peer_http.get(leader_id, path, query))
+                return Remote(await self.peer_http.get(leader_id, path, query))
             except KeptError as error:
                 reason = str(error)
         return Quorum(
@@ -96,7 +87,7 @@ class QuorumView:
         )
 
     def _members(self) -> list[QuorumMember]:
-        member, own_id = self._metadata.member, self._identity.node_id
+        member, own_id = self.metadata.member, self.identity.node_id
         voters = {voter.node_id for voter in member.voters}
         members = []
         for node_id in sorted({*voters, *member.followers, own_id}):
@@ -129,11 +120,11 @@ class QuorumView:
         return await self._change_voters(ChangeVotersRequest(False, node_id), allowed)
 
     async def _change_voters(self, request: ChangeVotersRequest, allowed: bool) -> Voters:
-        refuse_alone(self._config.current)
+        refuse_alone(self.config.current)
         if not allowed:
-            refuse_strangers(self._addresses)
-        await self._forwarding.change_voters(request)
-        return Voters([voter.node_id for voter in self._metadata.image.voters])
+            refuse_strangers(self.addresses)
+        await self.forwarding.change_voters(request)
+        return Voters([voter.node_id for voter in self.metadata.image.voters])
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

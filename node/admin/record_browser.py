@@ -74,23 +74,15 @@ class RecordPage(OfPartition):
     records: list[ShownRecord]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordBrowser:
     """Reads some records of a partition."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        metadata: Metadata,
-        inflating: BudgetShare,
-        lookup: TopicLookup,
-        new_client: Callable[[], ClusterClient],
-    ) -> None:
-        self._runtime = runtime
-        self._metadata = metadata
-        self._inflating = inflating
-        self._lookup = lookup
-        self._new_client = new_client
+    runtime: Runtime
+    metadata: Metadata
+    inflating: BudgetShare
+    lookup: TopicLookup
+    new_client: Callable[[], ClusterClient]
 
     async def browse(
         self,
@@ -106,13 +98,13 @@ class RecordBrowser:
         An offset that is not there any more begins with the next one. Raises InvalidRequest,
         UnknownTopicOrPartition and what Fetch answers.
         """
-        tp = self._lookup.partition(topic, partition)
+        tp = self.lookup.partition(topic, partition)
         if not 0 < limit <= MAX_RECORDS:
             raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
         if offset is not None and timestamp is not None:
             raise InvalidRequest("offset and timestamp are both given; use one of them")
-        client = self._new_client()
-        reader = Reader(self._runtime, self._metadata, self._inflating, client, tp)
+        client = self.new_client()
+        reader = Reader(self.runtime, self.metadata, self.inflating, client, tp)
         try:
             await reader.seek(EARLIEST)
             start, end = reader.position, await reader.end()

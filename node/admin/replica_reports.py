@@ -32,16 +32,14 @@ class NamedReplica(OfPartition):
     state: ReplicaState = field(metadata=INLINE)
 
 
+@dataclass(frozen=True, slots=True)
 class ReplicaReports:
     """Reports about the replicas of one node."""
 
-    def __init__(
-        self, runtime: Runtime, lookup: TopicLookup, table: ReplicaTable, dry_runs: DryRuns
-    ) -> None:
-        self._runtime = runtime
-        self._lookup = lookup
-        self._table = table
-        self._dry_runs = dry_runs
+    runtime: Runtime
+    lookup: TopicLookup
+    table: ReplicaTable
+    dry_runs: DryRuns
 
     async def lost_records(
         self, topic: str | None = None, partition: int | None = None, offset: int | None = None
@@ -51,18 +49,18 @@ class ReplicaReports:
         Raises UnknownTopicOrPartition.
         """
         if topic is not None:
-            self._lookup.partition(topic, partition or 0)
+            self.lookup.partition(topic, partition or 0)
         directories = [
             hosted.partition.log.directory
-            for tp, hosted in sorted(self._table.hosted.items())
+            for tp, hosted in sorted(self.table.hosted.items())
             if topic in (None, tp.topic) and partition in (None, tp.partition)
         ]
 
         def read() -> list[dict[str, Any]]:
-            disk = self._runtime.disk
+            disk = self.runtime.disk
             return [one for path in directories for one in lost_records_report.reports(path, disk)]
 
-        reports = await self._runtime.in_thread(read)
+        reports = await self.runtime.in_thread(read)
         return LostRecords(
             [
                 one
@@ -73,8 +71,8 @@ class ReplicaReports:
 
     def state(self, topic: str, partition: int) -> NamedReplica:
         """How far this node's replica is. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""
-        tp = self._lookup.partition(topic, partition)
-        state = replica_digests.state(self._lookup.node_id, self._lookup.hosted(tp))
+        tp = self.lookup.partition(topic, partition)
+        state = replica_digests.state(self.lookup.node_id, self.lookup.hosted(tp))
         return NamedReplica(*tp, state=state)
 
     async def digests(self, topic: str, partition: int, wanted: Wanted) -> Remote:
@@ -83,6 +81,6 @@ class ReplicaReports:
 
         Raises UnknownTopicOrPartition, InvalidRequest, ConcurrentlyModified, DryRunFailed.
         """
-        hosted = self._lookup.hosted(self._lookup.partition(topic, partition))
-        node_id = self._lookup.node_id
-        return Remote(await replica_digests.digests(self._dry_runs, node_id, hosted, wanted))
+        hosted = self.lookup.hosted(self.lookup.partition(topic, partition))
+        node_id = self.lookup.node_id
+        return Remote(await replica_digests.digests(self.dry_runs, node_id, hosted, wanted))

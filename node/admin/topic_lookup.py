@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kept.storage.errors import KeptError, UnknownTopicOrPartition
@@ -16,22 +17,22 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
 
 
+@dataclass(frozen=True, slots=True)
 class TopicLookup:
     """What the operations of the API look up first."""
 
-    def __init__(self, identity: NodeIdentity, metadata: Metadata, table: ReplicaTable) -> None:
-        self._identity = identity
-        self._metadata = metadata
-        self._table = table
+    identity: NodeIdentity
+    metadata: Metadata
+    table: ReplicaTable
 
     @property
     def node_id(self) -> int:
         """This node's."""
-        return self._identity.node_id
+        return self.identity.node_id
 
     def topic(self, name: str) -> TopicImage:
         """A topic of the cluster. Raises UnknownTopicOrPartition."""
-        topic = self._metadata.image.topics.get(name)
+        topic = self.metadata.image.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {name}")
         return topic
@@ -46,34 +47,34 @@ class TopicLookup:
 
     def leader(self, tp: TopicPartition) -> int:
         """The node that leads a partition of the cluster; -1 where nobody does."""
-        return self._metadata.image.topics[tp.topic].partitions[tp.partition].leader
+        return self.metadata.image.topics[tp.topic].partitions[tp.partition].leader
 
     def here(self) -> list[TopicPartition]:
         """The partitions that are open on this node, in order."""
-        return sorted(self._table.partitions)
+        return sorted(self.table.partitions)
 
     def is_here(self, tp: TopicPartition) -> bool:
         """Whether an open replica is on this node."""
-        return tp in self._table.partitions
+        return tp in self.table.partitions
 
     def hosted_or_none(self, tp: TopicPartition) -> LocalReplica | None:
         """This node's replica, if there is one."""
-        return self._table.hosted.get(tp)
+        return self.table.hosted.get(tp)
 
     def hosted(self, tp: TopicPartition) -> LocalReplica:
         """This node's replica. Raises NotLeaderOrFollower, KafkaStorageError."""
-        self._table.partition(tp)
-        return self._table.hosted[tp]
+        self.table.partition(tp)
+        return self.table.hosted[tp]
 
     def why_offline(self, topic: str, record: PartitionRecord) -> str | None:
         """Why a partition is not served, as far as this node knows; None when it is."""
         tp = TopicPartition(topic, record.partition)
-        if tp in self._table.partitions:
+        if tp in self.table.partitions:
             return None
-        if self._identity.node_id not in record.replicas:
+        if self.identity.node_id not in record.replicas:
             return None if record.leader >= 0 else f"{tp} has no leader"
         try:
-            self._table.partition(tp)
+            self.table.partition(tp)
         except KeptError as error:
             return str(error)
         return None

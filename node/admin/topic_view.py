@@ -120,30 +120,21 @@ class TopicDetail:
     partitions: list[PartitionSummary | Remote]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicView:
     """Describes topics."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        metadata: Metadata,
-        lookup: TopicLookup,
-        table: ReplicaTable,
-        compaction: CompactionView,
-        peer_http: PeerHttp,
-    ) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._lookup = lookup
-        self._table = table
-        self._compaction = compaction
-        self._peer_http = peer_http
+    config: LiveConfig
+    metadata: Metadata
+    lookup: TopicLookup
+    table: ReplicaTable
+    compaction: CompactionView
+    peer_http: PeerHttp
 
     async def topics(self) -> Topics:
         """Every topic in a line, by name."""
         summaries = []
-        ordered = sorted(self._metadata.image.topics.values(), key=lambda topic: topic.name)
+        ordered = sorted(self.metadata.image.topics.values(), key=lambda topic: topic.name)
         for number, topic in enumerate(ordered):
             summaries.append(await self._summary(topic))
             await checkpoint(number)
@@ -153,11 +144,11 @@ class TopicView:
         size_bytes = offline = 0
         policy: list[str] = []
         for number, record in enumerate(topic.partitions):
-            partition = self._table.partitions.get(TopicPartition(topic.name, record.partition))
+            partition = self.table.partitions.get(TopicPartition(topic.name, record.partition))
             if partition is not None:
                 size_bytes += partition.log.size_bytes
                 policy = policy or sorted(partition.log.config.cleanup_policy)
-            offline += self._lookup.why_offline(topic.name, record) is not None
+            offline += self.lookup.why_offline(topic.name, record) is not None
             await checkpoint(number)
         return TopicSummary(
             name=topic.name,
@@ -183,10 +174,10 @@ class TopicView:
         """One topic: settings in force, and each partition (or one, or the first ``limit``) with
         its newest segments; with ``leaders`` as the leaders know. Raises UnknownTopicOrPartition.
         """
-        topic = self._lookup.topic(name)
+        topic = self.lookup.topic(name)
         wanted: Iterable[PartitionRecord] = topic.partitions[:limit]
         if partition is not None:
-            wanted = [topic.partitions[self._lookup.partition(name, partition).partition]]
+            wanted = [topic.partitions[self.lookup.partition(name, partition).partition]]
         partitions = []
         for number, record in enumerate(wanted):
             partitions.append(self._partition(name, record, segments))
@@ -200,27 +191,27 @@ class TopicView:
             described = await self._from_leaders(partitions, f"/api/v1/topics/{name}", query)
         return TopicDetail(
             summary=await self._summary(topic),
-            config=settings_given(self._metadata.image, ResourceType.TOPIC, name),
-            broker_defaults=self._config.current.topic_defaults(),
+            config=settings_given(self.metadata.image, ResourceType.TOPIC, name),
+            broker_defaults=self.config.current.topic_defaults(),
             partitions=described,
         )
 
     def _partition(self, topic: str, record: PartitionRecord, segments: int) -> PartitionSummary:
         tp = TopicPartition(topic, record.partition)
-        partition = self._table.partitions.get(tp)
+        partition = self.table.partitions.get(tp)
         return PartitionSummary(
             partition=record.partition,
             leader=record.leader,
             leader_epoch=record.leader_epoch,
             replicas=list(record.replicas),
             isr=list(record.isr),
-            offline=self._lookup.why_offline(topic, record),
+            offline=self.lookup.why_offline(topic, record),
             log=OMITTED if partition is None else self._replica(tp, partition, segments),
         )
 
     def _replica(self, tp: TopicPartition, partition: Partition, segments: int) -> ReplicaSummary:
         log = partition.log
-        status = self._compaction.status_of(tp)
+        status = self.compaction.status_of(tp)
         first_dirty = None if status is None else status.first_dirty_offset
         return ReplicaSummary(
             log_start_offset=log.log_start_offset,
@@ -239,8 +230,8 @@ class TopicView:
         self, local: list[PartitionSummary], path: str, query: Mapping[str, str]
     ) -> list[PartitionSummary | Remote]:
         """Partitions as their leaders see them: those led elsewhere are theirs to describe."""
-        leaders = {one.leader for one in local} - {self._lookup.node_id}
-        asked = sorted(leader for leader in leaders if leader in self._metadata.image.brokers)
+        leaders = {one.leader for one in local} - {self.lookup.node_id}
+        asked = sorted(leader for leader in leaders if leader in self.metadata.image.brokers)
         answers = await asyncio.gather(*(self._described_by(one, path, query) for one in asked))
         by_leader = dict(zip(asked, answers, strict=True))
         described: list[PartitionSummary | Remote] = []
@@ -257,7 +248,7 @@ class TopicView:
         self, leader: int, path: str, query: Mapping[str, str]
     ) -> tuple[dict[int, Mapping[str, Any]], str | None]:
         try:
-            answer = await self._peer_http.get(leader, path, query)
+            answer = await self.peer_http.get(leader, path, query)
         except KeptError as error:
             return {}, str(error)
         return {one["partition"]: one for one in answer["partitions"]}, None

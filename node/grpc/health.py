@@ -30,7 +30,7 @@ class Health:
     """The service of one node; ``services`` are the names that can be asked about, and ``""``."""
 
     def __init__(self, node: NodeHealth, readiness: Readiness, services: tuple[str, ...]) -> None:
-        self._node = node
+        self._node_health = node
         self._services = ("", *services)
         self._watching = 0
         self._known: Any = None
@@ -53,7 +53,7 @@ class Health:
     def _state(self, service: str) -> Any:
         if service not in self._services:
             return _STATES.SERVICE_UNKNOWN
-        return _STATES.SERVING if self._node.unready() is None else _STATES.NOT_SERVING
+        return _STATES.SERVING if self._node_health.unready() is None else _STATES.NOT_SERVING
 
     async def _check(self, request: Any, context: Any) -> Any:
         state = self._state(request.service)

@@ -56,41 +56,32 @@ class Survey:
         flat.append(value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyor:
     """Makes surveys of one node."""
 
-    def __init__(
-        self,
-        *,
-        config: LiveConfig,
-        identity: NodeIdentity,
-        metadata: Metadata,
-        table: ReplicaTable,
-        compaction: CompactionView,
-        groups: Coordinator,
-    ) -> None:
-        self._config = config
-        self._identity = identity
-        self._metadata = metadata
-        self._table = table
-        self._compaction = compaction
-        self._groups = groups
+    config: LiveConfig
+    identity: NodeIdentity
+    metadata: Metadata
+    table: ReplicaTable
+    compaction: CompactionView
+    groups: Coordinator
 
     async def survey(self, pace: Pace) -> Survey:
         """Look at everything once; ``pace`` lets others run."""
         survey = Survey()
-        every_one = self._config.current.metrics_partitions == "all"
-        leads = self._metadata.leads
-        for topic in list(self._metadata.image.topics.values()):
+        every_one = self.config.current.metrics_partitions == "all"
+        leads = self.metadata.leads
+        for topic in list(self.metadata.image.topics.values()):
             for record in topic.partitions:
                 await pace.checkpoint()
                 survey.totals["without leader"] += leads and record.leader == NO_LEADER
-                if self._identity.node_id in record.replicas:
+                if self.identity.node_id in record.replicas:
                     tp = TopicPartition(topic.name, record.partition)
                     self._add_partition(survey, tp, record, every_one)
-        for group, name, index, offset in list(self._groups.committed()):
+        for group, name, index, offset in list(self.groups.committed()):
             await pace.checkpoint()
-            partition = self._table.partitions.get(TopicPartition(name, index))
+            partition = self.table.partitions.get(TopicPartition(name, index))
             if partition is not None:
                 survey.group_lags[group, name] += max(0, partition.high_watermark - offset)
         survey.open_fds = await _open_fds(pace)
@@ -101,7 +92,7 @@ class Surveyor:
     ) -> None:
         name, totals = (tp.topic, str(tp.partition)), survey.totals
         under = record.is_under_replicated
-        partition = self._table.partitions.get(tp)
+        partition = self.table.partitions.get(tp)
         totals["partitions"] += 1
         if partition is None or record.leader == NO_LEADER:
             totals["offline"] += 1
@@ -112,9 +103,9 @@ class Surveyor:
             return
         size_bytes = partition.log.size_bytes
         totals["bytes"] += size_bytes
-        if record.leader == self._identity.node_id:
+        if record.leader == self.identity.node_id:
             _add_led(survey, record, partition)
-        status = self._compaction.status_of(tp)
+        status = self.compaction.status_of(tp)
         dirty = False
         if status is not None:
             totals["compacted bytes"] += size_bytes

@@ -90,28 +90,20 @@ class NodePulse:
     partition: PartitionPulse | Remote | Omitted | None = OMITTED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulses:
     """What moves on one node; cheap to collect."""
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        counters: Counters,
-        cleaner: LazyCleaner,
-        lookup: TopicLookup,
-        compaction: CompactionView,
-    ) -> None:
-        self._metadata = metadata
-        self._counters = counters
-        self._cleaner = cleaner
-        self._lookup = lookup
-        self._compaction = compaction
+    metadata: Metadata
+    counters: Counters
+    cleaner: LazyCleaner
+    lookup: TopicLookup
+    compaction: CompactionView
 
     def of_node(self, partition: PartitionPulse | Remote | Omitted | None = OMITTED) -> NodePulse:
         """What moves on the node, with a ``partition`` that is looked at as well."""
-        metadata, counters = self._metadata, self._counters
-        running = list(self._cleaner.started.running.items())[:MAX_RUNNING]
+        metadata, counters = self.metadata, self.counters
+        running = list(self.cleaner.started.running.items())[:MAX_RUNNING]
         return NodePulse(
             image=metadata.image.index,
             controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
@@ -126,10 +118,10 @@ class Pulses:
 
     def of_partition(self, tp: TopicPartition) -> PartitionPulse | None:
         """What moves in a partition, if it is here."""
-        hosted = self._lookup.hosted_or_none(tp)
+        hosted = self.lookup.hosted_or_none(tp)
         if hosted is None:
             return None
-        log, status = hosted.partition.log, self._compaction.status_of(tp)
+        log, status = hosted.partition.log, self.compaction.status_of(tp)
         compaction: CompactionPulse | Omitted = OMITTED
         if status is not None:
             compaction = CompactionPulse(
@@ -141,7 +133,7 @@ class Pulses:
                 behind=[one.replica for one in status.replicas if one.behind],
             )
         return PartitionPulse(
-            node=self._lookup.node_id,
+            node=self.lookup.node_id,
             log_start_offset=log.log_start_offset,
             high_watermark=hosted.partition.high_watermark,
             log_end_offset=log.log_end_offset,
@@ -152,11 +144,11 @@ class Pulses:
 
     def leader_elsewhere(self, tp: TopicPartition) -> int | None:
         """The other node that leads a partition, if one does."""
-        topic = self._metadata.image.topics.get(tp.topic)
+        topic = self.metadata.image.topics.get(tp.topic)
         if topic is None or tp.partition >= len(topic.partitions):
             return None
         leader = topic.partitions[tp.partition].leader
-        return None if leader in (self._lookup.node_id, -1) else leader
+        return None if leader in (self.lookup.node_id, -1) else leader
 
 
 class EventStreams:

@@ -134,7 +134,7 @@ class Asker:
 def controller_of(cluster: Cluster) -> int:
     with urllib.request.urlopen(f"{cluster.url(0)}/metrics", timeout=60) as answer:
         (line,) = (one for one in answer if one.startswith(b"kept_raft_leader "))
-    return int(line.split()[1])
+    return int(float(line.split()[1]))
 
 
 @pytest.mark.parametrize("victims", [1, pytest.param(3, marks=pytest.mark.slow)])

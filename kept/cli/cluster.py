@@ -9,9 +9,17 @@ from typing import Any, Final
 
 import click
 
-from kept.cli.output import progress, say, show_json, show_table, write
-from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.unavailable import teller
+from kept.cli.output import echo, progress, show_json, show_rows, show_table, write
+from kept.cli.shell import (
+    Failure,
+    Group,
+    WholeNumber,
+    bootstrap_option,
+    examples,
+    json_option,
+    topic_and_partition,
+)
+from kept.cli.unavailable import open_client
 from kept.client import cluster as operations
 from kept.client import reassignment_plan
 from kept.client.blocking import Client
@@ -48,12 +56,12 @@ def cluster() -> None:
 @bootstrap_option
 def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
     """Show the nodes, the controller, and partitions that lack a leader or a replica."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         found = _status(client)
     unknown = found["quorum_unknown"]
     why = [] if unknown is None else [f"no controller answers ({unknown})"]
     if why and not check:
-        say(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
+        echo(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
     if as_json:
         show_json(found)
     else:
@@ -115,8 +123,8 @@ def _status(client: Client) -> dict[str, Any]:
         "nodes": nodes,
         "partitions": {
             "total": sum(len(topic.partitions) for topic in topics.values()),
-            "under_replicated": [_told(tp, topics) for tp in under],
-            "offline": [_told(tp, topics) for tp in offline],
+            "under_replicated": [_state_of(tp, topics) for tp in under],
+            "offline": [_state_of(tp, topics) for tp in offline],
         },
     }
 
@@ -146,7 +154,7 @@ def _node_reports(client: Client) -> dict[int, tuple[dict[str, Any], dict[str, A
         return {node_id: found for node_id, found in reports if found is not None}
 
 
-def _told(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
+def _state_of(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
     view = topics[tp.topic].partitions[tp.partition]
     return {
         "topic": tp.topic,
@@ -270,7 +278,7 @@ def elect(
     """Make the preferred replica the leader, or with --unclean any that lives."""
     if bool(targets) == everything:
         raise click.UsageError("name partitions or give --all")
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         kind = operations.UNCLEAN if unclean else operations.PREFERRED
         tps = None if everything else _partitions(client, targets)
         outcomes = client.run(operations.elect_leaders(kind, tps, client.timeout_ms))
@@ -354,7 +362,7 @@ def reassign(
     if nodes is not None and not targets:
         raise click.UsageError("--to needs a topic or a partition to move")
     chosen = None if nodes is None else _nodes(nodes)
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         if cancel:
             moving = client.run(operations.list_reassignments(client.timeout_ms))
             wanted = set(_partitions(client, targets)) if targets else set(moving)
@@ -374,7 +382,7 @@ def reassign(
 def _planned(client: Client, targets: Sequence[str], nodes: tuple[int, ...]) -> Plan:
     plan: Plan = {}
     for target in targets:
-        topic, number = _target(target)
+        topic, number = topic_and_partition(target)
         view = client.topic(topic)
         if number is None:
             plan |= reassignment_plan.spread(view, nodes)
@@ -436,13 +444,10 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
         }
         for tp, one in sorted(moving.items())
     ]
-    if as_json:
-        show_json(rows)
-    elif not rows:
+    if not rows and not as_json:
         write("nothing is being moved\n")
     else:
-        columns = ("topic", "partition", "target", "adding", "removing")
-        show_table(columns, [[row[c] for c in columns] for row in rows])
+        show_rows(("topic", "partition", "target", "adding", "removing"), rows, as_json)
 
 
 @cluster.command(
@@ -458,7 +463,7 @@ def drain(
     *, number: int, leaders: bool, throttle: int | None, wait: bool, as_json: bool, bootstrap: str
 ) -> None:
     """Move every replica off NODE, so that it can be taken away; or with --leaders, leadership."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if number not in {member.node_id for member in described.members}:
             raise Failure(f"there is no node {number}; there are {_names(described)}")
@@ -484,7 +489,7 @@ def drain(
 @bootstrap_option
 def unregister(*, number: int, bootstrap: str) -> None:
     """Forget NODE, which was drained and stopped, and is gone for good."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if described.unknown is not None:
             raise Failure(f"no controller answers: {described.unknown}")
@@ -513,15 +518,6 @@ def _nodes(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _target(text: str) -> tuple[str, int | None]:
-    """TOPIC or TOPIC:P."""
-    topic, colon, number = text.partition(":")
-    partition = decimal_number(number)
-    if not topic or (colon and partition is None):
-        raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
-    return topic, partition
-
-
 def _known(view: TopicView, number: int) -> int:
     if number not in view.partitions:
         raise Failure(f"topic {view.name} has partitions 0 to {len(view.partitions) - 1}")
@@ -532,12 +528,8 @@ def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
     """Every partition that TOPIC or TOPIC:P names."""
     found = []
     for target in targets:
-        topic, number = _target(target)
+        topic, number = topic_and_partition(target)
         view = client.topic(topic)
         numbers = sorted(view.partitions) if number is None else [_known(view, number)]
         found += [TopicPartition(topic, one) for one in numbers]
     return found
-
-
-def _client(bootstrap: str) -> Client:
-    return Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))

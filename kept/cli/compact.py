@@ -7,13 +7,20 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from kept.cli.output import moment, progress, say, show_json, show_table, show_tree, size, write
-from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.unavailable import note_silent
+from kept.cli.output import echo, moment, progress, show_json, show_table, show_tree, size, write
+from kept.cli.shell import (
+    Failure,
+    Group,
+    WholeNumber,
+    bootstrap_option,
+    examples,
+    json_option,
+    topic_and_partition,
+)
+from kept.cli.unavailable import warn_unanswered
 from kept.client import verify as replica_digests
 from kept.client.http import HttpFailed, JsonApi, each_node, nodes_away
 from kept.client.verify import Verdict
-from kept.storage.types import decimal_number
 
 _T = TypeVar("_T")
 
@@ -79,7 +86,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
         if topic is not None or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
     ]
     if replicas:
-        say()
+        echo()
         names = ("topic", "partition", "replica", "holds", "applied", "published", "why not")
         show_table(names, replicas)
 
@@ -91,7 +98,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     """Compact a topic or one partition, whatever its dirty ratio."""
-    topic, partition = _target(target)
+    topic, partition = topic_and_partition(target)
 
     def start(api: JsonApi, number: int | None) -> dict[str, list[Any]]:
         one = {} if number is None else {"partition": number}
@@ -101,14 +108,14 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
         return answer
 
     with progress(f"compacting {target}", None):
-        answer = _ask_leaders(bootstrap, topic, partition, start)
+        answer = _merged_from_leaders(bootstrap, topic, partition, start)
     if as_json:
         show_json(answer)
     elif wait:
         _show_passes(answer["partitions"])
     else:
         for one in answer["started"]:
-            say(f"compacting {one['topic']}-{one['partition']}")
+            echo(f"compacting {one['topic']}-{one['partition']}")
     failed = [p for p in answer.get("partitions", ()) if "error" in p]
     if failed:
         first = failed[0]
@@ -124,8 +131,8 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
     """Say what a pass would do now, without doing it."""
-    topic, partition = _target(target)
-    answer = _ask_leaders(
+    topic, partition = topic_and_partition(target)
+    answer = _merged_from_leaders(
         bootstrap,
         topic,
         partition,
@@ -187,7 +194,7 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
     reports = _lost(bootstrap, topic=topic)
     away = nodes_away(bootstrap)
     for node in away:
-        say(f"node {node} is away: what it has cut is not shown", err=True)
+        echo(f"node {node} is away: what it has cut is not shown", err=True)
     if as_json:
         show_json({"reports": reports, "away": away})
         return
@@ -240,7 +247,7 @@ def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
 @bootstrap_option
 def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     """Try a partition again that could not be compacted, on each replica where it fails."""
-    topic, partition = _target(target)
+    topic, partition = topic_and_partition(target)
     if partition is None:
         raise click.UsageError(f"{target!r} names no partition; write {target}:0")
     body = {"topic": topic, "partition": partition}
@@ -269,7 +276,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
         show_json({**answer, "replicas": tried})
     elif tried or not gone:
         where = f" on node {', '.join(map(str, tried))}" if tried else ""
-        say(f"trying {topic}-{partition} again{where}")
+        echo(f"trying {topic}-{partition} again{where}")
     if gone:
         raise Failure(f"{topic}-{partition} fails there as well: {'; '.join(gone)}")
 
@@ -290,7 +297,7 @@ def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None
     """Compare what the replicas have on disk, by digests made from their files."""
     from dataclasses import asdict
 
-    topic, partition = _target(target)
+    topic, partition = topic_and_partition(target)
     verdicts = _verdicts(bootstrap, topic, partition, patience)
     if as_json:
         show_json({"partitions": [asdict(one) for one in verdicts]})
@@ -343,9 +350,9 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
         for found in one.differences:
             where = f"{found.base_offset}..{found.end_offset}"
             first = "" if found.offset is None else f", first at offset {found.offset}"
-            say(f"\n{one.topic}-{one.partition} {where}{first}")
+            echo(f"\n{one.topic}-{one.partition} {where}{first}")
             for node, has in sorted(found.replicas.items()):
-                say(f"  node {node}: {has}")
+                echo(f"  node {node}: {has}")
 
 
 def _show_passes(partitions: list[dict[str, Any]]) -> None:
@@ -413,15 +420,6 @@ def _known(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _target(text: str) -> tuple[str, int | None]:
-    """TOPIC or TOPIC:P."""
-    topic, colon, number = text.partition(":")
-    partition = decimal_number(number)
-    if not topic or (colon and partition is None):
-        raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
-    return topic, partition
-
-
 def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, Any]]:
     """Where each partition stands, as its leader says; as another node does where none leads.
 
@@ -447,7 +445,7 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
             if one["leads"] or where not in found:
                 found[where] = one
     if silent:
-        note_silent(silent, "of partitions led there it is told what others see")
+        warn_unanswered(silent, "of partitions led there it is told what others see")
     if not found and failed is not None:
         raise failed
     for where, one in found.items():
@@ -483,7 +481,7 @@ def _of_leaders(
         return list(pool.map(lambda number: request(led.get(number, anybody), number), wanted))
 
 
-def _ask_leaders(
+def _merged_from_leaders(
     bootstrap: str,
     topic: str,
     partition: int | None,

@@ -12,18 +12,18 @@ import click
 from kept.cli.output import (
     NO_KEY,
     TOMBSTONE,
+    echo,
     json_line,
     moment,
     progress,
     put_bytes,
     reader_is_gone,
-    say,
     show_table,
     text,
     write,
 )
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
-from kept.cli.unavailable import explained, teller
+from kept.cli.unavailable import explained, open_client
 from kept.client.blocking import Client
 from kept.client.consumer import ConsumedRecord, Consumer, GroupConsumer
 from kept.client.records import EARLIEST, LATEST, FetchLimits
@@ -90,7 +90,7 @@ def consume(
 
     limits = FetchLimits(isolation=IsolationLevel(int(read_committed)))
     start = EARLIEST if from_beginning or table else LATEST
-    waiting = Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))
+    waiting = open_client(bootstrap)
     with explained(bootstrap, topic), waiting as client:
         if group is not None:
             batches = _of_group(client, group, topic, start, limits, maximum=maximum)
@@ -148,10 +148,10 @@ def _compare(
         said = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
         if to_end:
             raise Failure(f"{said}: there is nothing to read up to it")
-        say(f"kept: {said}; waiting for records from the end on", err=True)
+        echo(f"kept: {said}; waiting for records from the end on", err=True)
     elif offset < start:
         said = f"offset {offset} is below the log start of {topic}-{partition}"
-        say(f"kept: {said}; reading from {start} on", err=True)
+        echo(f"kept: {said}; reading from {start} on", err=True)
 
 
 def _of_group(
@@ -175,7 +175,7 @@ def _of_group(
         member.give_back(batch)
         refused = member.close()
         if refused is not None:
-            say(f"kept: what was printed last will come again: {refused}", err=True)
+            echo(f"kept: what was printed last will come again: {refused}", err=True)
 
 
 def _limited(
@@ -264,11 +264,11 @@ def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
 def _warn(rows: list[ConsumedRecord], keyless: int) -> None:
     """What makes a table misleading is said on standard error."""
     if keyless:
-        say(f"kept: {keyless} records without a key are not in the table", err=True)
+        echo(f"kept: {keyless} records without a key are not in the table", err=True)
     seen: dict[bytes | None, int] = {}
     twice = [r.key for r in rows if seen.setdefault(r.key, r.partition) != r.partition]
     if twice:
-        say(
+        echo(
             f"kept: {len(twice)} keys are in more than one partition, such as {twice[0]!r}: "
             "their producers choose partitions in different ways",
             err=True,

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from kept.cli.output import say, show_json, show_table, write
+from kept.cli.output import echo, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.unavailable import note_silent
+from kept.cli.unavailable import warn_unanswered
 from kept.client.blocking import Client
 from kept.client.records import EARLIEST, LATEST
 from kept.client.view import TopicView
@@ -32,7 +32,7 @@ def list_groups(*, as_json: bool, bootstrap: str) -> None:
     with _client(bootstrap) as client:
         groups = client.list_groups(silent)
     if silent:
-        note_silent(silent, "groups coordinated there are not listed")
+        warn_unanswered(silent, "groups coordinated there are not listed")
     if as_json:
         show_json([g._asdict() for g in groups])
     else:
@@ -206,7 +206,7 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
     with _client(bootstrap) as client:
         for name in names:
             client.delete_group(name)
-            say(f"deleted group {name}")
+            echo(f"deleted group {name}")
 
 
 def _client(bootstrap: str) -> Client:

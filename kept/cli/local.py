@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from kept.cli.output import say, show_json, show_table
+from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
 from kept.client.http import HttpFailed, JsonApi, cluster_is_up
 from kept.client.view import Endpoint
@@ -86,7 +86,7 @@ def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...
     for name in _OURS:
         if name in given:
             raise click.UsageError(f"kept local sets {name} itself")
-    there = [node.number for node in _found(directory)]
+    there = [node.number for node in _listed_nodes(directory)]
     count = nodes or len(there) or 1
     if there and there != list(range(count)):
         raise Failure(
@@ -122,7 +122,7 @@ def _start(members: Sequence[_Node]) -> None:
                 launched.process.wait()
         raise
     for line in lines:
-        say(line)
+        echo(line)
 
 
 def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
@@ -199,7 +199,7 @@ def _role(node: _Node) -> str | None:
 def stop(*, number: int, directory: str) -> None:
     """Stop node N cleanly."""
     _node(directory, number).end(signal.SIGTERM)
-    say(f"node {number} stopped")
+    echo(f"node {number} stopped")
 
 
 @local.command(epilog=examples("kept local kill 0"))
@@ -208,7 +208,7 @@ def stop(*, number: int, directory: str) -> None:
 def kill(*, number: int, directory: str) -> None:
     """Kill node N at once, as a crash would."""
     _node(directory, number).end(signal.SIGKILL)
-    say(f"node {number} killed")
+    echo(f"node {number} killed")
 
 
 @local.command(epilog=examples("kept local start 0"))
@@ -219,13 +219,13 @@ def start(*, number: int, directory: str) -> None:
     node = _node(directory, number)
     if node.pid() is not None:
         raise Failure(f"node {number} runs already (pid {node.pid()})")
-    members = _found(directory)
+    members = _listed_nodes(directory)
     running = 1 + sum(one.pid() is not None for one in members)
     if 2 * running > len(members):
         _start([node])
         return
     node.launch()
-    say(f"node {number} started; it serves when most of the nodes run: {running} do now")
+    echo(f"node {number} started; it serves when most of the nodes run: {running} do now")
 
 
 @local.command(epilog=examples("kept local down", "kept local down --purge"))
@@ -240,15 +240,15 @@ def down(*, directory: str, purge: bool) -> None:
     for node in running:
         try:
             node.await_end(STOP_DEADLINE_S if len(running) == 1 else DOWN_DEADLINE_S)
-            say(f"node {node.number} stopped")
+            echo(f"node {node.number} stopped")
         except Failure:
             if len(running) == 1:
                 raise
             node.end(signal.SIGKILL)
-            say(f"node {node.number} killed: it did not stop without the others")
+            echo(f"node {node.number} killed: it did not stop without the others")
     for node in nodes if purge else ():
         shutil.rmtree(node.directory)
-        say(f"removed {node.directory}")
+        echo(f"removed {node.directory}")
 
 
 class _Node:
@@ -407,7 +407,7 @@ def _process_state(pid: int) -> bytes:
         return b""
 
 
-def _found(directory: str) -> list[_Node]:
+def _listed_nodes(directory: str) -> list[_Node]:
     """Every node of a directory, in order."""
     try:
         names = os.listdir(directory)
@@ -419,7 +419,7 @@ def _found(directory: str) -> list[_Node]:
 
 def _nodes(directory: str) -> list[_Node]:
     """Every node of a directory, in order; an error when there is none."""
-    nodes = _found(directory)
+    nodes = _listed_nodes(directory)
     if not nodes:
         raise Failure(f"no nodes in {directory}: kept local up makes them")
     return nodes

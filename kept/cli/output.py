@@ -27,7 +27,7 @@ def write(text: str) -> None:
     sys.stdout.buffer.write(printable_text(text).encode("utf-8", "surrogateescape"))
 
 
-def say(message: str = "", *, err: bool = False) -> None:
+def echo(message: str = "", *, err: bool = False) -> None:
     """A line for people, to standard error if ``err``; spelled out as in :func:`write`."""
     click.echo(printable_text(message), err=err)
 
@@ -66,6 +66,14 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         write("  ".join(parts).rstrip() + "\n")
+
+
+def show_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print rows whole as JSON, or these columns of them as a table."""
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(columns, [[row[column] for column in columns] for row in rows])
 
 
 def show_tree(value: Any, indent: int = 0) -> None:

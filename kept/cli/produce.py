@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import click
 
-from kept.cli.output import get_bytes, say
+from kept.cli.output import echo, get_bytes
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
-from kept.cli.unavailable import explained, teller
+from kept.cli.unavailable import explained, open_client
 from kept.client.blocking import Client, OutRecord
 from kept.storage.errors import KeptError, UnsupportedVersion
 from kept.storage.types import Codec
@@ -72,20 +72,20 @@ def produce(
         raise click.UsageError("--key-separator is empty")
 
     lines = _Lines(key_separator, null_marker, partition, as_json)
-    with Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap)) as client:
+    with open_client(bootstrap) as client:
         sink = _Sink(client, topic, _ACKS[acks], Codec[compression.upper()])
         for batch in lines.batches(0):
             try:
                 with explained(bootstrap, topic):
                     sink.write(batch)
             except Exception as error:
-                _say_how_far(error, sink.written)
+                _report_written(error, sink.written)
                 raise
     if sys.stderr.isatty():
-        say(f"{sink.written} records written to {topic}", err=True)
+        echo(f"{sink.written} records written to {topic}", err=True)
 
 
-def _say_how_far(error: Exception, written: int) -> None:
+def _report_written(error: Exception, written: int) -> None:
     if written and isinstance(error, KeptError):
         raise Failure(f"{error} (the {written} records before are written)") from error
 

@@ -7,7 +7,7 @@ import signal
 
 import click
 
-from kept.cli.output import say
+from kept.cli.output import echo
 from kept.cli.shell import WholeNumber, examples, pairs
 
 
@@ -95,7 +95,7 @@ def serve(
         check_directories(config)
         if adopt:
             take_over()
-        say(f"settings are right{f' in {file}' if file else ''}")
+        echo(f"settings are right{f' in {file}' if file else ''}")
         return
     from kept.node.process import run
 

@@ -16,6 +16,7 @@ import click
 
 from kept.storage.errors import KeptError
 from kept.storage.printable import printable_line
+from kept.storage.types import decimal_number
 
 INTERRUPTED: Final = 130
 SUMMARY_COLUMNS: Final = 200
@@ -200,3 +201,12 @@ def _forget_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
+
+
+def topic_and_partition(text: str) -> tuple[str, int | None]:
+    """What ``TOPIC`` or ``TOPIC:P`` names; a usage error for any other text."""
+    topic, colon, number = text.partition(":")
+    partition = decimal_number(number)
+    if not topic or (colon and partition is None):
+        raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
+    return topic, partition

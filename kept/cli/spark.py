@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kept.cli.output import NO_KEY, moment, put_bytes, say, show_json, show_table, size, text
+from kept.cli.output import NO_KEY, echo, moment, put_bytes, show_json, show_table, size, text
 from kept.cli.shell import (
     Failure,
     Group,
@@ -145,7 +145,7 @@ def table(
             done = asdict(jobs.refresh(session, bootstrap, topic, refresh))
             why = f"all of it: {done['whole']}" if done["whole"] else "only what is new"
             said = f"{done['rows']} rows in {done['path']}, read {why}"
-            show_json(done) if as_json else say(said)
+            show_json(done) if as_json else echo(said)
             return
         made = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
         if out is not None:
@@ -153,7 +153,7 @@ def table(
             counted = made.observe(written, f.count(f.lit(1)).alias("rows"))
             counted.write.mode("errorifexists").parquet(out)
             count = written.get["rows"]
-            show_json({"path": out, "rows": count}) if as_json else say(f"{count} rows in {out}")
+            show_json({"path": out, "rows": count}) if as_json else echo(f"{count} rows in {out}")
             return
         # As a number: Python has no moments after the year 9999, and would make them local time.
         shown = made.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
@@ -217,7 +217,7 @@ def analyze(
         show_json(_plain({**asdict(found), "skew": found.skew}))
         return
     total = found.totals
-    say(
+    echo(
         f"{total['records']} records of {total['keys']} keys, {size(total['bytes'])}; compaction "
         f"would leave {total['kept_records']} records, {size(total['kept_bytes'])}; "
         f"{total['tombstones']} tombstones; skew {found.skew:.2f}\n"
@@ -229,7 +229,7 @@ def analyze(
             for row in rows
         ]
         show_table((name, *(c.replace("_", " ") for c in columns)), shown)
-        say()
+        echo()
     hottest = [(_cut(_text(r["key"])), r["records"], r["bytes"]) for r in found.hottest[:10]]
     show_table(("hottest key", "records", "bytes"), hottest)
 
@@ -298,17 +298,17 @@ def _show_audit(found: Audit, as_json: bool) -> None:
     if rows:
         show_table(("fault", "partition", "offset", "key", "node", "why"), rows)
     if found.total > len(rows):
-        say(f"and {found.total - len(rows)} more")
+        echo(f"and {found.total - len(rows)} more")
     nodes = ", ".join(map(str, found.replicas))
     verdict = "clean" if found.clean else f"{found.total} faults"
     if found.reference is not None:
         nodes += " and the reference"
-    say(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
+    echo(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
     for partition, replicas in found.absent.items():
-        say(f"partition {partition}: not in sync and not read: {list(replicas)}")
-    say("This cannot see:")
+        echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
+    echo("This cannot see:")
     for one in found.blind:
-        say(f"  - {one}")
+        echo(f"  - {one}")
 
 
 @spark.command(epilog=examples("kept spark export users /data/users-2026-11-21"))
@@ -353,7 +353,7 @@ def restore(
             session, bootstrap, directory, topic, replication_factor=replication_factor or -1
         )
     said = {"topic": topic, "records": count}
-    show_json(said) if as_json else say(f"{count} records in {topic}")
+    show_json(said) if as_json else echo(f"{count} records in {topic}")
 
 
 @spark.command(
@@ -396,7 +396,7 @@ def _show_export(made: Any, as_json: bool) -> None:
     if as_json:
         show_json(asdict(made))
         return
-    say(f"{made.records} records of {made.topic} in {made.path}")
+    echo(f"{made.records} records of {made.topic} in {made.path}")
 
 
 # What they share.
@@ -462,7 +462,7 @@ def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
     except (PySparkException, Py4JError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
-        raise Failure(_said(str(error))) from error
+        raise Failure(_cause_of(str(error))) from error
 
 
 @contextlib.contextmanager
@@ -477,7 +477,7 @@ def _interrupted_later() -> Iterator[None]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
-        say("kept: Spark is still starting, and ends then; again: at once", err=True)
+        echo("kept: Spark is still starting, and ends then; again: at once", err=True)
 
     before = signal.signal(signal.SIGINT, later)
     try:
@@ -513,7 +513,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return True
 
 
-def _said(message: str) -> str:
+def _cause_of(message: str) -> str:
     """Our own words in an error of Spark's, else its first line; of Java's, what caused it."""
     ours = _OURS.findall(message)
     if ours:

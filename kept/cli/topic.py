@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kept.cli.output import moment, say, show_json, show_table, size, write
+from kept.cli.output import echo, moment, show_json, show_rows, show_table, size, write
 from kept.cli.shell import (
     Failure,
     Group,
@@ -16,7 +16,7 @@ from kept.cli.shell import (
     json_option,
     pairs,
 )
-from kept.cli.unavailable import note_silent, teller
+from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.blocking import Client
 from kept.client.failures import ConnectionFailed, NoAnswer
 from kept.client.http import PRESENT_S, HttpFailed, JsonApi
@@ -58,7 +58,7 @@ def create(
     bootstrap: str,
 ) -> None:
     """Create topic NAME."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         try:
             client.create_topic(
                 name,
@@ -69,10 +69,10 @@ def create(
         except TopicAlreadyExists:
             if not if_not_exists:
                 raise
-            say(f"topic {name} exists")
+            echo(f"topic {name} exists")
             return
         count = len(client.topic(name).partitions)
-    say(f"created topic {name} with {count} partition{'s'[: count != 1]}")
+    echo(f"created topic {name} with {count} partition{'s'[: count != 1]}")
 
 
 @topic.command("list", epilog=examples("kept topic list", "kept topic list --internal --json"))
@@ -81,7 +81,7 @@ def create(
 @bootstrap_option
 def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
     """List all topics."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         topics = client.metadata().topics
     rows = [
         {
@@ -94,11 +94,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
         for _, t in sorted(topics.items())
         if internal or not t.internal
     ]
-    if as_json:
-        show_json(rows)
-    else:
-        columns = ("name", "partitions", "replicas")
-        show_table(columns, [[row[c] for c in columns] for row in rows])
+    show_rows(("name", "partitions", "replicas"), rows, as_json)
 
 
 @topic.command(epilog=examples("kept topic describe users", "kept topic describe users --all"))
@@ -110,7 +106,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 @bootstrap_option
 def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) -> None:
     """Show topic NAME: settings, and where each partition stands."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         described = _describe(client, name, all_settings)
     if as_json:
         show_json(described)
@@ -127,9 +123,9 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
         if isinstance(standing.unknown, NoAnswer | ConnectionFailed):
             silent.add(leaders[number])
         elif standing.unknown is not None:
-            say(f"kept: {standing.unknown}", err=True)
+            echo(f"kept: {standing.unknown}", err=True)
     if silent:
-        note_silent(silent, "where partitions led there stand is not known")
+        warn_unanswered(silent, "where partitions led there stand is not known")
         leaders = {number: leader for number, leader in leaders.items() if leader not in silent}
     settings = client.topic_configs([name])[name]
     config = {
@@ -242,7 +238,7 @@ def alter(
     both = set(changes) & set(delete_config)
     if both:
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         known = client.topic(name)
         if delete_config:
             _refuse_unknown(delete_config, [c.name for c in client.topic_configs([name])[name]])
@@ -254,7 +250,7 @@ def alter(
                 raise Failure(f"topic {name} has {has} partitions already")
             if partitions != has:
                 client.create_partitions(name, partitions)
-    say(f"altered topic {name}")
+    echo(f"altered topic {name}")
 
 
 def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
@@ -273,11 +269,7 @@ def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
 @bootstrap_option
 def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
     """Delete topics with all their records."""
-    with _client(bootstrap) as client:
+    with open_client(bootstrap) as client:
         client.delete_topics(names)
     for name in names:
-        say(f"deleted topic {name}")
-
-
-def _client(bootstrap: str) -> Client:
-    return Client(bootstrap, client_id="kept-cli", on_wait=teller(bootstrap))
+        echo(f"deleted topic {name}")

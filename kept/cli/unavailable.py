@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from kept.cli.output import say
+from kept.cli.output import echo
 from kept.cli.shell import Failure
+from kept.client.blocking import Client
 from kept.client.failures import NoController
 from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any, each_node
 from kept.client.view import parse_bootstrap
@@ -18,19 +19,19 @@ from kept.storage.errors import KafkaStorageError, KeptError, NotLeaderOrFollowe
 ANSWER_S: Final = 10.0
 
 
-def teller(bootstrap: str) -> Callable[[KeptError], None]:
+def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
     """What a :class:`kept.client.blocking.Client` calls when it waits: a line on standard error,
     once for each reason.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
 
-    def tell(why: KeptError) -> None:
-        if str(why) not in told:
-            told.add(str(why))
+    def report(why: KeptError) -> None:
+        if str(why) not in reported:
+            reported.add(str(why))
             more = _controllers(bootstrap) if isinstance(why, NoController) else ""
-            say(f"kept: {why}{more}; still trying", err=True)
+            echo(f"kept: {why}{more}; still trying", err=True)
 
-    return tell
+    return report
 
 
 def _controllers(bootstrap: str) -> str:
@@ -52,12 +53,17 @@ def _controllers(bootstrap: str) -> str:
     return f": none is elected; the voters are nodes {voters}{away if silent else ''}"
 
 
-def note_silent(nodes: Iterable[int], so: str) -> None:
+def warn_unanswered(nodes: Iterable[int], so: str) -> None:
     """Tell on standard error that nodes do not answer, and what follows from that."""
     numbers = sorted(nodes)
     which = ", ".join(map(str, numbers))
     plural = len(numbers) > 1
-    say(f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True)
+    echo(f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True)
+
+
+def open_client(bootstrap: str) -> Client:
+    """A client that reports on standard error what it waits for."""
+    return Client(bootstrap, client_id="kept-cli", on_wait=wait_reporter(bootstrap))
 
 
 @contextmanager

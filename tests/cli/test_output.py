@@ -29,7 +29,7 @@ def test_tables_and_trees(capfdbinary, hostile) -> None:
     output.show_table(("group", "topics"), [(name, [name, "t"])])
     output.show_tree({name: {name: name, "list": [name]}, "rows": [{"x": name}]})
     output.write(f"{name}\n")
-    output.say(name)
+    output.echo(name)
     check(shown(capfdbinary), hostile)
 
 

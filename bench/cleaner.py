@@ -29,9 +29,8 @@ from pathlib import Path
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner import worker
-from kept.compaction.kernels import kernel
 from kept.compaction.manifest.manifest import Identity
-from kept.storage.records import build_batch, crc32c
+from kept.storage.records import KERNEL, build_batch, crc32c
 from kept.storage.records.codecs import compress
 from kept.storage.types import Codec, LogConfig
 
@@ -190,7 +189,7 @@ def main():
     parser.add_argument("--json", default=None, help="also write the figures to this file")
     options = parser.parse_args()
     codec = Codec[options.codec.upper()]
-    found = {"benchmark": "cleaner", "kernel": kernel.KERNEL, "codec": options.codec, "seed": SEED}
+    found = {"benchmark": "cleaner", "kernel": KERNEL, "codec": options.codec, "seed": SEED}
     found["kafka_4_3_all_dirty_cpu_s_per_gb"] = 5.35
     chosen = list(STRATEGIES) if options.strategy == "all" else [options.strategy]
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:

@@ -38,7 +38,7 @@ class BuildExt(_BuildExt):  # type: ignore[misc]
         if not self.left_out:
             return
         named = "; ".join(f"{name} ({why})" for name, why in sorted(self.left_out.items()))
-        line = f"kernels left out, their twins in Python are far slower: {named}"
+        line = f"kernels left out, so a node serves far slower or compacts nothing: {named}"
         if os.environ.get(REQUIRED) == "1":
             raise CompileError(f"{line}. {REQUIRED}=1 wants all of them")
         self.warn(f"{line}. {REQUIRED}=1 makes this an error")

@@ -2,7 +2,7 @@
 
 A :class:`KeyTracker` is filled while the log is scanned anyway. A hash that is not watched costs
 one look into a small table, so that nobody notices. Of each key it keeps the newest :data:`RING`
-offsets. The kernels read the hashes and write the offsets in place; the twins call
+offsets. The kernels read the hashes and write the offsets in place; their references call
 :meth:`KeyTracker.note`.
 
 A scan may pass over the same records again: only offsets above those noted before are new.

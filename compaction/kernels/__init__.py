@@ -1,1 +1,1 @@
-"""Offset maps and rule maps, compiled, with their readable twins in Python."""
+"""The compiled kernels of compaction: offset maps, rule maps and the scans that fill them."""

@@ -1,8 +1,9 @@
 """Running a strategy over the whole log, in as many scans as its memory needs (rule 4a).
 
-**Built in** (and prefixes of these): the kernel's map, see ``rule_map.py``. Each scan takes a range
-of key hashes and halves it when the map is full; the next one goes on where the range ended, as
-wide as the map will probably hold. The log is read twice for each: to fill the map, and to ask it.
+**Built in** (and prefixes of these): the kernel's map, see ``_strategies.pyx``. Each scan takes a
+range of key hashes and halves it when the map is full; the next one goes on where the range ended,
+as wide as the map will probably hold. The log is read twice for each: to fill the map, and to ask
+it.
 
 **Anyone else's.** A scan hands the strategy the records of one class of key hashes, as objects. The
 first attempt has one class. When the strategy says *MaxKeysReached*, the scan is thrown away and
@@ -27,7 +28,7 @@ from kept.compaction.cleaner.job import Job
 from kept.compaction.cleaner.key_tracker import KeyTracker
 from kept.compaction.cleaner.scan_stats import AbortedIndex, Progress, ScanStats, drive
 from kept.compaction.kernels import kernel
-from kept.compaction.kernels.rule_map import CLASSES, WORD_BYTES, slot_words
+from kept.compaction.kernels.kernel import CLASSES, WORD_BYTES, slot_words
 from kept.compaction.strategy import (
     From,
     Kind,

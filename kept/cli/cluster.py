@@ -27,6 +27,7 @@ from kept.client.cluster import ClusterDescription, Outcome, Reassignment
 from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any
 from kept.client.reassignment_plan import Plan
 from kept.client.view import Endpoint, TopicView
+from kept.kernels import FALLBACKS
 from kept.storage.types import TopicPartition, decimal_number
 
 LISTED: Final = 20
@@ -191,6 +192,8 @@ def _show(found: dict[str, Any]) -> None:
         if node["uncompiled_kernels"]:
             slow = ", ".join(node["uncompiled_kernels"])
             write(f"\nNode {node['node_id']} is slow: kernels that are not compiled: {slow}\n")
+            if not set(node["uncompiled_kernels"]) <= set(FALLBACKS):
+                write("  nothing stands in for some of them: it compacts no log\n")
         _show_listed(f"Node {node['node_id']} set logs aside", node["stray_logs"])
         _show_listed(
             f"Node {node['node_id']} left replicas closed for want of open files",

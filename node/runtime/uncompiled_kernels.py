@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kept.kernels import python_is_chosen, uncompiled
+from kept.kernels import FALLBACKS, python_is_chosen, uncompiled
 from kept.node.runtime.logging import log
 
 
 class Kernels:
-    """The kernels that run as plain Python in this node or in a worker of it."""
+    """The kernels that this node or a worker of it lacks, or runs as plain Python."""
 
     def __init__(self) -> None:
         self.uncompiled = uncompiled()
@@ -27,6 +27,9 @@ class Kernels:
             if python_is_chosen():
                 why = "KEPT_KERNEL=python"
             log.warning("slow Python kernels", why=why, uncompiled=",".join(self.uncompiled))
+        if missing := [name for name in self.uncompiled if name not in FALLBACKS]:
+            why = "kernels that nothing stands in for are not compiled; see the README"
+            log.error("no log is compacted here", why=why, uncompiled=",".join(missing))
 
     def worker_lacks(self, names: Sequence[str]) -> None:
         """A worker runs these kernels as plain Python; the first that says so is logged."""

@@ -1,17 +1,18 @@
 """Record batches, version 2: reading, checking and making them.
 
-Pure functions over buffers. The loops over records exist twice, in plain Python (``python.py``, the
+Pure functions over buffers. Checking and scanning exist twice, in plain Python (``python.py``, the
 specification) and in Cython (``_kernel.pyx``); this module picks one, ``KERNEL`` says which.
 ``KEPT_KERNEL=python`` in the environment forces the plain one, which also serves where no compiler
-was at hand at install time.
+was at hand at install time. ``Packer`` and ``read_block`` are compiled only: without them using one
+raises ConfigurationError (:mod:`kept.kernels`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kept import kernels
 from kept.storage.records.blocks import Binary, Block, Field, HeaderLists
 from kept.storage.records.build import RecordFields, build_batch, iterate, seal
 from kept.storage.records.codecs import compress, decompress
@@ -33,9 +34,14 @@ from kept.storage.records.header import (
 )
 from kept.storage.records.packing import Area, Rows, pack_batch
 
-if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
-    from kept.storage.records.blocks import read_block
-    from kept.storage.records.packing import Packer
+if TYPE_CHECKING:
+    from kept.storage.records._blocks import read_block
+    from kept.storage.records._packing import Packer
+else:
+    read_block = kernels.load("storage.records._blocks", "read_block")
+    Packer = kernels.load("storage.records._packing", "Packer")
+
+if TYPE_CHECKING or kernels.uncompiled(["storage.records._kernel"], load=True):
     from kept.storage.records.python import (
         KERNEL,
         check,
@@ -46,30 +52,15 @@ if TYPE_CHECKING or os.environ.get("KEPT_KERNEL") == "python":
         scan,
     )
 else:
-    try:
-        from kept.storage.records._blocks import read_block
-        from kept.storage.records._kernel import (
-            KERNEL,
-            check,
-            check_replica,
-            check_replicas,
-            crc32c,
-            find_records,
-            scan,
-        )
-        from kept.storage.records._packing import Packer
-    except ImportError:
-        from kept.storage.records.blocks import read_block
-        from kept.storage.records.packing import Packer
-        from kept.storage.records.python import (
-            KERNEL,
-            check,
-            check_replica,
-            check_replicas,
-            crc32c,
-            find_records,
-            scan,
-        )
+    from kept.storage.records._kernel import (
+        KERNEL,
+        check,
+        check_replica,
+        check_replicas,
+        crc32c,
+        find_records,
+        scan,
+    )
 
 __all__ = [
     "DEFAULT_INFLATE_LIMIT",

@@ -1,5 +1,5 @@
-"""The record kernel in plain Python: the specification of ``_kernel.pyx``, and its twin where there
-is no compiler. Both pass the same suite.
+"""The record kernel in plain Python: the specification of ``_kernel.pyx``, and what serves where it
+was not compiled. Both pass the same suite.
 
 A record in a batch (varints are zig-zag)::
 

@@ -14,13 +14,14 @@ import pytest
 
 from kept.compaction.cleaner import log_snapshot, planner
 from kept.compaction.cleaner.cleaner_run import discard, run_pass
-from kept.compaction.kernels import kernel, offset_map, rule_map
+from kept.compaction.kernels import kernel
 from kept.compaction.manifest import apply as applying
 from kept.storage.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.records import filter as records_filter
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.reference import offset_map, rule_map, segment_filter
 from tests.tools.needs import need
 
 try:
@@ -43,7 +44,7 @@ def each_kernel(request, monkeypatch):
         need("kernels")
         maps, filters = _kernel, _filter.SegmentFilter
     else:
-        maps, filters = offset_map, records_filter.PythonSegmentFilter
+        maps, filters = offset_map, segment_filter.SegmentFilter
     use_kernel(monkeypatch, maps, filters)
     use_strategies(monkeypatch, _strategies if request.param == "cython" else rule_map)
     return request.param
@@ -201,5 +202,5 @@ def kit():
         NOW=NOW, records=records, batches=batches, DIRECTORY=DIRECTORY, World=World,
         config=config, use_kernel=use_kernel,
         cython=(_kernel, _filter and _filter.SegmentFilter),
-        python=(offset_map, records_filter.PythonSegmentFilter), TimestampType=TimestampType,
+        python=(offset_map, segment_filter.SegmentFilter), TimestampType=TimestampType,
     )  # fmt: skip

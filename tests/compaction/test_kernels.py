@@ -1,4 +1,4 @@
-"""The kernels and their twins: the offset map, the scan of a segment, the record filter."""
+"""The kernels and their references: the offset map, the scan of a segment, the record filter."""
 
 import random
 from array import array
@@ -7,17 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.compaction.kernels import kernel, offset_map
-from kept.compaction.kernels.offset_map import LOOKUP, MAP, STATS
+from kept.compaction.kernels import kernel
+from kept.compaction.kernels.kernel import LOOKUP, MAP, STATS
 from kept.storage.records import build_batch, headers, read_header, records
 from kept.storage.records import filter as records_filter
-from kept.storage.records.filter import (
-    DAMAGED,
-    PythonSegmentFilter,
-    canonical_header,
-    compressed_batch,
-)
+from kept.storage.records.filter import DAMAGED, canonical_header, compressed_batch
 from kept.storage.types import Codec, TimestampType
+from tests.reference import offset_map
+from tests.reference.segment_filter import SegmentFilter
 from tests.tools.needs import need
 
 KEY = bytes(range(16))
@@ -341,7 +338,7 @@ def test_both_filters_write_alike_and_right(fast, seed):
     limit = draw.choice([1 << 40, 1500])
     results = [
         filter_all(make, data, survivors, empties=empties, horizons=horizons, limit=limit)
-        for make in (fast_filter, PythonSegmentFilter)
+        for make in (fast_filter, SegmentFilter)
     ]
     assert results[0] == results[1]
     output = b"".join(part[1] for part in results[0])
@@ -369,7 +366,7 @@ def test_a_damaged_batch_is_noticed_where_nobody_has_read_it(fast, at, checks):
     _, fast_filter = fast
     data = bytearray(build_batch([(5, b"k", b"v" * 100, ())], base_offset=0))
     data[at] ^= 1
-    for make in (fast_filter, PythonSegmentFilter):
+    for make in (fast_filter, SegmentFilter):
         for survivors in ([0], []):
             filter_ = make(
                 interval_bytes=1, limit_bytes=1 << 20, index_limit_bytes=1 << 20, check_crc=checks
@@ -399,6 +396,6 @@ def test_the_filter_agrees_with_the_check_of_produce():
     draw = random.Random(8)
     data = make_log(draw)
     survivors = [r.offset for r in records(data) if r.offset % 3]
-    (part,) = filter_all(PythonSegmentFilter, data, survivors)
+    (part,) = filter_all(SegmentFilter, data, survivors)
     for at, _ in headers(part[1]):
         check_replica(part[1], at)

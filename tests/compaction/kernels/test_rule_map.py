@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kept.compaction.kernels import kernel
-from kept.compaction.kernels.rule_map import CLASSES, slot_words
+from kept.compaction.kernels.kernel import CLASSES, slot_words
 from kept.compaction.strategy import (
     ByKeyPrefix,
     HighestVersion,

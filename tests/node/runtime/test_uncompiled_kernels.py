@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+
+import pytest
 
 from kept import kernels
 from kept.compaction.cleaner.worker import COMMAND
 from kept.node.compaction import cleaner
+from kept.node.replicas.manifests.failures import PassFailed
 from kept.node.runtime.uncompiled_kernels import Kernels
-from tests.node.compaction.test_cleaner_faults import clean, filled
+from kept.storage.errors import ConfigurationError
+from tests.node.compaction.test_cleaner_faults import TP, clean, filled
 from tests.tools.needs import need
 
 FEW = ("compaction.kernels._kernel", "node.kafka.codec._codec")
@@ -36,9 +42,59 @@ def test_every_extension_module_is_known():
     assert sorted(names) == sorted(kernels.PACKAGE + name for name in kernels.NAMES)
 
 
-def test_the_environment_chooses_the_twins(monkeypatch):
+def test_the_environment_chooses_the_fallbacks(monkeypatch):
+    need("kernels")
     monkeypatch.setenv("KEPT_KERNEL", "python")
-    assert kernels.uncompiled() == kernels.uncompiled(load=True) == kernels.NAMES
+    assert kernels.uncompiled() == kernels.uncompiled(load=True) == kernels.FALLBACKS
+    assert set(kernels.FALLBACKS) < set(kernels.NAMES)
+
+
+def test_what_has_no_fallback_says_what_would_be_right(monkeypatch):
+    lacks(monkeypatch, "compaction.kernels._kernel")
+    offset_map = kernels.load("compaction.kernels._kernel", "OffsetMap")
+    with pytest.raises(ConfigurationError, match=r"OffsetMap needs the compiled kernel kept\.comp"):
+        offset_map(10, 0.9, b"")
+
+
+ABSENT = """
+import sys
+from kept import kernels
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.removeprefix(kernels.PACKAGE) in kernels.NAMES:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def run_uncompiled(code, question=""):
+    """Run code in a process in which no kernel can be imported."""
+    command = [sys.executable, "-P", "-c", ABSENT + code]
+    return subprocess.run(command, input=question, capture_output=True, text=True, check=False)
+
+
+def test_without_any_kernel_records_are_checked_and_nodes_can_be_imported():
+    done = run_uncompiled(
+        "from kept.storage import records\n"
+        "import kept.node.parts, kept.node.compaction.cleaner, kept.compaction.cleaner.survey\n"
+        "batch = records.build_batch([(1, b'k', b'v', ())])\n"
+        "print(records.KERNEL, records.check(batch, records.CheckRules(), 1).record_count)"
+    )
+    assert done.stdout.split() == ["python", "1"], done.stderr
+
+
+def test_a_log_whose_worker_has_no_kernels_says_so_and_stays_as_it_is(lone_node, monkeypatch):
+    lone = lone_node(log_cleaner_enable="false")
+    hosted = filled(lone)
+    code = ABSENT + "from kept.compaction.cleaner import worker\nsys.exit(worker.main())"
+    monkeypatch.setattr(cleaner, "COMMAND", (sys.executable, "-P", "-c", code))
+    with pytest.raises(PassFailed, match="needs the compiled kernel"):
+        clean(lone)
+    assert "compaction.kernels._kernel" in lone.node.parts.kernels.uncompiled
+    assert "needs the compiled kernel" in lone.node.parts.cleaner.started.status(TP).failure.reason
+    assert hosted.compaction is None and len(hosted.partition.log.segments) > 3
 
 
 def test_a_kernel_that_is_not_there_is_named(monkeypatch):
@@ -66,6 +122,11 @@ def test_the_log_names_them_once(monkeypatch, capsys):
     found.warn()
     said = capsys.readouterr().err
     assert "level=warning" in said and "uncompiled=compaction.kernels._kernel" in said
+    assert 'level=error event="no log is compacted here"' in said
+    found.uncompiled = FEW[1:]
+    found.warn()
+    assert "level=error" not in capsys.readouterr().err
+    found.uncompiled = FEW[:1]
     for _ in range(2):
         found.worker_lacks(FEW)
     (line,) = capsys.readouterr().err.splitlines()
@@ -81,7 +142,7 @@ def test_a_worker_that_lacks_what_its_node_has_is_shown(lone_node, monkeypatch, 
     slow = ("/usr/bin/env", "KEPT_KERNEL=python", *COMMAND)
     monkeypatch.setattr(cleaner, "COMMAND", slow)
     clean(lone)
-    assert told(lone) == (list(kernels.NAMES), len(kernels.NAMES))
+    assert told(lone) == (list(kernels.FALLBACKS), len(kernels.FALLBACKS))
     assert "slow Python kernels in the cleaner's worker" in capfd.readouterr().err
 
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import Binary, Block, Field, Record, build_batch, records
-from kept.storage.records.blocks import microseconds
 from kept.storage.types import MAX_INT64, Codec, TimestampType
+from tests.reference.blocks import microseconds
 
 EVERYTHING = sum(Field)
-NAMES = ("blocks", "_blocks")
+NAMES = ("tests.reference.blocks", "kept.storage.records._blocks")
 
 
 @pytest.fixture(params=NAMES)
 def kernel(request: pytest.FixtureRequest) -> ModuleType:
-    return importlib.import_module(f"kept.storage.records.{request.param}")
+    return importlib.import_module(request.param)
 
 
 def bits(validity: Any, count: int) -> list[bool]:
@@ -109,7 +109,7 @@ def test_a_block_holds_what_the_records_are(
     name: str, drawn: Any, first: int, end: int, small: bool
 ) -> None:
     data = batches_of(drawn)
-    kernel = importlib.import_module(f"kept.storage.records.{name}")
+    kernel = importlib.import_module(name)
     wanted = [plain(r) for r in records(data) if first <= r.offset < end]
     assert read_all(kernel, data, first, end, **({"max_rows": 1} if small else {})) == wanted
 

@@ -16,13 +16,13 @@ from kept.storage.records.blocks import bitmap
 from kept.storage.records.packing import murmur2
 from kept.storage.types import Codec
 
-NAMES = ("packing", "_packing")
+NAMES = ("tests.reference.packing", "kept.storage.records._packing")
 STICKY = 7
 
 
 @pytest.fixture(params=NAMES)
 def kernel(request: pytest.FixtureRequest) -> ModuleType:
-    return importlib.import_module(f"kept.storage.records.{request.param}")
+    return importlib.import_module(request.param)
 
 
 def binary(strings: list[bytes | None]) -> Binary:
@@ -93,7 +93,7 @@ def test_rows_become_the_records_of_their_partitions(
         if where < 0:
             where = (STICKY if key is None else murmur2(key) & 0x7FFFFFFF) % 3
         wanted[where].append((when, key, value, tuple(headers or ())))
-    kernel = importlib.import_module(f"kept.storage.records.{name}")
+    kernel = importlib.import_module(name)
     found = packed(kernel, rows_of(drawn), limit)
     assert {w: [tuple(r)[1:] for r in rs] for w, rs in found.items()} == wanted
 

@@ -1,5 +1,5 @@
-"""Walking the batches of a segment: what the scans in plain Python (``offset_map.py``,
-``rule_map.py``) have in common. Compressed, transactional and control batches are left to the
+"""Walking the batches of a segment: what the scans (``offset_map.py``, ``rule_map.py``) have in
+common. Compressed, transactional and control batches are left to the
 caller.
 """
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from kept.storage.errors import CorruptMessage
 from kept.storage.records.header import HEADER_BYTES, BatchHeader, Buffer, read_header
+from kept.storage.records.python import crc32c
 
 _SPECIAL: Final = 0x37
 """Attribute bits of a batch that the caller handles: codec, transactional, control."""
@@ -28,8 +29,6 @@ class Batches:
 
         Stops at a batch for the caller (``special``) and at damage (``fault``).
         """
-        from kept.storage.records.python import crc32c
-
         view = memoryview(data)
         at = 0
         self.special = False

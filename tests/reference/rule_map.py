@@ -1,5 +1,5 @@
-"""The built-in strategies over a whole log, in plain Python: the specification of
-``_strategies.pyx``.
+"""The built-in strategies over a whole log: the specification of
+``compaction/kernels/_strategies.pyx``.
 
 A :class:`RuleMap` holds, for each key of a range of hash classes, what its rule needs; there are
 2^32 classes. A :class:`RuleScan` puts the records of one segment into it. When the map is full it
@@ -22,26 +22,17 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 from kept.compaction.cleaner.key_tracker import KeyTracker
-from kept.compaction.kernels.batches import Batches
+from kept.compaction.kernels.kernel import CLASSES, WORD_BYTES
 from kept.compaction.strategy import Kind, Rule, version_number
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import Record
 from kept.storage.records.build import read_varint, wrap64
 from kept.storage.records.header import BatchHeader, Buffer, read_header
 from kept.storage.types import TimestampType
-
-KERNEL: Final = "python"
-CLASSES: Final = 1 << 32
-WORD_BYTES: Final = 8
-_WORDS: Final = {Kind.LATEST: 3, Kind.LATEST_N: 4, Kind.TIMESTAMP: 4, Kind.VERSION: 6}
-
-
-def slot_words(rules: Iterable[Rule]) -> int:
-    """Words of a slot in a map for these rules."""
-    return max(_WORDS[rule.kind] for rule in rules)
+from tests.reference.batches import Batches
 
 
 class RuleMap:
@@ -160,38 +151,7 @@ def _version(rule: Rule, record: Record) -> tuple[int, int]:
     return (0, 0) if number is None else (1, number)
 
 
-class _Scan(Batches):
-    """Walks the batches of a segment; a subclass uses their records."""
-
-    def __init__(self, base_offset: int, first: int) -> None:
-        super().__init__()
-        self.base_offset = base_offset
-        self._first = first
-
-    def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
-        """One batch that ``feed`` left to the caller: its header, its records inflated."""
-        if not aborted:
-            self._batch(read_header(header), memoryview(area))
-
-    def skip(self, offset: int, next_offset: int, size_bytes: int, present: bool) -> None:
-        """A control batch: no strategy sees it."""
-
-    def _batch(self, header: BatchHeader, area: memoryview) -> None:
-        try:
-            found = _records(header, bytes(area))
-        except (CorruptMessage, ValueError):
-            self.fault = "a record is damaged"
-            return
-        if found is None:
-            self.fault = "record count does not match"
-            return
-        self._use([r for r in found if r.key is not None and r.offset >= self._first])
-
-    def _use(self, found: list[Record], /) -> None:
-        """What a subclass does with the records of a batch."""
-
-
-class RuleScan(_Scan):
+class RuleScan(Batches):
     """The records of one segment, from ``first`` on, put into a map or (``keep``) asked of it, and
     noted in ``watch``.
     """
@@ -205,11 +165,21 @@ class RuleScan(_Scan):
         keep: bool = False,
         watch: KeyTracker | None = None,
     ) -> None:
-        super().__init__(base_offset, first)
-        self._map, self._keep, self._watch = map, keep, watch
+        super().__init__()
+        self.base_offset = base_offset
+        self._first, self._map, self._keep, self._watch = first, map, keep, watch
         self._kept = array("I")
 
-    def _use(self, found: list[Record]) -> None:
+    def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
+        """One batch that ``feed`` left to the caller: its header, its records inflated."""
+        if not aborted:
+            self._batch(read_header(header), memoryview(area))
+
+    def skip(self, offset: int, next_offset: int, size_bytes: int, present: bool) -> None:
+        """A control batch: no strategy sees it."""
+
+    def _batch(self, header: BatchHeader, area: memoryview) -> None:
+        found, self.fault = _keyed(header, area, self._first)
         for record in found:
             if self._watch is not None:
                 self._watch.note(record.key or b"", record.offset)
@@ -223,7 +193,7 @@ class RuleScan(_Scan):
         return self._kept
 
 
-class RecordScan(_Scan):
+class RecordScan(Batches):
     """The records of one segment, from ``first`` on, for ``use``, a batch at a time.
 
     ``wanted`` (relative to the base, ascending) limits them to these.
@@ -237,15 +207,36 @@ class RecordScan(_Scan):
         first: int = 0,
         wanted: array[int] | None = None,
     ) -> None:
-        super().__init__(base_offset, first)
-        self._hand_on = use
+        super().__init__()
+        self.base_offset = base_offset
+        self._first, self._use = first, use
         self._wanted = None if wanted is None else set(wanted)
 
-    def _use(self, found: list[Record]) -> None:
+    def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
+        """See :meth:`RuleScan.take`."""
+        if not aborted:
+            self._batch(read_header(header), memoryview(area))
+
+    def skip(self, offset: int, next_offset: int, size_bytes: int, present: bool) -> None:
+        """A control batch: no strategy sees it."""
+
+    def _batch(self, header: BatchHeader, area: memoryview) -> None:
+        found, self.fault = _keyed(header, area, self._first)
         if self._wanted is not None:
             found = [r for r in found if r.offset - self.base_offset in self._wanted]
         if found:
-            self._hand_on(found)
+            self._use(found)
+
+
+def _keyed(header: BatchHeader, area: memoryview, first: int) -> tuple[list[Record], str | None]:
+    """The records with a key from ``first`` on, and what is damaged."""
+    try:
+        found = _records(header, bytes(area))
+    except (CorruptMessage, ValueError):
+        return [], "a record is damaged"
+    if found is None:
+        return [], "record count does not match"
+    return [r for r in found if r.key is not None and r.offset >= first], None
 
 
 def _records(header: BatchHeader, area: bytes) -> list[Record] | None:

@@ -1,10 +1,10 @@
-"""The offset map and the scan of one segment, in plain Python: the specification of
-``_kernel.pyx``.
+"""The offset map and the scan of one segment: the specification of
+``compaction/kernels/_kernel.pyx``.
 
 **Offset map.** Open addressing with 16-byte slots: an 88-bit tag of the key's hash and a 40-bit
 offset, relative to where the map begins. The hash is keyed, with a fresh random key per pass: a
 collision would drop a live record, so no producer may be able to construct one. (The kernel uses
-SipHash-2-4-128, this twin BLAKE2b; both are keyed pseudo-random functions, and only the map's
+SipHash-2-4-128, this one BLAKE2b; both are keyed pseudo-random functions, and only the map's
 content differs by it.) Any number of slots works (multiply-shift), so at load factor 0.9 a key
 costs 17.8 bytes at any size.
 
@@ -28,20 +28,16 @@ from bisect import bisect_left
 from typing import Final
 
 from kept.compaction.cleaner.key_tracker import KeyTracker
-from kept.compaction.kernels.batches import Batches
+from kept.compaction.kernels.kernel import LOOKUP, STATS
 from kept.storage.errors import CorruptMessage
 from kept.storage.records.build import read_varint
 from kept.storage.records.header import HEADER_BYTES, BatchHeader, Buffer, read_header
 from kept.storage.types import MAX_INT32, MAX_INT64
+from tests.reference.batches import Batches
 
-KERNEL: Final = "python"
 SLOT_BYTES: Final = 16
 MAX_RELATIVE: Final = (1 << 40) - 2
 """Largest offset above the map's base that a slot can hold."""
-
-STATS: Final = 0
-MAP: Final = 1
-LOOKUP: Final = 2
 
 _SLOT: Final = struct.Struct("<QQ")
 _OFFSET_BITS: Final = (1 << 40) - 1

@@ -36,8 +36,8 @@ port 9092, advertises `localhost`, and keeps its data in `./data`. `--port P` me
 authenticated or encrypted, so anything beyond this machine must be said explicitly.
 
 Three variables are no settings: `KEPT_KERNEL=python` takes plain Python instead of the compiled
-kernels where there is any, `KEPT_BOOTSTRAP` is where the command line looks for a cluster, `KEPT_FAIL_POINT` is
-for tests.
+kernels where there is any, `KEPT_BOOTSTRAP` is where the command line looks for a cluster,
+`KEPT_FAIL_POINT` is for tests.
 
 In the tables *null* is an unset value. **Update**: `read-only` settings change with a restart;
 `cluster-wide` and `per-broker` ones also while the node runs (AlterConfigs on a broker).

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kio.static.constants import EntityType
 
 from kept.client import protocol
-from kept.node.cluster_link import ClusterLink
 from kept.node.kafka import api
 from kept.node.kafka.forward_errors import refusal
+from kept.node.kafka.forwarding import ForwardingManager
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 
 TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
@@ -69,13 +68,14 @@ def test_every_part_of_the_request_is_told_that_it_timed_out(key, version):
 
 
 @pytest.mark.parametrize("error", [NotController, NetworkException, RequestTimedOut])
-def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error):
+def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error, monkeypatch):
     async def forward(*_: Any) -> bytes:
         raise error("nobody")
 
+    monkeypatch.setattr(ForwardingManager, "forward", forward)
     cls = protocol.message_type(64, 0, EntityType.request)
     request = protocol.build(cls, REQUESTS[64])
-    me: Any = SimpleNamespace(forward=forward)
-    context: Any = SimpleNamespace()
-    found = asyncio.run(ClusterLink.answered(me, context, 64, 0, b"", request))
+    nothing: Any = None
+    manager = ForwardingManager(nothing, nothing, nothing, nothing)
+    found = asyncio.run(manager.answer(nothing, 64, 0, b"", request))
     assert isinstance(found, dict) and found["error_code"] == 7

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kept.node import cluster_link
-from kept.node.cluster_link import ClusterLink
 from kept.node.internode.controller_rpc import ForwardReply, ForwardRequest
+from kept.node.kafka import forwarding
+from kept.node.kafka.api import RequestContext
+from kept.node.kafka.forwarding import ForwardingManager
+from kept.node.runtime.runtime import Runtime
+from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
+from tests.support.metadata import FollowedChanges, KnownMetadata
+from tests.support.replicas import RecordedPeers
 
-CONTEXT: Any = SimpleNamespace(listener_name="PLAINTEXT", client_id="c", client_host="::1")
+APIS: Any = None
+CONTEXT = RequestContext(APIS, None, 19, 7, 7, "c", "PLAINTEXT", "::1")
 
 SILENCE: Any = object()
 """The controller stands still; another one is elected."""
@@ -22,7 +26,7 @@ SILENCE: Any = object()
 
 def forward(answers: list[Any], monkeypatch) -> tuple[bytes, list[ForwardRequest]]:
     """Forward one request; ``answers`` are what the tries bring."""
-    monkeypatch.setattr(cluster_link, "RETRY_S", 0)
+    monkeypatch.setattr(forwarding, "RETRY_S", 0)
     asked: list[ForwardRequest] = []
 
     async def call(node_id: int, method: str, request: ForwardRequest, timeout_s: float) -> Any:
@@ -35,21 +39,14 @@ def forward(answers: list[Any], monkeypatch) -> tuple[bytes, list[ForwardRequest
             raise answer
         return answer
 
-    async def acted(index: int) -> None:
-        pass
-
-    metadata = SimpleNamespace(leader_id=1, acted=acted)
+    metadata = KnownMetadata(leader_id=1)
 
     async def scene() -> bytes:
-        changes = SimpleNamespace(done_up_to=acted)
-        replica_manager = SimpleNamespace(changes=changes)
-        node = SimpleNamespace(
-            loop=asyncio.get_running_loop(), metadata=metadata, replica_manager=replica_manager
-        )
-        me: Any = SimpleNamespace(_node=node, peers=SimpleNamespace(call=call))
-        me._call_controller = partial(ClusterLink._call_controller, me)
-        me._while_it_leads = partial(ClusterLink._while_it_leads, me)
-        return await ClusterLink.forward(me, CONTEXT, 19, 7, b"body")
+        known: Any = metadata
+        peers: Any = RecordedPeers(call)
+        changes: Any = FollowedChanges()
+        manager = ForwardingManager(Runtime(Disk()), known, peers, changes)
+        return await manager.forward(CONTEXT, 19, 7, b"body")
 
     return asyncio.run(scene()), asked
 

@@ -187,7 +187,8 @@ def test_a_connection_counts_under_another_protocol_until_that_closes_it() -> No
 @pytest.fixture
 def parts(tmp_path) -> Iterator[NodeParts]:
     settings = {
-        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "node.id": "0",
+        "listeners": "PLAINTEXT://127.0.0.1:0,NODE://127.0.0.1:10001",
         "controller.quorum.voters": "0@127.0.0.1:10001,1@127.0.0.1:10002",
     }
     config = NodeConfig.load(None, settings, {}, port=None, data_dir=str(tmp_path))

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import socket
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +16,9 @@ from kept.node.kafka.response_writer import (
     TURN_BYTES,
     ResponseWriter,
 )
+from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.memory_budget import MemoryBudget
+from kept.node.runtime.runtime import Runtime
 from kept.storage import disk as disk_module
 from kept.storage.disk import Disk, FileSlice
 from tests.tools.needs import cannot_run
@@ -58,15 +59,20 @@ class Bench:
         self.ours.setblocking(False)
         self.theirs.setblocking(False)
         self.progress = self.failures = 0
-        self.node = SimpleNamespace(
-            loop=self.loop,
-            disk=disk,
-            budget=MemoryBudget(1 << 30),
-            reads_in_memory=in_memory,
-            in_pool=lambda f, *args: self.loop.run_in_executor(None, f, *args),
-        )
-        self.sender = ResponseWriter(
-            self.node, self.ours.fileno(), self.on_progress, self.on_failure
+        self.budget = MemoryBudget(1 << 30)
+        self.runtime = Runtime(disk)
+        self.table = ReplicaTable()
+        self.table.reads_in_memory = in_memory
+        self.sender = self.writer(ResponseWriter)
+
+    def writer(self, cls):
+        return cls(
+            runtime=self.runtime,
+            table=self.table,
+            budget=self.budget,
+            fd=self.ours.fileno(),
+            on_progress=self.on_progress,
+            on_failure=self.on_failure,
         )
 
     def on_progress(self):
@@ -89,6 +95,7 @@ class Bench:
         self.sender.close()
         self.ours.close()
         self.theirs.close()
+        self.runtime.close()
 
 
 @pytest.fixture
@@ -122,7 +129,7 @@ def test_bytes_and_slices_leave_in_order(content):
         assert await bench.receive(len(expected)) == expected
         await asyncio.sleep(0)
         assert not bench.sender.busy and bench.sender.unsent_bytes == 0
-        assert bench.node.budget.used_bytes == 0
+        assert bench.budget.used_bytes == 0
         assert bench.progress > 0, "the socket was full in between"
 
     on_bench(disk, job)
@@ -229,7 +236,7 @@ def test_a_read_that_fails_ends_the_connection(content, failing):
         bench.sender.push()
         while not bench.failures:
             await asyncio.sleep(0.001)
-        assert not bench.sender.busy and bench.node.budget.used_bytes == 0
+        assert not bench.sender.busy and bench.budget.used_bytes == 0
 
     on_bench(disk, job)
 
@@ -239,15 +246,15 @@ def test_what_a_full_socket_holds_back_is_counted_and_given_back():
         bench.sender.stage([bytes(8_000_000)])
         bench.sender.push()
         first = bench.sender.unsent_bytes
-        assert 0 < first < 8_000_000 and bench.node.budget.used_bytes == first
+        assert 0 < first < 8_000_000 and bench.budget.used_bytes == first
         for _ in range(5):  # staged behind it: counted though nothing can be sent
             bench.sender.stage([b"x" * 1000, b"y"])
             bench.sender.push()
-        assert bench.sender.unsent_bytes == bench.node.budget.used_bytes == first + 5005
+        assert bench.sender.unsent_bytes == bench.budget.used_bytes == first + 5005
         assert (await bench.receive(8_005_005))[-1002:] == b"y" + b"x" * 1000 + b"y"
         while bench.sender.busy:
             await asyncio.sleep(0.001)
-        assert bench.sender.unsent_bytes == bench.node.budget.used_bytes == 0
+        assert bench.sender.unsent_bytes == bench.budget.used_bytes == 0
         assert bench.progress
 
     on_bench(Disk({}), job)
@@ -258,7 +265,7 @@ def test_a_connection_that_goes_gives_everything_back_and_the_peer_sees_the_end(
         bench.sender.stage([bytes(8_000_000)])
         bench.sender.push()
         bench.sender.close()
-        assert bench.node.budget.used_bytes == 0
+        assert bench.budget.used_bytes == 0
         bench.ours.close()
         data = await bench.receive(1 << 40)
         assert 0 < len(data) < 8_000_000
@@ -293,7 +300,7 @@ def test_others_get_their_turn(content):
             return CHUNK_BYTES
 
     async def job(bench):
-        sender = Endless(bench.node, bench.ours.fileno(), bench.on_progress, bench.on_failure)
+        sender = bench.writer(Endless)
         sender.sent = 0
         sender.stage([FileSlice(file, 0, total)])
         sender.push()

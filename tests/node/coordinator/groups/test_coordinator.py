@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -16,13 +14,29 @@ from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, To
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import Coordinator
 from kept.node.coordinator.groups.records import partition_for
+from kept.node.kafka import api
 from kept.node.kafka.handlers import describe_groups, group_membership
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.yielding import Slices, finished
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.replicas.local_replica import LocalTopic
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.runtime.runtime import Runtime
+from kept.node.runtime.yielding import finished
+from kept.storage.disk import Disk
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
-from kept.storage.records import CheckRules
 from kept.storage.types import TopicPartition
-from tests.node.coordinator.groups.test_shard import FakePartition, filled, result, run, turns
+from tests.node.coordinator.groups.test_shard import (
+    FakePartition,
+    FakeReplica,
+    confirming,
+    filled,
+    result,
+    run,
+    turns,
+)
+from tests.support.metadata import KnownMetadata
+from tests.support.parts import Given
+from tests.support.replicas import live_config
 
 TOPIC = uuid.UUID(int=1)
 PARTITIONS = 4
@@ -33,31 +47,27 @@ class FakeNode:
     """An image, and partitions that are hosted when the test says so."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.slices = Slices(self.loop)
-        self.node_id = ME
-        self.image = Image()
-        names = (
-            "group_min_session_timeout_ms", "group_max_session_timeout_ms", "group_max_size",
-            "group_initial_rebalance_delay_ms", "offset_metadata_max_bytes",
-            "offsets_retention_minutes", "offsets_retention_check_interval_ms",
-            "group_max_bytes", "groups_max_bytes",
-        )  # fmt: skip
-        defaults = ev.GroupSettings()
-        settings = {name: getattr(defaults, name) for name in names}
-        self.config = SimpleNamespace(offsets_commit_timeout_ms=60_000, **settings)
-        self.replica_manager = SimpleNamespace(hosted={}, by_name={})
-        self.cluster_link = None
-        self.groups = Coordinator(self)  # type: ignore[arg-type]
+        self.runtime = Runtime(Disk())
+        self.metadata = KnownMetadata()
+        self.table = ReplicaTable()
+        self.groups = Coordinator(
+            runtime=self.runtime,
+            config=live_config(offsets_commit_timeout_ms="60000"),
+            metadata=cast("Any", self.metadata),
+            identity=NodeIdentity(ME),
+            table=self.table,
+            barrier=confirming(self.runtime, self.metadata),
+        )
         self.groups.start()
 
-    def now_ms(self) -> int:
-        return int(time.time() * 1000)
+    @property
+    def image(self) -> Image:
+        return self.metadata.image
 
     def apply(self, *records: Any) -> None:
-        self.image, delta = self.image.apply(records)
+        self.metadata.image, delta = self.image.apply(records)
         for change in delta.partitions:
-            hosted = self.replica_manager.hosted.get(change.topic_partition)
+            hosted: Any = self.table.hosted.get(change.topic_partition)
             if hosted is not None:
                 self.lead(hosted.partition, change.after)
         self.groups.metadata_changed(self.image, delta)
@@ -75,15 +85,13 @@ class FakeNode:
 
     def host(self, number: int, partition: FakePartition | None = None) -> FakePartition:
         found = partition or FakePartition()
-        self.replica_manager.hosted[TopicPartition(CONSUMER_OFFSETS, number)] = SimpleNamespace(
-            partition=found, rules=CheckRules(), sync=False
-        )
+        hosted: Any = FakeReplica(found)
+        self.table.hosted[TopicPartition(CONSUMER_OFFSETS, number)] = hosted
         return found
 
-    def context(self, version: int) -> Any:
-        return SimpleNamespace(
-            node=self, api_version=version, client_id="c", client_host="h", listener_name="P"
-        )
+    def context(self, key: int, version: int) -> api.RequestContext:
+        apis: Any = Given(groups=self.groups, runtime=self.runtime)
+        return api.RequestContext(apis, None, key, version, 7, "c", "P", "h")
 
 
 def partition_record(number: int, leader: int, epoch: int) -> PartitionRecord:
@@ -138,14 +146,14 @@ async def test_what_is_being_read_is_in_progress() -> None:
     group = group_in(2)
     with pytest.raises(CoordinatorLoadInProgress):
         node.groups.submit(group, lambda now, n: ev.Heartbeat(now, n, group, "m", 1))
-    request: Any = SimpleNamespace(group_id=group, generation_id=1, member_id="m")
+    request: Any = Given(group_id=group, generation_id=1, member_id="m")
     # Kafka lets members go on meanwhile.
-    assert group_membership.heartbeat(node.context(0), request) == {"error_code": ErrorCode.none}
-    listed: Any = describe_groups.list_groups(node.context(0), SimpleNamespace())
+    assert group_membership.heartbeat(node.context(12, 0), request) == {
+        "error_code": ErrorCode.none
+    }
+    listed: Any = describe_groups.list_groups(node.context(16, 0), Given())
     assert listed["error_code"] is ErrorCode.coordinator_load_in_progress
-    described: Any = describe_groups.describe_groups(
-        node.context(6), SimpleNamespace(groups=[group])
-    )
+    described: Any = describe_groups.describe_groups(node.context(15, 6), Given(groups=[group]))
     assert described["groups"][0]["error_code"] is ErrorCode.coordinator_load_in_progress
     await result(node.groups.wait_for([group]))
     assert node.groups.describe(group).state == "Dead"
@@ -164,9 +172,8 @@ async def test_another_nodes_groups_are_refused() -> None:
 async def test_leadership_comes_and_goes() -> None:
     node = FakeNode()
     group = group_in(3)
-    node.host(3)
+    partition = node.host(3)
     node.apply(*node.created())
-    partition = node.replica_manager.hosted[TopicPartition(CONSUMER_OFFSETS, 3)].partition
     assert (await result(commit(node, group))).error is ErrorCode.none
     partition.hold = True
     waiting = commit(node, group)
@@ -222,8 +229,10 @@ async def test_a_lost_partition_takes_its_groups_along() -> None:
     node.apply(*node.created())
     waiting = commit(node, group)
     tp = TopicPartition(CONSUMER_OFFSETS, 0)
-    del node.replica_manager.hosted[tp]
-    node.replica_manager.by_name[tp.topic.encode()] = SimpleNamespace(offline={0: "disk"})
+    del node.table.hosted[tp]
+    topic = LocalTopic(tp.topic, TOPIC, PARTITIONS)
+    topic.offline[0] = "disk"
+    node.table.by_name[tp.topic.encode()] = topic
     node.groups.partition_gone(tp)
     assert (await result(waiting)).error is ErrorCode.not_coordinator
     with pytest.raises(NotCoordinator):

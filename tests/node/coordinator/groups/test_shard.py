@@ -7,13 +7,15 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import TopicRecord
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups import shard as shard_module
 from kept.node.coordinator.groups.core import GroupCore
@@ -25,6 +27,10 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitValue,
 )
 from kept.node.coordinator.groups.shard import STALL_MS, Shard, group_error
+from kept.node.metadata.leadership_barrier import LeadershipBarrier
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.runtime import Runtime
+from kept.storage.disk import Disk
 from kept.storage.errors import (
     CorruptMessage,
     KafkaStorageError,
@@ -36,8 +42,16 @@ from kept.storage.errors import (
 )
 from kept.storage.records import CheckRules, build_batch, headers, patch
 from kept.storage.records import records as read_records
+from tests.support.metadata import HeldBarrier, KnownMetadata
+from tests.support.replicas import live_config
 
 TOPIC_ID = uuid.UUID(int=5)
+
+
+class Appended(NamedTuple):
+    """What an append tells."""
+
+    last_offset: int
 
 
 class FakePartition:
@@ -62,7 +76,7 @@ class FakePartition:
         patch(batch, 0, self.log_end_offset, 0)
         self.staged.append(bytes(batch))
         self.log_end_offset += checked.record_count
-        return SimpleNamespace(last_offset=self.log_end_offset - 1)
+        return Appended(self.log_end_offset - 1)
 
     def write(self) -> None:
         if self.broken is not None:
@@ -103,27 +117,58 @@ class FakePartition:
         return found
 
 
+@dataclass
+class FakeReplica:
+    """A replica around such a partition; ``flushes`` are the callers that wait for an fsync."""
+
+    partition: FakePartition
+    flushes: list[Callable[[Any], None]] = field(default_factory=list)
+    sync: bool = False
+    rules: CheckRules = field(default_factory=CheckRules)
+
+    def flush(self, end_offset: int, callback: Callable[[Any], None]) -> None:
+        self.flushes.append(callback)
+
+
+def image_of(topic_id: uuid.UUID) -> Image:
+    """Metadata in which topic ``orders`` has that id."""
+    return Image().apply([TopicRecord("orders", topic_id)])[0]
+
+
+def confirming(runtime: Runtime, metadata: KnownMetadata) -> LeadershipBarrier:
+    """The barrier of a lone node."""
+    known: Any = metadata
+    nobody: Any = None
+    return LeadershipBarrier(
+        runtime=runtime, metadata=known, identity=NodeIdentity(0), peers=nobody, alone=True
+    )
+
+
 class Fixture:
     """A shard, and what is around it."""
 
     def __init__(
-        self, partition: FakePartition | None = None, leader_epoch: int = 0, **config: Any
+        self,
+        partition: FakePartition | None = None,
+        leader_epoch: int = 0,
+        barrier: Any = None,
+        **config: str,
     ) -> None:
         self.partition = partition or FakePartition()
-        settings = {"offsets_commit_timeout_ms": 60_000, **config}
-        self.hosted = SimpleNamespace(partition=self.partition, rules=CheckRules(), sync=False)
         self.flushes: list[Callable[[Any], None]] = []
-        self.hosted.flush = lambda end_offset, callback: self.flushes.append(callback)
-        self.node: Any = SimpleNamespace(
-            loop=asyncio.get_running_loop(),
-            config=SimpleNamespace(**settings),
-            image=SimpleNamespace(topics={"orders": SimpleNamespace(topic_id=TOPIC_ID)}),
-            now_ms=lambda: int(time.time() * 1000),
-            cluster_link=None,
+        self.hosted = FakeReplica(self.partition, self.flushes)
+        self.runtime = Runtime(Disk())
+        self.metadata = KnownMetadata(image_of(TOPIC_ID))
+        self.shard = Shard(
+            runtime=self.runtime,
+            config=live_config(**{"offsets_commit_timeout_ms": "60000", **config}),
+            metadata=cast("Any", self.metadata),
+            barrier=barrier or confirming(self.runtime, self.metadata),
+            number=0,
+            hosted=cast("Any", self.hosted),
+            leader_epoch=leader_epoch,
+            settings=ev.GroupSettings(group_initial_rebalance_delay_ms=0),
         )
-        group_settings = ev.GroupSettings(group_initial_rebalance_delay_ms=0)
-        hosted: Any = self.hosted
-        self.shard = Shard(self.node, 0, hosted, leader_epoch, group_settings)
         self.read = False
         self.shard.load(lambda: setattr(self, "read", True))
 
@@ -229,7 +274,7 @@ async def test_with_flush_messages_an_answer_waits_for_the_fsync() -> None:
 
 @run
 async def test_what_is_not_committed_in_time_is_told_and_may_still_come() -> None:
-    f = Fixture(offsets_commit_timeout_ms=20)
+    f = Fixture(offsets_commit_timeout_ms="20")
     f.partition.hold = True
     assert (await result(f.commit())).error is ErrorCode.coordinator_not_available
     assert offsets(await result(f.fetch())) == []
@@ -305,12 +350,12 @@ async def test_timers_fire_on_the_loop() -> None:
 @run
 async def test_timestamps_are_wall_clock() -> None:
     f = Fixture()
-    before = f.node.now_ms()
+    before = f.runtime.now_ms()
     await result(f.commit())
     ((_, stored),) = f.shard.core.committed
-    assert before <= stored.value.commit_timestamp <= f.node.now_ms()
+    assert before <= stored.value.commit_timestamp <= f.runtime.now_ms()
     record = next(iter(read_records(bytes(f.partition.log))))
-    assert before <= record.timestamp <= f.node.now_ms()
+    assert before <= record.timestamp <= f.runtime.now_ms()
 
 
 @run
@@ -447,7 +492,7 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     """A namesake's offsets would have consumers of the new topic skip its first records."""
     partition = await filled(50)
     f = Fixture(partition)
-    f.node.image.topics["orders"].topic_id = uuid.UUID(int=6)
+    f.metadata.image = image_of(uuid.UUID(int=6))
     while not f.shard.is_active:
         await asyncio.sleep(0)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
@@ -456,13 +501,13 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     assert (await result(done)).error is ErrorCode.none
     f.shard.unload()
     again = Fixture(partition)
-    again.node.image.topics["orders"].topic_id = uuid.UUID(int=6)
+    again.metadata.image = image_of(uuid.UUID(int=6))
     while not again.shard.is_active:
         await asyncio.sleep(0)
     assert offsets(await result(again.fetch("group-1", stable=True))) == [7]
     again.shard.unload()
     last = Fixture(partition)
-    last.node.image.topics.clear()
+    last.metadata.image = Image()
     while not last.shard.is_active:
         await asyncio.sleep(0)
     assert offsets(await result(last.fetch("group-1", stable=True))) == []
@@ -472,11 +517,11 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
 async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> None:
     """The image may be older than a commit: the topic was made again, and others know it."""
     partition = await filled(50)
-    f = Fixture(partition)
-    asked: list[Callable[[bool], None]] = []
-    f.node.cluster_link = SimpleNamespace(leadership_barrier=SimpleNamespace(ask=asked.append))
-    whole = f.node.image.topics
-    f.node.image.topics = {}
+    barrier = HeldBarrier()
+    asked = barrier.waiting
+    f = Fixture(partition, barrier=barrier)
+    whole = f.metadata.image
+    f.metadata.image = Image()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_module, "BARRIER_RETRY_S", 0)
         for _ in range(2):  # at first nobody can say
@@ -486,7 +531,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
             asked.pop()(False)
         while not asked:
             await asyncio.sleep(0)
-    f.node.image.topics = whole
+    f.metadata.image = whole
     log_before = bytes(partition.log)
     asked.pop()(True)
     while not f.shard.is_active:
@@ -494,9 +539,8 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     assert offsets(await result(f.fetch("group-1", stable=True))) != []
     assert bytes(partition.log) == log_before and not partition.staged
     f.shard.unload()
-    gone = Fixture(partition)
-    gone.node.cluster_link = f.node.cluster_link
-    gone.node.image.topics = {}
+    gone = Fixture(partition, barrier=barrier)
+    gone.metadata.image = Image()
     while not asked:
         await asyncio.sleep(0)
     asked.pop()(True)
@@ -507,10 +551,10 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
 
 @run
 async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
-    f = Fixture(await filled(50))
-    asked: list[Callable[[bool], None]] = []
-    f.node.cluster_link = SimpleNamespace(leadership_barrier=SimpleNamespace(ask=asked.append))
-    f.node.image.topics = {}
+    barrier = HeldBarrier()
+    asked = barrier.waiting
+    f = Fixture(await filled(50), barrier=barrier)
+    f.metadata.image = Image()
     while not asked:
         await asyncio.sleep(0)
     f.shard.unload()

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from kept.cluster.metadata.records import BrokerChangeRecord, BrokerRecord, Endpoint
+from tests.support.decisions import propose
 
 
 def cluster(lone, version=2, **more):
@@ -98,7 +99,7 @@ def test_all_topics(topics):
 
 def test_one_partition(topics):
     (topic,) = topics.ask(75, 0, topics=[{"name": "comp"}], response_partition_limit=1).topics
-    assert topic.topic_id == topics.node.image.topics["comp"].topic_id
+    assert topic.topic_id == topics.node.parts.metadata.image.topics["comp"].topic_id
     (partition,) = topic.partitions
     assert (partition.leader_id, partition.leader_epoch) == (0, 0)
     assert (partition.replica_nodes, partition.isr_nodes) == ((0,), (0,))
@@ -166,12 +167,12 @@ def registered(lone, broker_id, *, fenced=False):
             BrokerRecord(broker_id, image.index + 1, UUID(int=broker_id), endpoints, None, fenced)
         ]
 
-    lone.run(lone.node.propose(register))
+    lone.run(propose(lone.node, register(lone.node.parts.metadata.image)))
 
 
 def fence(lone, broker_id):
     epoch = lone.node.parts.metadata.image.brokers[broker_id].broker_epoch
-    lone.run(lone.node.propose([BrokerChangeRecord(broker_id, epoch, True)]))
+    lone.run(propose(lone.node, [BrokerChangeRecord(broker_id, epoch, True)]))
 
 
 def unregister(lone, broker_id):

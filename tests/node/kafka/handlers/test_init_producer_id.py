@@ -5,60 +5,75 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from kept.node.internode.controller_rpc import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+)
+from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers import init_producer_id as producer_ids
 from kept.node.kafka.handlers.init_producer_id import ProducerIds, init_producer_id
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.runtime import Runtime
+from kept.storage.disk import Disk
 from kept.storage.errors import KafkaStorageError, NotController, StaleBrokerEpoch
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
+from tests.support.metadata import KnownMetadata
+from tests.support.parts import Given
+from tests.support.replicas import RecordedPeers
 
 INIT_PRODUCER_ID = 22
 BLOCK = 1000
 
 
-class Membership:
+class Controller:
     """Gives blocks, or refuses as often as the test says."""
 
     def __init__(self, *refusals: Exception) -> None:
         self.refusals = list(refusals)
         self.blocks = 0
 
-    async def producer_ids(self) -> range:
+    async def call(self, node_id: int, method: str, request: Any) -> AllocateProducerIdsReply:
+        assert (node_id, method) == (1, "AllocateProducerIds")
+        assert request == AllocateProducerIdsRequest(0, 9)
         await asyncio.sleep(0)
         if self.refusals:
             raise self.refusals.pop(0)
         self.blocks += 1
-        return range(self.blocks * 10, self.blocks * 10 + 3)
+        return AllocateProducerIdsReply(self.blocks * 10, 3)
+
+    def ids(self) -> ProducerIds:
+        metadata: Any = KnownMetadata(leader_id=1)
+        peers: Any = RecordedPeers(self.call)
+        return ProducerIds(Runtime(Disk()), metadata, NodeIdentity(0, "cluster", 9), peers)
 
 
-async def asked(ctx: Any) -> Any:
-    answer: Any = init_producer_id(ctx, SimpleNamespace(transactional_id=None))
+async def asked(ids: ProducerIds) -> Any:
+    apis: Any = Given(producer_ids=ids)
+    context = RequestContext(apis, None, INIT_PRODUCER_ID, 4, 7, "c", "P")
+    answer: Any = init_producer_id(
+        context, Given(transactional_id=None, producer_id=-1, producer_epoch=-1)
+    )
     return await answer
 
 
 @pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 0), (10**6, -1)])
 def test_a_producer_names_its_id_and_its_epoch_or_neither(producer_id, epoch):
     """Half of it is a client's bug, which a fresh id would hide (KIP-360)."""
-    request = SimpleNamespace(transactional_id=None, producer_id=producer_id, producer_epoch=epoch)
-    answer: Any = init_producer_id(SimpleNamespace(), request)
+    request = Given(transactional_id=None, producer_id=producer_id, producer_epoch=epoch)
+    answer: Any = init_producer_id(cast("Any", Given()), request)
     assert answer["error_code"] == ErrorCode.invalid_request
     assert answer["producer_id"] == -1
 
 
-def node(cluster_link: Membership) -> Any:
-    made = SimpleNamespace(cluster_link=cluster_link, loop=asyncio.get_running_loop())
-    made.producer_ids = ProducerIds(made)
-    return made
-
-
 def test_ids_of_a_block_are_given_in_order_and_then_the_next_block():
     async def run() -> list[int]:
-        ids = node(Membership()).producer_ids
+        ids = Controller().ids()
         return await asyncio.gather(*(ids.next() for _ in range(7)))
 
     assert asyncio.run(run()) == [10, 11, 12, 20, 21, 22, 30]
@@ -68,9 +83,8 @@ def test_a_change_of_controllers_is_waited_for(monkeypatch):
     monkeypatch.setattr(producer_ids, "RETRY_S", 0)
 
     async def run() -> Any:
-        cluster_link = Membership(NotController("elected anew"), StaleBrokerEpoch("again"))
-        ctx: Any = SimpleNamespace(node=node(cluster_link))
-        return await asked(ctx)
+        controller = Controller(NotController("elected anew"), StaleBrokerEpoch("again"))
+        return await asked(controller.ids())
 
     assert asyncio.run(run()) == {"error_code": 0, "producer_id": 10, "producer_epoch": 0}
 
@@ -86,8 +100,7 @@ def test_without_a_block_clients_are_told_to_try_again(monkeypatch, error, code)
     monkeypatch.setattr(producer_ids, "ALLOCATE_S", 0)
 
     async def run() -> Any:
-        ctx: Any = SimpleNamespace(node=node(Membership(error)))
-        return await asked(ctx)
+        return await asked(Controller(error).ids())
 
     assert asyncio.run(run())["error_code"] == code
 

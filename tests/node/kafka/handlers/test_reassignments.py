@@ -13,6 +13,7 @@ import pytest
 from kept.cluster.metadata.records import BrokerChangeRecord, BrokerRecord, Endpoint
 from kept.node.kafka.handlers import reassignments
 from kept.storage.errors import KeptError
+from tests.support.decisions import propose
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def several(lone):
                 )
             ]
 
-        lone.run(lone.node.propose(register))
+        lone.run(propose(lone.node, register(lone.node.parts.metadata.image)))
     return lone
 
 
@@ -61,12 +62,12 @@ def change(lone, name, number=0, **fields):
         partition_epoch=before.partition_epoch + 1,
         **fields,
     )
-    lone.run(lone.node.propose([after]))
+    lone.run(propose(lone.node, [after]))
 
 
 def fence(lone, broker_id):
     epoch = lone.node.parts.metadata.image.brokers[broker_id].broker_epoch
-    lone.run(lone.node.propose([BrokerChangeRecord(broker_id, epoch, True)]))
+    lone.run(propose(lone.node, [BrokerChangeRecord(broker_id, epoch, True)]))
 
 
 def elect(lone, wanted, kind=0, version=2):
@@ -248,6 +249,6 @@ def test_nothing_moves_in_a_cluster_of_one(lone):
 
 def test_without_a_controller_nothing_is_decided(several, monkeypatch):
     create(several, "t", (0, 1))
-    monkeypatch.setattr(type(several.node.metadata.member), "controller_ready", False)
+    monkeypatch.setattr(type(several.node.parts.metadata.member), "controller_ready", False)
     with pytest.raises(KeptError, match="not the active controller"):
         move(several, {"t": [(0, (2, 3))]})

@@ -1,0 +1,36 @@
+"""The metadata that a part of a node follows, as the test sets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kept.cluster.metadata.image import Image
+
+
+class KnownMetadata:
+    """An image and a controller that change when the test changes them; all is acted on at once."""
+
+    def __init__(self, image: Image | None = None, leader_id: int | None = 1) -> None:
+        self.image = image or Image()
+        self.leader_id = leader_id
+
+    async def acted(self, index: int) -> None:
+        """There is nothing to wait for."""
+
+
+class HeldBarrier:
+    """A leadership barrier that confirms when the test calls what is in ``waiting``."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[bool], Any]] = []
+
+    def ask(self, then: Callable[[bool], Any]) -> None:
+        self.waiting.append(then)
+
+
+class FollowedChanges:
+    """Logs that come and go with the metadata: they all have, at once."""
+
+    async def done_up_to(self, index: int) -> None:
+        """There is nothing to wait for."""

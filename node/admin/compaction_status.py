@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner import job as jobs
@@ -34,13 +34,13 @@ from kept.storage.errors import KeptError, OffsetOutOfRange
 from kept.storage.records import headers, records
 
 if TYPE_CHECKING:
-    from kept.node.compaction.cleaner import Totals
     from kept.node.compaction.dry_run import DryRuns
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.storage.disk import Disk, FileSlice
@@ -186,7 +186,11 @@ class CleanerSummary:
     running: list[RunningPass]
     uncleanable: list[UncleanableLog]
     uncompiled_kernels: list[str]
-    totals: Totals = field(metadata=INLINE)
+    passes: int
+    failures: int
+    cleaned_bytes: int
+    removed_records: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,10 +450,11 @@ class CleanerView:
     identity: NodeIdentity
     cleaner: LazyCleaner
     kernels: Kernels
+    counters: Counters
 
     def describe(self) -> CleanerSummary:
         """Passes that run, logs that failed, what it did since start."""
-        cleaner = self.cleaner.started
+        cleaner, counters = self.cleaner.started, self.counters
         running = [
             RunningPass(
                 *tp, one.plan.why, round(one.plan.dirty_ratio, 4), one.progress, one.started_ms
@@ -467,7 +472,11 @@ class CleanerView:
             running=running,
             uncleanable=uncleanable[:MAX_UNCLEANABLE],
             uncompiled_kernels=list(self.kernels.uncompiled),
-            totals=replace(cleaner.totals),
+            passes=counters.compactions,
+            failures=counters.failed_compactions,
+            cleaned_bytes=counters.cleaned_bytes,
+            removed_records=counters.records_removed,
+            seconds=counters.cleaner_seconds.total,
         )
 
 

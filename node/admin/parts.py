@@ -103,7 +103,9 @@ class AdminParts:
             leaders=leaders,
             history=context.history,
         )
-        self.cleaner = CleanerView(context.identity, context.cleaner, context.kernels)
+        self.cleaner = CleanerView(
+            context.identity, context.cleaner, context.kernels, context.counters
+        )
         self.replicas = ReplicaReports(runtime, self.lookup, table, context.dry_runs)
         self.records = RecordBrowser(
             runtime=runtime,

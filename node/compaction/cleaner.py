@@ -76,17 +76,6 @@ class Running:
         return round(self.work.done_bytes / total, 3) if total else 0.0
 
 
-@dataclass(slots=True)
-class Totals:
-    """Since the node started, for metrics."""
-
-    passes: int = 0
-    failures: int = 0
-    cleaned_bytes: int = 0
-    removed_records: int = 0
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Status:
     """One compacted log: what is due or why not, what runs, what was done, what failed."""
@@ -131,7 +120,6 @@ class Cleaner:
         self._failures = failures
         self._counters = counters
         self._kernels = kernels
-        self.totals = Totals()
         self.running: dict[TopicPartition, Running] = {}
         self.failures = Failures()
         self._last: dict[TopicPartition, Result] = {}
@@ -369,11 +357,6 @@ class Cleaner:
     def _note(self, running: Running, result: Result) -> None:
         tp = running.plan.topic_partition
         took_ms = self._runtime.now_ms() - running.started_ms
-        totals = self.totals
-        totals.passes += 1
-        totals.cleaned_bytes += max(result.bytes_before - result.bytes_after, 0)
-        totals.removed_records += result.records_removed
-        totals.seconds += took_ms / 1000
         self._counters.compacted(tp, result, took_ms / 1000)
         log.info(
             "log cleaned",
@@ -397,7 +380,7 @@ class Cleaner:
             log.info("pass thrown away", topic=tp.topic, partition=tp.partition, why=str(error))
             self._answer(tp, NotNow(tp, str(error)))
             return
-        self.totals.failures += 1
+        self._counters.failed_compactions += 1
         stopped = check_stopped(error)
         self._counters.checks_failed += stopped
         failure = self.failures.note(tp, str(error), self._runtime.now_ms(), stopped=stopped)

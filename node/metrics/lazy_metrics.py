@@ -52,7 +52,6 @@ class LazyMetrics:
             open_files=context.open_files,
             budget=context.budget,
             metadata=context.metadata,
-            cleaner=context.cleaner,
         )
         return NodeMetrics(surveyor, parts.log_directories, sources)
 

@@ -21,7 +21,6 @@ from kept.node.metrics.survey import Survey
 if TYPE_CHECKING:
     from kept.node.admin.health import NodeHealth
     from kept.node.admin.log_directories import LogDirectory
-    from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
@@ -43,7 +42,6 @@ class Sources:
     open_files: OpenFiles
     budget: MemoryBudget
     metadata: Metadata
-    cleaner: LazyCleaner
     survey: Survey = field(default_factory=Survey)
     directories: Sequence[LogDirectory] = ()
 
@@ -187,7 +185,7 @@ TABLE: Final = (
     counter("log_cleaner_compactions", lambda s: s.counters.compactions).means(
         "Compaction passes applied."
     ),
-    counter("log_cleaner_failures", lambda s: s.cleaner.started.totals.failures).means(
+    counter("log_cleaner_failures", lambda s: s.counters.failed_compactions).means(
         "Compaction passes that failed."
     ),
     counter("log_cleaner_cleaned_bytes", lambda s: s.counters.cleaned_bytes).means(

@@ -40,6 +40,7 @@ class Counters:
         "cleaner_seconds",
         "cluster",
         "compactions",
+        "failed_compactions",
         "fsync_seconds",
         "produced_batches",
         "records_in",
@@ -60,6 +61,7 @@ class Counters:
         self.refused_batches = 0
         self.cluster = ClusterCounters()
         self.compactions = 0
+        self.failed_compactions = 0
         self.cleaned_bytes = 0
         self.records_removed = 0
         self.checked_keys = 0

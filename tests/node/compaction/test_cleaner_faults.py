@@ -180,7 +180,7 @@ def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monk
     monkeypatch.setattr(workers.Work, "run", deleting)
     said = clean(lone)
     assert isinstance(said, NotNow) and said.reason.endswith("were deleted meanwhile")
-    assert lone.node.parts.cleaner.started.totals.failures == 0
+    assert lone.node.parts.counters.failed_compactions == 0
     assert lone.node.parts.cleaner.started.status(TP).failure is None
     monkeypatch.undo()
     expected = newest(hosted)

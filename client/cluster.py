@@ -10,20 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from kept.client.api_keys import ApiKey
 from kept.client.calls import Call, ToController
 from kept.client.failures import failure
 from kept.client.topics import Operation
 from kept.storage.errors import KeptError, RetriableError, UnsupportedVersion
 from kept.storage.types import TopicPartition
 
-ELECT_LEADERS: Final = 43
-ALTER_REASSIGNMENTS: Final = 45
-LIST_REASSIGNMENTS: Final = 46
-DESCRIBE_QUORUM: Final = 55
 ELECTION_MS: Final = 6_000
 """Within this a controller is elected, if there can be one."""
-DESCRIBE_CLUSTER: Final = 60
-UNREGISTER_BROKER: Final = 64
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 PREFERRED: Final = 0
@@ -125,7 +120,7 @@ def describe_members() -> Operation[tuple[Any, tuple[Member, ...]]]:
         "include_fenced_brokers": True,
     }
     (cluster,) = yield [
-        Call(DESCRIBE_CLUSTER, values, what="DescribeCluster", check=_top("DescribeCluster"))
+        Call(ApiKey.DESCRIBE_CLUSTER, values, what="DescribeCluster", check=_top("DescribeCluster"))
     ]
     return cluster, tuple(
         Member(int(b.broker_id), b.host, int(b.port), b.rack, getattr(b, "is_fenced", None))
@@ -138,7 +133,7 @@ def describe_quorum(patience_ms: int) -> Operation[Quorum]:
     when no controller has answered for so long.
     """
     values = {"topics": [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]}
-    call = Call(DESCRIBE_QUORUM, values, what="DescribeQuorum", check=_quorum_error)
+    call = Call(ApiKey.DESCRIBE_QUORUM, values, what="DescribeQuorum", check=_quorum_error)
     call.optional, call.timeout_ms = True, patience_ms
     (response,) = yield [call]
     if isinstance(response, KeptError):
@@ -190,7 +185,7 @@ def elect_leaders(
     values = {"election_type": kind, "topic_partitions": asked, "timeout": timeout_ms}
     (response,) = yield [
         Call(
-            ELECT_LEADERS, values, ToController(), what=what, timeout_ms=timeout_ms,
+            ApiKey.ELECT_LEADERS, values, ToController(), what=what, timeout_ms=timeout_ms,
             check=_top(what), repeatable=False,
         )
     ]  # fmt: skip
@@ -226,8 +221,8 @@ def reassign(
     values = {"timeout": timeout_ms, "allow_replication_factor_change": True, "topics": asked}
     (response,) = yield [
         Call(
-            ALTER_REASSIGNMENTS, values, ToController(), what=what, timeout_ms=timeout_ms,
-            check=_top(what), repeatable=False,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, ToController(), what=what,
+            timeout_ms=timeout_ms, check=_top(what), repeatable=False,
         )
     ]  # fmt: skip
     return [
@@ -242,7 +237,9 @@ def list_reassignments(timeout_ms: int) -> Operation[dict[TopicPartition, Reassi
     what = "ListPartitionReassignments"
     values = {"timeout": timeout_ms, "topics": None}
     (response,) = yield [
-        Call(LIST_REASSIGNMENTS, values, ToController(), what=what, check=_top(what))
+        Call(
+            ApiKey.LIST_PARTITION_REASSIGNMENTS, values, ToController(), what=what, check=_top(what)
+        )
     ]
     return {
         TopicPartition(str(t.name), int(p.partition_index)): Reassignment(
@@ -257,7 +254,13 @@ def unregister(node_id: int) -> Operation[None]:
     """Forget a node that is gone for good."""
     what = f"UnregisterBroker of node {node_id}"
     yield [
-        Call(UNREGISTER_BROKER, {"broker_id": node_id}, ToController(), what=what, check=_top(what))
+        Call(
+            ApiKey.UNREGISTER_BROKER,
+            {"broker_id": node_id},
+            ToController(),
+            what=what,
+            check=_top(what),
+        )
     ]
 
 

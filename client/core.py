@@ -19,6 +19,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from kept.client.api_keys import ApiKey
 from kept.client.calls import (
     Anywhere,
     Call,
@@ -52,9 +53,6 @@ from kept.storage.errors import (
 )
 from kept.storage.types import MAX_INT64, TopicPartition
 
-METADATA: Final = 3
-FIND_COORDINATOR: Final = 10
-API_VERSIONS: Final = 18
 UNSUPPORTED_VERSION: Final = 35
 
 CONNECT_TIMEOUT_MS: Final = 10_000
@@ -260,7 +258,7 @@ class ClientCore:
             "topics": [{"name": name, "topic_id": None} for name in topics],
             "allow_auto_topic_creation": create,
         }
-        self._ask(needed_by.needs, METADATA, values, needed_by, now_ms)
+        self._ask(needed_by.needs, ApiKey.METADATA, values, needed_by, now_ms)
 
     def _ask_coordinator(self, now_ms: int, needed_by: Call, route: ToCoordinator) -> None:
         values = {
@@ -268,7 +266,7 @@ class ClientCore:
             "key_type": route.kind,
             "coordinator_keys": (route.key,),
         }
-        self._ask(needed_by.needs, FIND_COORDINATOR, values, needed_by, now_ms)
+        self._ask(needed_by.needs, ApiKey.FIND_COORDINATOR, values, needed_by, now_ms)
 
     def _ask(
         self, key: tuple[object, ...], api_key: int, values: Values, needed_by: Call, now_ms: int
@@ -378,7 +376,7 @@ class ClientCore:
         connection = self._connections.get(number)
         if connection is not None:
             connection.established = True
-            self._ask_versions(connection, max(versions(API_VERSIONS)), effects)
+            self._ask_versions(connection, max(versions(ApiKey.API_VERSIONS)), effects)
 
     def _ask_versions(self, connection: Connection, version: int, effects: list[Effect]) -> None:
         values = {
@@ -388,8 +386,8 @@ class ClientCore:
         correlation = self._correlation()
         connection.asking_version = version
         connection.in_flight[correlation] = None
-        connection.in_flight_versions[correlation] = (API_VERSIONS, version)
-        data = encode_request(API_VERSIONS, version, correlation, self.client_id, values)
+        connection.in_flight_versions[correlation] = (ApiKey.API_VERSIONS, version)
+        data = encode_request(ApiKey.API_VERSIONS, version, correlation, self.client_id, values)
         effects.append(Send(connection.id, data))
 
     def _received(self, connection: Connection, now_ms: int, effects: list[Effect]) -> None:
@@ -443,12 +441,12 @@ class ClientCore:
         """KIP-511: an unknown version is answered in version 0 with error 35."""
         (code,) = struct.unpack_from(">h", frame, 4)
         version = 0 if code == UNSUPPORTED_VERSION else connection.asking_version
-        _, response = decode_response(API_VERSIONS, version, frame)
+        _, response = decode_response(ApiKey.API_VERSIONS, version, frame)
         table = {
             int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys
         }
         if code == UNSUPPORTED_VERSION and connection.asking_version > 0:
-            newest = table.get(API_VERSIONS, (0, 0))[1]
+            newest = table.get(ApiKey.API_VERSIONS, (0, 0))[1]
             self._ask_versions(connection, min(newest, connection.asking_version - 1), effects)
             return
         error = failure(code, f"{connection.endpoint}: ApiVersions")

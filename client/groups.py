@@ -11,22 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from kept.client.api_keys import ApiKey
 from kept.client.calls import Call, ToCoordinator, ToNode
 from kept.client.cluster import describe_members
 from kept.client.failures import failure
 from kept.client.topics import Operation, first_error
 from kept.storage.errors import CorruptMessage, KeptError
 from kept.storage.types import TopicPartition
-
-OFFSET_COMMIT: Final = 8
-OFFSET_FETCH: Final = 9
-JOIN_GROUP: Final = 11
-HEARTBEAT: Final = 12
-LEAVE_GROUP: Final = 13
-SYNC_GROUP: Final = 14
-DESCRIBE_GROUPS: Final = 15
-LIST_GROUPS: Final = 16
-DELETE_GROUPS: Final = 42
 
 _BY_NAME: Final = 9
 """The newest version of OffsetCommit and OffsetFetch that names topics instead of their ids."""
@@ -70,7 +61,7 @@ def list_groups(silent: list[int] | None, silent_ms: int) -> Operation[list[Grou
     asked = [member.node_id for member in members if not member.fenced]
     calls = [
         Call(
-            LIST_GROUPS,
+            ApiKey.LIST_GROUPS,
             {"states_filter": (), "types_filter": ()},
             ToNode(node_id),
             check=lambda r: failure(int(r.error_code), "ListGroups"),
@@ -99,7 +90,7 @@ def describe_group(group: str) -> Operation[GroupDescription]:
     values = {"groups": (group,), "include_authorized_operations": False}
     (response,) = yield [
         Call(
-            DESCRIBE_GROUPS,
+            ApiKey.DESCRIBE_GROUPS,
             values,
             ToCoordinator(group),
             what=what,
@@ -132,7 +123,7 @@ def delete_group(group: str) -> Operation[None]:
     what = f"DeleteGroups of {group}"
     yield [
         Call(
-            DELETE_GROUPS,
+            ApiKey.DELETE_GROUPS,
             {"groups_names": (group,)},
             ToCoordinator(group),
             what=what,
@@ -163,7 +154,7 @@ def fetch_offsets(
     }
     (response,) = yield [
         Call(
-            OFFSET_FETCH,
+            ApiKey.OFFSET_FETCH,
             values,
             ToCoordinator(group),
             what=what,
@@ -203,7 +194,7 @@ def commit_offsets(
     }
     yield [
         Call(
-            OFFSET_COMMIT,
+            ApiKey.OFFSET_COMMIT,
             values,
             ToCoordinator(group),
             what=what,
@@ -247,7 +238,9 @@ def join_call(
         "reason": None,
     }
     timeout_ms = session_ms + rebalance_ms + 10_000
-    return Call(JOIN_GROUP, values, ToCoordinator(group), f"JoinGroup of {group}", timeout_ms)
+    return Call(
+        ApiKey.JOIN_GROUP, values, ToCoordinator(group), f"JoinGroup of {group}", timeout_ms
+    )
 
 
 def sync_call(
@@ -262,13 +255,13 @@ def sync_call(
         "protocol_name": "range",
         "assignments": [{"member_id": m, "assignment": a} for m, a in assignments.items()],
     }
-    return Call(SYNC_GROUP, values, ToCoordinator(group), f"SyncGroup of {group}", 60_000)
+    return Call(ApiKey.SYNC_GROUP, values, ToCoordinator(group), f"SyncGroup of {group}", 60_000)
 
 
 def heartbeat_call(group: str, member_id: str, generation: int) -> Call:
     """Heartbeat."""
     values = {"group_id": group, "generation_id": generation, "member_id": member_id}
-    return Call(HEARTBEAT, values, ToCoordinator(group), f"Heartbeat of {group}", 10_000)
+    return Call(ApiKey.HEARTBEAT, values, ToCoordinator(group), f"Heartbeat of {group}", 10_000)
 
 
 def leave_call(group: str, member_id: str) -> Call:
@@ -278,7 +271,7 @@ def leave_call(group: str, member_id: str) -> Call:
         "member_id": member_id,
         "members": [{"member_id": member_id, "reason": None}],
     }
-    return Call(LEAVE_GROUP, values, ToCoordinator(group), f"LeaveGroup of {group}", 5_000)
+    return Call(ApiKey.LEAVE_GROUP, values, ToCoordinator(group), f"LeaveGroup of {group}", 5_000)
 
 
 def range_assignment(

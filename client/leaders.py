@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from kept.client.api_keys import ApiKey
 from kept.client.calls import Call, ToLeader
 from kept.client.failures import RetriableBrokerError, failure
 from kept.client.positions import EARLIEST, LATEST
-from kept.client.records import LIST_OFFSETS, several
+from kept.client.records import several
 from kept.client.topics import Operation, log_sizes, together
 from kept.client.view import ClusterView, Endpoint, TopicView
 from kept.storage.errors import KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
 
-OFFSET_FOR_LEADER_EPOCH: Final = 23
 MOST_PARTITIONS: Final = 500
 """Of one request. A node answers nobody else meanwhile, and by timestamp it looks into its logs."""
 
@@ -134,7 +134,14 @@ def _offsets_question(
     whole = {"replica_id": -1, "isolation_level": int(isolation), "timeout": timeout_ms}
     each = {tp: {"timestamp": timestamp} for tp, timestamp in asked.items()}
     return _Question(
-        LIST_OFFSETS, "ListOffsets", whole, "name", "partition_index", each, timeout_ms, optional
+        ApiKey.LIST_OFFSETS,
+        "ListOffsets",
+        whole,
+        "name",
+        "partition_index",
+        each,
+        timeout_ms,
+        optional,
     )
 
 
@@ -162,7 +169,7 @@ def epoch_ends(
     found = yield from _ask(
         view,
         _Question(
-            OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", {"replica_id": -1},
+            ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", {"replica_id": -1},
             "topic", "partition", each, timeout_ms,
         ),
     )  # fmt: skip

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kept.client import positions
+from kept.client.api_keys import ApiKey
 from kept.client.calls import Anywhere, Call, Route, ToLeader, ToNode
 from kept.client.failures import failure
 from kept.client.topics import Operation
 from kept.client.view import ClusterView
 from kept.storage.errors import KeptError, UnknownTopicId
 from kept.storage.types import IsolationLevel, TopicPartition
-
-PRODUCE: Final = 0
-FETCH: Final = 1
-LIST_OFFSETS: Final = 2
-INIT_PRODUCER_ID: Final = 22
 
 LATEST: Final = positions.LATEST
 EARLIEST: Final = positions.EARLIEST
@@ -110,7 +106,7 @@ def _produce_call(
         return failure(int(one.error_code), what, message)
 
     return Call(
-        PRODUCE,
+        ApiKey.PRODUCE,
         values,
         ToLeader(topic, partition, auto_create),
         what=what,
@@ -136,7 +132,7 @@ def init_producer_id(timeout_ms: int) -> Operation[tuple[int, int]]:
     values = {"transactional_id": None, "transaction_timeout": 60_000}
     (response,) = yield [
         Call(
-            INIT_PRODUCER_ID,
+            ApiKey.INIT_PRODUCER_ID,
             values,
             Anywhere(),
             what="InitProducerId",
@@ -228,7 +224,7 @@ def _fetch_call(
     what = f"Fetch of {several(tps)}"
     ids_known = all(_topic_id(view, tp.topic) is not None for tp in tps)
     return Call(
-        FETCH,
+        ApiKey.FETCH,
         values,
         route,
         what=what,

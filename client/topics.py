@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
+from kept.client.api_keys import ApiKey
 from kept.client.calls import Anywhere, Call, Route, ToController, ToNode
 from kept.client.failures import failure
 from kept.client.view import ClusterView, TopicView
@@ -19,14 +20,6 @@ _T = TypeVar("_T")
 Operation = Generator[list[Call], list[Any], _T]
 """Yields calls, is sent responses, returns a result."""
 
-METADATA: Final = 3
-CREATE_TOPICS: Final = 19
-DELETE_TOPICS: Final = 20
-DELETE_RECORDS: Final = 21
-DESCRIBE_CONFIGS: Final = 32
-DESCRIBE_LOG_DIRS: Final = 35
-CREATE_PARTITIONS: Final = 37
-INCREMENTAL_ALTER_CONFIGS: Final = 44
 
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -94,7 +87,7 @@ def metadata_call(topics: Sequence[str] | None, create: bool = False) -> Call:
         asked = every if topics is None else [{"name": n, "topic_id": None} for n in topics]
         return {"topics": asked, "allow_auto_topic_creation": create}
 
-    return Call(METADATA, values, what="Metadata")
+    return Call(ApiKey.METADATA, values, what="Metadata")
 
 
 def create_topics(
@@ -117,7 +110,7 @@ def create_topics(
     }
     yield [
         Call(
-            CREATE_TOPICS,
+            ApiKey.CREATE_TOPICS,
             values,
             ToController(),
             what=f"CreateTopics of {', '.join(t.name for t in topics)}",
@@ -163,7 +156,7 @@ def delete_topics(names: Sequence[str], timeout_ms: int) -> Operation[None]:
     }
     yield [
         Call(
-            DELETE_TOPICS,
+            ApiKey.DELETE_TOPICS,
             values,
             ToController(),
             what=f"DeleteTopics of {', '.join(names)}",
@@ -184,7 +177,7 @@ def create_partitions(view: ClusterView, name: str, count: int, timeout_ms: int)
     what = f"CreatePartitions of {name}"
     yield [
         Call(
-            CREATE_PARTITIONS,
+            ApiKey.CREATE_PARTITIONS,
             values,
             ToController(),
             what=what,
@@ -212,7 +205,7 @@ def alter_configs(
     what = f"AlterConfigs of {name}"
     yield [
         Call(
-            INCREMENTAL_ALTER_CONFIGS,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
             values,
             _config_route(kind, name),
             what=what,
@@ -234,7 +227,7 @@ def describe_configs(kind: int, names: Sequence[str]) -> Operation[dict[str, lis
     }
     (response,) = yield [
         Call(
-            DESCRIBE_CONFIGS,
+            ApiKey.DESCRIBE_CONFIGS,
             values,
             _config_route(kind, names[0]),
             what=what,
@@ -268,7 +261,7 @@ def log_sizes(topic: TopicView, patience_ms: int | None = None) -> Operation[dic
             by_leader.setdefault(partition.leader, []).append(number)
     calls = [
         Call(
-            DESCRIBE_LOG_DIRS,
+            ApiKey.DESCRIBE_LOG_DIRS,
             {"topics": [{"topic": topic.name, "partitions": tuple(numbers)}]},
             ToNode(leader),
         )

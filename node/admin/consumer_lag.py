@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.api_keys import ApiKey
 from kept.client.groups import decode_assignment
 from kept.client.records import LATEST
 from kept.node.admin.results import OfPartition, Unanswered
@@ -31,10 +32,10 @@ MAX_GROUPS: Final = 200
 ENDS_TOGETHER: Final = 1000
 """Partitions of one ListOffsets: a request is made, and its answer read, at a stretch."""
 CALL_S: Final = 5.0
-DESCRIBE_GROUPS: Final = 15, 5
-LIST_GROUPS: Final = 16, 4
-OFFSET_FETCH: Final = 9, 8
-LIST_OFFSETS: Final = 2, 6
+DESCRIBE_GROUPS: Final = ApiKey.DESCRIBE_GROUPS, 5
+LIST_GROUPS: Final = ApiKey.LIST_GROUPS, 4
+OFFSET_FETCH: Final = ApiKey.OFFSET_FETCH, 8
+LIST_OFFSETS: Final = ApiKey.LIST_OFFSETS, 6
 """Keys and versions; every kept serves them."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kept.client.api_keys import ApiKey
 from kept.client.failures import failure
 from kept.node.admin.results import OfPartition
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.admin.topic_lookup import TopicLookup
 
-ELECT_LEADERS: Final = 43, 2
+ELECT_LEADERS: Final = ApiKey.ELECT_LEADERS, 2
 PREFERRED: Final = 0
 ELECT_S: Final = 15.0
 

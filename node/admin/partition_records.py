@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kept.client.api_keys import ApiKey
 from kept.client.failures import failure
-from kept.client.records import EARLIEST, FETCH, LATEST, LIST_OFFSETS, PRODUCE
+from kept.client.records import EARLIEST, LATEST
 from kept.node.admin.cluster_client import NotReached
 from kept.node.kafka.handlers.batch_checks import inflated
 from kept.storage.errors import (
@@ -95,7 +96,7 @@ async def append(
         async with gateway.lease(leader) as connection:
             try:
                 response = await connection.call(
-                    PRODUCE, PRODUCE_VERSION, values, patience_s + SLACK_S
+                    ApiKey.PRODUCE, PRODUCE_VERSION, values, patience_s + SLACK_S
                 )
             except NetworkException as broken:
                 raise NetworkException(
@@ -185,7 +186,7 @@ class Reader:
         async def call(leader: int) -> int:
             async with self._gateway.lease(leader) as connection:
                 response = await _repeatable(
-                    connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values, SLACK_S)
+                    connection.call(ApiKey.LIST_OFFSETS, LIST_OFFSETS_VERSION, values, SLACK_S)
                 )
             one = response.topics[0].partitions[0]
             error = failure(int(one.error_code), f"ListOffsets of {tp}")
@@ -241,7 +242,7 @@ class Reader:
         connection = await self._connect(leader)
         try:
             response = await _repeatable(
-                connection.call(FETCH, FETCH_VERSION, values, max_wait_ms / 1000 + SLACK_S)
+                connection.call(ApiKey.FETCH, FETCH_VERSION, values, max_wait_ms / 1000 + SLACK_S)
             )
         except BaseException:
             connection.close()  # its answer would come to whoever has it next

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.api_keys import ApiKey
 from kept.client.failures import failure
 from kept.client.partitioner import partition_for
 from kept.client.records import EARLIEST
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from kept.storage.records import Record
 
 NAME: Final = "broker.Broker"
-CREATE_TOPICS: Final = 19
 CREATE_TOPICS_VERSION: Final = 7
 DEFAULT: Final = -1
 MAX_INT16: Final = 2**15 - 1
@@ -107,7 +107,7 @@ class Broker:
         }
         values = {"topics": [topic], "timeout": int(patience_s * 1000), "validate_only": False}
         response = await self._gateway.call(
-            self._identity.node_id, CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
+            self._identity.node_id, ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
         )
         (made,) = response.topics
         error = failure(int(made.error_code), f"CreateTopic {name!r}", made.error_message)

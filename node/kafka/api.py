@@ -19,6 +19,7 @@ from functools import cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kept.client.api_keys import ApiKey
 from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node.runtime import error_codes
 from kept.node.runtime.yielding import Sliced, Steps
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from kept.node.kafka.apis import KafkaApis
     from kept.node.kafka.connection import Connection
 
-PRODUCE: Final = 0
-FETCH: Final = 1
-API_VERSIONS: Final = 18
+PRODUCE: Final = ApiKey.PRODUCE
+FETCH: Final = ApiKey.FETCH
+API_VERSIONS: Final = ApiKey.API_VERSIONS
+"""These are compared with the key of every request: an attribute of an enum costs more."""
 
 SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """What KIP-511 allows as a client's software name and version."""
@@ -45,8 +47,7 @@ Handler = Callable[["RequestContext", Any], "Answer | Sliced[Answer]"]
 class Api(NamedTuple):
     """One API: versions are inclusive; ``refused_below`` versions are advertised but not served."""
 
-    key: int
-    name: str
+    key: ApiKey
     min_version: int
     max_version: int
     module: str
@@ -54,9 +55,9 @@ class Api(NamedTuple):
     refused_below: int = 0
 
     @property
-    def function(self) -> str:
-        """Name of the handler in its module."""
-        return self.name
+    def name(self) -> str:
+        """Its name in snake case: also that of the handler in its module."""
+        return self.key.name.lower()
 
 
 @dataclass(slots=True)
@@ -89,7 +90,22 @@ def sliced(steps: Callable[[RequestContext, Any], Steps[Answer]]) -> Handler:
     return handle
 
 
-FORWARDED: Final = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 64, 80, 81})
+FORWARDED: Final = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.UNREGISTER_BROKER,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
+    }
+)
 """Requests that change metadata, or ask how it is kept: the active controller answers them,
 whoever was asked.
 """
@@ -99,42 +115,42 @@ NEVER: Final = 32767
 
 APIS: Final = (
     # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
-    Api(0, "produce", 0, 13, "produce", 9, refused_below=3),
-    Api(1, "fetch", 4, 18, "fetch", 12),
-    Api(2, "list_offsets", 1, 11, "list_offsets", 6),
-    Api(3, "metadata", 0, 13, "metadata", 9),
-    Api(8, "offset_commit", 2, 10, "group_offsets", 8),
-    Api(9, "offset_fetch", 1, 10, "group_offsets", 6),
-    Api(10, "find_coordinator", 0, 6, "group_membership", 3),
-    Api(11, "join_group", 0, 9, "group_membership", 6),
-    Api(12, "heartbeat", 0, 4, "group_membership", 4),
-    Api(13, "leave_group", 0, 5, "group_membership", 4),
-    Api(14, "sync_group", 0, 5, "group_membership", 4),
-    Api(15, "describe_groups", 0, 6, "describe_groups", 5),
-    Api(16, "list_groups", 0, 5, "describe_groups", 3),
-    Api(18, "api_versions", 0, 4, "", 3),  # answered below
-    Api(19, "create_topics", 2, 7, "topics", 5),
-    Api(20, "delete_topics", 1, 6, "topics", 4),
-    Api(21, "delete_records", 0, 2, "delete_records", 2),
-    Api(22, "init_producer_id", 0, 5, "init_producer_id", 2),
-    Api(23, "offset_for_leader_epoch", 2, 4, "list_offsets", 4),
-    Api(29, "describe_acls", 1, 3, "describe_cluster", 2),
-    Api(32, "describe_configs", 1, 4, "configs", 4),
-    Api(33, "alter_configs", 0, 2, "configs", 2),
-    Api(35, "describe_log_dirs", 1, 5, "describe_log_dirs", 2),
-    Api(37, "create_partitions", 0, 3, "topics", 2),
-    Api(42, "delete_groups", 0, 2, "describe_groups", 2),
-    Api(43, "elect_leaders", 0, 2, "reassignments", 2),
-    Api(44, "incremental_alter_configs", 0, 1, "configs", 1),
-    Api(45, "alter_partition_reassignments", 0, 1, "reassignments", 0),
-    Api(46, "list_partition_reassignments", 0, 0, "reassignments", 0),
-    Api(47, "offset_delete", 0, 0, "group_offsets", NEVER),
-    Api(55, "describe_quorum", 0, 2, "describe_quorum", 0),
-    Api(60, "describe_cluster", 0, 2, "describe_cluster", 0),
-    Api(64, "unregister_broker", 0, 0, "describe_cluster", 0),
-    Api(75, "describe_topic_partitions", 0, 0, "describe_cluster", 0),
-    Api(80, "add_raft_voter", 0, 1, "raft_voters", 0),
-    Api(81, "remove_raft_voter", 0, 0, "raft_voters", 0),
+    Api(ApiKey.PRODUCE, 0, 13, "produce", 9, refused_below=3),
+    Api(ApiKey.FETCH, 4, 18, "fetch", 12),
+    Api(ApiKey.LIST_OFFSETS, 1, 11, "list_offsets", 6),
+    Api(ApiKey.METADATA, 0, 13, "metadata", 9),
+    Api(ApiKey.OFFSET_COMMIT, 2, 10, "group_offsets", 8),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, "group_offsets", 6),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "group_membership", 3),
+    Api(ApiKey.JOIN_GROUP, 0, 9, "group_membership", 6),
+    Api(ApiKey.HEARTBEAT, 0, 4, "group_membership", 4),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, "group_membership", 4),
+    Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership", 4),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups", 5),
+    Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups", 3),
+    Api(ApiKey.API_VERSIONS, 0, 4, "", 3),  # answered below
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics", 5),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics", 4),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records", 2),
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id", 2),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets", 4),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster", 2),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs", 4),
+    Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs", 2),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs", 2),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics", 2),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups", 2),
+    Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments", 2),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs", 1),
+    Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, "reassignments", 0),
+    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, "reassignments", 0),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets", NEVER),
+    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum", 0),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster", 0),
+    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster", 0),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster", 0),
+    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters", 0),
+    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters", 0),
 )
 
 _PACKAGE: Final = "kept.node.kafka.handlers."
@@ -150,8 +166,21 @@ def served() -> dict[int, Api]:
 def handler(key: int) -> Handler:
     """The function that answers an API; imports its module."""
     api = served()[key]
-    function: Handler = getattr(import_module(_PACKAGE + api.module), api.function)
+    function: Handler = getattr(import_module(_PACKAGE + api.module), api.name)
     return function
+
+
+_FIRST_ASKED: Final = (
+    ApiKey.METADATA,
+    ApiKey.LIST_OFFSETS,
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.FIND_COORDINATOR,
+    ApiKey.JOIN_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_FETCH,
+)
 
 
 def preload() -> None:
@@ -162,7 +191,7 @@ def preload() -> None:
 
     from kept.client import protocol
 
-    for key in (3, 2, 22, 10, 11, 14, 12, 8, 9):
+    for key in _FIRST_ASKED:
         api = served()[key]
         handler(key)
         for version in {api.max_version, min(api.max_version, api.flexible_from)}:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kept.client.api_keys import ApiKey
 from kept.client.protocol import Values
 from kept.node.runtime.error_codes import code_for, message_for
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
@@ -72,12 +73,11 @@ def _elected(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PARTS: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Values]]] = {
-    19: _created,
-    20: _deleted,
-    33: _altered,
-    37: _grown,
-    43: _elected,
-    44: _altered,
+    ApiKey.CREATE_TOPICS: _created,
+    ApiKey.DELETE_TOPICS: _deleted,
+    ApiKey.ALTER_CONFIGS: _altered,
+    ApiKey.CREATE_PARTITIONS: _grown,
+    ApiKey.ELECT_LEADERS: _elected,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _altered,
 }
-"""CreateTopics, DeleteTopics, AlterConfigs, CreatePartitions, ElectLeaders and
-IncrementalAlterConfigs: each part has an error of its own."""
+"""Those in whose responses each part has an error of its own."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client import protocol
+from kept.client.api_keys import ApiKey
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api
 from kept.node.kafka.forward_errors import UNANSWERED, refusal
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from kept.node.replicas.log_lifecycle import LogLifecycle
     from kept.node.runtime.runtime import Runtime
 
-MOVES_LOGS: Final = frozenset({19, 20, 37})
-"""Requests that create or delete logs: CreateTopics, DeleteTopics, CreatePartitions."""
+MOVES_LOGS: Final = frozenset(
+    {ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS}
+)
+"""Requests that create or delete logs."""
 FORWARD_S: Final = 15.0
 """How long an admin request may take at the controller, or wait for one to be elected."""
 RETRY_S: Final = 0.05

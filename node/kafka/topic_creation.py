@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.api_keys import ApiKey
 from kept.client.failures import failure
 from kept.node.kafka import api
 from kept.node.metadata import internal_topics
@@ -13,7 +14,6 @@ from kept.storage.errors import TopicAlreadyExists
 if TYPE_CHECKING:
     from kept.node.kafka.apis import KafkaApis
 
-CREATE_TOPICS: Final = 19
 CREATE_TOPICS_VERSION: Final = 7
 
 
@@ -39,7 +39,7 @@ async def create_topic(
     values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
     listener = apis.config.current.listeners[0].name
     context = api.RequestContext(
-        apis, None, CREATE_TOPICS, CREATE_TOPICS_VERSION, 0, None, listener
+        apis, None, ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, 0, None, listener
     )
     answer = await apis.forwarding.request(context, values)
     (created,) = answer.topics

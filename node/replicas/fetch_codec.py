@@ -12,6 +12,7 @@ import struct
 from typing import Final
 from uuid import UUID
 
+from kept.client.api_keys import ApiKey
 from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.replication.fetch_messages import (
     FetchAnswer,
@@ -22,7 +23,7 @@ from kept.replication.fetch_messages import (
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
 
-API_KEY: Final = 1
+API_KEY: Final = ApiKey.FETCH
 VERSION: Final = 17
 
 _HEAD: Final = struct.Struct(">iiib")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
+from kept.client.api_keys import ApiKey
 from kept.client.node_connection import NodeConnection
 from kept.node.replicas import fetch_codec
 from kept.node.runtime.clock import monotonic_ms
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from kept.replication.partition import Partition
     from kept.replication.quota import ReplicationQuota
 
-LIST_OFFSETS: Final = 2
 LIST_OFFSETS_VERSION: Final = 6
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -355,7 +355,9 @@ class _Stream:
             "isolation_level": 0,
             "topics": [{"name": name, "partitions": parts} for name, parts in topics.items()],
         }
-        frame = await connection.call(LIST_OFFSETS, LIST_OFFSETS_VERSION, values, self._patience_s)
+        frame = await connection.call(
+            ApiKey.LIST_OFFSETS, LIST_OFFSETS_VERSION, values, self._patience_s
+        )
         return {
             TopicPartition(topic.name, part.partition_index): (int(part.error_code), part.offset)
             for topic in frame.topics

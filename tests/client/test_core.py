@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from kio.static.constants import EntityType
 
+from kept.client.api_keys import ApiKey
 from kept.client.calls import (
     Anywhere,
     Call,
@@ -27,10 +28,7 @@ from kept.client.calls import (
     Waiting,
 )
 from kept.client.core import (
-    API_VERSIONS,
     CONNECT_TIMEOUT_MS,
-    FIND_COORDINATOR,
-    METADATA,
     NOTICE_MS,
     SLOW_MS,
     UNKNOWN_TOPIC_GRACE_MS,
@@ -57,7 +55,6 @@ from kept.storage.errors import (
 )
 
 A, B = Endpoint("a", 1), Endpoint("b", 2)
-LIST_OFFSETS, HEARTBEAT, DELETE_TOPICS = 2, 12, 20
 
 
 class World:
@@ -81,7 +78,7 @@ class World:
         self.finished: dict[int, Finished] = {}
 
     def call(self, **kwargs) -> Call:
-        call = Call(**{"api_key": LIST_OFFSETS, "values": {}, **kwargs})
+        call = Call(**{"api_key": ApiKey.LIST_OFFSETS, "values": {}, **kwargs})
         self.do(self.core.call(call, self.now))
         return call
 
@@ -126,9 +123,9 @@ class World:
                 self.step(Received(sent.connection, frame[start : start + 7]))
 
     def default(self, api, version, endpoint, request):
-        if api == API_VERSIONS:
+        if api == ApiKey.API_VERSIONS:
             return {"error_code": 0, "api_keys": self.table()}
-        if api == METADATA:
+        if api == ApiKey.METADATA:
             return {
                 "brokers": [
                     {"node_id": n, "host": e.host, "port": e.port} for n, e in enumerate(self.nodes)
@@ -138,17 +135,17 @@ class World:
                 "topics": [self.topic(t.name) for t in request.topics],
                 "error_code": 0,
             }
-        if api == FIND_COORDINATOR:
+        if api == ApiKey.FIND_COORDINATOR:
             where = (A, B)[self.coordinator]
             one = {"node_id": self.coordinator, "host": where.host, "port": where.port}
             one |= {"error_code": 0, "error_message": None, "key": "g"}
             return {**one, "coordinators": [one]}
-        if api == LIST_OFFSETS:
+        if api == ApiKey.LIST_OFFSETS:
             partition = {"partition_index": 0, "error_code": 0, "offset": 7}
             return {"topics": [{"name": "t", "partitions": [partition]}]}
-        if api == HEARTBEAT:
+        if api == ApiKey.HEARTBEAT:
             return {"error_code": 0}
-        if api == DELETE_TOPICS:
+        if api == ApiKey.DELETE_TOPICS:
             return {"responses": [{"name": "t", "topic_id": None, "error_code": 0}]}
         raise AssertionError(api)
 
@@ -156,12 +153,12 @@ class World:
         known = {
             k: versions(k)
             for k in (
-                API_VERSIONS,
-                METADATA,
-                FIND_COORDINATOR,
-                LIST_OFFSETS,
-                HEARTBEAT,
-                DELETE_TOPICS,
+                ApiKey.API_VERSIONS,
+                ApiKey.METADATA,
+                ApiKey.FIND_COORDINATOR,
+                ApiKey.LIST_OFFSETS,
+                ApiKey.HEARTBEAT,
+                ApiKey.DELETE_TOPICS,
             )
         }
         table = {k: (v[0], v[-1]) for k, v in known.items()} | self.served
@@ -214,12 +211,14 @@ def code_of_first_partition(response):
 
 
 def test_a_call_finds_the_leader_and_both_sides_newest_version():
-    world = World(served={LIST_OFFSETS: (1, 5)})
+    world = World(served={ApiKey.LIST_OFFSETS: (1, 5)})
     world.leader = 1
     call = offsets(world)
     assert world.result(call).topics[0].partitions[0].offset == 7
-    assert world.sent_to(METADATA) == [A]
-    assert [r for r in world.requests if r[1] == LIST_OFFSETS] == [(B, LIST_OFFSETS, 5)]
+    assert world.sent_to(ApiKey.METADATA) == [A]
+    assert [r for r in world.requests if r[1] == ApiKey.LIST_OFFSETS] == [
+        (B, ApiKey.LIST_OFFSETS, 5)
+    ]
 
 
 def test_an_old_broker_is_asked_for_its_versions_again():
@@ -229,17 +228,17 @@ def test_an_old_broker_is_asked_for_its_versions_again():
     def old(api, version, endpoint, request):
         if version <= 2:
             return {"error_code": 0, "api_keys": world.table()}
-        keys = struct.pack(">hi hhh", 35, 1, API_VERSIONS, 0, 2)
+        keys = struct.pack(">hi hhh", 35, 1, ApiKey.API_VERSIONS, 0, 2)
         return struct.pack(">ii", 4 + len(keys), 1) + keys
 
-    world.answers[API_VERSIONS] = old
+    world.answers[ApiKey.API_VERSIONS] = old
     call = offsets(world)
     assert world.result(call).topics[0].partitions[0].offset == 7
-    assert [v for e, a, v in world.requests if a == API_VERSIONS] == [4, 2]
+    assert [v for e, a, v in world.requests if a == ApiKey.API_VERSIONS] == [4, 2]
 
 
 def test_an_api_that_the_broker_lacks_is_named():
-    world = World(served={LIST_OFFSETS: ()})
+    world = World(served={ApiKey.LIST_OFFSETS: ()})
     with pytest.raises(
         UnsupportedVersion, match=r"a:1: ListOffsets of t-0: .*not serve ListOffsets"
     ):
@@ -247,14 +246,14 @@ def test_an_api_that_the_broker_lacks_is_named():
 
 
 def test_no_common_version_is_named():
-    world = World(served={LIST_OFFSETS: (900, 901)})
+    world = World(served={ApiKey.LIST_OFFSETS: (900, 901)})
     with pytest.raises(UnsupportedVersion, match="versions 900 to 901 of ListOffsets"):
         world.result(offsets(world))
 
 
 def test_a_broker_without_find_coordinator_ends_calls_to_a_coordinator():
-    world = World(served={FIND_COORDINATOR: ()})
-    call = world.call(api_key=HEARTBEAT, values=BEAT, route=ToCoordinator("g"))
+    world = World(served={ApiKey.FIND_COORDINATOR: ()})
+    call = world.call(api_key=ApiKey.HEARTBEAT, values=BEAT, route=ToCoordinator("g"))
     world.run()
     with pytest.raises(UnsupportedVersion, match="FindCoordinator"):
         world.result(call)
@@ -272,17 +271,17 @@ def test_a_leader_that_moved_is_looked_up_again():
         partition = {"partition_index": 0, "error_code": code, "offset": 9}
         return {"topics": [{"name": "t", "partitions": [partition]}]}
 
-    world.answers[LIST_OFFSETS] = answer
+    world.answers[ApiKey.LIST_OFFSETS] = answer
     call = offsets(world, check=code_of_first_partition)
     world.run()
     assert world.result(call).topics[0].partitions[0].offset == 9
     assert refused == [A]
-    assert world.sent_to(LIST_OFFSETS) == [A, B]
+    assert world.sent_to(ApiKey.LIST_OFFSETS) == [A, B]
 
 
 def test_an_error_that_lasts_is_the_one_reported():
     world = World()
-    world.answers[LIST_OFFSETS] = lambda *_: {
+    world.answers[ApiKey.LIST_OFFSETS] = lambda *_: {
         "topics": [{"name": "t", "partitions": [{"partition_index": 0, "error_code": 6}]}]
     }
     call = offsets(world, check=code_of_first_partition, timeout_ms=5000)
@@ -290,7 +289,7 @@ def test_an_error_that_lasts_is_the_one_reported():
     with pytest.raises(NotLeaderOrFollower, match="ListOffsets of t-0: NOT_LEADER_OR_FOLLOWER"):
         world.result(call)
     assert world.now == 6000
-    assert 4 < len(world.sent_to(LIST_OFFSETS)) < 20  # with growing pauses
+    assert 4 < len(world.sent_to(ApiKey.LIST_OFFSETS)) < 20  # with growing pauses
 
 
 def test_a_topic_that_is_not_there_is_said_soon():
@@ -364,7 +363,7 @@ def test_a_directory_that_failed_under_a_leader_is_waited_for_until_another_lead
         partition = {"partition_index": 0, "error_code": code, "offset": 9}
         return {"topics": [{"name": "t", "partitions": [partition]}]}
 
-    world.answers[LIST_OFFSETS] = answer
+    world.answers[ApiKey.LIST_OFFSETS] = answer
     call = offsets(world, check=code_of_first_partition)
     world.run()
     assert world.result(call).topics[0].partitions[0].offset == 9
@@ -378,16 +377,16 @@ def test_a_coordinator_that_moved_is_looked_up_again():
         world.coordinator = 1
         return {"error_code": 16 if endpoint == A else 0}
 
-    world.answers[HEARTBEAT] = answer
+    world.answers[ApiKey.HEARTBEAT] = answer
     call = world.call(
-        api_key=HEARTBEAT,
+        api_key=ApiKey.HEARTBEAT,
         values=BEAT,
         route=ToCoordinator("g"),
         check=lambda r: failure(int(r.error_code), "Heartbeat"),
     )
     world.run()
     assert world.result(call).error_code == 0
-    assert world.sent_to(HEARTBEAT) == [A, B]
+    assert world.sent_to(ApiKey.HEARTBEAT) == [A, B]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(14, CoordinatorLoadInProgress), (16, NotCoordinator)])
@@ -401,7 +400,7 @@ def test_a_broken_connection_is_made_again_for_calls_that_may_be_repeated():
     world.mute.add(A)
     again = offsets(world)
     change = world.call(
-        api_key=DELETE_TOPICS,
+        api_key=ApiKey.DELETE_TOPICS,
         values={"topics": [{"name": "t", "topic_id": None}], "topic_names": ("t",), "timeout": 1},
         what="DeleteTopics of t",
         repeatable=False,
@@ -412,7 +411,7 @@ def test_a_broken_connection_is_made_again_for_calls_that_may_be_repeated():
         world.result(change)
     world.run()
     assert world.result(again).topics[0].partitions[0].offset == 7
-    assert len(world.sent_to(DELETE_TOPICS)) == 1
+    assert len(world.sent_to(ApiKey.DELETE_TOPICS)) == 1
 
 
 def test_nobody_at_any_bootstrap_address_is_said_at_once():
@@ -467,15 +466,15 @@ def test_silence_ends_at_the_deadline_and_a_late_answer_is_ignored():
     def answer(api, version, endpoint, request):
         late.append(version)
 
-    world.answers[LIST_OFFSETS] = answer
+    world.answers[ApiKey.LIST_OFFSETS] = answer
     call = offsets(world, timeout_ms=2000)
     world.run(until_ms=20_000)
     with pytest.raises(NoAnswer, match="a:1: ListOffsets of t-0: no answer within 2 s"):
         world.result(call)
     correlation = max(c for n in world.core._connections.values() for c in n.in_flight)
-    frame = encode_response(LIST_OFFSETS, late[0], correlation, world.default(2, 0, A, None))
+    frame = encode_response(ApiKey.LIST_OFFSETS, late[0], correlation, world.default(2, 0, A, None))
     world.step(Received(1, frame))
-    del world.answers[LIST_OFFSETS]
+    del world.answers[ApiKey.LIST_OFFSETS]
     assert world.result(offsets(world)).topics[0].partitions[0].offset == 7
 
 
@@ -483,7 +482,7 @@ def test_silence_after_a_refusal_tells_the_refusal_too():
     world = World()
     answers = [{"topics": [{"name": "t", "partitions": [
         {"partition_index": 0, "error_code": 7, "offset": -1}]}]}]  # fmt: skip
-    world.answers[LIST_OFFSETS] = lambda *_: answers.pop() if answers else None
+    world.answers[ApiKey.LIST_OFFSETS] = lambda *_: answers.pop() if answers else None
     call = offsets(world, timeout_ms=2000, check=code_of_first_partition)
     world.run(until_ms=20_000)
     said = "no answer within 2 s; before that: ListOffsets of t-0: "
@@ -494,7 +493,7 @@ def test_silence_after_a_refusal_tells_the_refusal_too():
 def test_a_long_silence_makes_the_core_neither_busy_nor_late():
     """Doubts come ever more seldom, however long a call is waited for."""
     world = World()
-    world.answers[LIST_OFFSETS] = lambda *_: None
+    world.answers[ApiKey.LIST_OFFSETS] = lambda *_: None
     call = offsets(world, timeout_ms=86_400_000)
     ticks = 0
     while call.id not in world.finished and ticks < 100:
@@ -535,7 +534,7 @@ def test_a_node_that_stands_still_is_passed_over():
 )
 def test_something_else_than_kafka_is_named(garbage):
     world = World()
-    world.answers[API_VERSIONS] = lambda *_: garbage
+    world.answers[ApiKey.API_VERSIONS] = lambda *_: garbage
     call = offsets(world)
     with pytest.raises(NotKafka, match="a:1: "):
         world.result(call)
@@ -545,7 +544,7 @@ def test_calls_without_an_answer_end_when_they_are_sent():
     world = World()
     call = offsets(world, answered=False)
     assert world.result(call) is None
-    assert world.sent_to(LIST_OFFSETS) == [A]
+    assert world.sent_to(ApiKey.LIST_OFFSETS) == [A]
 
 
 def test_routes_to_a_node_and_to_the_controller():
@@ -555,7 +554,7 @@ def test_routes_to_a_node_and_to_the_controller():
     anywhere = offsets(world, route=Anywhere())
     for call in (node, controller, anywhere):
         world.result(call)
-    assert world.sent_to(LIST_OFFSETS)[:2] == [B, B]
+    assert world.sent_to(ApiKey.LIST_OFFSETS)[:2] == [B, B]
 
 
 def test_a_controller_that_does_not_answer_is_told_of_in_seconds():
@@ -563,7 +562,9 @@ def test_a_controller_that_does_not_answer_is_told_of_in_seconds():
     world.result(offsets(world, route=ToController()))
     world.mute = {A, B}
     change = {"values": {"topics": (), "topic_names": ("t",), "timeout": 1}, "repeatable": False}
-    call = world.call(api_key=DELETE_TOPICS, route=ToController(), what="DeleteTopics", **change)
+    call = world.call(
+        api_key=ApiKey.DELETE_TOPICS, route=ToController(), what="DeleteTopics", **change
+    )
     leader = offsets(world)
     world.run(until_ms=world.now + NOTICE_MS)
     (told,) = world.waited
@@ -587,8 +588,8 @@ def test_many_calls_share_one_connection_and_one_question():
     calls = [offsets(world) for _ in range(20)]
     for call in calls:
         world.result(call)
-    assert len(world.sent_to(METADATA)) == 1
-    assert len(world.sent_to(API_VERSIONS)) == 1
+    assert len(world.sent_to(ApiKey.METADATA)) == 1
+    assert len(world.sent_to(ApiKey.API_VERSIONS)) == 1
 
 
 @pytest.mark.parametrize(

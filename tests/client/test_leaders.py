@@ -9,6 +9,7 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client import leaders
+from kept.client.api_keys import ApiKey
 from kept.client.blocking import Client
 from kept.client.calls import Call, ToLeader
 from kept.client.failures import BrokerError, NoAnswer
@@ -58,7 +59,7 @@ def number(one: Any) -> int:
 def answer(call: Call, errors: dict[TopicPartition, int] | None = None) -> Any:
     """Offset 100 + partition for all that was asked for but the errors; -1 leaves one out."""
     names = ("name", "partition_index", "offset")
-    if call.api_key == leaders.OFFSET_FOR_LEADER_EPOCH:
+    if call.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
         names = ("topic", "partition", "end_offset")
     topics: dict[str, list[dict[str, Any]]] = {}
     for tp in reversed(asked(call)):  # in any order

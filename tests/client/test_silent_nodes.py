@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from kept.client import groups, leaders
+from kept.client.api_keys import ApiKey
 from kept.client.blocking import Client
 from kept.client.calls import Call, Send, Tick, ToLeader, ToNode
-from kept.client.core import METADATA, SLOW_MS
+from kept.client.core import SLOW_MS
 from kept.client.failures import NoAnswer
 from kept.client.leaders import Standing
 from kept.client.view import ClusterView, Endpoint, PartitionView, TopicView
 from kept.storage.errors import InvalidRequest, KeptError
-from tests.client.test_core import LIST_OFFSETS, A, B, World, offsets
+from tests.client.test_core import A, B, World, offsets
 
 PATIENCE_MS = 700
 
@@ -134,7 +135,7 @@ class Late(World):
 
 def told(world: World, **kwargs: Any) -> Call:
     values = {"topics": (), "allow_auto_topic_creation": False}
-    return world.call(api_key=METADATA, values=values, **kwargs)
+    return world.call(api_key=ApiKey.METADATA, values=values, **kwargs)
 
 
 def test_what_anybody_answers_is_asked_of_another_node_when_a_known_one_falls_silent():
@@ -143,10 +144,10 @@ def test_what_anybody_answers_is_asked_of_another_node_when_a_known_one_falls_si
     world.mute.add(A)
     call = told(world)
     world.pass_time(SLOW_MS - 50)
-    assert call.id not in world.finished and world.sent_to(METADATA) == [A, A]
+    assert call.id not in world.finished and world.sent_to(ApiKey.METADATA) == [A, A]
     world.pass_time(100)
     assert world.result(call).cluster_id == "c"
-    assert world.sent_to(METADATA) == [A, A, B]
+    assert world.sent_to(ApiKey.METADATA) == [A, A, B]
     assert told(world).id in world.finished, "the silent one is not asked next time"
 
 
@@ -165,12 +166,12 @@ def test_a_call_to_a_leader_that_fell_silent_goes_to_the_next_one():
     world.mute.add(A)
     call = offsets(world)
     world.pass_time(2 * SLOW_MS)
-    assert world.sent_to(METADATA)[-1] == B, "another node is asked who leads"
-    assert world.sent_to(LIST_OFFSETS) == [A, A] and call.id not in world.finished
+    assert world.sent_to(ApiKey.METADATA)[-1] == B, "another node is asked who leads"
+    assert world.sent_to(ApiKey.LIST_OFFSETS) == [A, A] and call.id not in world.finished
     world.leader = 1
     world.pass_time(8 * SLOW_MS)
     assert world.result(call).topics[0].partitions[0].offset == 7
-    assert world.sent_to(LIST_OFFSETS) == [A, A, B]
+    assert world.sent_to(ApiKey.LIST_OFFSETS) == [A, A, B]
     world.mute.clear()
 
 
@@ -180,7 +181,7 @@ def test_a_change_that_may_have_been_made_is_not_asked_for_again():
     world.mute.add(A)
     call = told(world, repeatable=False)
     world.pass_time(29 * SLOW_MS)
-    assert call.id not in world.finished and world.sent_to(METADATA) == [A, A]
+    assert call.id not in world.finished and world.sent_to(ApiKey.METADATA) == [A, A]
     world.pass_time(2 * SLOW_MS)
     with pytest.raises(NoAnswer):
         world.result(call)
@@ -193,4 +194,4 @@ def test_a_lone_node_is_waited_for():
     world.late_ms = 9 * SLOW_MS
     call = told(world)
     world.pass_time(10 * SLOW_MS)
-    assert world.result(call).cluster_id == "c" and world.sent_to(METADATA) == [A, A]
+    assert world.result(call).cluster_id == "c" and world.sent_to(ApiKey.METADATA) == [A, A]

@@ -466,7 +466,7 @@ class PendingFetch:
                     self._count_throttled(cached, data.records.size_bytes)
         metrics = self._connection.apis.counters
         metrics.fetched(size, to_replica=from_replica)
-        metrics.request(1, self._connection.apis.runtime.loop.time() - self._started)
+        metrics.request(api.FETCH, self._connection.apis.runtime.loop.time() - self._started)
         if elsewhere:
             return (yield from self._encode_hints(session.id, grouped))
         return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)

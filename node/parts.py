@@ -368,7 +368,7 @@ class NodeParts:
             ("PullManifests", pulls.pull),
             ("ManifestChunk", pulls.chunk),
             ("ManifestNews", self.replicator.news),
-            ("Ask", self.http.answer_node),
+            ("Ask", self.http.respond_to_node),
         ):
             self.peers.serve(method, answer)
         self.controller.serve_brokers()

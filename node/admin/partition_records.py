@@ -260,7 +260,7 @@ class Reader:
             self._leader = leader
         return self._connection
 
-    async def taken(self, batch: bytes, at_once: int = PIECE_RECORDS) -> AsyncIterator[Record]:
+    async def records_of(self, batch: bytes, at_once: int = PIECE_RECORDS) -> AsyncIterator[Record]:
         """The records of a batch from ``position`` on; it moves past each that is taken.
 
         ``at_once``: how many to make objects of, at most, before the first of them is taken.

@@ -77,7 +77,7 @@ class Readiness:
         if broker.fenced:
             return "fenced by the controller"
         if not self.caught_up:
-            self._look(image)
+            self._update(image)
         if self._awaited:
             one = min(self._awaited)
             topic = image.topics_by_id[one.topic_id]
@@ -85,7 +85,7 @@ class Readiness:
             return f"{len(self._awaited)} replicas are not in their ISR yet, such as {where}"
         return None
 
-    def _look(self, image: Image) -> None:
+    def _update(self, image: Image) -> None:
         """Strike out the replicas that are in their ISR in ``image``."""
         if self._awaited is None:
             held = (

@@ -137,7 +137,7 @@ async def _read(reader: Reader, end: int, limit: int) -> list[ShownRecord]:
         if not batches:
             break
         for batch in batches:
-            async for record in reader.taken(batch, limit - len(shown)):
+            async for record in reader.records_of(batch, limit - len(shown)):
                 if record.offset >= end:
                     return shown
                 shown.append(_shown(record, longest))

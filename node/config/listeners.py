@@ -203,7 +203,7 @@ def resolve(
         node = _default_node(client[0])
         bound.append(node)
     _no_port_twice(bound)
-    told = _told(advertised, protocols, bound, role)
+    told = _advertised_by_name(advertised, protocols, bound, role)
     return Listeners(
         client,
         _advertised(told, client),
@@ -259,7 +259,7 @@ def _no_port_twice(bound: Sequence[Listener]) -> None:
             raise ConfigurationError(f"listeners: {other} and {listener} are the same address")
 
 
-def _told(
+def _advertised_by_name(
     entries: Sequence[str] | None,
     protocols: dict[str, str],
     bound: Sequence[Listener],

@@ -164,7 +164,7 @@ class Broker:
             if end is not None and not batches:
                 return  # nothing left below the end: the cleaner took it
             for batch in batches:
-                async for record in reader.taken(batch):
+                async for record in reader.records_of(batch):
                     if end is not None and record.offset >= end:
                         return
                     await context.write(_message(record))

@@ -22,11 +22,11 @@ class LazyHttpServer:
         """Speak HTTP on a connection from now on."""
         self._started().take_over(handed_over, first_bytes)
 
-    async def answer_node(self, request: AskRequest) -> AskReply:
+    async def respond_to_node(self, request: AskRequest) -> AskReply:
         """Answer a request that came through another node. Raises PolicyViolation."""
-        from kept.node.http.peer_requests import answer
+        from kept.node.http.peer_requests import respond
 
-        return await answer(self._started().routes, request)
+        return await respond(self._started().routes, request)
 
     def _started(self) -> HttpServer:
         if self._server is None:

@@ -16,7 +16,7 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 PREFIX: Final = "/api/v1/"
 
 
-async def answer(routes: Routes, request: AskRequest) -> AskReply:
+async def respond(routes: Routes, request: AskRequest) -> AskReply:
     """Answer another node. Raises PolicyViolation for what is not for other nodes."""
     query, body = json.loads(request.query), json.loads(request.body)
     if not request.path.startswith(PREFIX) or "node" in query:

@@ -32,7 +32,7 @@ class ResponseLimiter:
         self._waiting += 1
         try:
             if self._free.locked():
-                self._look_soon()
+                self._schedule_check()
             await self._free.acquire()
         finally:
             self._waiting -= 1
@@ -53,12 +53,12 @@ class ResponseLimiter:
         """It has taken something, or is gone."""
         self._stalled.pop(end, None)
 
-    def _look_soon(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(STALLED_S / 2, self._look)
+            self._timer = loop.call_later(STALLED_S / 2, self._end_stalled)
 
-    def _look(self) -> None:
+    def _end_stalled(self) -> None:
         self._timer = None
         if not self._waiting:
             return
@@ -67,4 +67,4 @@ class ResponseLimiter:
             if since <= long_ago:
                 self.moved(end)
                 end()
-        self._look_soon()
+        self._schedule_check()

@@ -345,9 +345,9 @@ class HttpConnection(asyncio.Protocol):
         try:
             if _is_held(request):
                 async with self._turns:
-                    await self._respond(request, await self._answer(request))
+                    await self._respond(request, await self._response_to(request))
             else:
-                await self._respond(request, await self._answer(request))
+                await self._respond(request, await self._response_to(request))
         except h11.LocalProtocolError as error:
             log.exception("http answer failed", error)
             self._transport.abort()
@@ -369,7 +369,7 @@ class HttpConnection(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
 
-    async def _answer(self, request: h11.Request) -> HttpResponse:
+    async def _response_to(self, request: h11.Request) -> HttpResponse:
         """The response to a whole request; never raises."""
         try:
             return await self._routes.respond(self._parse(request))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from kept.cli import topic
@@ -23,11 +22,15 @@ def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
         0: Standing(0, None, 5, not_yet),
         1: Standing(None, None, None, NoAnswer("no answer within 3 s")),
     }
-    client: Any = SimpleNamespace(
-        topic=lambda _: TopicView("t", None, False, partitions),
-        standings=lambda _: standings,
-        topic_configs=lambda _: {"t": []},
-    )
+
+    class Answers:
+        """A client that knows the topic."""
+
+        topic = staticmethod(lambda _: TopicView("t", None, False, partitions))
+        standings = staticmethod(lambda _: standings)
+        topic_configs = staticmethod(lambda _: {"t": []})
+
+    client: Any = Answers()
     described = topic._describe(client, "t", all_settings=False)
     assert [p["high_watermark"] for p in described["partitions"]] == [None, None]
     assert [p["log_start_offset"] for p in described["partitions"]] == [0, None]

@@ -166,7 +166,7 @@ def test_metrics_are_scraped_by_address_and_by_the_names_of_the_node(lone, host)
 def test_a_stream_is_not_asked_through_another_node(lone, path):
     """It has no end: the node that asks would wait until its answer is too large."""
     asked = AskRequest("GET", path, "{}", "{}")
-    answer = lone.node.parts.http.answer_node(asked)
+    answer = lone.node.parts.http.respond_to_node(asked)
     with pytest.raises(PolicyViolation, match="is a stream"):
         lone.run(asyncio.wait_for(answer, 10))
 

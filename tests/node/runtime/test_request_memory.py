@@ -571,7 +571,7 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
         await reader.seek(0)
         (batch,) = await reader.fetch(wait=False)
         taken = 0
-        async for record in reader.taken(batch):
+        async for record in reader.records_of(batch):
             assert record.offset == taken
             taken += 1
             assert sum(pieces) <= taken + PIECE_RECORDS

@@ -33,7 +33,7 @@ from kept.storage.types import TopicPartition, decimal_number
 LISTED: Final = 20
 """Partitions in trouble that ``status`` names; ``--json`` names all."""
 ASKED_AT_ONCE: Final = 8
-"""Nodes that ``status`` asks at the same time what they say about themselves."""
+"""Nodes that ``status`` requests reports from at the same time."""
 WAIT_POLL_S: Final = 0.5
 RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 THROTTLED: Final = (
@@ -140,7 +140,7 @@ def _part(number: int, leader: int, voters: set[int], observers: set[int]) -> st
 
 
 def _node_reports(client: Client) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
-    """What each node of kept that answers says of the cluster and of its cleaner."""
+    """The reports of the nodes of kept that answer: their view of the cluster, their cleaner."""
 
     def report(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]] | None:
         api = JsonApi(endpoint, PRESENT_S)
@@ -234,7 +234,7 @@ def voter() -> None:
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help="Of its listener for nodes; needed where N is no broker and never voted.",
+    help="Address of its listener for nodes; needed if N is no broker and never voted.",
 )
 @json_option
 @bootstrap_option
@@ -271,7 +271,7 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: st
 @click.option(
     "--unclean",
     is_flag=True,
-    help="Let any living replica lead, though acknowledged records may be lost by it.",
+    help="Let any living replica lead, even if acknowledged records are lost.",
 )
 @json_option
 @bootstrap_option
@@ -342,10 +342,17 @@ def _report(
     help="These replicas for TOPIC:P, the preferred leader first; for TOPIC these nodes in turn, "
     "with as many replicas as there are.",
 )
-@click.option("--throttle", type=WholeNumber(0), metavar="B/s", help="For each node; 0: none.")
-@click.option("--status", "show", is_flag=True, help="What is being moved; the default.")
-@click.option("--cancel", is_flag=True, help="Back to what it was; without TOPIC all moves.")
-@click.option("--wait", is_flag=True, help="Until all is moved; a throttle is taken back then.")
+@click.option(
+    "--throttle",
+    type=WholeNumber(0),
+    metavar="B/s",
+    help="Limit the traffic of moves on each node; 0: no limit.",
+)
+@click.option("--status", "show", is_flag=True, help="Show what is being moved; the default.")
+@click.option(
+    "--cancel", is_flag=True, help="Undo moves that are under way; without TOPIC all of them."
+)
+@click.option("--wait", is_flag=True, help="Wait until all is moved, then remove the throttle.")
 @json_option
 @bootstrap_option
 def reassign(
@@ -426,7 +433,7 @@ def _await_moves(client: Client, moved: set[TopicPartition]) -> None:
 
 
 def _throttle(client: Client, rate: int, topics: set[str]) -> None:
-    """Limit what replicas that move may take of each node's traffic; 0 lifts the limit."""
+    """Limit the traffic of replicas that move, on each node; 0 lifts the limit."""
     for member in client.run(operations.describe_cluster()).members:
         rates = dict.fromkeys(RATES, str(rate)) if rate else {}
         client.alter_broker(str(member.node_id), rates, () if rate else RATES)
@@ -457,9 +464,14 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
     epilog=examples("kept cluster drain 2 --wait", "kept cluster drain 2 --leaders --wait")
 )
 @click.argument("number", metavar="NODE", type=WholeNumber(0))
-@click.option("--leaders", is_flag=True, help="Leave its replicas there; only others lead then.")
-@click.option("--throttle", type=WholeNumber(0), metavar="B/s", help="For each node; 0: none.")
-@click.option("--wait", is_flag=True, help="Until all is moved.")
+@click.option("--leaders", is_flag=True, help="Move leadership only; replicas stay on NODE.")
+@click.option(
+    "--throttle",
+    type=WholeNumber(0),
+    metavar="B/s",
+    help="Limit the traffic of moves on each node; 0: no limit.",
+)
+@click.option("--wait", is_flag=True, help="Wait until all is moved.")
 @json_option
 @bootstrap_option
 def drain(

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 TIMEOUT_S: Final = 30.0
 AT_A_TIME: Final = 8
-"""Partitions of several nodes that are asked about side by side."""
+"""Partitions of several nodes that are requested at the same time."""
 SHOWN_KEYS: Final = 5
 WAIT_S: Final = 3600.0
 """How long ``compact now --wait`` waits for an answer."""
@@ -93,7 +93,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 
 @compact.command(epilog=examples("kept compact now users --wait", "kept compact now users:0"))
 @click.argument("target", metavar="TOPIC[:P]")
-@click.option("--wait", is_flag=True, help="Until it is done.")
+@click.option("--wait", is_flag=True, help="Wait until it is done.")
 @json_option
 @bootstrap_option
 def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
@@ -126,7 +126,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     epilog=examples("kept compact explain users", "kept compact explain users:0 --key a")
 )
 @click.argument("target", metavar="TOPIC[:P]")
-@click.option("--key", help="The life of this key.")
+@click.option("--key", help="Show the records of this key.")
 @json_option
 @bootstrap_option
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
@@ -149,7 +149,7 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
 @click.argument("topic")
 @click.argument("partition", type=WholeNumber(0))
 @click.argument("offset", type=WholeNumber(0))
-@click.option("--key", help="Say also which record of this key is the present one.")
+@click.option("--key", help="Show the present record of this key, too.")
 @json_option
 @bootstrap_option
 def why_missing(
@@ -289,7 +289,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     default=60,
     show_default=True,
     metavar="S",
-    help="Wait so long for replicas that are being compacted.",
+    help="Seconds to wait for replicas that are being compacted.",
 )
 @json_option
 @bootstrap_option
@@ -378,7 +378,7 @@ def _show_passes(partitions: list[dict[str, Any]]) -> None:
 
 
 def _show_dry_run(partition: dict[str, Any]) -> None:
-    """What a pass would do, without what says nothing; a key's records as a table."""
+    """What a pass would do, without unset fields; a key's records as a table."""
     key, tombstones = partition.get("key"), partition.get("tombstones")
     apart = ("key", "tombstones")
     show_tree(_known({name: value for name, value in partition.items() if name not in apart}))
@@ -445,7 +445,7 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
             if one["leads"] or where not in found:
                 found[where] = one
     if silent:
-        warn_unanswered(silent, "of partitions led there it is told what others see")
+        warn_unanswered(silent, "of partitions led there this shows what others know")
     if not found and failed is not None:
         raise failed
     for where, one in found.items():
@@ -463,7 +463,7 @@ def _of_leaders(
     *,
     patience_s: float = WAIT_S,
 ) -> list[_T]:
-    """What the leaders of a topic's partitions answer, side by side; a lone node is asked once.
+    """What the leaders of a topic's partitions answer, side by side; a lone node gets one request.
 
     ``stands``: what :func:`_status` said of them, where that is known.
     """

@@ -41,7 +41,9 @@ from kept.storage.types import IsolationLevel, TopicPartition
     )
 )
 @click.argument("topic")
-@click.option("--from-beginning", is_flag=True, help="Not only what comes from now on.")
+@click.option(
+    "--from-beginning", is_flag=True, help="Start with the first record instead of the next one."
+)
 @click.option(
     "--offset",
     type=WholeNumber(0),
@@ -49,14 +51,14 @@ from kept.storage.types import IsolationLevel, TopicPartition
     "next, as kcat and Kafka's console consumer do (with --until-end: fails). Below the log start, "
     "it says so and starts there.",
 )
-@click.option("--partition", type=WholeNumber(0), help="Only this one.")
+@click.option("--partition", type=WholeNumber(0), help="Read this partition only.")
 @click.option("--max", "maximum", type=WholeNumber(1), help="Stop after so many records.")
 @click.option("--until-end", is_flag=True, help="Stop at the end as it is now.")
-@click.option("--group", help="As a member of this group, which commits what was printed.")
+@click.option("--group", help="Read as a member of this group, and commit what was printed.")
 @click.option("--value-only", is_flag=True, help="Print values and nothing else.")
-@click.option("--read-committed", is_flag=True, help="Without aborted transactions.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.option("--table", is_flag=True, help="The latest value of every key; reads all and stops.")
+@click.option("--read-committed", is_flag=True, help="Leave out aborted transactions.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--table", is_flag=True, help="Print the latest value of every key, and stop.")
 @bootstrap_option
 def consume(
     *,
@@ -142,7 +144,7 @@ def _of_partitions(
 def _compare(
     topic: str, partition: int, offset: int, bounds: tuple[int, int], *, to_end: bool
 ) -> None:
-    """Say when an offset that was asked for is not there to be read."""
+    """Warn when the first offset is not there to be read."""
     start, end = bounds
     if offset > end:
         said = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
@@ -262,7 +264,7 @@ def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
 
 
 def _warn(rows: list[ConsumedRecord], keyless: int) -> None:
-    """What makes a table misleading is said on standard error."""
+    """Warn on standard error of what makes a table misleading."""
     if keyless:
         echo(f"kept: {keyless} records without a key are not in the table", err=True)
     seen: dict[bytes | None, int] = {}

@@ -107,7 +107,7 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
 
 
 def _is_led(topic: TopicView, partition: int) -> bool:
-    """A partition that is gone or offline has no end to tell."""
+    """Whether a leader knows the partition's end: it exists and is online."""
     return partition in topic.partitions and topic.partitions[partition].leader >= 0
 
 
@@ -120,14 +120,14 @@ def _is_led(topic: TopicView, partition: int) -> bool:
 )
 @click.argument("name", metavar="GROUP")
 @click.option("--topic", required=True)
-@click.option("--partition", type=WholeNumber(0), help="Only this one.")
+@click.option("--partition", type=WholeNumber(0), help="Reset this partition only.")
 @click.option(
     "--to",
     required=True,
     metavar="earliest|latest|OFFSET|TIMESTAMP",
     help="A timestamp is ISO 8601; without a zone it is local time.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be committed.")
+@click.option("--dry-run", is_flag=True, help="Show what would be committed.")
 @json_option
 @bootstrap_option
 def reset_offsets(

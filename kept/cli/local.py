@@ -28,7 +28,7 @@ from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 READY_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 30.0
 DOWN_DEADLINE_S: Final = 10.0
-"""How long nodes that are stopped together may take: the last ones are without a quorum."""
+"""Longest time to stop nodes together: the last ones are without a quorum."""
 ROLE_TIMEOUT_S: Final = 5.0
 MAX_NODES: Final = 100
 MAX_PORT: Final = 65535
@@ -52,7 +52,7 @@ def _dir_option(function: Any) -> Any:
         "directory",
         default="./kept-local",
         show_default=True,
-        help="Where the nodes live.",
+        help="Directory of the nodes.",
     )(function)
 
 
@@ -73,11 +73,11 @@ def local() -> None:
 @click.option(
     "--nodes",
     type=WholeNumber(1, MAX_NODES),
-    help="How many.  [default: as many as --dir has, else 1]",
+    help="Number of nodes.  [default: as many as --dir has, else 1]",
 )
 @_dir_option
 @click.option(
-    "--port", type=WholeNumber(1, 65535), default=9092, show_default=True, help="Of node 0."
+    "--port", type=WholeNumber(1, 65535), default=9092, show_default=True, help="Port of node 0."
 )
 @click.option("--set", "settings", metavar="K=V", multiple=True, help="A setting of every node.")
 def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...]) -> None:
@@ -152,7 +152,7 @@ def _await_cluster(members: Sequence[_Node]) -> None:
 @_dir_option
 @json_option
 def status(*, directory: str, as_json: bool) -> None:
-    """Show the nodes of --dir, and each one's role as it says itself."""
+    """Show the nodes of --dir, and the role that each reports."""
     rows = []
     for node in _nodes(directory):
         pid = node.pid()
@@ -340,7 +340,7 @@ class _Node:
         return ready
 
     def give_up(self, launched: _Launched) -> None:
-        """It did not become ready: it is ended, and a Failure says why."""
+        """End a node that did not become ready. Raises Failure with the reason."""
         process = launched.process
         lines = self._lines_from(launched.position)
         why = f"ended with status {process.returncode}"
@@ -399,7 +399,7 @@ def _serves(pid: int, config: str) -> bool:
 
 
 def _process_state(pid: int) -> bytes:
-    """The letter in /proc: T is stopped, Z has ended and nobody asked; empty: it is gone."""
+    """The state letter in /proc: T is stopped, Z is a zombie; empty: the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             return source.read().rpartition(b")")[2].split()[0]

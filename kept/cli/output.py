@@ -20,7 +20,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def write(text: str) -> None:
-    """Print to standard output in UTF-8, whatever the locale says.
+    """Print to standard output in UTF-8, whatever the locale is.
 
     Control characters but LF and TAB are spelled out: what is printed came from others.
     """

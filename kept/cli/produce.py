@@ -36,9 +36,11 @@ _FIELDS: Final = frozenset(
     )
 )
 @click.argument("topic")
-@click.option("--key-separator", metavar="S", help="What stands between key and value in a line.")
+@click.option("--key-separator", metavar="S", help="Text between key and value of a line.")
 @click.option("--null-marker", metavar="S", help="A value that is S makes a tombstone.")
-@click.option("--partition", type=WholeNumber(0), help="For all records.  [default: by key]")
+@click.option(
+    "--partition", type=WholeNumber(0), help="Partition of all records.  [default: by key]"
+)
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
 @click.option(
     "--compression",

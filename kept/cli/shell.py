@@ -142,7 +142,7 @@ def json_option(function: _Function) -> _Function:
 
 
 class Failure(KeptError):
-    """A command that could not do what it was asked for; the message says what to do."""
+    """A command failed; the message says what to do."""
 
 
 def pairs(name: str, given: Sequence[str]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def settings_option(function: _Function) -> _Function:
 @click.option("--as-of-offset", metavar="N|JSON", help='Before this offset; {"0": 10, "1": 12}.')
 @click.option("--as-of-timestamp", metavar="WHEN", help="Milliseconds since 1970, or ISO 8601.")
 @click.option("--out", metavar="DIR", help="Write it to a new directory as Parquet.")
-@click.option("--refresh", metavar="DIR", help="Bring the table in this directory up to now.")
+@click.option("--refresh", metavar="DIR", help="Update the table in this directory to the present.")
 @click.option(
     "--limit", type=WholeNumber(0), default=SHOWN, show_default=True,
     help="Rows that are shown; 0 for all.",
@@ -241,7 +241,7 @@ def analyze(
 @click.option("--reference", metavar="DIR", help="An export of the topic, taken earlier.")
 @click.option(
     "--patience", type=click.FloatRange(0), default=30.0, show_default=True, metavar="SECONDS",
-    help="How long to look again at what was found.",
+    help="Seconds to check again what was found.",
 )  # fmt: skip
 @json_option
 @bootstrap_option
@@ -331,7 +331,9 @@ def export(
 @spark.command(epilog=examples("kept spark restore /data/users-2026-11-21 users-again"))
 @click.argument("directory")
 @topic_argument
-@click.option("--replication-factor", type=WholeNumber(1), help="Of a topic that is made.")
+@click.option(
+    "--replication-factor", type=WholeNumber(1), help="Replicas of a topic that is created."
+)
 @json_option
 @bootstrap_option
 @click.pass_obj

@@ -39,14 +39,16 @@ def topic() -> None:
     )
 )
 @click.argument("name")
-@click.option("--partitions", type=WholeNumber(1), help="Number.  [default: num.partitions]")
+@click.option(
+    "--partitions", type=WholeNumber(1), help="Number of partitions.  [default: num.partitions]"
+)
 @click.option(
     "--replication-factor",
     type=WholeNumber(1),
     help="Replicas of each partition.  [default: default.replication.factor]",
 )
 @click.option("--config", "config", metavar="K=V", multiple=True, help="A topic setting.")
-@click.option("--if-not-exists", is_flag=True, help="It is fine if the topic exists.")
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @bootstrap_option
 def create(
     *,
@@ -76,7 +78,7 @@ def create(
 
 
 @topic.command("list", epilog=examples("kept topic list", "kept topic list --internal --json"))
-@click.option("--internal", is_flag=True, help="Also topics like __consumer_offsets.")
+@click.option("--internal", is_flag=True, help="List internal topics like __consumer_offsets, too.")
 @json_option
 @bootstrap_option
 def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
@@ -100,7 +102,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 @topic.command(epilog=examples("kept topic describe users", "kept topic describe users --all"))
 @click.argument("name")
 @click.option(
-    "--all", "all_settings", is_flag=True, help="Also settings that are at their default."
+    "--all", "all_settings", is_flag=True, help="Show settings that are at their default, too."
 )
 @json_option
 @bootstrap_option
@@ -220,7 +222,9 @@ def _show(described: dict[str, Any]) -> None:
 )
 @click.argument("name")
 @click.option("--config", "config", metavar="K=V", multiple=True, help="Set a topic setting.")
-@click.option("--delete-config", metavar="K", multiple=True, help="Back to its default.")
+@click.option(
+    "--delete-config", metavar="K", multiple=True, help="Reset a topic setting to its default."
+)
 @click.option("--partitions", type=WholeNumber(1), help="Raise the number of partitions.")
 @bootstrap_option
 def alter(

@@ -1,4 +1,4 @@
-"""What a command says of whoever is not there: of partitions that nobody leads, while it waits and
+"""Messages about what is unavailable: partitions that nobody leads, while a command waits and
 when that was vain, and of nodes that do not answer.
 """
 
@@ -54,7 +54,7 @@ def _controllers(bootstrap: str) -> str:
 
 
 def warn_unanswered(nodes: Iterable[int], so: str) -> None:
-    """Tell on standard error that nodes do not answer, and what follows from that."""
+    """Report on standard error that nodes do not answer, and what follows from that."""
     numbers = sorted(nodes)
     which = ", ".join(map(str, numbers))
     plural = len(numbers) > 1

@@ -52,7 +52,7 @@ Answer = TypeVar("Answer")
 
 
 class NotReached(NetworkException):
-    """No connection: nothing was asked."""
+    """No connection: no request was sent."""
 
 
 _AGAIN: Final = (

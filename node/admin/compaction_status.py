@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 IDLE, WAITING, DUE, RUNNING, UNCLEANABLE = "idle", "waiting", "due", "running", "uncleanable"
 
 MAX_PASSES: Final = 20
-"""Of the removal journal, to be told at once."""
+"""Passes of the removal journal in one answer."""
 MAX_UNCLEANABLE: Final = 1000
-"""Logs that failed, told at once."""
+"""Logs that failed, in one answer."""
 PEEK_BYTES: Final = 1
-"""To look at one offset the one batch that holds it is read."""
+"""Bytes to read for one offset: the one batch that holds it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class GroupDetail:
 
 @dataclass(slots=True)
 class _Found:
-    """What the nodes said so far. ``ends`` are high watermarks."""
+    """What the nodes have answered so far. ``ends`` are high watermarks."""
 
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Of each group: its coordinator, its state."""

@@ -68,7 +68,7 @@ class DirtyHistory:
         self._task = self._runtime.loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Take no more."""
+        """End the sampling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -79,7 +79,7 @@ class DirtyHistory:
             await asyncio.sleep(INTERVAL_S)
 
     async def sample(self) -> None:
-        """Look at every partition once."""
+        """Take one sample of every partition."""
         table, number, pace = self._table, self._number, Pace()
         self._number += 1
         self._times[number] = self._runtime.now_ms()

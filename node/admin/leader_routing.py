@@ -248,6 +248,6 @@ def _failed(topic: str, numbers: Sequence[int], why: str) -> _Progress:
 
 
 def _retrieve(finished: asyncio.Future[Any]) -> None:
-    """Take note of an outcome that nobody waits for; the cleaner has logged it."""
+    """Retrieve an outcome that nobody waits for; the cleaner has logged it."""
     if not finished.cancelled():
         finished.exception()

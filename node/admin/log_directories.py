@@ -29,7 +29,7 @@ class LogDirectories:
     table: ReplicaTable
 
     async def describe(self) -> list[LogDirectory]:
-        """Every directory; disks are asked in a thread."""
+        """Every directory; their disks are looked up in a thread."""
         listed: list[LogDirectory] = await self.runtime.in_thread(self.describe_now)
         return listed
 

@@ -291,7 +291,7 @@ class Reader:
 
 
 async def _repeatable(answer: Awaitable[Any]) -> Any:
-    """What a request came to that may be asked again whatever became of it."""
+    """The answer to a request that may be repeated, whatever became of it."""
     try:
         return await answer
     except (NetworkException, RequestTimedOut) as error:

@@ -87,7 +87,7 @@ class ConfigDef:
 
     @property
     def allowed(self) -> str:
-        """The values that are allowed, in words; "" where the type says all."""
+        """The values that are allowed, in words; "" where any value of the type is."""
         if self.choices:
             many = "any of " if self.kind is Kind.LIST else ""
             return many + ", ".join(self.choices)

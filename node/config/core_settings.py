@@ -1,4 +1,4 @@
-"""What the cores of the cluster are told, from the node's settings.
+"""Settings of the cores of the cluster, from the node's settings.
 
 Only the names differ: the cores count ticks and know nothing of Kafka's property names.
 """

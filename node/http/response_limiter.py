@@ -46,11 +46,11 @@ class ResponseLimiter:
         self._free.release()
 
     def stalled(self, end: End) -> None:
-        """A reader takes nothing, from now on."""
+        """A peer reads nothing from now on."""
         self._stalled[end] = asyncio.get_running_loop().time()
 
     def moved(self, end: End) -> None:
-        """It has taken something, or is gone."""
+        """The peer has read something, or is gone."""
         self._stalled.pop(end, None)
 
     def _schedule_check(self) -> None:

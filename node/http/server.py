@@ -103,7 +103,7 @@ class HttpResponse:
     text: str | None = None
     chunks: AsyncIterator[bytes] | None = None
     content_type: str = ""
-    """JSON or plain text, unless it is said."""
+    """JSON or plain text, unless it is given."""
     allow: str = ""
     policy: str = ""
     """Content-Security-Policy of a page."""
@@ -195,7 +195,7 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """A path as the routes name it: a slash at its end says nothing."""
+    """A path as the routes name it: without a slash at its end."""
     return path.rstrip("/") or "/"
 
 
@@ -296,11 +296,11 @@ class HttpConnection(asyncio.Protocol):
             self._account.give(held)
 
     def pause_writing(self) -> None:
-        """The peer does not take the answer."""
+        """The peer does not read the answer."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The peer reads again."""
         self._writable.set()
 
     # A request.

@@ -81,7 +81,7 @@ class NodeMetrics:
         return []
 
     async def survey(self, pace: Pace) -> None:
-        """Look at partitions, groups, open files and disks."""
+        """Collect partitions, groups, open files and disks."""
         self._sources = replace(
             self._sources,
             survey=await self._surveyor.survey(pace),

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says of partitions, groups and open files: collected in slices before a scrape.
+"""Partitions, groups and open files for ``/metrics``, collected in slices before a scrape.
 
 Ten thousand partitions take a second of work, so others run every fraction of a millisecond. Series
 of single partitions are made only for those that need attention (above their dirty target,
@@ -37,7 +37,7 @@ FDS_AT_ONCE: Final = 500
 
 @dataclass(slots=True)
 class Survey:
-    """One look at a node."""
+    """The state of a node at one scrape."""
 
     totals: Counter[str] = field(default_factory=Counter)
     """Sums over the partitions, by what is summed."""
@@ -68,7 +68,7 @@ class Surveyor:
     groups: Coordinator
 
     async def survey(self, pace: Pace) -> Survey:
-        """Look at everything once; ``pace`` lets others run."""
+        """Collect everything once; ``pace`` lets others run."""
         survey = Survey()
         every_one = self.config.current.metrics_partitions == "all"
         leads = self.metadata.leads

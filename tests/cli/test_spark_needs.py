@@ -131,11 +131,11 @@ def test_an_error_of_java_is_told_by_what_caused_it() -> None:
         ": org.apache.spark.SparkException: Job aborted.\n\tat org.apache.Some.where(A.scala:1)\n"
         "Caused by: java.io.IOException: cannot make file:/data/x\n\t... 9 more\n"
     )
-    assert spark._said(of_py4j) == "Spark: java.io.IOException: cannot make file:/data/x"
+    assert spark._cause_of(of_py4j) == "Spark: java.io.IOException: cannot make file:/data/x"
     alone = of_py4j.partition("Caused")[0]
-    assert spark._said(alone) == "Spark: org.apache.spark.SparkException: Job aborted."
+    assert spark._cause_of(alone) == "Spark: org.apache.spark.SparkException: Job aborted."
     ours = f"{of_py4j}kept.pipeline.write_task.BadRow: a row for t: no value\n\tat x\n"
-    assert spark._said(ours) == "a row for t: no value"
-    assert spark._said("[PATH_ALREADY_EXISTS] Path x already exists.\nmore") == (
+    assert spark._cause_of(ours) == "a row for t: no value"
+    assert spark._cause_of("[PATH_ALREADY_EXISTS] Path x already exists.\nmore") == (
         "Spark: [PATH_ALREADY_EXISTS] Path x already exists."
     )

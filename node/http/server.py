@@ -482,7 +482,7 @@ class HttpConnection(asyncio.Protocol):
             headers.append(("Referrer-Policy", "no-referrer"))
         if response.allow:
             headers.append(("Allow", response.allow))
-        if last:
+        if last or self._handed_over.is_probe:
             headers.append(("Connection", "close"))
         if length is not None:
             headers.append(("Content-Length", str(length)))

@@ -112,6 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         self._lent = False
         """A thread reads the request buffer."""
         self._fresh = True
+        self.over_limit: tuple[str, int] | None = None
+        """The setting and the limit that it exceeds: it is served if it is a probe."""
         self._blocked = False
         self._reading = True
         self._in_event = False
@@ -233,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         full = self._end + nbytes == len(self._buffer) < READ_BUFFER_BYTES
         self._end += nbytes
         if self._fresh:
-            if self._end < 4:
+            if self._end < 4 or (self.over_limit is not None and not self._is_probe()):
                 return
             self._fresh = full = False
             self.listener.silent.discard(self)
@@ -245,6 +247,15 @@ class Connection(asyncio.BufferedProtocol):
         self.process()
         if full and len(self._buffer) < READ_BUFFER_BYTES and not self._blocked:
             self._widen()
+
+    def _is_probe(self) -> bool:
+        """Of a connection beyond a limit: whether its first bytes are a probe's. If they are not,
+        and will not be, it is closed.
+        """
+        found = self.listener.is_probe(bytes(self._view[: self._end]))
+        if found is False:
+            self.abort()
+        return found is True
 
     def _hand_over(self, take_over: Any) -> None:
         """Another protocol speaks here: it takes the transport and the bytes read so far."""

@@ -8,6 +8,10 @@ for nodes has their own gRPC, and greetings besides (``kept.node.internode``). A
 A connection counts until it is closed, also under another protocol: on clients' listeners against
 ``max.connections`` and ``max.connections.per.ip``, on the listener between nodes against
 ``kept.node.max.connections`` alone (:mod:`kept.node.runtime.connection_quota`).
+
+Clients' limits have :data:`PROBE_CONNECTIONS` places behind them for ``GET /healthz`` and
+``/readyz``: a node that is full is alive, and whoever watches it must not conclude otherwise. A
+connection there is closed after one response, or when it turns out to be no probe.
 """
 
 from __future__ import annotations
@@ -42,6 +46,13 @@ GREETING: Final = b"KEPT"
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
 
+PROBES: Final = (b"GET /healthz", b"GET /readyz", b"HEAD /healthz", b"HEAD /readyz")
+"""How a request begins that is served beyond clients' limits."""
+PROBE_CONNECTIONS: Final = 8
+"""Connections beyond a limit that may still turn out to be probes."""
+PROBE_S: Final = 2.0
+"""Within this such a connection has sent the beginning of its request, or is closed."""
+
 PIECES_PER_REPLY: Final = 4
 """A response of one partition has two or three: bytes, a slice of a file, bytes."""
 
@@ -52,9 +63,13 @@ class HandedOver:
     Whoever serves it calls :meth:`closed` when its transport is.
     """
 
-    __slots__ = ("_open", "host", "listener", "transport")
+    __slots__ = ("_open", "host", "is_probe", "listener", "transport")
 
-    def __init__(self, listener: Listener, transport: Any, host: str) -> None:
+    def __init__(
+        self, listener: Listener, transport: Any, host: str, *, is_probe: bool = False
+    ) -> None:
+        self.is_probe = is_probe
+        """It stands beyond a limit: it gets one response, and is closed."""
         self.listener = listener
         self.transport = transport
         self.host = host
@@ -104,6 +119,8 @@ class Listener:
         self.silent = HandshakeTimeouts(
             apis.runtime.loop, config.silent_ms / 1000, config.silent_max_connections
         )
+        self.probes = HandshakeTimeouts(apis.runtime.loop, PROBE_S, PROBE_CONNECTIONS)
+        """Connections beyond a limit of which it is not known whether they are probes."""
         self.takeovers = takeovers
         self.served = api.served()
         self.produce = produce.handle
@@ -176,6 +193,7 @@ class Listener:
     def close_connections(self) -> None:
         """Close what is still open."""
         self.silent.stop()
+        self.probes.stop()
         for connection in list(self.connections):
             connection.abort()
         for handed_over in list(self.handed_over):
@@ -184,15 +202,32 @@ class Listener:
     # Called by connections.
 
     def admit(self, connection: Connection, fd: int) -> bool:
-        """Count a new connection, whose descriptor is ``fd``; False when it is one too many."""
+        """Count a new connection, whose descriptor is ``fd``; False when it is one too many.
+
+        One beyond a limit of clients is counted, too, if it may turn out to be a probe: what it
+        exceeded is noted in its ``over_limit``.
+        """
         setting, limit = self._exceeded(connection.host, fd)
         if setting:
-            self._refuse(connection, setting, limit)
-            return False
+            if not self._has_room_for_probe(fd):
+                self._refuse(connection, setting, limit)
+                return False
+            connection.over_limit = (setting, limit)
+            self.probes.add(connection)
+        else:
+            self.silent.add(connection)
         self.connections.add(connection)
-        self.silent.add(connection)
         self.quota.enter(connection.host)
         return True
+
+    def _has_room_for_probe(self, fd: int) -> bool:
+        """Whether a connection beyond a limit may stay until it has spoken. Probes that are being
+        served take as many places again.
+        """
+        if self.between_nodes or self.apis.open_files.nearly_out(fd):
+            return False
+        handed_over = sum(one.is_probe for one in self.handed_over)
+        return handed_over < PROBE_CONNECTIONS
 
     def _exceeded(self, host: str, fd: int) -> tuple[str, int]:
         """What allows no further connection from ``host``, a setting or RLIMIT_NOFILE, and how many
@@ -232,17 +267,29 @@ class Listener:
             self._quiet_until = now + NOISE_INTERVAL_S
             log.warning("connection refused", peer=connection.peer, setting=setting, limit=limit)
 
+    @staticmethod
+    def is_probe(first_bytes: bytes) -> bool | None:
+        """Whether a request that begins so is a probe; None while that is open."""
+        if first_bytes.startswith(PROBES):
+            return True
+        return None if any(probe.startswith(first_bytes) for probe in PROBES) else False
+
     def leave(self, connection: Connection) -> None:
         """A connection is closed."""
         if connection in self.connections:
+            if connection.over_limit is not None:
+                self._refuse(connection, *connection.over_limit)
             self.connections.remove(connection)
+            self.probes.discard(connection)
             self.silent.discard(connection)
             self.quota.leave(connection.host)
 
     def hand_over(self, connection: Connection, transport: Any) -> HandedOver:
         """Another protocol has the transport now; it counts until it is closed."""
         self.connections.remove(connection)
-        handed_over = HandedOver(self, transport, connection.host)
+        is_probe = connection.over_limit is not None
+        self.probes.discard(connection)
+        handed_over = HandedOver(self, transport, connection.host, is_probe=is_probe)
         self.handed_over.add(handed_over)
         return handed_over
 

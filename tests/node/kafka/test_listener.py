@@ -13,7 +13,7 @@ import pytest
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import listener
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
-from kept.node.kafka.listener import HandedOver, Listener, may_change_voters
+from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.storage.errors import ConfigurationError
@@ -28,6 +28,7 @@ class Peer:
     def __init__(self, host: str = HERE, last_active: float = 0.0, **state: Any) -> None:
         self.host, self.peer, self.last_active = host, f"{host}:1", last_active
         self.idle, self.deaf, self.partial_since = True, False, 0.0
+        self.over_limit: tuple[str, int] | None = None
         self.aborted: list[str] = []
         self.shrunk = 0
         vars(self).update(state)
@@ -72,9 +73,13 @@ def admitted(found: Listener, *hosts: str, fd: int = 1) -> list[Peer]:
 
 
 def refused(found: Listener, host: str = HERE, fd: int = 1) -> bool:
+    """It is sent away, at once or because it is no probe."""
     peer: Any = Peer(host, last_active=999.0)
     admitted = found.admit(peer, fd)
     assert (peer in found.connections) is admitted
+    if admitted and peer.over_limit is not None:
+        found.leave(peer)
+        return True
     return not admitted
 
 
@@ -163,6 +168,46 @@ def test_the_node_connection_that_was_idle_longest_makes_room(full) -> None:
     assert oldest not in found.connections and busy in found.connections
     assert found.quota.of(OTHER) == 0
     assert found.quota.count == len(found.connections) == count
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (b"GET /healthz HTTP/1.1", True), (b"HEAD /readyz", True), (b"GET /", None),
+        (b"HEAD", None), (b"GET /metrics", False), (b"POST /healthz", False),
+        (b"\0\0\0\x14", False),
+    ],
+)  # fmt: skip
+def test_a_probe_is_known_by_its_first_bytes(said, expected) -> None:
+    assert Listener.is_probe(said) is expected
+
+
+def test_a_full_node_has_places_for_probes_which_are_bounded(capfd) -> None:
+    site = Site(max_connections="1")
+    found = site.listener()
+    admitted(found, HERE)
+    waiting = admitted(found, *[OTHER] * (PROBE_CONNECTIONS + 1))
+    assert [peer.over_limit for peer in waiting] == [("max.connections", 1)] * len(waiting)
+    assert [peer.aborted for peer in waiting] == [[""], *[[]] * PROBE_CONNECTIONS]
+    assert len(found.silent) == 1
+    probes = [found.hand_over(peer, None) for peer in waiting[1:]]  # type: ignore[arg-type]
+    assert all(probe.is_probe for probe in probes) and not len(found.probes)
+    late: Any = Peer(THIRD)
+    assert not found.admit(late, 1), "as many are being served"
+    assert capfd.readouterr().err.count('event="connection refused"') == 1
+    probes[0].closed()
+    assert found.admit(late, 1)
+    site.files = 5
+    assert not found.admit(late, 5), "the last descriptors are not for probes"
+
+
+def test_nodes_are_not_probed_beyond_their_limit() -> None:
+    site = Site(kept_node_max_connections="16")
+    found = site.listener(between_nodes=True)
+    for peer in admitted(found, *[HERE] * 16):
+        peer.idle = False
+    late: Any = Peer()
+    assert not found.admit(late, 1) and late.over_limit is None
 
 
 # Other protocols.

@@ -10,15 +10,21 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kept.client import protocol
+from kept.client.api_keys import ApiKey
+from kept.node.config.live_config import LiveConfig
+from kept.node.config.node_config import NodeConfig
+from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers import raft_voters
+from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster
+from tests.support.parts import Given
 
 HOUR_MS = 3_600_000
 HTTP = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -100,6 +106,11 @@ def test_every_protocol_counts_until_it_is_closed(few: Cluster, held: Any, said:
     assert is_closed(held.enter_context(opened(port, b"", mine))), "it need not even speak"
     fill(other, 4)
     assert is_closed(held.enter_context(opened(port, b"", third))), "it need not even speak"
+    assert not served(port, KAFKA, third)
+    for path in (b"/healthz", b"/readyz"):
+        with opened(port, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path, third) as probe:
+            answer = b"".join(iter(partial(probe.recv, 1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200") and b"\r\nConnection: close\r\n" in answer
     several[0].close()
     few.wait_until(lambda: served(port, KAFKA, mine), "there is room again")
 
@@ -181,16 +192,22 @@ def test_clients_and_strangers_keep_no_node_from_the_others(three: Cluster) -> N
 )
 def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener, host) -> None:
     quorum_reconfiguration = object()
-    node = SimpleNamespace(
-        cluster_id="c",
-        config=SimpleNamespace(node_listener=SimpleNamespace(name="NODES")),
-        cluster_link=SimpleNamespace(
-            controller=SimpleNamespace(quorum_reconfiguration=quorum_reconfiguration)
-        ),
-        node_endpoint=lambda: ("here", 9192),
+    voters = {
+        "node.id": "0",
+        "listeners": "CLIENTS://127.0.0.1:10000,NODES://127.0.0.1:10001",
+        "listener.security.protocol.map": "CLIENTS:PLAINTEXT,NODES:PLAINTEXT",
+        "controller.listener.names": "NODES",
+        "controller.quorum.voters": "0@127.0.0.1:10001,1@127.0.0.1:10002",
+    }
+    config = NodeConfig.load(None, voters, {}, port=None, data_dir="/nowhere")
+    apis: Any = Given(
+        identity=NodeIdentity(0, "c"),
+        config=LiveConfig(config),
+        addresses__own_node_address=lambda: ("here", 9192),
+        controller__quorum_reconfiguration=quorum_reconfiguration,
     )
-    ctx: Any = SimpleNamespace(node=node, listener_name=listener, client_host=host)
-    request = SimpleNamespace(cluster_id="c")
+    ctx = RequestContext(apis, None, ApiKey.ADD_RAFT_VOTER, 0, 7, "c", listener, host)
+    request = Given(cluster_id="c")
     if (listener, host) == ("CLIENTS", "10.1.2.3"):
         with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):
             raft_voters._voting(ctx, request)

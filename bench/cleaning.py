@@ -66,13 +66,13 @@ def _produce(broker: Broker, topic: str, paths: list[Path]) -> None:
                 connection.sendall(frames.produce(topic, batch))
                 waiting += 1
                 if waiting == IN_FLIGHT:
-                    _answer(reader)
+                    _reply(reader)
                     waiting -= 1
         for _ in range(waiting):
-            _answer(reader)
+            _reply(reader)
 
 
-def _answer(reader: object) -> None:
+def _reply(reader: object) -> None:
     size = int.from_bytes(reader.read(4), "big")  # type: ignore[attr-defined]
     body = reader.read(size)  # type: ignore[attr-defined]
     name = int.from_bytes(body[8:10], "big")

@@ -58,7 +58,7 @@ def probed(nodes: int, settings: dict[str, str], *, niced: bool = False) -> Iter
             yield cluster
 
 
-def ask(cluster: Cluster) -> list[Report]:
+def send_requests(cluster: Cluster) -> list[Report]:
     """Each node's report of the time since the last question."""
     found = []
     for i in range(len(cluster)):
@@ -88,12 +88,12 @@ def housekeeping(
         trio.create_topic("paced")
         partition, leader = trio.partition_led_by("paced", lambda _: True)
         time.sleep(SETTLE_S)
-        ask(cluster)
+        send_requests(cluster)
         time.sleep(seconds)
-        idle = ask(cluster)
+        idle = send_requests(cluster)
         frame = _frame("paced", -1, partition)
         bench.run_load("pace", trio.nodes.port(leader), frame, TRICKLE, int(TRICKLE * seconds))
-        return {"idle": idle, f"{TRICKLE}/s": ask(cluster)}
+        return {"idle": idle, f"{TRICKLE}/s": send_requests(cluster)}
 
 
 def stalls(bench: Bench) -> None:
@@ -120,12 +120,12 @@ def clean(bench: Bench, options: argparse.Namespace) -> tuple[Any, Any, Report, 
         time.sleep(2)
         frame = _frame("paced", 1)
         bench.run_load("pace", broker.port, frame, RATE, 1000)
-        ask(cluster)
+        send_requests(cluster)
         quiet = bench.run_load("pace", broker.port, frame, RATE, 2500)
-        (without,) = ask(cluster)
+        (without,) = send_requests(cluster)
         cleaning.release(broker, "aside")
         during = bench.run_load("pace", broker.port, frame, RATE, options.requests)
-        (inside,) = ask(cluster)
+        (inside,) = send_requests(cluster)
         cleaning.await_pass(broker, "aside")
         return quiet, during, without, inside
 

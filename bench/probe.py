@@ -64,7 +64,7 @@ class Probe:
         self.expected = now + TICK_S
         self.loop.call_later(TICK_S, self.tick)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """In a thread: note what the loop runs while its timer is overdue."""
         while True:
             time.sleep(LOOK_S)

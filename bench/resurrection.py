@@ -73,7 +73,7 @@ def compacted_away(trio: Trio) -> bool:
     return all(key != KEY for key, _ in records(trio))
 
 
-def tell(trio: Trio) -> Outcome:
+def outcome(trio: Trio) -> Outcome:
     """The story, step by step."""
     tp = TopicPartition(TOPIC, 0)
     with trio.client() as client:
@@ -116,7 +116,7 @@ def main() -> int:
     status = 0
     for broker in parser.parse_args().broker or ("kafka", "kept"):
         with running(broker) as trio:
-            found = tell(trio)
+            found = outcome(trio)
         print(f"{broker}: deleted while node {found.away} was away, compacted: {found.before!r}")
         said = "IT CAME BACK" if found.came_back else "it stays deleted"
         print(f"{broker}: node {found.away} is back and leads: {found.after!r}: {said}", flush=True)

@@ -47,7 +47,7 @@ def timed(module, name, into):
     return lambda: setattr(module, name, real)
 
 
-def one(job, spent):
+def time_one(job, spent):
     """CPU of one pass over the log; its outputs go."""
     undo = [timed(self_check, name, spent) for name in ("draw", "check")]
     started = time.process_time()
@@ -83,9 +83,9 @@ def measure(directory, total_bytes, codec, strategy):
     )  # fmt: skip
     without, checked, own, keys = [], [], [], 0
     for _ in range(REPEATS):
-        without.append(one(replace(job, check_keys=0), {})[0])
+        without.append(time_one(replace(job, check_keys=0), {})[0])
         spent = {}
-        total, keys = one(job, spent)
+        total, keys = time_one(job, spent)
         checked.append(total)
         own.append(sum(spent.values()))
     shutil.rmtree(directory)

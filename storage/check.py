@@ -284,10 +284,3 @@ def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
         elif not parsed.state:
             findings += check_partition(inner, disk)
     return findings
-
-
-def dump_file(path: str, disk: Disk | None = None, *, print_records: bool = True) -> Iterator[str]:
-    """The lines of a file: :func:`kept.storage.dump.dump_file`."""
-    from kept.storage import dump
-
-    return dump.dump_file(path, disk, print_records=print_records)

@@ -211,8 +211,8 @@ class LogDirectory:
                 logger.warning("%s: taken as empty, logs are scanned", error)
                 self.checkpoints[kind] = {}
                 self.was_clean = False
-        self._look_for_missing()
-        self._look_for_survival()
+        self._find_missing()
+        self._read_running_mark()
         for name in self.disk.listdir(self.path):
             parsed = layout.parse_directory_name(name)
             if parsed is None or parsed.state or name in layout.IGNORED_NAMES:
@@ -223,7 +223,7 @@ class LogDirectory:
             self.disk.unlink(mark)
             self.disk.fsync_dir(self.path)
 
-    def _look_for_missing(self) -> None:
+    def _find_missing(self) -> None:
         """A log that was removed by hand is as if its disk had lost power: after a clean stop, too,
         this directory may hold less than what was acknowledged.
         """
@@ -239,7 +239,7 @@ class LogDirectory:
                 ", ".join(sorted(map(layout.directory_name, self.missing))),
             )  # fmt: skip
 
-    def _look_for_survival(self) -> None:
+    def _read_running_mark(self) -> None:
         """A process that was killed leaves what it wrote in the page cache, which lives as long as
         the machine's run.
         """
@@ -323,7 +323,7 @@ class LogDirectory:
         start. Until then this directory is not marked as stopped cleanly after a crash.
         """
         recovery_point = self.recovery_points.get(tp)
-        traces = missing_files.look(self.disk, self.log_path(tp))
+        traces = missing_files.find_traces(self.disk, self.log_path(tp))
         log = Log.open(
             self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
             log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
@@ -334,7 +334,9 @@ class LogDirectory:
         self.unopened.discard(tp)
         if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
             self.survived_epoch = -1  # damage: what was written is not all here
-        missing_files.tell(log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0)
+        missing_files.report_missing(
+            log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0
+        )
         return log
 
     def create_log(

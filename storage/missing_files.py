@@ -4,8 +4,8 @@ A log that lacks a ``.log`` file opens: as far as its other files go it is whole
 of a node are not to wait for it (Apache Kafka opens it, too, and says nothing but that it found an
 index without a log). But what is left behind proves that there was more: the checkpoint of high
 watermarks, the producer snapshot of a later roll, an index whose log is gone, the epochs of a log
-that has no segment at all. :func:`look` takes that down before recovery tidies it up, and
-:func:`tell` compares it with what was opened: one line at level error, with the offsets.
+that has no segment at all. :func:`find_traces` takes that down before recovery tidies it up, and
+:func:`report_missing` compares it with what was opened: one line at level error, with the offsets.
 
 What was to be durable and is not is told by :mod:`kept.storage.recovery` itself.
 """
@@ -36,7 +36,7 @@ class Traces(NamedTuple):
     """A leader had written, and there is no ``.log`` at all, not even on its way out or in."""
 
 
-def look(disk: Disk, directory: str) -> Traces:
+def find_traces(disk: Disk, directory: str) -> Traces:
     """Before recovery; a directory that is not there has no traces."""
     logs: set[int] = set()
     indexes: set[int] = set()
@@ -62,31 +62,31 @@ def _has_epochs(disk: Disk, path: str) -> bool:
         return True  # recovery says what is wrong with it
 
 
-def tell(log: Log, traces: Traces, high_watermark: int, recovery_point: int) -> None:
+def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point: int) -> None:
     """Name what is missing; ``high_watermark`` and ``recovery_point`` as checkpointed."""
     end = log.log_end_offset
     for base in traces.orphans:
         if log.segments.bases[0] < base < end:
             upper = log.segments.bases[log.segments.floor(base) + 1 :]
-            _say(log, _index_alone(base), base, upper[0] if upper else end)
+            _report(log, _index_alone(base), base, upper[0] if upper else end)
     newest = max(traces.snapshots, default=0)
     reached, proof = max(
         (high_watermark, layout.HIGH_WATERMARKS),
         (newest, f"{newest:020d}{layout.SNAPSHOT}"),
     )
     if reached > max(end, recovery_point):
-        _say(log, f"it ends at {end}, and was at {reached} by {proof}", end, reached)
+        _report(log, f"it ends at {end}, and was at {reached} by {proof}", end, reached)
     elif end >= recovery_point and any(base >= end for base in traces.orphans):
-        _say(log, _index_alone(max(traces.orphans)), end, None)
+        _report(log, _index_alone(max(traces.orphans)), end, None)
     elif end >= recovery_point and traces.bereft:
-        _say(log, f"there is a {layout.LEADER_EPOCHS} and no .log", end, None)
+        _report(log, f"there is a {layout.LEADER_EPOCHS} and no .log", end, None)
 
 
 def _index_alone(base: int) -> str:
     return f"the .log of its index {base:020d} is missing"
 
 
-def _say(log: Log, why: str, first: int, end: int | None) -> None:
+def _report(log: Log, why: str, first: int, end: int | None) -> None:
     until = "on" if end is None else f"to {end - 1}"
     logger.error(
         "%s: %s: records from %d %s are lost here; a file was removed or damaged, or power failed "

@@ -289,7 +289,7 @@ def recover(
             directory, end_offset, recovery_point,
         )  # fmt: skip
     epochs = _load_epochs(disk, directory, segments)
-    _say_lost_start(directory, epochs, segments.bases[0], retired)
+    _report_lost_start(directory, epochs, segments.bases[0], retired)
     _complete_epochs(epochs, segments, log_start_offset)
     for epoch, start in opening.epoch_starts:
         if epoch > (-1 if epochs.latest is None else epochs.latest):
@@ -323,7 +323,9 @@ def _durable(disk: Disk, directory: str, found: list[Segment]) -> int:
     return found[-1].base_offset if found else 0
 
 
-def _say_lost_start(directory: str, epochs: LeaderEpochCache, base: int, retired: set[int]) -> None:
+def _report_lost_start(
+    directory: str, epochs: LeaderEpochCache, base: int, retired: set[int]
+) -> None:
     """The first segment holds the start of the first leader epoch, unless segments vanished.
 
     What retention takes goes from the epochs before its files do: until then it is ``retired``.

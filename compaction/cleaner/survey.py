@@ -117,7 +117,7 @@ class _Surveyor:
             if self.previous is None:
                 raise InvariantViolation("a pass for horizons needs the manifest it builds on")
             clean_to = self.previous.clean_to
-            carried = self._look_at_horizons(self.previous)
+            carried = self._scan_passed_horizons(self.previous)
         elif job.base:
             clean_to = job.log_start_offset
             for source in job.sources:
@@ -130,7 +130,7 @@ class _Surveyor:
         facts = [self.facts[s.base_offset] for s in job.sources if s.base_offset in self.facts]
         markers = decide(job, facts, clean_to)
         for segment in facts:
-            self._settle(segment, markers[segment.source.base_offset], clean_to)
+            self._decide(segment, markers[segment.source.base_offset], clean_to)
         groups = self._groups(markers, clean_to, carried)
         manifest = Manifest(
             job.uuid, job.partition, job.identity, job.log_start_offset, clean_to, job.end_offset,
@@ -175,7 +175,7 @@ class _Surveyor:
             start, end = end, self._map_from(offset_map, end)
             if end <= start:
                 raise _too_small(job)
-            self._look_up_below(offset_map, start)
+            self._lookup_below(offset_map, start)
             offset_map.finish()
             for source in job.sources:
                 low, high = max(source.base_offset, start), min(source.end_offset, end)
@@ -219,7 +219,7 @@ class _Surveyor:
         self.keys += offset_map.size
         return end
 
-    def _look_up_below(self, offset_map: kernel.OffsetMap, start: int) -> None:
+    def _lookup_below(self, offset_map: kernel.OffsetMap, start: int) -> None:
         """Drop what the map supersedes from the survivors below its range."""
         for source in self.job.sources:
             base = source.base_offset
@@ -244,7 +244,7 @@ class _Surveyor:
         self.said = found.said
         return self.job.end_offset
 
-    def _look_at_horizons(self, previous: Manifest) -> frozenset[int]:
+    def _scan_passed_horizons(self, previous: Manifest) -> frozenset[int]:
         """Scan the segments with a passed horizon; the others are as ``previous`` lists them."""
         carried = set()
         for source in self.job.sources:
@@ -264,7 +264,7 @@ class _Surveyor:
 
     # Deciding.
 
-    def _settle(self, facts: ScanStats, markers: Markers, clean_to: int) -> None:
+    def _decide(self, facts: ScanStats, markers: Markers, clean_to: int) -> None:
         """Rule 5 for one segment, now that the map has spoken."""
         base, length = facts.source.base_offset, facts.source.end_offset - facts.source.base_offset
         alive = self.survivors[base]

@@ -72,19 +72,19 @@ class Throttle:
             time.sleep(ahead)
         if now - self._said >= PROGRESS_INTERVAL_S:
             self._said = now
-            say(self._out, {"progress": self._done, "total": self._total})
+            write_message(self._out, {"progress": self._done, "total": self._total})
 
 
-def say(out: TextIO, message: dict[str, Any]) -> None:
+def write_message(out: TextIO, message: dict[str, Any]) -> None:
     """One line of JSON."""
     out.write(json.dumps(message) + "\n")
     out.flush()
 
 
-def say_uncompiled(out: TextIO) -> None:
+def report_uncompiled(out: TextIO) -> None:
     """Name the kernels that are not compiled here, if there are any; the node logs them."""
     if missing := uncompiled(load=True):
-        say(out, {"uncompiled": missing})
+        write_message(out, {"uncompiled": missing})
 
 
 def result_from(message: Mapping[str, Any]) -> Result:
@@ -147,15 +147,15 @@ def main() -> int:
     if not job.urgent:
         give_way()
     out = sys.stdout
-    say_uncompiled(out)
+    report_uncompiled(out)
     passes = 2 * job.source_bytes
     throttle = Throttle(out, passes, job.max_bytes_per_second)
     try:
         result = run_pass(job, Disk(), throttle)
     except (KeptError, OSError, MemoryError) as error:
-        say(out, {"error": str(error), "kind": type(error).__name__})
+        write_message(out, {"error": str(error), "kind": type(error).__name__})
         return 1
-    say(out, {"result": asdict(result)})
+    write_message(out, {"result": asdict(result)})
     return 0
 
 

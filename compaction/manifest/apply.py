@@ -295,7 +295,7 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     return state_of(found)
 
 
-def settle(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
+def complete_swap(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
     """After ``Log.open`` has completed a swap: make the mark say so."""
     if state.applied is not None:
         if read_mark(directory, disk) != state.applied:

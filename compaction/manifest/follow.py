@@ -319,7 +319,7 @@ class _Follower:
                 present.update([r.offset - output.base_offset for r in records(bytes(batch))])
 
         for source in piece.sources:
-            _look(self.job, self.disk, source, note)
+            _read_batches(self.job, self.disk, source, note)
         missing = (output.survivors - present) | (output.empties - bases)
         if missing:
             raise LogsDiffer(
@@ -401,7 +401,7 @@ def _groups(all_pieces: tuple[Piece, ...], changed: set[int]) -> Iterator[SwapGr
         yield SwapGroup(tuple(outputs), tuple(inputs))
 
 
-def _look(
+def _read_batches(
     job: FollowJob, disk: Disk, source: Source, note: Callable[[memoryview, BatchHeader], None]
 ) -> None:  # fmt: skip
     """Every batch of a source."""

@@ -19,7 +19,13 @@ from typing import Any, Final
 
 from kept.compaction.cleaner.cleaner_run import Result, read_manifest
 from kept.compaction.cleaner.job import Source, config_fields, config_from
-from kept.compaction.cleaner.worker import Throttle, begin, give_way, say, say_uncompiled
+from kept.compaction.cleaner.worker import (
+    Throttle,
+    begin,
+    give_way,
+    report_uncompiled,
+    write_message,
+)
 from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.follow import FollowJob, LogsDiffer, Piece, follow
 from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
@@ -110,7 +116,7 @@ def main() -> int:
     fields, disk = json.loads(line), Disk()
     give_way()
     out = sys.stdout
-    say_uncompiled(out)
+    report_uncompiled(out)
     try:
         job = decode(fields, disk)
         throttle = Throttle(out, 2 * source_bytes(job), fields["max_bytes_per_second"])
@@ -119,9 +125,9 @@ def main() -> int:
         said: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
         if isinstance(error, LogsDiffer):
             said["offset"] = error.offset
-        say(out, said)
+        write_message(out, said)
         return 1
-    say(out, {"result": asdict(result)})
+    write_message(out, {"result": asdict(result)})
     return 0
 
 

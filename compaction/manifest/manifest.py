@@ -252,12 +252,12 @@ def decode_bitmap(path: str, position: int, content: Buffer) -> BitMap:
 
 
 class _Reader:
-    """Takes values off the front of a section."""
+    """Reads values off the front of a section."""
 
     def __init__(self, path: str, data: memoryview) -> None:
         self._path, self._data, self._at = path, data, 0
 
-    def take(self, size: int) -> memoryview:
+    def read(self, size: int) -> memoryview:
         if size < 0 or size > len(self._data) - self._at:
             raise DamagedData(self._path, self._at, -1, "the manifest is cut off")
         found = self._data[self._at : self._at + size]
@@ -265,14 +265,14 @@ class _Reader:
         return found
 
     def unpack(self, fields: struct.Struct) -> tuple[Any, ...]:
-        return fields.unpack(self.take(fields.size))
+        return fields.unpack(self.read(fields.size))
 
     def number(self, code: str) -> int:
         found: int = self.unpack(struct.Struct(f">{code}"))[0]
         return found
 
     def bitmap(self) -> BitMap:
-        content = self.take(self.number("I"))
+        content = self.read(self.number("I"))
         return decode_bitmap(self._path, self._at - len(content), content)
 
     def has_more(self) -> bool:
@@ -324,7 +324,7 @@ def _read_segment(reader: _Reader) -> OutputSegment:
         horizon_ms = reader.number("q")
         horizons[horizon_ms] = reader.bitmap()
     aborted = tuple(AbortedTxn(*reader.unpack(_TXN)) for _ in range(txn_count))
-    digest = bytes(reader.take(digest_size))
+    digest = bytes(reader.read(digest_size))
     return OutputSegment(base, end, survivors, empties, horizons, aborted, digest, size)
 
 

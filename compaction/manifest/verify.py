@@ -216,7 +216,7 @@ def _digest(*fields: bytes) -> bytes:
 # In the worker process.
 
 
-def answer(question: Mapping[str, Any], disk: Disk) -> dict[str, Any]:
+def digest_ranges(question: Mapping[str, Any], disk: Disk) -> dict[str, Any]:
     """What :mod:`kept.node.compaction.replica_digests` asks for. Raises KeptError, OSError."""
     sources = tuple(Source(**source) for source in question["sources"])
     files = Files(question["directory"], disk, sources)

@@ -195,11 +195,11 @@ def _scan_by_rules(segments: _Segments, rule_map: kernel.RuleMap, found: Verdict
     first = segments.job.log_start_offset
     scans = {}
 
-    def ask(base: int) -> kernel.RuleScan:
+    def scan_kept(base: int) -> kernel.RuleScan:
         scans[base] = kernel.RuleScan(base, rule_map, first=first, keep=True)
         return scans[base]
 
-    segments.scan(ask)
+    segments.scan(scan_kept)
     for base, scan in scans.items():
         found.survivors[base] |= BitMap(scan.kept())
 
@@ -216,7 +216,7 @@ def _by_strategy(segments: _Segments, strategy: Strategy) -> Verdicts:
         try:
             for chosen in range(classes):
                 scans += 1
-                _Class(segments, strategy, chosen, classes).settle(found)
+                _Class(segments, strategy, chosen, classes).add_survivors(found)
         except _Full as full:
             share = max(full.share, 1e-3)
         else:
@@ -249,7 +249,7 @@ class _Class:
         self._from = segments.job.end_offset
         self._offsets = array("q")
 
-    def settle(self, found: Verdicts) -> None:
+    def add_survivors(self, found: Verdicts) -> None:
         """Add the survivors to ``found``. Raises StrategyFailed where nothing is left of a key."""
         given = self._collect()
         for key in self._newest.keys() - given.keys():
@@ -259,7 +259,7 @@ class _Class:
         for base, offsets in self._by_segment(self._judge(given)):
             found.survivors[base] |= offsets
         if self._doubtful:
-            self._look_again(found)
+            self._read_doubtful(found)
         for key in self._unproven:
             raise self._lost(key)
 
@@ -340,7 +340,7 @@ class _Class:
                 yield base, BitMap(array("I", [offset - base for offset in ordered[at:end]]))
             at = end
 
-    def _look_again(self, found: Verdicts) -> None:
+    def _read_doubtful(self, found: Verdicts) -> None:
         """Read the records that doubtful verdicts may be about, and keep those that they name."""
         job, key_of, verdicts_ = self._segments.job, self._strategy.key, self._doubtful
         unproven = self._unproven

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.uncompiled_kernels import Kernels
 
 STOP_WAIT_S: Final = 5.0
-ASKED_S: Final = 0.05
+REQUEST_POLL_S: Final = 0.05
 """How often a log is looked at that somebody asked for, and that is not ready for a pass."""
 PATIENCE_MS: Final = 5_000
 """How long a pass that was asked for waits for what is not committed yet."""
@@ -89,7 +89,7 @@ class Status:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Request:
     """Those who asked for a pass over a log now.
 
     ``end_offset``: the active segment was rolled there for them, and what is committed below is
@@ -123,7 +123,7 @@ class Cleaner:
         self.running: dict[TopicPartition, Running] = {}
         self.failures = Failures()
         self._last: dict[TopicPartition, Result] = {}
-        self._asked: dict[TopicPartition, _Asked] = {}
+        self._requested: dict[TopicPartition, _Request] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
@@ -161,7 +161,7 @@ class Cleaner:
             running.work.cancel()
         self.failures.succeeded(tp)
         self._last.pop(tp, None)
-        self._answer(tp, error or NotNow(tp, "the partition is not here any more"))
+        self._complete(tp, error or NotNow(tp, "the partition is not here any more"))
 
     # What operations call.
 
@@ -209,7 +209,7 @@ class Cleaner:
         self._table.partition(tp)
         self.failures.retry(tp)
         future: asyncio.Future[Result | NotNow] = self._runtime.loop.create_future()
-        self._asked.setdefault(tp, _Asked()).waiters.append(future)
+        self._requested.setdefault(tp, _Request()).waiters.append(future)
         if self._loop_task is None:
             self._loop_task = self._runtime.loop.create_task(self._run())
         self._wake.set()
@@ -243,8 +243,8 @@ class Cleaner:
             except Exception as error:  # noqa: BLE001 - reported, and the cleaner goes on
                 log.exception("cleaner failed", error)
             backoff_s = max(self._config.current.log_cleaner_backoff_ms, 10) / 1000
-            if self._asked.keys() - self.running.keys():
-                backoff_s = min(backoff_s, ASKED_S)
+            if self._requested.keys() - self.running.keys():
+                backoff_s = min(backoff_s, REQUEST_POLL_S)
             try:
                 await asyncio.wait_for(self._wake.wait(), backoff_s)
             except TimeoutError:
@@ -277,10 +277,10 @@ class Cleaner:
 
     async def _choose(self) -> Plan | None:
         plans: list[Plan] = []
-        await maintenance.in_slices(self._look_for_work(plans))
+        await maintenance.in_slices(self._plan_all(plans))
         return choose(plans, self.running, self.failures, self._runtime.now_ms())
 
-    def _look_for_work(self, plans: list[Plan]) -> Iterator[None]:
+    def _plan_all(self, plans: list[Plan]) -> Iterator[None]:
         """Plan every log that may need it, in steps. One with only an active segment never does."""
         enabled = self._config.current.log_cleaner_enable
         table = self._table
@@ -288,7 +288,7 @@ class Cleaner:
         for tp, hosted in list(table.hosted.items()):
             yield
             partition = hosted.partition
-            asked = tp in self._asked
+            asked = tp in self._requested
             wanted = asked or (
                 enabled and len(partition.log.segments) > 1 and partition.config.compact
             )
@@ -296,7 +296,7 @@ class Cleaner:
                 continue
             if partition.offline is not None or not partition.is_leader:
                 if asked:
-                    self._answer(tp, NotNow(tp, "this node does not lead the partition"))
+                    self._complete(tp, NotNow(tp, "this node does not lead the partition"))
                 continue
             if hosted.manifests.soon or (asked and self._prepare(hosted)):
                 continue
@@ -307,12 +307,12 @@ class Cleaner:
                 if asked or not hosted.manifests.gives_time(overdue=found.overdue):
                     plans.append(found)
             elif asked:
-                self._answer(tp, found)
+                self._complete(tp, found)
 
     def _prepare(self, hosted: LocalReplica) -> bool:
         """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
         partition, now_ms = hosted.partition, self._runtime.now_ms()
-        asked, log_ = self._asked[partition.topic_partition], partition.log
+        asked, log_ = self._requested[partition.topic_partition], partition.log
         if not log_.config.compact or hosted.manifests.why_not is not None:
             return False
         if asked.end_offset < 0:
@@ -322,8 +322,8 @@ class Cleaner:
             asked.patience_ms = now_ms + PATIENCE_MS
         return partition.high_watermark < asked.end_offset and now_ms < asked.patience_ms
 
-    def _answer(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
-        asked = self._asked.pop(tp, None)
+    def _complete(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
+        asked = self._requested.pop(tp, None)
         for waiter in asked.waiters if asked is not None else ():
             if waiter.done():
                 continue
@@ -336,7 +336,7 @@ class Cleaner:
 
     async def _pass(self, hosted: LocalReplica, running: Running) -> None:
         tp = running.plan.topic_partition
-        mine = self._asked.get(tp) if running.plan.asked else None
+        mine = self._requested.get(tp) if running.plan.asked else None
         try:
             result = await self._clean(hosted, running)
         except KeptError as error:
@@ -348,8 +348,8 @@ class Cleaner:
             self.failures.succeeded(tp)
             self._last[tp] = result
             self._note(running, result)
-            if mine is not None and self._asked.get(tp) is mine:
-                self._answer(tp, result)
+            if mine is not None and self._requested.get(tp) is mine:
+                self._complete(tp, result)
         finally:
             self.running.pop(tp, None)
             self._wake.set()
@@ -374,11 +374,11 @@ class Cleaner:
     def _failed(self, hosted: LocalReplica, running: Running, error: KeptError) -> None:
         tp = running.plan.topic_partition
         if running.work.cancelled or self._stopping:
-            self._answer(tp, NotNow(tp, "the pass was cancelled"))
+            self._complete(tp, NotNow(tp, "the pass was cancelled"))
             return
         if isinstance(error, NotLeaderOrFollower | Withdrawn):
             log.info("pass thrown away", topic=tp.topic, partition=tp.partition, why=str(error))
-            self._answer(tp, NotNow(tp, str(error)))
+            self._complete(tp, NotNow(tp, str(error)))
             return
         self._counters.failed_compactions += 1
         stopped = check_stopped(error)
@@ -391,7 +391,7 @@ class Cleaner:
             error=str(error),
             failures=failure.count,
         )
-        self._answer(tp, error)
+        self._complete(tp, error)
         if isinstance(error, MachineError):
             self._failures.fail(hosted.directory, error)
 

@@ -83,7 +83,7 @@ class World:
             unfinished_swap=state.unfinished, compacted_to=state.end_offset if state.applied else
             None,
         )  # fmt: skip
-        self.state = applying.settle(DIRECTORY, self.disk, state)
+        self.state = applying.complete_swap(DIRECTORY, self.disk, state)
         return self
 
     def append(self, *rows, codec=Codec.NONE, pid=-1, epoch=0, sequence=-1, transactional=False):

@@ -182,7 +182,7 @@ def test_deletions_that_a_stop_interrupted_are_finished(golden, start):
 
 
 def test_every_name_still_has_a_log_that_dumps(golden):
-    from kept.storage.check import dump_file
+    from kept.storage.dump import dump_file
 
     files = sorted((golden[1] / "node-0" / "data" / "log").glob("*-*/0*"))
     assert len(files) > 50

@@ -49,7 +49,7 @@ def after(
     from kept.compaction.manifest import apply, manifest_store
     from kept.node.replicas.manifests.store import ref_of
 
-    state = apply.settle(path, disk, state)
+    state = apply.complete_swap(path, disk, state)
     try:
         if state.applied is None:
             applied = None

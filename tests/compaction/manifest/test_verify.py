@@ -58,7 +58,7 @@ class Replica:
         }
         question = json.loads(json.dumps(question))
         try:
-            return json.loads(json.dumps(digests.answer(question, self.world.disk)))
+            return json.loads(json.dumps(digests.digest_ranges(question, self.world.disk)))
         except (KeptError, OSError) as error:
             raise HttpFailed(str(error), 400) from error
 

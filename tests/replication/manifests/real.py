@@ -131,7 +131,7 @@ class RealMachine(Machine):
             unfinished_swap=state.unfinished,
             compacted_to=None if state.applied is None else state.end_offset,
         )  # fmt: skip
-        self.state = applying.settle(DIRECTORY, files, state)
+        self.state = applying.complete_swap(DIRECTORY, files, state)
         if self.state.applied is not None:
             held.applied(DIRECTORY, files, self.state.applied)
         self.disk.batches = self.disk.swapping = None

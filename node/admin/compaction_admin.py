@@ -79,32 +79,23 @@ class Retrying(OfPartition):
     retrying: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionAdmin:
     """The operations of ``/api/v1/compaction`` and the life of a key."""
 
-    def __init__(
-        self,
-        *,
-        metadata: Metadata,
-        lookup: TopicLookup,
-        replicas: ReplicaManager,
-        view: CompactionView,
-        leaders: LeaderRouting,
-        history: DirtyHistory,
-    ) -> None:
-        self._metadata = metadata
-        self._lookup = lookup
-        self._replicas = replicas
-        self._view = view
-        self._leaders = leaders
-        self._history = history
+    metadata: Metadata
+    lookup: TopicLookup
+    replicas: ReplicaManager
+    view: CompactionView
+    leaders: LeaderRouting
+    history: DirtyHistory
 
     def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
         """The partitions of a compacted topic, or the one that is named."""
-        known = len(self._lookup.topic(topic).partitions)
+        known = len(self.lookup.topic(topic).partitions)
         if partition is not None:
-            self._lookup.partition(topic, partition)
-        if not self._replicas.config_for(self._metadata.image, topic).compact:
+            self.lookup.partition(topic, partition)
+        if not self.replicas.config_for(self.metadata.image, topic).compact:
             raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
         numbers = range(known) if partition is None else (partition,)
         return [TopicPartition(topic, number) for number in numbers]
@@ -117,9 +108,9 @@ class CompactionAdmin:
         if topic is not None:
             self._compacted(topic)
         partitions = []
-        for number, tp in enumerate(self._lookup.here()):
+        for number, tp in enumerate(self.lookup.here()):
             await checkpoint(number)
-            status = None if topic not in (None, tp.topic) else self._view.status_of(tp)
+            status = None if topic not in (None, tp.topic) else self.view.status_of(tp)
             if status is not None:
                 partitions.append(PartitionStatus(*tp, status=status))
         return Statuses(partitions)
@@ -127,15 +118,15 @@ class CompactionAdmin:
     async def passes(self, topic: str, partition: int) -> PassHistory:
         """What the last passes did here. Raises UnknownTopicOrPartition, PolicyViolation."""
         (tp,) = self._compacted(topic, partition)
-        return await self._view.passes(self._lookup.hosted(tp))
+        return await self.view.passes(self.lookup.hosted(tp))
 
-    def history(self, topic: str, partition: int) -> DirtySamples:
+    def dirty_samples(self, topic: str, partition: int) -> DirtySamples:
         """Dirty ratios of a partition led here over the last hour.
 
         Raises UnknownTopicOrPartition.
         """
-        tp = self._lookup.partition(topic, partition)
-        return DirtySamples(*tp, samples=[DirtySample(*one) for one in self._history.of(tp)])
+        tp = self.lookup.partition(topic, partition)
+        return DirtySamples(*tp, samples=[DirtySample(*one) for one in self.history.of(tp)])
 
     async def compact_now(
         self, topic: str, partition: int | None, wait: bool, *, here: bool = False
@@ -147,9 +138,9 @@ class CompactionAdmin:
         """
         tps = self._compacted(topic, partition)
         if here and partition is None:
-            tps = [tp for tp in tps if self._lookup.leader(tp) == self._lookup.node_id]
+            tps = [tp for tp in tps if self.lookup.leader(tp) == self.lookup.node_id]
         numbers = [tp.partition for tp in tps]
-        return await self._leaders.compact(topic, numbers, wait=wait, here=here)
+        return await self.leaders.compact(topic, numbers, wait=wait, here=here)
 
     async def explain(
         self, topic: str, partition: int | None, key: bytes | None, *, here: bool = False
@@ -162,13 +153,13 @@ class CompactionAdmin:
         path, query = "/api/v1/compaction/explain", _key_query(key)
         explained: list[NothingCleanable | Explanation | Remote] = []
         for tp in self._compacted(topic, partition):
-            if here and partition is None and not self._lookup.is_here(tp):
+            if here and partition is None and not self.lookup.is_here(tp):
                 continue
-            remote = await self._leaders.from_leader(tp, path, query, here=here)
+            remote = await self.leaders.from_leader(tp, path, query, here=here)
             if remote is not None:
                 explained += [Remote(one) for one in remote["partitions"]]
             else:
-                explained.append(await self._view.explain(self._lookup.hosted(tp), key))
+                explained.append(await self.view.explain(self.lookup.hosted(tp), key))
         return Explanations(explained)
 
     async def why_missing(
@@ -179,13 +170,13 @@ class CompactionAdmin:
         The leader says it, and of what it does not know the replica that does; with ``here`` this
         node's replica alone. Raises UnknownTopicOrPartition, DryRunFailed.
         """
-        tp = self._lookup.partition(topic, partition)
+        tp = self.lookup.partition(topic, partition)
         query = {"offset": str(offset), **_key_query(key)}
-        remote = await self._leaders.from_leader(tp, leader_routing.WHY_MISSING, query, here=here)
+        remote = await self.leaders.from_leader(tp, leader_routing.WHY_MISSING, query, here=here)
         if remote is None:
-            missing = await self._view.why_missing(self._lookup.hosted(tp), offset, key)
-            return missing if here else await self._leaders.better_journal(tp, missing)
-        return await self._leaders.better_remote_journal(tp, remote)
+            missing = await self.view.why_missing(self.lookup.hosted(tp), offset, key)
+            return missing if here else await self.leaders.better_journal(tp, missing)
+        return await self.leaders.better_remote_journal(tp, remote)
 
     async def life_of_key(
         self, topic: str, partition: int | None, key: bytes, *, here: bool = False
@@ -196,15 +187,15 @@ class CompactionAdmin:
         ``here`` this node's replica. Raises UnknownTopicOrPartition, DryRunFailed.
         """
         if partition is None:
-            partition = partition_for_key(key, len(self._lookup.topic(topic).partitions))
-        tp = self._lookup.partition(topic, partition)
+            partition = partition_for_key(key, len(self.lookup.topic(topic).partitions))
+        tp = self.lookup.partition(topic, partition)
         path, query = "/api/v1/records/key", _key_query(key)
-        remote = await self._leaders.from_leader(tp, path, query, here=here)
+        remote = await self.leaders.from_leader(tp, path, query, here=here)
         if remote is not None:
             return Remote(remote)
-        hosted = self._lookup.hosted(tp)
-        records = await self._view.life_of_key(hosted, key)
-        return LifeOfKey(*tp, records=records, passes=(await self._view.passes(hosted)).passes)
+        hosted = self.lookup.hosted(tp)
+        records = await self.view.life_of_key(hosted, key)
+        return LifeOfKey(*tp, records=records, passes=(await self.view.passes(hosted)).passes)
 
     async def retry(self, topic: str, partition: int, *, here: bool = False) -> Retrying | Remote:
         """Have its leader, or with ``here`` this node, try an uncleanable partition again at once.
@@ -213,10 +204,10 @@ class CompactionAdmin:
         """
         (tp,) = self._compacted(topic, partition)
         path = "/api/v1/compaction/retry"
-        remote = await self._leaders.from_leader(tp, path, here=here, post=True)
+        remote = await self.leaders.from_leader(tp, path, here=here, post=True)
         if remote is not None:
             return Remote(remote)
-        if not self._view.retry(tp):
+        if not self.view.retry(tp):
             raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
         return Retrying(*tp, retrying=True)
 

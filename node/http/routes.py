@@ -313,7 +313,7 @@ async def _history(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
     return _large(
-        routes.parts.compaction.history(_text(query, "topic"), _needed(query, "partition"))
+        routes.parts.compaction.dirty_samples(_text(query, "topic"), _needed(query, "partition"))
     )
 
 

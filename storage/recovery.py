@@ -86,15 +86,16 @@ class _Opening:
     def open_clean(self, segment: Segment, next_base: int | None) -> bool:
         """Open a segment that is known to be whole; False when its tail is not."""
         try:
-            segment.open_closed()
+            last_position = segment.open_closed()
         except (FileNotFoundError, DamagedData) as error:
             try:
                 segment.rebuild_indexes(str(error))
+                last_position = segment.index.position_floor(segment.size_bytes)
             except DamagedData as damage:
                 logger.warning("%s", damage)
                 return False
         if next_base is not None:
-            self._report_missing_tail(segment, next_base)
+            self._report_missing_tail(segment, last_position, next_base)
             segment.next_offset = next_base
             return True
         try:
@@ -104,7 +105,7 @@ class _Opening:
             return False
         return True
 
-    def _report_missing_tail(self, segment: Segment, next_base: int) -> None:
+    def _report_missing_tail(self, segment: Segment, position: int, next_base: int) -> None:
         """Name what a closed segment that is trusted lacks at its end, where no compaction can
         have taken it: the file was cut at the end of a batch, which no index shows.
         """
@@ -112,7 +113,7 @@ class _Opening:
         if orphaned or self.config.compact or self.was_compacted:
             return
         try:
-            end = segment.end_of_file_offset()
+            end = segment.end_of_file_offset(position)
         except DamagedData as damage:
             logger.error("%s", damage)
             return

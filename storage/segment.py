@@ -298,26 +298,27 @@ class Segment:
         self.time_index.save()
         self.save_aborted()
 
-    def open_closed(self) -> None:
+    def open_closed(self) -> int:
         """Check the indexes of a segment that was not written since a clean close (rule 23).
 
-        Takes the largest timestamp from the time index. Raises DamagedData or FileNotFoundError
-        where they must be rebuilt.
+        Takes the largest timestamp from the time index; returns the position of the last entry of
+        the offset index, 0 without one. Raises DamagedData or FileNotFoundError where they must be
+        rebuilt.
         """
-        self.index.check(self.size_bytes)
+        last_position = self.index.check(self.size_bytes)
         self.max_timestamp, self.max_timestamp_offset = self.time_index.check()
         if self.max_timestamp < 0 and self.size_bytes:
             for batch in self.walk(0, 1):
                 if batch[4] >= 0:
                     raise DamagedData(self.time_index.path, 0, self.base_offset, "no entry")
+        return last_position
 
-    def end_of_file_offset(self) -> int:
-        """The end of the last batch that is in the file, walked to from the last index entry.
-
-        For a segment whose indexes were checked (:meth:`open_closed`). Raises DamagedData.
+    def end_of_file_offset(self, position: int) -> int:
+        """The end of the last batch that is in the file, walked to from the batch at ``position``.
+        Raises DamagedData.
         """
         end = self.base_offset
-        for batch in self.walk(self.index.check(self.size_bytes), self.size_bytes):
+        for batch in self.walk(position, self.size_bytes):
             end = batch[3] + 1
         return end
 

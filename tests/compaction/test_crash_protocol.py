@@ -7,7 +7,8 @@ it says.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -93,10 +94,18 @@ def start(w, disk):
     return known
 
 
+@dataclass(slots=True)
+class Leadership:
+    """What a leader said before a crash: whether its manifest is held; ``body`` is a follower's."""
+
+    held: bool
+    body: Any
+
+
 def crashes(prepared, act, body, how):
     """(replica, what it had said, what its start found) for a crash at each call of ``act``."""
     for call in range(1, 10_000):
-        w, said = prepared(), SimpleNamespace(held=False, body=body)
+        w, said = prepared(), Leadership(held=False, body=body)
         w.disk.crash_at(w.disk.calls + call)
         try:
             act(w, said)
@@ -138,7 +147,7 @@ def test_what_was_acknowledged_is_held_and_applied_in_the_end(prepared, act, how
 @pytest.mark.parametrize("point", ["compaction.manifest", "swap.cleaned", "swap.deleted"])
 def test_a_leader_that_dies_before_its_swap_still_knows_why_records_went(prepared, point) -> None:
     """It applies its own manifest as a follower does, and that does not say."""
-    w, said = prepared(), SimpleNamespace(held=False, body=None)
+    w, said = prepared(), Leadership(held=False, body=None)
 
     def dies():
         raise SimulatedCrash(point)

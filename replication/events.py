@@ -1,4 +1,4 @@
-"""Events and effects of :class:`kept.replication.leader.LeaderCore`."""
+"""Events and effects of :class:`kept.replication.partition_core.PartitionCore`."""
 
 from __future__ import annotations
 
@@ -85,13 +85,6 @@ class IsrRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time passed."""
-
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class CommitAwaited:
     """Somebody waits until HW >= ``end_offset``."""
 
@@ -172,7 +165,6 @@ Event = (
     | CommitKnown
     | IsrDecided
     | IsrRefused
-    | Ticked
     | CommitAwaited
     | WaitEnded
     | MinIsrChanged
@@ -190,9 +182,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class HighWatermarkMoved:
-    """Consumers may read up to here. Only :meth:`LeaderCore.step` returns it."""
-
-    high_watermark: int
+    """Consumers may read up to ``PartitionCore.high_watermark``, which is another one now. It comes
+    before all else that the event caused.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from kept.replication.fetch_messages import Buffer
 from kept.replication.fetcher import FetcherCore, Work
 from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
+from kept.replication.manifests_events import Cut
 from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,
@@ -39,18 +40,13 @@ logger = logging.getLogger(__name__)
 
 
 class FollowerReplica:
-    """What a replica does as a follower; see the module. It is a :class:`.follower.FollowerLog`.
+    """What a replica does as a follower; see the module. It is a :class:`.follower.FollowerLog`."""
 
-    ``before_cut`` is called before the log is cut, and raises ReplicaNotAvailable while it must not
-    be: the fetcher then tries again.
-    """
-
-    __slots__ = ("before_cut", "log", "replica")
+    __slots__ = ("log", "replica")
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.log = replica.log
-        self.before_cut: Callable[[], None] | None = None
 
     # What a FollowerCore reads.
 
@@ -130,30 +126,22 @@ class FollowerReplica:
                 log.write()
             except MachineError as error:
                 self.replica.failed(error)
-        core = self.replica.core
-        before, start = core.high_watermark, log.log_start_offset
+        core, start = self.replica.core, log.log_start_offset
         committed = min(leader_high_watermark, log.written_end_offset)
-        if committed > before:
-            core.high_watermark = committed
+        moved = core.commit_known(committed)
+        if moved:
             log.producers.committed_to(committed)
-        if leader_log_start > start:
-            self._follow_start(leader_log_start, now_ms)
-        if core.high_watermark != before or log.log_start_offset != start:
+        if leader_log_start > start:  # rule 43: the leader moved the start of its log
+            log.advance_log_start(min(leader_log_start, log.written_end_offset), now_ms)
+            moved = core.commit_known(log.log_start_offset) or moved
+        if moved or log.log_start_offset != start:
             self.replica.wake()
         return info
-
-    def _follow_start(self, leader_log_start: int, now_ms: int) -> None:
-        """Rule 43: the leader moved the start of its log."""
-        log = self.log
-        log.advance_log_start(min(leader_log_start, log.written_end_offset), now_ms)
-        self.replica.core.high_watermark = max(
-            self.replica.core.high_watermark, log.log_start_offset
-        )
 
     def truncate_to(self, offset: int) -> None:
         """Cut the log at ``offset``, durably; blocks.
 
-        Raises KafkaStorageError, and as ``before_cut``.
+        Raises KafkaStorageError, and as ``PartitionListener.check_cut``.
         """
         self._check_not_leading()
         self._before_loss(offset)
@@ -200,20 +188,21 @@ class FollowerReplica:
             raise KafkaStorageError(f"{self.replica.topic_partition}: {self.replica.offline}")
         if self.replica.core.leading:
             raise InvariantViolation(f"{self.replica}: a leader never cuts its log")
-        if self.before_cut is not None:
-            self.before_cut()
+        if self.replica.listener is not None:
+            self.replica.listener.check_cut()
 
     def _was_cut(self, start_before: int, end_before: int) -> None:
         log, core = self.log, self.replica.core
         start, end = log.log_start_offset, log.log_end_offset
         if (start, end) == (start_before, end_before):
             return
-        committed = core.high_watermark
-        core.high_watermark = max(min(committed, end), start)
+        effects = core.step(Cut(end, start), 0)
         cleared = end < self.replica.applied_end
         if cleared:
             self.replica.applied_end = 0
         self.replica.emit(Truncated(start, end, log.recovery_point, cleared))
+        for effect in effects:
+            self.replica.emit(effect)
         self.replica.wake()
 
 

@@ -1,9 +1,9 @@
 """Following the leader's compaction: what one replica knows of manifests, as a state machine.
 
 :meth:`ManifestCore.step` takes an event and returns effects, which the shell performs in order. It
-sits beside :class:`.leader.LeaderCore`, which knows the ISR and says when a manifest is published,
-and :class:`.follower.FollowerCore`, which knows whether the logs agree. Bodies of manifests are the
-shell's; here they are names, compared for equality only.
+is a part of :class:`.partition_core.PartitionCore`, which knows the ISR and says when a manifest is
+published, and sits beside :class:`.follower.FollowerCore`, which knows whether the logs agree.
+Bodies of manifests are the shell's; here they are names, compared for equality only.
 
 What holds (rules 13 to 16, 19, 30); the letters are the counterexamples that each check
 answers, and tests/replication/manifests plays them:
@@ -67,11 +67,13 @@ from kept.replication.manifests_events import (
     Lose,
     MakeBase,
     ManifestRef,
+    NoteManifest,
     PassDone,
     Published,
     PullAnswer,
     Pulled,
     PullFailed,
+    PullReceived,
     PullRequest,
     ReportMissing,
     Retried,
@@ -79,7 +81,6 @@ from kept.replication.manifests_events import (
     Stored,
     StoreFailed,
     Synced,
-    Tell,
 )
 from kept.storage.errors import (
     FencedLeaderEpoch,
@@ -137,6 +138,8 @@ class ManifestCore:
     def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
+            case PullReceived():
+                return self.heard(event.request)
             case Pulled():
                 return self._pulled(event)
             case PullFailed():
@@ -229,11 +232,11 @@ class ManifestCore:
             return ()
         self.making_base = self.lost = False
         self.held = self.applied = base
-        return (Tell(CommitKnown(base.end_offset)), *self._settle(now_ms))
+        return (NoteManifest(CommitKnown(base.end_offset)), *self._settle(now_ms))
 
-    def _offer(self, now_ms: int) -> Tell:
+    def _offer(self, now_ms: int) -> NoteManifest:
         identity = None if self.held is None else self.held.identity
-        return Tell(ManifestOffered(identity, now_ms, applied=self.held == self.applied))
+        return NoteManifest(ManifestOffered(identity, now_ms, applied=self.held == self.applied))
 
     @property
     def may_compute(self) -> bool:
@@ -274,9 +277,9 @@ class ManifestCore:
         effects: Effects = ()
         if request.synced:
             applied = None if request.applied is None else request.applied.identity
-            effects = (Tell(ManifestApplied(replica, applied, broker_epoch)),)
+            effects = (NoteManifest(ManifestApplied(replica, applied, broker_epoch)),)
         held = None if request.held is None else request.held.identity
-        return (*effects, Tell(ManifestHeld(replica, held, broker_epoch)))
+        return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch)))
 
     def answer(self, request: PullRequest) -> PullAnswer:
         """The answer to a request that was :meth:`heard`."""
@@ -373,7 +376,7 @@ class ManifestCore:
         if target is None or target == self.applied or busy:
             return ()
         self.applying, self.cut_to = target, UNCUT
-        return (Tell(CommitKnown(target.end_offset)), Apply(target))
+        return (NoteManifest(CommitKnown(target.end_offset)), Apply(target))
 
     def _applied(self, manifest: ManifestRef, now_ms: int) -> Effects:
         if manifest != self.applying:
@@ -408,7 +411,7 @@ class ManifestCore:
             return ()
         self.replaces = manifest if manifest.leader_epoch == self.leader_epoch else None
         self.published, self.settled, self.lost, self.alone = None, False, True, True
-        return (Tell(ManifestLost()), *self._settle(now_ms))
+        return (NoteManifest(ManifestLost()), *self._settle(now_ms))
 
     def _cut_missing(self) -> Effects:
         """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""

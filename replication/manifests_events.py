@@ -95,9 +95,20 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The log now ends there."""
+    """The log now ends there; ``log_start_offset``: where it starts, if all of it went."""
 
     log_end_offset: int
+    log_start_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PullReceived:
+    """A follower pulls from this leader: what it says counts, before ``ManifestCore.answer``.
+
+    Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
+    """
+
+    request: PullRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +198,7 @@ Event = (
     | Follows
     | Synced
     | Cut
+    | PullReceived
     | Pulled
     | PullFailed
     | Stored
@@ -205,10 +217,17 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """To be given to the partition's :class:`kept.replication.leader.LeaderCore` at once."""
+class NoteManifest:
+    """For the :class:`kept.replication.partition_core.PartitionCore` that this is a part of, at
+    once; no shell sees it.
+    """
 
     event: ManifestOffered | ManifestLost | ManifestHeld | ManifestApplied | CommitKnown
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceManifest:
+    """This leader has something for its followers: tell them to pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +306,8 @@ class CutLog:
 
 
 Effect = (
-    Tell
+    NoteManifest
+    | AnnounceManifest
     | Store
     | Discard
     | Apply

@@ -15,8 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from typing import Final
 
-from kept.replication.events import CommitKnown, MinIsrChanged
-from kept.replication.leader import WaitEnded
+from kept.replication.events import CommitKnown, MinIsrChanged, WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket, Replica
 from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
@@ -83,12 +82,9 @@ class Partition(Replica):
             self.failed(error)
         core = self.core
         if core.leading:
-            before = core.high_watermark
             effects = core.appended(self.log.written_end_offset)
             if effects:
                 self._perform(effects)
-            if self._waiters and core.high_watermark != before:
-                self.wake()
             if self._end_waiters:
                 self._wake_replicas()
 
@@ -108,7 +104,7 @@ class Partition(Replica):
 
     def forget_commit(self, callback: CommitCallback) -> None:
         """The waiter gave up (its request timed out): it is not called any more."""
-        self._perform(self.core.step(WaitEnded(callback)))
+        self._perform(self.core.step(WaitEnded(callback), 0))
 
     # Reading.
 
@@ -202,12 +198,11 @@ class Partition(Replica):
         self, replica_id: int, offset: int, now_ms: int, broker_epoch: int, log_start_offset: int
     ) -> None:
         core = self.core
-        before = core.high_watermark
         effects = core.fetched(replica_id, offset, now_ms, broker_epoch)
+        started = core.log_starts(replica_id, log_start_offset)
         if effects:
             self._perform(effects)
-        started = core.log_starts(replica_id, log_start_offset)
-        if (started or core.high_watermark != before) and self._waiters:
+        if started and self._waiters:
             self.wake()
 
     def follower_asked(self, replica_id: int, now_ms: int) -> None:
@@ -387,13 +382,13 @@ class Partition(Replica):
     def update_config(self, config: LogConfig) -> None:
         """New settings of the topic; they hold at once."""
         self.log.update_config(config)
-        self.step(MinIsrChanged(config.min_insync_replicas))
+        self.step(MinIsrChanged(config.min_insync_replicas), 0)
 
     def raise_high_watermark(self, offset: int) -> None:
         """Before a swap: what the manifest covers was committed, so HW is at least its end."""
         if offset > self.log.written_end_offset:
             raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {offset}")
-        self.step(CommitKnown(offset))
+        self.step(CommitKnown(offset), 0)
 
     def maybe_roll(self, now_ms: int) -> bool:
         """Roll an active segment that is too old, also of an idle log (rule 3)."""

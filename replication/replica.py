@@ -6,24 +6,21 @@ follower does to its log, ``partition.py`` adds reading, writing and maintenance
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 from uuid import UUID
 
 from kept.replication.effects import Report
-from kept.replication.events import IsrRefused, ProposeIsr
+from kept.replication.events import Acknowledge, Elected, IsrDecided, IsrRefused, ProposeIsr
 from kept.replication.follower import NO_LEADER
 from kept.replication.follower_replica import FollowerReplica
 from kept.replication.isr import OVERTAKEN, REFUSED, REFUSED_PAUSE_MS, AlterIsrItem
-from kept.replication.leader import (
-    Acknowledge,
+from kept.replication.manifests import ManifestCore
+from kept.replication.partition_core import (
+    HIGH_WATERMARK_MOVED,
     Effect,
     Effects,
-    Elected,
     Event,
-    IsrDecided,
-    LeaderCore,
-    Ticked,
+    PartitionCore,
 )
 from kept.replication.snapshots import (
     ProducerView,
@@ -39,6 +36,7 @@ from kept.storage.errors import (
     KeptError,
     MachineError,
     NotLeaderOrFollower,
+    OffsetOutOfRange,
     ResourceExhausted,
     UnknownLeaderEpoch,
 )
@@ -64,16 +62,28 @@ class EpochTicket:
         self._partition.epoch_is_durable(self.leader_epoch)
 
 
+class PartitionListener(Protocol):
+    """Whoever does for a partition what concerns more than its log: the node."""
+
+    def perform(self, effect: Effect | Report) -> None:
+        """Do what a core decided, or act on a report; within the call that caused it."""
+
+    def machine_failed(self, error: MachineError) -> None:
+        """An error takes the partition offline, said once: so is its whole directory to be."""
+
+    def check_cut(self) -> None:
+        """Raises ReplicaNotAvailable while the log must not be cut; the fetcher then retries."""
+
+
 class Replica:
     """See the module. One thread; what the machine does wrong takes it offline.
 
     ``high_watermark``: what the checkpoint says; ``applied_end``: b of the manifest applied or
-    being applied (rule 12). ``on_machine_error`` hears once of an error that takes the partition
-    offline, so that the node takes the whole directory offline; ``on_effect`` gets what goes to
-    others: the core's effects (ProposeIsr, ManifestPublished), Losing and Truncated.
+    being applied (rule 12). ``listener`` gets what goes to others: the core's effects, Losing and
+    Truncated; None: nobody does.
 
-    ``core`` keeps epochs, ISR and the high watermark in either role; ``suspended``: the node may
-    have slept through a change of leadership, so nothing is served.
+    ``core`` keeps epochs, ISR, the high watermark and manifests in either role; ``suspended``: the
+    node may have slept through a change of leadership, so nothing is served.
     """
 
     def __init__(
@@ -84,8 +94,8 @@ class Replica:
         high_watermark: int = 0,
         applied_end: int = 0,
         lag_time_max_ms: int = 30_000,
-        on_machine_error: Callable[[MachineError], None] | None = None,
-        on_effect: Callable[[Effect | Report], None] | None = None,
+        manifests: ManifestCore | None = None,
+        listener: PartitionListener | None = None,
     ) -> None:
         self.log = log
         self.node_id = node_id
@@ -93,7 +103,9 @@ class Replica:
         self.topic_id: UUID = log.topic_id
         self.offline: str | None = None
         self._epoch_durable = False
-        self.core = LeaderCore(node_id, lag_time_max_ms, log.config.min_insync_replicas)
+        self.core = PartitionCore(node_id, lag_time_max_ms, log.config.min_insync_replicas)
+        if manifests is not None:
+            self.core.manifests = manifests
         restored = max(high_watermark, applied_end, log.log_start_offset)
         self.core.high_watermark = min(restored, log.log_end_offset)
         self.applied_end = applied_end
@@ -109,8 +121,7 @@ class Replica:
         """(leader epoch, partition epoch) of the proposal that the controller has answered."""
         self._waiters: dict[Waiter, None] = {}
         self._end_waiters: dict[Waiter, None] = {}
-        self._on_machine_error = on_machine_error
-        self._on_effect = on_effect
+        self.listener = listener
 
     def __repr__(self) -> str:
         role = f"leads in epoch {self.leader_epoch}" if self._leading else "does not lead"
@@ -232,7 +243,7 @@ class Replica:
         self.check_online()
         core = self.core
         if core.leading and leader_epoch == core.leader_epoch:
-            self.step(IsrDecided(partition_epoch, replicas, isr))
+            self.step(IsrDecided(partition_epoch, replicas, isr), now_ms)
             self._wake_all()
             return None
         log = self.log
@@ -344,17 +355,21 @@ class Replica:
         if core.pending_isr is not None and self.alter_isr_request() is not None:
             self.emit(ProposeIsr(core.pending_isr, core.leader_epoch, core.partition_epoch))
 
-    def step(self, event: Event) -> None:
-        """Give the core an event (ISR decisions, manifests, brokers) and perform its effects."""
-        before = self.core.high_watermark
-        self._perform(self.core.step(event))
-        if self.core.high_watermark != before:
-            self.wake()
+    def step(self, event: Event, now_ms: int) -> None:
+        """Give the core an event (ISR decisions, manifests, brokers) and perform its effects.
+
+        Raises OffsetOutOfRange for a manifest that ends above the log: none may be told so.
+        """
+        core = self.core
+        effects = core.step(event, now_ms)
+        if core.high_watermark > self.log.written_end_offset:
+            raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {core.high_watermark}")
+        self._perform(effects)
 
     def tick(self, now_ms: int) -> None:
         """Time passed: members that lag leave the ISR."""
         if self._leading and not self.core.alone:
-            self.step(Ticked(now_ms))
+            self._perform(self.core.tick(now_ms))
 
     def alter_isr_request(self) -> AlterIsrItem | None:
         """What to ask the controller; None when nothing is pending, or the answer is known.
@@ -390,7 +405,7 @@ class Replica:
         if error is None or isinstance(error, OVERTAKEN):
             self._decided = version
         elif isinstance(error, REFUSED):
-            self.step(IsrRefused(core.partition_epoch, REFUSED_PAUSE_MS))
+            self.step(IsrRefused(core.partition_epoch, REFUSED_PAUSE_MS), 0)
 
     def mark_offline(self, reason: str) -> None:
         """The log directory failed: from now on every call raises KafkaStorageError(reason)."""
@@ -424,26 +439,29 @@ class Replica:
         nothing, and the next one may succeed.
         """
         if isinstance(error, ResourceExhausted):
-            if self._on_machine_error is not None:
-                self._on_machine_error(error)
+            if self.listener is not None:
+                self.listener.machine_failed(error)
             raise error
         known = self.offline is not None
         self.mark_offline(str(error))
-        if not known and self._on_machine_error is not None:
-            self._on_machine_error(error)
+        if not known and self.listener is not None:
+            self.listener.machine_failed(error)
         raise KafkaStorageError(f"{self.topic_partition}: {error}") from error
 
     def _perform(self, effects: Effects) -> None:
         for effect in effects:
-            if isinstance(effect, Acknowledge):
+            if effect is HIGH_WATERMARK_MOVED:
+                if self._waiters:
+                    self.wake()
+            elif isinstance(effect, Acknowledge):
                 effect.token(self._said(effect.error))  # type: ignore[operator]
             else:
                 self.emit(effect)
 
     def emit(self, effect: Effect | Report) -> None:
         """Give an effect to the node."""
-        if self._on_effect is not None:
-            self._on_effect(effect)
+        if self.listener is not None:
+            self.listener.perform(effect)
 
     def _said(self, error: type[KeptError] | None) -> KeptError | None:
         if error is None:
@@ -487,8 +505,7 @@ class Replica:
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation when log and core contradict each other."""
-        if self.core.leading:
-            self.core.check_invariants()
+        self.core.check_invariants()
         if not self.log.log_start_offset <= self.core.high_watermark <= self.log.log_end_offset:
             raise InvariantViolation(f"{self}: HW {self.core.high_watermark} of {self.log}")
         self.log.check_invariants()

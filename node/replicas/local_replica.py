@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kept.storage.errors import (
     KafkaStorageError,
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
     from kept.node.replicas.manifests.replica import ReplicaManifests
     from kept.node.runtime.executors import Callback, FlushPool
+    from kept.replication.effects import Report
     from kept.replication.partition import Partition
+    from kept.replication.partition_core import Effect
     from kept.storage.directory import LogDirectory
+    from kept.storage.errors import MachineError
 
 
 class LocalDirectory:
@@ -33,10 +36,21 @@ class LocalDirectory:
         self.count = 0
 
 
+class ReplicaShell(Protocol):
+    """Whoever does for the replicas here what their partitions decide: the replica manager."""
+
+    def perform(self, hosted: LocalReplica, effect: Effect | Report) -> None:
+        """Do what a partition's core decided."""
+
+    def machine_failed(self, hosted: LocalReplica, error: MachineError) -> None:
+        """A partition could not use its files."""
+
+
 class LocalReplica:
     """A replica on this node, with what requests need beside it."""
 
     __slots__ = (
+        "_shell",
         "compaction",
         "directory",
         "loop_rules",
@@ -48,9 +62,12 @@ class LocalReplica:
         "throttled_as_leader",
     )
 
-    def __init__(self, partition: Partition, directory: LocalDirectory) -> None:
+    def __init__(
+        self, partition: Partition, directory: LocalDirectory, shell: ReplicaShell
+    ) -> None:
         self.partition = partition
         self.directory = directory
+        self._shell = shell
         self.compaction: CompactionState | None = None
         """What compaction has come to; None before the first generation."""
         self.manifests: ReplicaManifests
@@ -62,6 +79,20 @@ class LocalReplica:
         self.throttled_as_leader = False
         """Among its topic's ``leader.replication.throttled.replicas`` (KIP-73)."""
         self.throttled_as_follower = False
+
+    # What its partition calls (:class:`kept.replication.replica.PartitionListener`).
+
+    def perform(self, effect: Effect | Report) -> None:
+        """Do what the partition's core decided."""
+        self._shell.perform(self, effect)
+
+    def machine_failed(self, error: MachineError) -> None:
+        """The partition could not use its files."""
+        self._shell.machine_failed(self, error)
+
+    def check_cut(self) -> None:
+        """Raises ReplicaNotAvailable while a manifest's files are worked on."""
+        self.manifests.check_cut()
 
     def flush(self, end_offset: int, callback: Callback) -> None:
         """Call back when everything below ``end_offset`` is durable."""

@@ -32,6 +32,7 @@ from kept.node.replicas.stray_logs import StrayLogs
 from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import LOOP_BYTES, LOOP_COMPRESSED_BYTES, Pace
+from kept.replication.manifests import ManifestCore
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage import layout
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.shutdown import Shutdown
+    from kept.replication.effects import Report
+    from kept.replication.partition_core import Effect
     from kept.storage.log import Log
 
 
@@ -517,12 +520,11 @@ class ReplicaManager:
             high_watermark=high_watermark,
             applied_end=0 if state is None else state.end_offset,
             lag_time_max_ms=self._config.current.replica_lag_time_max_ms,
-            on_machine_error=lambda error: self._failed_under(hosted, error),
-            on_effect=lambda effect: self.roles.heard(hosted, effect),
+            manifests=ManifestCore(self._identity.node_id, known.held, known.applied, known.lost),
         )
-        hosted = LocalReplica(partition, opening.directory)
+        hosted = partition.listener = LocalReplica(partition, opening.directory, self)
         hosted.compaction = state
-        hosted.manifests = ReplicaManifests(self._manifests, hosted, known)
+        hosted.manifests = ReplicaManifests(self._manifests, hosted)
         self._configure(hosted, opening.config)
         self._throttle(self.image, tp.topic, (hosted,))
         self._table.partitions[tp] = partition
@@ -668,7 +670,13 @@ class ReplicaManager:
             self._damage_logged_until[error.path] = now + NOISE_INTERVAL_S
             log.error("a log is damaged", path=error.path, error=str(error))
 
-    def _failed_under(self, hosted: LocalReplica, error: MachineError) -> None:
+    # What the partitions here decide and meet.
+
+    def perform(self, hosted: LocalReplica, effect: Effect | Report) -> None:
+        """Do what a partition's core decided (:meth:`RoleChanges.perform`)."""
+        self.roles.perform(hosted, effect)
+
+    def machine_failed(self, hosted: LocalReplica, error: MachineError) -> None:
         """A replica could not use its files; one that was deleted has none to use."""
         if self._table.hosted.get(hosted.partition.topic_partition) is hosted:
             self._fail(hosted.directory, error)

@@ -14,8 +14,8 @@ from kept.cluster.metadata.records import NO_LEADER
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.replication.effects import Losing, Truncated
-from kept.replication.events import BrokersChanged, ManifestPublished, ProposeIsr
-from kept.replication.manifests_events import Cut
+from kept.replication.events import Acknowledge, BrokersChanged, HighWatermarkMoved, ProposeIsr
+from kept.replication.manifests_events import NoteManifest
 from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import TopicPartition
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
+    from kept.replication.effects import Report
+    from kept.replication.partition_core import Effect
 
 
 def _nothing(_: Image) -> None:
@@ -96,7 +98,7 @@ class RoleChanges:
             settling=True,
         )
         if len(record.replicas) > 1:
-            partition.step(self._brokers(self._metadata.image))
+            partition.step(self._brokers(self._metadata.image), monotonic_ms())
         hosted.manifests.lead(record)
         if ticket is None:
             counters.failed_over(noticed, loop.time())
@@ -197,7 +199,7 @@ class RoleChanges:
         for hosted in list(self._table.hosted.values()):
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
-                partition.step(event)
+                partition.step(event, monotonic_ms())
         self._notifier.brokers_changed()
 
     @staticmethod
@@ -207,14 +209,12 @@ class RoleChanges:
             tuple((broker_id, broker.broker_epoch) for broker_id, broker in image.brokers.items()),
         )
 
-    # What partitions tell.
+    # Effects of partitions.
 
-    def heard(self, hosted: LocalReplica, effect: Any) -> None:
-        """An effect of a partition that concerns others."""
+    def perform(self, hosted: LocalReplica, effect: Effect | Report) -> None:
+        """Do what a partition's core decided that concerns more than its log."""
         if isinstance(effect, ProposeIsr):
             self._alter_partition.submit(hosted.partition)
-        elif isinstance(effect, ManifestPublished):
-            hosted.manifests.published(effect.identity)
         elif isinstance(effect, Truncated):
             self._truncated(hosted, effect)
         elif isinstance(effect, Losing):
@@ -222,6 +222,8 @@ class RoleChanges:
 
             node_id = self._identity.node_id
             lost_records_report.report(self._runtime, self._counters, node_id, hosted, effect)
+        elif not isinstance(effect, HighWatermarkMoved | Acknowledge | NoteManifest):
+            hosted.manifests.perform(effect)
 
     def _truncated(self, hosted: LocalReplica, effect: Truncated) -> None:
         """Recovery points are durable before a truncated log takes appends."""
@@ -232,4 +234,3 @@ class RoleChanges:
             hosted.directory.directory.state_recovery_point(tp, effect.recovery_point)
         except MachineError as error:
             self._failures.fail(hosted.directory, error.as_failure())
-        hosted.manifests.tell(Cut(effect.log_end_offset))

@@ -28,6 +28,7 @@ from kept.storage.errors import (
 )
 from kept.storage.records import build_batch
 from kept.storage.types import LogConfig
+from tests.support.listener import RecordedListener
 
 
 def batches(*spans: tuple[int, int, int]) -> bytes:
@@ -348,9 +349,9 @@ def test_a_follower_deletes_only_what_lies_below_its_leaders_start(disk, tools) 
 def growing(disk, tools):
     """Leader 0 alone in its ISR; follower 1, broker epoch 5, has just caught up."""
     effects: list = []
-    partition = Partition(tools.open_log(disk), 0, on_effect=effects.append)
+    partition = Partition(tools.open_log(disk), 0, listener=RecordedListener(effects))
     tools.lead(partition, 1, (0, 1, 2), (0,), 4)
-    partition.step(BrokersChanged(frozenset({1, 2}), ((1, 5), (2, 6))))
+    partition.step(BrokersChanged(frozenset({1, 2}), ((1, 5), (2, 6))), 0)
     partition.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
     assert effects == [ProposeIsr((0, 1), 1, 4)]
     return partition
@@ -366,7 +367,7 @@ def test_the_request_names_members_with_their_broker_epochs(growing) -> None:
 
 def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing, tools) -> None:
     tools.produce(growing, 3)
-    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 9), (2, 6))))
+    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 9), (2, 6))), 0)
     growing.fetch(0, 100, replica_id=1, broker_epoch=9, now_ms=tools.NOW)
     assert growing.alter_isr_request().isr == ((0, -1), (1, 5))
     with pytest.raises(NotLeaderOrFollower, match="broker epoch 5: it is 9"):
@@ -387,7 +388,7 @@ def test_a_broker_epoch_that_is_not_the_images_moves_nothing(growing, tools, epo
 
 
 def test_a_replica_whose_broker_the_image_does_not_know_moves_nothing(growing, tools) -> None:
-    growing.step(BrokersChanged(frozenset({2}), ((2, 6),)))
+    growing.step(BrokersChanged(frozenset({2}), ((2, 6),)), 0)
     with pytest.raises(NotLeaderOrFollower, match="it is -1"):
         growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
 
@@ -398,7 +399,7 @@ def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing, tool
     with pytest.raises(NotLeaderOrFollower) as refused:
         growing.fetch(3, 100, replica_id=1, broker_epoch=8, now_ms=tools.NOW)
     assert isinstance(refused.value, RetriableError), "the follower tries again"
-    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 8), (2, 6))))
+    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 8), (2, 6))), 0)
     growing.fetch(3, 100, replica_id=1, broker_epoch=8, now_ms=tools.NOW)
     assert growing.high_watermark == 3
 
@@ -450,11 +451,11 @@ def test_a_member_refused_is_not_proposed_again_at_once(growing, tools) -> None:
 
 def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> None:
     growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("fenced"))
-    growing.step(BrokersChanged(frozenset({2}), ((1, 5), (2, 6))))
+    growing.step(BrokersChanged(frozenset({2}), ((1, 5), (2, 6))), 0)
     assert growing.core.pending_isr is None, "1 is not eligible, 2 never fetched"
-    growing.step(BrokersChanged(frozenset({1}), ((1, 8),)))
+    growing.step(BrokersChanged(frozenset({1}), ((1, 8),)), 0)
     assert growing.core.pending_isr is None, "that is another life of broker 1"
-    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)))
+    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)), 0)
     assert growing.core.pending_isr == (0, 1)
 
 
@@ -463,7 +464,7 @@ def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) 
     growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("fenced"))
     growing.follower_left(1)
     growing.follower_left(9)
-    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)))
+    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)), 0)
     assert growing.core.pending_isr is None
     growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW + REFUSED_PAUSE_MS)
     assert growing.core.pending_isr == (0, 1)
@@ -483,7 +484,7 @@ def test_a_suspended_leader_asks_for_nothing(growing) -> None:
     growing.suspend()
     assert growing.alter_isr_request() is None
     told: list = []
-    growing._on_effect = told.append
+    growing.listener = RecordedListener(told)
     growing.resume()
     assert growing.alter_isr_request() is not None
     assert told == [ProposeIsr((0, 1), 1, 4)], "the shell forgot it meanwhile"

@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from kept.replication.leader import BrokersChanged, ProposeIsr
+from kept.replication.events import BrokersChanged, ProposeIsr
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.checkpoints import read_epochs
 from kept.storage.disk import Disk
@@ -22,6 +22,7 @@ from kept.storage.errors import (
 )
 from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, LogConfig
+from tests.support.listener import RecordedListener
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 
@@ -463,9 +464,9 @@ def test_high_watermark_after_a_restart(disk, tools) -> None:
 
 def test_effects_for_others_are_handed_on(disk, tools) -> None:
     effects = []
-    partition = Partition(tools.open_log(disk), 0, on_effect=effects.append)
+    partition = Partition(tools.open_log(disk), 0, listener=RecordedListener(effects))
     tools.lead(partition, 1, (0, 1), (0,))
-    partition.step(BrokersChanged(frozenset({1})))
+    partition.step(BrokersChanged(frozenset({1})), 0)
     partition.fetch(0, 1000, replica_id=1, now_ms=tools.NOW)
     assert effects == [ProposeIsr((0, 1), 1, 0)]
     partition.become_leader(1, 1, (0, 1), (0, 1), tools.NOW)
@@ -481,8 +482,8 @@ def test_effects_for_others_are_handed_on(disk, tools) -> None:
 
 
 def test_a_failed_write_takes_the_partition_offline(disk, tools) -> None:
-    told, machine, woken = [], [], []
-    partition = Partition(tools.open_log(disk), 0, on_machine_error=machine.append)
+    told, woken, listener = [], [], RecordedListener()
+    partition = Partition(tools.open_log(disk), 0, listener=listener)
     tools.lead(partition, 0, (0, 1))
     tools.produce(partition, 2)
     partition.when_committed(2, told.append)
@@ -491,7 +492,7 @@ def test_a_failed_write_takes_the_partition_offline(disk, tools) -> None:
     disk.fail("write", ".log", partial=True)
     with pytest.raises(KafkaStorageError, match="write failed"):
         partition.write()
-    assert [str(error) for error in machine] == [partition.offline]
+    assert [str(error) for error in listener.errors] == [partition.offline]
     assert [type(error) for error in told] == [KafkaStorageError]
     assert woken == [partition.offline]
     for call in (

@@ -124,7 +124,7 @@ class World:
         else:
             node.follow(controller.leader, *args)
         brokers = tuple(controller.brokers.items())
-        node.partition.step(BrokersChanged(frozenset(REPLICAS), brokers))
+        node.partition.step(BrokersChanged(frozenset(REPLICAS), brokers), 0)
 
     def step(self, i: int) -> None:
         """A request is made, or served, or answered."""

@@ -33,6 +33,7 @@ from kept.replication.partition import Partition
 from kept.storage import errors
 from kept.storage.records import headers
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.listener import RecordedListener
 
 SESSION_IDS = count(1)
 """Drawn at random by real servers: one that restarts must not know sessions of its former life."""
@@ -77,7 +78,10 @@ class Node:
     def open(self, **known) -> None:
         log = self.tools.open_log(self.disk, **known)
         self.partition = Partition(
-            log, self.node_id, high_watermark=self.high_watermark, on_effect=self.effects.append
+            log,
+            self.node_id,
+            high_watermark=self.high_watermark,
+            listener=RecordedListener(self.effects),
         )
 
     @property
@@ -93,7 +97,7 @@ class Node:
             ticket.run()
             ticket.done()
         brokers = tuple((replica, FIRST_EPOCH) for replica in replicas)
-        self.partition.step(BrokersChanged(frozenset(), brokers))
+        self.partition.step(BrokersChanged(frozenset(), brokers), 0)
 
     def follow(self, leader: int, epoch: int, replicas, isr=None, version: int = 0) -> None:
         partition = self.partition

@@ -18,10 +18,11 @@ from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord, ResourceType
 from kept.node.config.topic_config import log_config
 from kept.node.replicas.manifests import recover
-from kept.replication.effects import Truncated
-from kept.replication.events import ManifestPublished
+from kept.replication.effects import Losing, Truncated
+from kept.replication.events import ProposeIsr
 from kept.replication.isr import AlterIsrItem
-from kept.replication.manifests_events import Cut, ManifestRef
+from kept.replication.manifests import ManifestCore
+from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition import Partition
 from kept.storage.errors import MachineError, NotLeaderOrFollower
 from kept.storage.records import build_batch
@@ -33,7 +34,7 @@ from tests.sim.machine import Machine
 from tests.sim.manifests import SimManifests
 from tests.sim.node import SimNode
 from tests.sim.raft_cluster import RaftApp
-from tests.sim.replicas import Replicas, Reply
+from tests.sim.replicas import Listener, Replicas, Reply
 from tests.sim.world import MS, SECOND, Violation
 
 HOUR_MS = 3_600_000
@@ -78,10 +79,10 @@ class CompactingReplicas(Replicas):
             high_watermark=directory.high_watermarks.get(tp, log.log_start_offset),
             applied_end=0 if state is None else state.end_offset,
             lag_time_max_ms=self.node.history.lag_ms,
-            on_machine_error=self.disk_error,
-            on_effect=lambda effect: self.heard(tp, effect),
+            manifests=ManifestCore(self.node.node_id, known.held, known.applied, known.lost),
+            listener=Listener(self, tp),
         )
-        self.manifests[tp] = SimManifests(self, partition, state, known)
+        self.manifests[tp] = SimManifests(self, partition, state)
         self.world.counts["manifests lost"] += known.lost
         self.look(tp)
 
@@ -142,12 +143,13 @@ class CompactingReplicas(Replicas):
         if manifests is not None:
             manifests.fetched(leader_epoch, agreed)
 
-    def heard(self, tp: TopicPartition, effect: Any) -> None:
-        super().heard(tp, effect)
-        if isinstance(effect, ManifestPublished):
-            self.manifests[tp].published(effect.identity)
-        elif isinstance(effect, Truncated):
-            self.manifests[tp].tell(Cut(effect.log_end_offset))
+    def perform(self, tp: TopicPartition, effect: Any) -> None:
+        super().perform(tp, effect)
+        if tp in self.manifests and not isinstance(effect, ProposeIsr | Truncated | Losing):
+            self.manifests[tp].perform(effect)
+
+    def check_cut(self, tp: TopicPartition) -> None:
+        self.manifests[tp].check_cut()
 
     def missing(self, tp: TopicPartition, ref: ManifestRef, offset: int) -> None:
         """A survivor is not here: only what was given up explains it."""

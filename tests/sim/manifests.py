@@ -23,18 +23,18 @@ from kept.compaction.manifest.apply import CompactionState
 from kept.compaction.manifest.follow import LogsDiffer
 from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.node.replicas.manifests.status import (
-    ManifestStatus,
     base_name,
     is_alone,
     leads,
     others_apply,
 )
 from kept.replication import manifests_events as ev
-from kept.replication.events import CommitKnown, ManifestOffered
-from kept.replication.leader import Follower, LeaderCore
-from kept.replication.manifests import ManifestCore, Role
+from kept.replication.events import ManifestPublished
+from kept.replication.manifests import Role
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition import Partition
+from kept.replication.partition_core import PartitionCore
+from kept.replication.progress import Follower
 from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tests.sim.compaction import CompactingReplicas
 
 NEVER = MAX_INT64
-TOLD_OF = (ev.Stored, ev.PassDone, ev.Published, ev.Applied, ev.BaseMade, ev.Damaged)
+TOLD_OF = (ev.Stored, ev.PassDone, ev.Applied, ev.BaseMade, ev.Damaged)
 """What a trace shows."""
 MANIFEST = "manifest"
 """In the names of all their files."""
@@ -101,7 +101,7 @@ def ref_of(found: Manifest) -> ManifestRef:
     return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
 
 
-def lacks(core: LeaderCore, replica: int, follower: Follower) -> bool:
+def lacks(core: PartitionCore, replica: int, follower: Follower) -> bool:
     """As ``node/replicas/manifests/news``."""
     known = core.broker_epochs.get(replica, -1)
     about = (follower.held, follower.applied, follower.broker_epoch)
@@ -112,9 +112,8 @@ class SimManifests:
     """See the module."""
 
     def __init__(
-        self, replicas: CompactingReplicas, partition: Partition, state: CompactionState | None,
-        known: ManifestStatus,
-    ) -> None:  # fmt: skip
+        self, replicas: CompactingReplicas, partition: Partition, state: CompactionState | None
+    ) -> None:
         self.replicas = replicas
         self.node = replicas.node
         self.machine = replicas.machine
@@ -123,7 +122,7 @@ class SimManifests:
         self.partition = partition
         self.tp = partition.topic_partition
         self.state = state
-        self.core = ManifestCore(self.node.node_id, known.held, known.applied, known.lost)
+        self.core = partition.core.manifests
         self.bodies: dict[ManifestRef, Manifest] = {}
         self.made: Made | None = None
         self.work: Work | None = None
@@ -140,7 +139,6 @@ class SimManifests:
         self.awaited_end = NEVER
         self.published_ms = 0
         self.failures = 0
-        partition.follower.before_cut = self.before_cut
 
     @property
     def directory(self) -> str:
@@ -148,11 +146,11 @@ class SimManifests:
 
     # What happens to it.
 
-    def tell(self, event: ev.Event) -> None:
+    def step(self, event: ev.Event) -> None:
         if not self.closed:
             if isinstance(event, TOLD_OF):
                 self.world.note(self.machine.name, f"{self.tp}:", event)
-            self.perform(self.core.step(event, self.replicas.now_ms()))
+            self.partition.step(event, self.replicas.now_ms())
             if self.node.history.assertions:
                 self.core.check_invariants()
 
@@ -161,7 +159,7 @@ class SimManifests:
         if core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch:
             self._begin()
         event = leads(self.node.image, self.partition, record, core, self.node.node_id)
-        self.tell(event)
+        self.step(event)
         if core.lost and not core.settled and not core.making_base and not event.alone:
             self.replicas.resign(self.tp, record)
         self.announce()
@@ -170,7 +168,7 @@ class SimManifests:
         core = self.core
         if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
             self._begin()
-        self.tell(ev.Follows(record.leader_epoch, self.node.node_id in record.isr))
+        self.step(ev.Follows(record.leader_epoch, self.node.node_id in record.isr))
 
     def _begin(self) -> None:
         self.awaited_end = NEVER
@@ -186,25 +184,20 @@ class SimManifests:
         if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
             return
         if agreed != core.synced:
-            self.tell(ev.Synced(leader_epoch, agreed))
+            self.step(ev.Synced(leader_epoch, agreed))
             if agreed and (core.held is not None or core.lost):
                 self.ask()
         elif self.partition.log_end_offset >= self.awaited_end:
             self.awaited_end = NEVER
             self.ask()
 
-    def before_cut(self) -> None:
+    def check_cut(self) -> None:
         if self.core.storing is None and self.work is None and not self.closed:
             return
         self.world.counts["cuts that waited"] += 1
         if self.work is not None:
             self.work.cancelled = True
         raise ReplicaNotAvailable(f"{self.tp}: the cut waits for a manifest's files")
-
-    def published(self, identity: Any) -> None:
-        self.published_ms = self.replicas.now_ms()
-        self.tell(ev.Published(identity))
-        self.announce()
 
     # Pulls.
 
@@ -245,7 +238,7 @@ class SimManifests:
         else:
             refused = isinstance(answer, KeptError)
             mine = self.core.asked == request
-            self.tell(ev.PullFailed(request))
+            self.step(ev.PullFailed(request))
             if mine and (not refused or self.core.held is not None or self.core.lost):
                 self.machine.after_ms(REFUSED_MS if refused else BACKOFF_MS, self.ask)
         if self.again:
@@ -259,7 +252,7 @@ class SimManifests:
         if asked != self.core.asked:
             return
         self.bodies.update(bodies)
-        self.tell(ev.Pulled(asked, answer))
+        self.step(ev.Pulled(asked, answer))
         core, newest = self.core, answer.held
         waits = answer.published is None and newest is not None and newest != core.applied
         if waits and newest is not None and asked.log_end_offset < newest.end_offset:
@@ -274,7 +267,7 @@ class SimManifests:
             reply(NotLeaderOrFollower(f"{self.tp}: not led here"))
             return
         try:
-            self.perform(self.core.heard(request))
+            self.step(ev.PullReceived(request))
         except KeptError as error:
             reply(error)
             return
@@ -305,13 +298,13 @@ class SimManifests:
         if self.closed or ref not in (core.held, core.told, core.published):
             return
         if core.role is not Role.LEADER:
-            self.tell(ev.Damaged(ref))
+            self.step(ev.Damaged(ref))
             self.ask()
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
         elif is_alone(self.partition.core, self.node.node_id):
             self.world.counts["lone leaders that begin anew"] += 1
-            self.tell(ev.Damaged(ref, alone=True))
+            self.step(ev.Damaged(ref, alone=True))
         elif record is not None and record.isr != (self.node.node_id,):
             self.replicas.resign(self.tp, record)
         else:
@@ -331,40 +324,41 @@ class SimManifests:
 
     # What the core wants done.
 
-    def perform(self, effects: ev.Effects) -> None:
-        for effect in effects:
-            match effect:
-                case ev.Tell(CommitKnown(offset)):
-                    self.partition.raise_high_watermark(offset)
-                case ev.Tell(event):
-                    self.partition.step(event)
-                    if isinstance(event, ManifestOffered) and event.identity is not None:
-                        self.announce()
-                case ev.Store():
-                    self.go(self._store(effect), self._stored(effect))
-                case ev.Apply(ref):
-                    self._start(self._bring(ref), self._applied(ref))
-                case ev.CancelApply():
-                    if self.work is not None:
-                        self.work.cancelled = True
-                case ev.MakeBase():
-                    self._begin_base(effect)
-                case ev.Discard(ref):
-                    self.world.counts["passes thrown away"] += 1
-                    self.bodies.pop(ref, None)
-                    self.made = None
-                case ev.ClearApplied() | ev.Lose() as gone:
-                    forget = (
-                        manifest_store.lose
-                        if isinstance(gone, ev.Lose)
-                        else manifest_store.clear_applied
-                    )
-                    self.replicas.attempt(partial(forget, self.directory, self.disk))
-                    self.state, self.partition.applied_end = None, 0
-                case ev.ReportMissing(ref, offset):
-                    self.replicas.missing(self.tp, ref, offset)
-                case ev.CutLog(offset):
-                    self._cut_log(offset)
+    def perform(self, effect: Any) -> None:
+        if self.closed:
+            return
+        match effect:
+            case ManifestPublished():
+                self.published_ms = self.replicas.now_ms()
+                self.world.note(self.machine.name, f"{self.tp}:", effect)
+                self.announce()
+            case ev.AnnounceManifest():
+                self.announce()
+            case ev.Store():
+                self.go(self._store(effect), self._stored(effect))
+            case ev.Apply(ref):
+                self._start(self._bring(ref), self._applied(ref))
+            case ev.CancelApply():
+                if self.work is not None:
+                    self.work.cancelled = True
+            case ev.MakeBase():
+                self._begin_base(effect)
+            case ev.Discard(ref):
+                self.world.counts["passes thrown away"] += 1
+                self.bodies.pop(ref, None)
+                self.made = None
+            case ev.ClearApplied() | ev.Lose() as gone:
+                forget = (
+                    manifest_store.lose
+                    if isinstance(gone, ev.Lose)
+                    else manifest_store.clear_applied
+                )
+                self.replicas.attempt(partial(forget, self.directory, self.disk))
+                self.state, self.partition.applied_end = None, 0
+            case ev.ReportMissing(ref, offset):
+                self.replicas.missing(self.tp, ref, offset)
+            case ev.CutLog(offset):
+                self._cut_log(offset)
 
     def _cut_log(self, offset: int) -> None:
         if self.closed or self.core.missing != offset or self.core.in_isr:
@@ -446,9 +440,9 @@ class SimManifests:
         def then(_: Any, error: Exception | None) -> None:
             if error is not None:
                 self.failed("store", error)
-                self.tell(ev.StoreFailed())
+                self.step(ev.StoreFailed())
                 return
-            self.tell(ev.Stored(effect.held))
+            self.step(ev.Stored(effect.held))
             self.ask()
 
         return then
@@ -573,12 +567,12 @@ class SimManifests:
                 unreadable = isinstance(error, DamagedData) and MANIFEST in error.path
                 if not isinstance(error, Withdrawn) and not unreadable:
                     self.failed("apply", error)
-                self.tell(ev.ApplyEnded(ref, missing))
+                self.step(ev.ApplyEnded(ref, missing))
                 if unreadable:
                     self._unreadable(ref)
                 return
             self._in_place(state)
-            self.tell(ev.Applied(ref))
+            self.step(ev.Applied(ref))
             self.made = None
             self.ask()
 
@@ -626,7 +620,7 @@ class SimManifests:
                 return
             self._in_place(state)
             if self.core.making_base and self.core.leader_epoch == epoch:
-                self.tell(ev.BaseMade(ManifestRef(name, epoch, state.end_offset)))
+                self.step(ev.BaseMade(ManifestRef(name, epoch, state.end_offset)))
 
         return then
 
@@ -672,7 +666,7 @@ class SimManifests:
             self.made = Made(ref, result, running.truncations, begins_at)
             self.bodies = {ref: found}
             self.world.counts["passes"] += 1
-            self.tell(ev.PassDone(ref, running.leader_epoch, based_on))
+            self.step(ev.PassDone(ref, running.leader_epoch, based_on))
 
         self.go(self._compute(job, running), then)
 
@@ -719,7 +713,7 @@ class SimManifests:
             effect = ev.MakeBase(core.leader_epoch, core.replaces)
             self._start(self._base(effect), self._base_made(effect))
         elif core.role is not Role.NONE:
-            self.tell(ev.Retried())
+            self.step(ev.Retried())
             self.ask()
 
     def abandon(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from kept.replication.events import UNKNOWN_OFFSET
 from tests.sim.planted import plant
 
-LEADER = "kept.replication.leader.LeaderCore"
+LEADER = "kept.replication.partition_core.PartitionCore"
 FOLLOWER = "kept.replication.follower.FollowerCore"
 PARTITION = "kept.replication.partition.Partition"
 REPLICA = "kept.replication.replica.Replica"
@@ -86,7 +86,7 @@ def cut_deeper(original: Any) -> Any:
     """A follower cuts to its high watermark when it gets another leader (before KIP-101)."""
 
     def became(self: Any, event: Any) -> Any:
-        if self.log.is_follower and self.log.log_end_offset > self.log.high_watermark:
+        if self.log.replica.is_follower and self.log.log_end_offset > self.log.high_watermark:
             self.log.truncate_to(self.log.high_watermark)
         return original(self, event)
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from kept.compaction.manifest.follow import LogsDiffer
-from kept.replication.events import ManifestOffered, ManifestPublished
-from kept.replication.manifests_events import Store, Tell
+from kept.replication.events import ManifestOffered
+from kept.replication.manifests_events import NoteManifest, Store
 from tests.sim.planted import plant
 
 CORE = "kept.replication.manifests.ManifestCore"
-LEADER = "kept.replication.leader.LeaderCore"
+LEADER = "kept.replication.partition_core.PartitionCore"
 FOLLOW = "kept.compaction.manifest.follow"
 HELD = "kept.compaction.manifest.manifest_store"
 STAGE, SCRIPTED = "compaction", "compaction-scripted"
@@ -36,8 +36,7 @@ def published_by(counts: Any) -> Any:
             for replica, follower in self.followers.items():
                 if follower.held != self.offered and counts(self, replica):
                     return ()
-            self.published = self.offered
-            return (ManifestPublished(self.offered),)
+            return self._publish_offered()
 
         return publish
 
@@ -236,7 +235,7 @@ def trusting(original: Any) -> Any:
         effects = original(self, now_ms)
         if self.settled and not before and self.held is not None and self.published != self.held:
             self.published = self.held
-            told = Tell(ManifestOffered(self.held.identity, now_ms, applied=True))
+            told = NoteManifest(ManifestOffered(self.held.identity, now_ms, applied=True))
             return (told, *self._apply_next())
         return effects
 

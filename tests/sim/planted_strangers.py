@@ -9,7 +9,7 @@ from tests.sim.planted import plant
 CORE = "kept.cluster.raft.core"
 FOLLOWER = "kept.cluster.raft.follower.Follower"
 OBSERVER = "kept.cluster.raft.observer.Observer"
-LEADER = "kept.replication.leader.LeaderCore"
+LEADER = "kept.replication.partition_core.PartitionCore"
 
 
 def no_flaw(_: Any) -> Any:

@@ -79,6 +79,22 @@ CHECKPOINTS: dict[Checkpoint, OffsetOf] = {
 }
 
 
+class Listener:
+    """What a partition of a simulated node calls (:class:`kept.replication.replica`)."""
+
+    def __init__(self, replicas: Replicas, tp: TopicPartition) -> None:
+        self.replicas, self.tp = replicas, tp
+
+    def perform(self, effect: Any) -> None:
+        self.replicas.perform(self.tp, effect)
+
+    def machine_failed(self, error: MachineError) -> None:
+        self.replicas.disk_error(error)
+
+    def check_cut(self) -> None:
+        self.replicas.check_cut(self.tp)
+
+
 class Replicas:
     """See the module. ``serving`` and ``suspended`` as in ``kept.node.replicas.role_changes``.
 
@@ -145,7 +161,7 @@ class Replicas:
             event = self.brokers(image)
             for partition in self.partitions.values():
                 if partition.is_leader and partition.replicated:
-                    partition.step(event)
+                    partition.step(event, self.now_ms())
                     self.settle(partition.topic_partition)
 
     def open(self, image: Image, tp: TopicPartition, topic_id: UUID) -> None:
@@ -160,8 +176,7 @@ class Replicas:
             self.node.node_id,
             high_watermark=directory.high_watermarks.get(tp, log.log_start_offset),
             lag_time_max_ms=self.node.history.lag_ms,
-            on_machine_error=self.disk_error,
-            on_effect=lambda effect: self.heard(tp, effect),
+            listener=Listener(self, tp),
         )
         self.look(tp)
 
@@ -267,7 +282,7 @@ class Replicas:
             record.leader_epoch, record.partition_epoch, record.isr, record.replicas,
             self.now_ms(), settling=self.settling,
         )  # fmt: skip
-        partition.step(self.brokers(self.node.image))
+        partition.step(self.brokers(self.node.image), self.now_ms())
         if record.leader_epoch != before:
             self.world.note(self.machine.name, f"leads {tp}", f"in epoch {record.leader_epoch}")
         if ticket is not None:
@@ -309,7 +324,10 @@ class Replicas:
 
     # The ISR.
 
-    def heard(self, tp: TopicPartition, effect: Any) -> None:
+    def check_cut(self, tp: TopicPartition) -> None:
+        """Nothing keeps a log from being cut here."""
+
+    def perform(self, tp: TopicPartition, effect: Any) -> None:
         if isinstance(effect, ProposeIsr):
             self.wanted[tp] = None
             self.machine.after_us(0, self.ask_isr)

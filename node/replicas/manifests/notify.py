@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
-    from kept.replication.leader import LeaderCore
+    from kept.replication.partition_core import PartitionCore
     from kept.replication.progress import Follower
 
 CALL_S: Final = 5.0
@@ -163,7 +163,7 @@ class ManifestNotifier:
             log.debug("manifest news not told", broker=broker, error=str(error))
 
 
-def lacks(core: LeaderCore, replica: int, follower: Follower) -> bool:
+def lacks(core: PartitionCore, replica: int, follower: Follower) -> bool:
     """Whether a follower has not acknowledged what is offered, or not applied what is published, or
     is another process than the one that did.
     """

@@ -1,9 +1,10 @@
-"""One replica's manifests: the shell of its :class:`kept.replication.manifests.ManifestCore`.
+"""One replica's manifests: what :class:`kept.replication.partition_core.PartitionCore` wants done.
 
-All that happens to it comes in on the loop, in the order in which it happened: roles, fetch
-answers, cuts, pulls, passes. What the core wants done blocks, so it runs in the directory's threads
-and in worker processes, one store and one apply at a time; until both are done no cut of the log
-goes ahead (the fetcher tries again), and the core lets elections wait.
+All that happens to it goes in by :meth:`ReplicaManifests.step`, on the loop, in the order in which
+it happened: roles, fetch answers, pulls, passes. What the core wants comes back by
+:meth:`ReplicaManifests.perform`, within the same call. It blocks, so it runs in the directory's
+threads and in worker processes, one store and one apply at a time; until both are done no cut of
+the log goes ahead (the fetcher tries again), and the core lets elections wait.
 
 The leader of a partition applies what its own pass left; everybody else, and a leader that finishes
 what it held at a start, builds from the manifest (:mod:`kept.compaction.manifest.follow`). Nothing
@@ -21,7 +22,6 @@ from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     APPLY_MS,
     APPLY_PASSES,
-    ManifestStatus,
     base_name,
     is_alone,
     leads,
@@ -31,9 +31,9 @@ from kept.node.replicas.manifests.status import (
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.replication import manifests_events as ev
-from kept.replication.events import CommitKnown, ManifestOffered
+from kept.replication.events import ManifestPublished
 from kept.replication.follower import NO_LEADER
-from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests import Role
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import (
     KafkaStorageError,
@@ -80,13 +80,11 @@ class ReplicaManifests:
         "trouble",
     )
 
-    def __init__(
-        self, context: ManifestContext, hosted: LocalReplica, known: ManifestStatus
-    ) -> None:
+    def __init__(self, context: ManifestContext, hosted: LocalReplica) -> None:
         self._context = context
         self._hosted = hosted
         self._partition = hosted.partition
-        self.core = ManifestCore(context.identity.node_id, known.held, known.applied, known.lost)
+        self.core = self._partition.core.manifests
         self.trouble = RetrySchedule(context, self._partition.topic_partition, self.retry)
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
@@ -101,7 +99,6 @@ class ReplicaManifests:
         self._closed = False
         self._awaited_end = NEVER
         """Ask again once the log reaches this: what is published ends there."""
-        self._partition.follower.before_cut = self._before_cut
 
     def __repr__(self) -> str:
         return f"ReplicaManifests({self._partition.topic_partition}, {self.core})"
@@ -113,10 +110,10 @@ class ReplicaManifests:
 
     # What happens to it.
 
-    def tell(self, event: ev.Event) -> None:
-        """Something happened: step the core and do what it says."""
+    def step(self, event: ev.Event) -> None:
+        """Something happened: step the partition, which has done what follows."""
         if not self._closed:
-            self.perform(self.core.step(event, monotonic_ms()))
+            self._partition.step(event, monotonic_ms())
 
     def lead(self, record: PartitionRecord) -> None:
         """This node leads; goes with the election in the same turn."""
@@ -131,7 +128,7 @@ class ReplicaManifests:
             core,
             self._context.identity.node_id,
         )
-        self.tell(event)
+        self.step(event)
         if core.lost and not core.settled and not core.making_base and not event.alone:
             self._resign(record)
         if core.held is not None:
@@ -152,7 +149,7 @@ class ReplicaManifests:
         core = self.core
         if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
             self._begin()
-        self.tell(ev.Follows(record.leader_epoch, self._context.identity.node_id in record.isr))
+        self.step(ev.Follows(record.leader_epoch, self._context.identity.node_id in record.isr))
 
     def _begin(self) -> None:
         """Another epoch or role: a pass for the old one is thrown away."""
@@ -170,14 +167,14 @@ class ReplicaManifests:
         if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
             return
         if agreed != core.synced:
-            self.tell(ev.Synced(leader_epoch, agreed))
+            self.step(ev.Synced(leader_epoch, agreed))
             if agreed and (core.held is not None or core.lost):
                 self.ask()
         elif self._partition.log_end_offset >= self._awaited_end:
             self._awaited_end = NEVER
             self.ask()
 
-    def _before_cut(self) -> None:
+    def check_cut(self) -> None:
         """Raises ReplicaNotAvailable while files are worked on that a cut would change, and once
         nothing would take note of the cut any more.
         """
@@ -215,7 +212,7 @@ class ReplicaManifests:
             return
         if bodies:
             self._slow.bodies.update(bodies)
-        self.tell(ev.Pulled(asked, answer))
+        self.step(ev.Pulled(asked, answer))
         core, held = self.core, answer.held
         waits = answer.published is None and held is not None and held != core.applied
         if waits and held is not None and asked.log_end_offset < held.end_offset:
@@ -228,7 +225,7 @@ class ReplicaManifests:
         """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
         if self._closed or not self._partition.is_leader:
             raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
-        self.perform(self.core.heard(request))
+        self.step(ev.PullReceived(request))
         return self.core.answer(request)
 
     async def encoded(self, ref: ManifestRef) -> bytes:
@@ -253,13 +250,13 @@ class ReplicaManifests:
             )  # fmt: skip
         record = self._context.metadata.image.partition(tp.topic, tp.partition)
         if core.role is not Role.LEADER:
-            self.tell(ev.Damaged(ref))
+            self.step(ev.Damaged(ref))
             self.ask()
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
             self._context.scheduler.renew(tp)
         elif is_alone(self._partition.core, self._context.identity.node_id):
-            self.tell(ev.Damaged(ref, alone=True))
+            self.step(ev.Damaged(ref, alone=True))
         elif record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record)
         else:
@@ -267,41 +264,35 @@ class ReplicaManifests:
 
     # What the core wants done.
 
-    def perform(self, effects: ev.Effects) -> None:
-        """Do it, or begin to."""
-        for effect in effects:
-            match effect:
-                case ev.Tell(CommitKnown(offset)):
-                    self._partition.raise_high_watermark(offset)
-                case ev.Tell(event):
-                    self._partition.step(event)
-                    if isinstance(event, ManifestOffered) and event.identity is not None:
-                        self._announce()
-                case ev.Store():
-                    self._spawn(self._store(effect))
-                case ev.Apply(ref):
-                    self._spawn(self._apply(ref, self._begin_work()))
-                case ev.CancelApply():
-                    self._cancel_work()
-                case ev.MakeBase():
-                    self._spawn(self._make_base(effect, self._begin_work()))
-                case ev.Discard(ref):
-                    self._discarded(ref)
-                case ev.ClearApplied():
-                    self._forget_applied(self._slow.clear_applied)
-                case ev.Lose():
-                    self._forget_applied(self._slow.lose)
-                case ev.ReportMissing(ref, offset):
-                    adopted = self._hosted.directory.directory.adopted
-                    self.trouble.missing(named(ref), offset, adopted=adopted)
-                case ev.CutLog(offset):
-                    self._cut_log(offset)
-
-    def published(self, identity: Any) -> None:
-        """The leader core says that what was offered is published."""
-        self._published_ms = monotonic_ms()
-        self.tell(ev.Published(identity))
-        self._announce()
+    def perform(self, effect: ManifestPublished | ev.Effect) -> None:
+        """Do it, or begin to; nothing once it is closed."""
+        if self._closed:
+            return
+        match effect:
+            case ManifestPublished():
+                self._published_ms = monotonic_ms()
+                self._announce()
+            case ev.AnnounceManifest():
+                self._announce()
+            case ev.Store():
+                self._spawn(self._store(effect))
+            case ev.Apply(ref):
+                self._spawn(self._apply(ref, self._begin_work()))
+            case ev.CancelApply():
+                self._cancel_work()
+            case ev.MakeBase():
+                self._spawn(self._make_base(effect, self._begin_work()))
+            case ev.Discard(ref):
+                self._discarded(ref)
+            case ev.ClearApplied():
+                self._forget_applied(self._slow.clear_applied)
+            case ev.Lose():
+                self._forget_applied(self._slow.lose)
+            case ev.ReportMissing(ref, offset):
+                adopted = self._hosted.directory.directory.adopted
+                self.trouble.missing(named(ref), offset, adopted=adopted)
+            case ev.CutLog(offset):
+                self._cut_log(offset)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._context.runtime.loop.create_task(work)
@@ -314,7 +305,7 @@ class ReplicaManifests:
             log.exception("manifest work failed", error)
 
     def _forget_applied(self, change: Callable[[], None]) -> None:
-        """Nothing is applied any more; no file is in use (:meth:`_before_cut`)."""
+        """Nothing is applied any more; no file is in use (:meth:`check_cut`)."""
         try:
             change()
         except MachineError as error:
@@ -352,9 +343,9 @@ class ReplicaManifests:
         except Exception as error:  # noqa: BLE001
             _say_if_bug("manifest not stored", error)
             self._failed("manifest not stored", effect.held, error)
-            self.tell(ev.StoreFailed())
+            self.step(ev.StoreFailed())
             return
-        self.tell(ev.Stored(effect.held))
+        self.step(ev.Stored(effect.held))
         self.ask()
 
     # Applying.
@@ -388,14 +379,14 @@ class ReplicaManifests:
             self._stopped(work, "manifest not applied", ref, error)
         self._works.discard(work)
         if state is None:
-            self.tell(ev.ApplyEnded(ref, missing))
+            self.step(ev.ApplyEnded(ref, missing))
             if superseded:
-                self.tell(ev.Retried())
+                self.step(ev.Retried())
             elif unreadable is not None:
                 self._unreadable(ref, unreadable)
             return
         self._in_place(state)
-        self.tell(ev.Applied(ref))
+        self.step(ev.Applied(ref))
         made, self._made = self._made, None
         if made is not None and not made.outcome.done():
             made.outcome.set_result(None)
@@ -442,7 +433,7 @@ class ReplicaManifests:
             self._in_place(state)
             if still_wanted():
                 ref = ManifestRef((epoch, generation), epoch, state.end_offset)
-                self.tell(ev.BaseMade(ref))
+                self.step(ev.BaseMade(ref))
             self._context.scheduler.generation_applied(self._partition.topic_partition)
 
     # Passes of this leader.
@@ -518,7 +509,7 @@ class ReplicaManifests:
         outcome: asyncio.Future[None] = self._context.runtime.loop.create_future()
         self._made = made = Made(ref, result, truncations, begins_at, outcome)
         self._slow.bodies[ref] = found  # beside what came from a leader, if it led no more
-        self.tell(ev.PassDone(ref, leader_epoch, based_on))
+        self.step(ev.PassDone(ref, leader_epoch, based_on))
         await made.outcome
 
     def _discarded(self, ref: ManifestRef) -> None:
@@ -560,7 +551,7 @@ class ReplicaManifests:
             effect = ev.MakeBase(core.leader_epoch, core.replaces)
             self._spawn(self._make_base(effect, self._begin_work()))
         elif core.role is not Role.NONE:
-            self.tell(ev.Retried())
+            self.step(ev.Retried())
             self.ask()
         return True
 

@@ -185,7 +185,7 @@ class ManifestReplicator:
             answered = True
         for hosted, request in asking.items():
             if hosted.manifests.core.asked == request:
-                hosted.manifests.tell(ev.PullFailed(request))
+                hosted.manifests.step(ev.PullFailed(request))
                 self.ask(hosted)
         return answered
 
@@ -216,7 +216,7 @@ class ManifestReplicator:
         tp = hosted.partition.topic_partition
         say = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
         say("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
-        manifests.tell(ev.PullFailed(asked))
+        manifests.step(ev.PullFailed(asked))
         if manifests.core.held is not None or manifests.core.lost:
             self._runtime.loop.call_later(REFUSED_S, manifests.ask)
 

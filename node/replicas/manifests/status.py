@@ -15,9 +15,9 @@ from kept.replication.manifests_events import ManifestRef
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.replication.leader import LeaderCore
     from kept.replication.manifests import ManifestCore
     from kept.replication.partition import Partition
+    from kept.replication.partition_core import PartitionCore
 
 APPLY_MS: Final = 60_000
 APPLY_PASSES: Final = 4
@@ -49,7 +49,7 @@ def leads(
     return ev.Leads(record.leader_epoch, record.unclean and compacted, record.isr == (node_id,))
 
 
-def is_alone(core: LeaderCore, node_id: int) -> bool:
+def is_alone(core: PartitionCore, node_id: int) -> bool:
     """This leader is the whole ISR, and has asked for nobody else."""
     return core.leading and core.isr == (node_id,) and core.pending_isr is None
 
@@ -60,7 +60,7 @@ def base_name(effect: ev.MakeBase) -> tuple[int, int]:
     return effect.leader_epoch, 0 if lost is None else pair_of(lost)[1] + 1
 
 
-def others_apply(core: LeaderCore) -> bool:
+def others_apply(core: PartitionCore) -> bool:
     """Replicas that are there still apply what was published last: a newer generation would keep
     those that take longer than a pass out of the ISR.
     """

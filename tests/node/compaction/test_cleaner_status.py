@@ -116,7 +116,7 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     lone.create("t", cleanup_policy="compact")
     hosted = append(lone, (b"a", b"1"), (b"a", b"2"))
     core = hosted.partition.core
-    hosted.partition.step(IsrDecided(core.partition_epoch + 1, (0, 1), (0, 1)))
+    hosted.partition.step(IsrDecided(core.partition_epoch + 1, (0, 1), (0, 1)), 0)
 
     async def go():
         asked = lone.node.parts.cleaner.started.request(TP)
@@ -135,14 +135,14 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     assert hosted.partition.log.segments[0].base_offset == 0 and hosted.compaction is None
 
     async def acknowledge():
-        hosted.partition.step(ManifestHeld(1, core.offered))
+        hosted.partition.step(ManifestHeld(1, core.offered), 0)
         return await asyncio.wait_for(asked, WAIT_S)
 
     assert lone.run(acknowledge()).records_removed == 1
     found = status(lone)
     assert (found["held"], found["published"], found["generation"]) == ("0.1", "0.1", "0.1")
     assert found["awaits"] == [] and found["replicas"][0]["behind"] is True
-    hosted.partition.step(BrokersChanged(frozenset({0, 1})))
+    hosted.partition.step(BrokersChanged(frozenset({0, 1})), 0)
     assert hosted.manifests.gives_time(), "the next one would come too early for replica 1"
     assert hosted.manifests.gives_time(overdue=True), "also where records are old when they come"
     config = hosted.partition.config
@@ -153,7 +153,7 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     monkeypatch.setattr(replica, "APPLY_PASSES", 0)
     assert not hosted.manifests.gives_time(), "it does not wait for ever"
     monkeypatch.undo()
-    hosted.partition.step(ManifestApplied(1, core.published))
+    hosted.partition.step(ManifestApplied(1, core.published), 0)
     assert not hosted.manifests.gives_time()
     assert status(lone)["replicas"][0]["behind"] is False
     assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 0

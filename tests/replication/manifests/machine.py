@@ -13,13 +13,9 @@ from uuid import UUID
 
 from kept.replication import follower as fol
 from kept.replication import manifests_events as ev
-from kept.replication.events import (
-    CommitKnown,
-    Effects,
-    ManifestPublished,
-)
 from kept.replication.fetch_messages import PartitionAnswer, PartitionRequest
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import Effects
 from kept.storage.types import TopicPartition
 from tests.replication.manifests import logs
 from tests.replication.manifests.logs import Body, Rec, Violation
@@ -95,6 +91,7 @@ class Machine:
         held = None if disk.held is None else disk.held.ref
         applied = None if disk.applied is None else disk.applied.ref
         self.manifests: Any = world.manifest_core(self.id, held, applied, lost=self.torn)
+        self.leader.manifests = self.manifests
         if disk.applied is not None:
             self.leader.high_watermark = min(disk.applied.end_offset, self.log_end_offset)
         self.view = -1
@@ -138,30 +135,19 @@ class Machine:
 
     # Effects.
 
-    def lead(self, event: Any) -> None:
-        """Step the leader core, and what follows from it."""
-        self.leader_did(self.leader.step(event))
+    def step(self, event: Any) -> None:
+        """Step the core, and do what it says."""
+        self.did(self.leader.step(event, self.world.now_ms))
 
-    def leader_did(self, effects: Effects) -> None:
-        if self.leader.leading:
-            self.leader.check_invariants()
-        for effect in effects:
-            if isinstance(effect, ManifestPublished):
-                self.tell(ev.Published(effect.identity))
+    def did(self, effects: Effects) -> None:
+        self.leader.check_invariants()
+        self.manifests.check_invariants()
+        self.perform(effects)
         self.world.committed_by(self)
 
-    def tell(self, event: ev.Event) -> None:
-        """Step the manifest core, and do what it says."""
-        effects = self.manifests.step(event, self.world.now_ms)
-        self.perform(effects)
-        self.manifests.check_invariants()
-
-    def perform(self, effects: ev.Effects) -> None:
+    def perform(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case ev.Tell(event):
-                    if not (isinstance(event, CommitKnown) and self.world.bug("hw")):
-                        self.lead(event)
                 case ev.Store(held, told):
                     self.store = StoreJob(self.body(held), self.body(told))
                 case ev.Apply(ref):
@@ -219,8 +205,7 @@ class Machine:
             self.disk.log = [rec for rec in self.disk.log if rec.offset < offset]
         end = self.log_end_offset
         self.disk.epochs = [entry for entry in self.disk.epochs if entry[1] < min(offset, end)]
-        self.leader.high_watermark = min(self.leader.high_watermark, end)
-        self.tell(ev.Cut(self.log_end_offset))
+        self.step(ev.Cut(end))
 
     # Jobs.
 
@@ -234,9 +219,9 @@ class Machine:
         if job.base:
             self.disk.applied = job.held
             assert job.held is not None
-            self.tell(ev.BaseMade(job.held.ref))
+            self.step(ev.BaseMade(job.held.ref))
         else:
-            self.tell(ev.Stored(None if job.held is None else job.held.ref))
+            self.step(ev.Stored(None if job.held is None else job.held.ref))
         return True
 
     def move_apply(self, at: int) -> bool:
@@ -247,19 +232,19 @@ class Machine:
         if not job.begun:
             if job.cancelled:
                 self.job = None
-                self.tell(ev.ApplyEnded(job.body.ref))
+                self.step(ev.ApplyEnded(job.body.ref))
                 return True
             missing = self.world.missing_from(self, job.body)
             if missing is not None:
                 self.job = None
-                self.tell(ev.ApplyEnded(job.body.ref, missing))
+                self.step(ev.ApplyEnded(job.body.ref, missing))
                 return True
             job.begun, self.disk.swapping = True, job
         elif job.at >= job.body.end_offset:
             self.job = self.disk.swapping = None
             self.mark(job.body)
             self.world.saw(f"applied as {self.manifests.role.value}")
-            self.tell(ev.Applied(job.body.ref))
+            self.step(ev.Applied(job.body.ref))
             return True
         job.at = max(job.at + 1, min(at, job.body.end_offset))
         self.disk.log = self.world.swapped(self, job.body, job.at)
@@ -320,7 +305,7 @@ class Machine:
 
     def fetched(self, asked: PartitionRequest, answer: PartitionAnswer) -> None:
         self.follower_did(self.follower.answered(asked, answer, self.world.now_ms))
-        self.tell(ev.Synced(asked.leader_epoch, self.follower.agreed))
+        self.step(ev.Synced(asked.leader_epoch, self.follower.agreed))
 
     def follower_did(self, effects: fol.Effects) -> None:
         for effect in effects:

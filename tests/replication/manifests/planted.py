@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kept.replication.events import ManifestLost, ManifestOffered, ManifestPublished
-from kept.replication.leader import LeaderCore
+from kept.replication.events import ManifestLost, ManifestOffered
 from kept.replication.manifests import ManifestCore
-from kept.replication.manifests_events import Store, Tell
+from kept.replication.manifests_events import NoteManifest, Store
+from kept.replication.partition_core import PartitionCore
 
 
-class BrokenLeader(LeaderCore):
+class BrokenLeader(PartitionCore):
     """Its invariants are not asked: a property must show what is wrong."""
 
     def check_invariants(self) -> None:
@@ -30,8 +30,7 @@ class BrokenLeader(LeaderCore):
         for replica, follower in self.followers.items():
             if follower.held != self.offered and self.counted(replica):
                 return ()
-        self.published = self.offered
-        return (ManifestPublished(self.offered),)
+        return self._publish_offered()
 
 
 class ConfirmedOnly(BrokenLeader):
@@ -55,7 +54,7 @@ class WaitsForAll(BrokenLeader):
 
 
 class Unchecked(BrokenLeader):
-    _publish = LeaderCore._publish
+    _publish = PartitionCore._publish
 
 
 class AdmitsEarly(Unchecked):
@@ -84,12 +83,12 @@ class DoesNotSettle(AdmitsEarly):
 class AdmitsWhileLost(Unchecked):
     """Goes on admitting while the base that replaces what was offered is being made."""
 
-    def step(self, event: Any) -> Any:
-        return () if isinstance(event, ManifestLost) else super().step(event)
+    def step(self, event: Any, now_ms: int) -> Any:
+        return () if isinstance(event, ManifestLost) else super().step(event, now_ms)
 
 
 class ForgetsLives(AdmitsEarly):
-    all_published = LeaderCore.all_published
+    all_published = PartitionCore.all_published
 
     def fetched(self, replica_id, log_end_offset, now_ms, broker_epoch=-1):
         follower = self.followers[replica_id]
@@ -102,13 +101,20 @@ class ForgetsLives(AdmitsEarly):
 class AnyLife(AdmitsEarly):
     """Counts what a replica says before it has fetched in this epoch: guards C11, C13 too."""
 
-    all_published = LeaderCore.all_published
+    all_published = PartitionCore.all_published
 
     def _manifest(self, event: Any) -> Any:
         if not isinstance(event, ManifestOffered) and event.replica_id in self.followers:
             known = self.followers[event.replica_id].broker_epoch
             event = replace(event, broker_epoch=known)
         return super()._manifest(event)
+
+
+class KnowsNoCommit(AnyLife):
+    """The high watermark is not raised to the end of what is applied."""
+
+    def commit_known(self, offset: int) -> Any:
+        return ()
 
 
 class Broken(ManifestCore):
@@ -122,7 +128,7 @@ class Trusts(Broken):
         effects = super()._settle(now_ms)
         if self.settled and not before and self.held is not None and self.published != self.held:
             self.published = self.held
-            told = Tell(ManifestOffered(self.held.identity, now_ms, applied=True))
+            told = NoteManifest(ManifestOffered(self.held.identity, now_ms, applied=True))
             return (told, *self._apply_next())
         return effects
 
@@ -303,7 +309,7 @@ PLANTED: dict[str, Planted] = {
     "own clock": shell("own-clock", seed=3, breaks="S3"),
     "mark before swap": shell("mark-first", seed=0, breaks="S3"),
     "descending swap (C12)": shell("descending", seed=5, breaks="S1"),
-    "HW below b (C13)": leader(AnyLife, "hw"),
+    "HW below b (C13)": leader(KnowsNoCommit),
     "apply on persist (C14)": manifests(ActsOnPersist, seed=5, breaks="S5"),
     "no epoch fence": manifests(NoFence),
     "acknowledge before durable": shell("volatile", seed=39, breaks="L2"),

@@ -20,6 +20,7 @@ from kept.compaction.manifest.apply import CompactionState
 from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import Effects
 from kept.storage import layout
 from kept.storage.log import Log
 from kept.storage.records import build_batch, headers, records
@@ -200,8 +201,7 @@ class RealMachine(Machine):
         self.real.truncate_to(offset)
         self.disk.batches = None
         end = self.log_end_offset
-        self.leader.high_watermark = min(self.leader.high_watermark, end)
-        self.tell(ev.Cut(end))
+        self.step(ev.Cut(end))
 
     # Manifests.
 
@@ -252,15 +252,15 @@ class RealMachine(Machine):
         held.store(DIRECTORY, files, found, told)
         self.told = job.told
         self.refresh()
-        self.tell(ev.Stored(None if job.held is None else job.held.ref))
+        self.step(ev.Stored(None if job.held is None else job.held.ref))
         return True
 
     def _base_stored(self, body: RealBody) -> bool:
         self.disk.held = self.disk.applied = body
-        self.tell(ev.BaseMade(body.ref))
+        self.step(ev.BaseMade(body.ref))
         return True
 
-    def perform(self, effects: ev.Effects) -> None:
+    def perform(self, effects: Effects) -> None:
         for effect in effects:
             super().perform((effect,))
             if isinstance(effect, ev.Apply):
@@ -309,7 +309,7 @@ class RealMachine(Machine):
 
     def _ended(self, missing: int | None) -> bool:
         body, self.job = self.job.body, None
-        self.tell(ev.ApplyEnded(body.ref, missing))
+        self.step(ev.ApplyEnded(body.ref, missing))
         return True
 
     def _finish(self, job: RealJob) -> None:
@@ -322,7 +322,7 @@ class RealMachine(Machine):
         self.refresh()
         self.real.check_invariants()
         self.world.saw(f"applied as {self.manifests.role.value}")
-        self.tell(ev.Applied(job.body.ref))
+        self.step(ev.Applied(job.body.ref))
 
     def withdraw(self) -> None:
         job: Any = self.job

@@ -19,12 +19,11 @@ from kept.replication.events import (
     Fetched,
     IsrDecided,
     IsrRefused,
-    Ticked,
 )
 from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer
-from kept.replication.leader import LeaderCore
 from kept.replication.manifests import ManifestCore, Role
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import KeptError
 from tests.replication.manifests import logs
 from tests.replication.manifests.logs import Body, Committed, Rec, Violation
@@ -60,7 +59,7 @@ class World:
         replicas: int = 3,
         *,
         manifest_core: type = ManifestCore,
-        leader_core: type = LeaderCore,
+        leader_core: type = PartitionCore,
         machine: type = Machine,
         bugs: frozenset[str] = frozenset(),
         unclean: bool = False,
@@ -139,7 +138,7 @@ class World:
         )
         unclean = image.unclean and not core.all_published
         if not fits or (unclean and new):
-            machine.lead(IsrRefused(image.partition_epoch))
+            machine.step(IsrRefused(image.partition_epoch))
             return True
         self.saw("joined" if new else "left")
         self.change(isr=core.pending_isr, unclean=unclean)
@@ -155,14 +154,14 @@ class World:
             return self._follow(machine)
         core = machine.leader
         if core.leading and core.leader_epoch == image.epoch:
-            machine.lead(IsrDecided(image.partition_epoch, self.replicas, image.isr))
-            machine.tell(self._leads(machine))
+            machine.step(IsrDecided(image.partition_epoch, self.replicas, image.isr))
+            machine.step(self._leads(machine))
         elif machine.born_epoch == image.epoch:
             return True  # restarted in its own epoch: leads again only in a new one
         else:
             self._lead(machine)
         eligible = frozenset(n for n in self.replicas if image.brokers[n])
-        machine.lead(BrokersChanged(eligible, tuple(enumerate(image.brokers))))
+        machine.step(BrokersChanged(eligible, tuple(enumerate(image.brokers))))
         return True
 
     def _lead(self, machine: Machine) -> None:
@@ -174,16 +173,16 @@ class World:
             self.committed.advance(machine.disk.log, end)
         if machine.manifests.held != machine.manifests.applied:
             self.saw("a new leader finishes")
-        if self.bug("discard"):
-            machine.disk.held = machine.disk.applied
-            machine.manifests.held = machine.manifests.applied
-        machine.lead(
+        machine.step(
             Elected(
                 image.epoch, image.partition_epoch, self.replicas, image.isr, end,
                 machine.high_watermark, self.now_ms, settling=True,
             )
         )  # fmt: skip
-        machine.tell(self._leads(machine))
+        if self.bug("discard"):
+            machine.disk.held = machine.disk.applied
+            machine.manifests.held = machine.manifests.applied
+        machine.step(self._leads(machine))
 
     def _leads(self, machine: Machine) -> ev.Leads:
         """As the shell says it: where nothing was ever compacted there is nothing to begin anew."""
@@ -195,10 +194,10 @@ class World:
     def _follow(self, machine: Machine) -> bool:
         image = self.image
         if machine.leader.leading:
-            machine.leader_did(machine.leader.resigned())
+            machine.did(machine.leader.resigned())
         machine.leader.follow(image.epoch, image.partition_epoch, self.replicas, image.isr)
         machine.follower.step(fol.BecameFollower(image.leader, image.epoch))
-        machine.tell(ev.Follows(image.epoch, machine.id in image.isr))
+        machine.step(ev.Follows(image.epoch, machine.id in image.isr))
         return True
 
     def alter(self, node: int) -> bool:
@@ -214,7 +213,7 @@ class World:
         self.now_ms += passed_ms
         for machine in self.machines:
             if machine.up and machine.leader.leading:
-                machine.lead(Ticked(self.now_ms))
+                machine.did(machine.leader.tick(self.now_ms))
         return True
 
     def produce(self, node: int, key: int, *, live: bool) -> bool:
@@ -223,7 +222,7 @@ class World:
             return False
         end = machine.log_end_offset
         machine.append(Rec(end, machine.leader.leader_epoch, key, live))
-        machine.leader_did(machine.leader.appended(end + 1))
+        machine.did(machine.leader.appended(end + 1))
         return True
 
     def committed_by(self, machine: Machine) -> None:
@@ -270,11 +269,11 @@ class World:
             return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
         try:
             effects = leader.leader.step(
-                Fetched(machine.id, end, self.now_ms, machine.broker_epoch)
+                Fetched(machine.id, end, self.now_ms, machine.broker_epoch), self.now_ms
             )
         except KeptError:
             return PartitionAnswer(TP, fetch_messages.NOT_LEADER_OR_FOLLOWER)
-        leader.leader_did(effects)
+        leader.did(effects)
         rec = next((rec for rec in leader.disk.log if rec.offset >= end), None)
         if rec is not None and rec.offset > end:
             self.saw("fetched over a gap")
@@ -326,12 +325,12 @@ class World:
         try:
             if leader is None:
                 raise KeptError("nobody there")
-            effects = leader.manifests.heard(request)
+            effects = leader.leader.step(ev.PullReceived(request), self.now_ms)
         except KeptError:
             if not again and machine.up:
-                machine.tell(ev.PullFailed(request))
+                machine.step(ev.PullFailed(request))
             return not again
-        leader.perform(effects)
+        leader.did(effects)
         answer = leader.manifests.answer(request)
         bodies = {ref.identity: leader.body(ref) for ref in answer.bodies}
         if not again:
@@ -347,7 +346,7 @@ class World:
         late = published is not None and machine.log_end_offset < published.end_offset
         if late and self.bug("late-end"):
             answer = replace(answer, published=None)
-        machine.tell(ev.Pulled(request, answer))
+        machine.step(ev.Pulled(request, answer))
         machine.answer = None
         return True
 
@@ -358,7 +357,7 @@ class World:
         if not machine.up or asked is None:
             return False
         machine.request = machine.answer = None
-        machine.tell(ev.PullFailed(asked))
+        machine.step(ev.PullFailed(asked))
         return True
 
     # Compaction.
@@ -380,7 +379,7 @@ class World:
         if machine.pass_ is None or not machine.up:
             return False
         job = machine.pass_
-        machine.tell(ev.PassDone(job.body.ref, job.leader_epoch, job.based_on))
+        machine.step(ev.PassDone(job.body.ref, job.leader_epoch, job.based_on))
         machine.pass_ = None
         return True
 
@@ -421,7 +420,7 @@ class World:
         if not machine.up or machine.store is None or machine.store.base:
             return False
         machine.store = None
-        machine.tell(ev.StoreFailed())
+        machine.step(ev.StoreFailed())
         return True
 
     def fail_apply(self, node: int) -> bool:
@@ -430,14 +429,14 @@ class World:
         if not machine.up or machine.job is None or machine.job.begun:
             return False
         body, machine.job = machine.job.body, None
-        machine.tell(ev.ApplyEnded(body.ref))
+        machine.step(ev.ApplyEnded(body.ref))
         return True
 
     def retry(self, node: int) -> bool:
         machine = self.machines[node]
         if not machine.up or machine.job is not None or machine.manifests.role is Role.NONE:
             return False
-        machine.tell(ev.Retried())
+        machine.step(ev.Retried())
         return machine.job is not None
 
     # Crashes.
@@ -487,14 +486,14 @@ class World:
         job = machine.job
         if machine.up and job is not None and job.body.ref == held and not job.begun:
             machine.job = None
-            machine.tell(ev.ApplyEnded(job.body.ref))
+            machine.step(ev.ApplyEnded(job.body.ref))
         whole = not any(m.torn for m in self.machines)
         if not machine.up or held is None or machine.disk.swapping is not None or not whole:
             return False
         leader = machine.leader
         alone = leader.leading and leader.isr == (node,) and leader.pending_isr is None
         before = machine.manifests.held
-        machine.tell(ev.Damaged(held, alone))
+        machine.step(ev.Damaged(held, alone))
         if machine.manifests.making_base and before != machine.manifests.held:
             self.saw("begun anew while it ran")
             machine.torn = True

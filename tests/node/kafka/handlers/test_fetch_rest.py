@@ -236,7 +236,7 @@ class World:
         ticket.run()
         ticket.done()
         epochs = tuple((node, BROKER_EPOCH) for node in NODES)
-        partition.step(BrokersChanged(frozenset(), epochs))
+        partition.step(BrokersChanged(frozenset(), epochs), 0)
         return partition
 
     def now_ms(self) -> int:

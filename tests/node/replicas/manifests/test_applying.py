@@ -11,11 +11,10 @@ import pytest
 from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests.failures import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
-from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.manifests.workers import Work
 from kept.replication import manifests_events as ev
-from kept.replication.events import CommitKnown
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import NotLeaderOrFollower
 from kept.storage.types import TopicPartition
 from tests.support.replicas import manifest_context
@@ -30,7 +29,7 @@ class Telling(ReplicaManifests):
 
     __slots__ = ("told",)
 
-    def tell(self, event: Any) -> None:
+    def step(self, event: Any) -> None:
         self.told.append(event)
 
 
@@ -43,24 +42,12 @@ def replica() -> Telling:
 
     tp = TopicPartition("orders", 0)
     hosted: Any = SimpleNamespace(
-        partition=SimpleNamespace(topic_partition=tp, follower=SimpleNamespace())
+        partition=SimpleNamespace(topic_partition=tp, core=PartitionCore(1))
     )
-    found = Telling(manifest_context([]), hosted, ManifestStatus())
+    found = Telling(manifest_context([]), hosted)
     found.told = []
     found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
     return found
-
-
-def test_what_is_to_be_applied_is_committed_before_anything_else_is_done(
-    replica, monkeypatch
-) -> None:
-    done: list[object] = []
-    replica._partition.raise_high_watermark = done.append
-    monkeypatch.setattr(Telling, "_begin_work", lambda _: "work")
-    monkeypatch.setattr(Telling, "_apply", lambda _, ref, work: (ref, work))
-    monkeypatch.setattr(Telling, "_spawn", lambda _, work: done.append(work))
-    replica.perform((ev.Tell(CommitKnown(OLDER.end_offset)), ev.Apply(OLDER)))
-    assert done == [OLDER.end_offset, (OLDER, "work")]
 
 
 def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:

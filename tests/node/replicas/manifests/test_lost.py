@@ -93,9 +93,9 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
     gone = ManifestRef((epoch, 1), epoch, 2)
 
     async def rots():
-        hosted.manifests.tell(PassDone(gone, epoch, core.applied))
+        hosted.manifests.step(PassDone(gone, epoch, core.applied))
         core.storing = None
-        hosted.manifests.tell(Stored(gone))
+        hosted.manifests.step(Stored(gone))
         assert hosted.partition.core.published == gone.identity
 
     lone.run(rots())

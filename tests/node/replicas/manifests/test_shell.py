@@ -15,7 +15,6 @@ from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import replica as shell
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
-from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.manifests.workers import Work
 from kept.replication import manifests_events as ev
 from kept.replication.manifests import Role
@@ -40,7 +39,7 @@ class Written(ReplicaManifests):
 
     __slots__ = ("calls",)
 
-    def tell(self, event: Any) -> None:
+    def step(self, event: Any) -> None:
         self.calls.append(event)
 
 
@@ -57,17 +56,18 @@ def replica(calls) -> Written:
     context = manifest_context(calls, record=SimpleNamespace(isr=(1, 2)))
     partition = SimpleNamespace(
         topic_partition=TP, log_end_offset=110, leader_id=2, offline=None, is_leader=False,
-        core=SimpleNamespace(leading=True, isr=(1,), pending_isr=None, lacking=()), applied_end=100,
+        core=SimpleNamespace(leading=True, isr=(1,), pending_isr=None, lacking=(), manifests=None),
+        applied_end=100,
         follower=SimpleNamespace(cut_to_fetch_again=lambda offset: calls.append(("cut", offset))),
     )  # fmt: skip
     hosted: Any = SimpleNamespace(partition=partition, directory="directory", compaction="state")
-    found = Written(context, hosted, ManifestStatus())
+    found = Written(context, hosted)
     found.calls = calls
     found.core = SimpleNamespace(  # type: ignore[assignment]
         role=Role.FOLLOWER, leader_epoch=3, synced=True, held=OLDER, told=OLDER, applied=OLDER,
         published=OLDER, lost=False, settled=True, making_base=False, storing=None, asked=None,
         missing=None, in_isr=False, may_compute=False, applying=None, replaces=None,
-        pull=lambda *given: given, heard=lambda _: (), answer=lambda request: ("answer", request),
+        pull=lambda *given: given, answer=lambda request: ("answer", request),
     )  # fmt: skip
     found.trouble = SimpleNamespace(  # type: ignore[assignment]
         count=0, reason="", failed=lambda *given: calls.append(("failed", *given[:2])),
@@ -154,10 +154,11 @@ def test_nothing_is_asked_without_a_leader_or_a_log(replica, *, why) -> None:
 
 
 @pytest.mark.parametrize(("leads", "closed"), [(True, False), (False, False), (True, True)])
-def test_only_the_leader_answers(replica, *, leads, closed) -> None:
+def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
     replica._partition.is_leader, replica._closed = leads, closed
     if leads and not closed:
         assert replica.heard(one := request()) == ("answer", one)
+        assert calls == [ev.PullReceived(one)]
     else:
         with pytest.raises(NotLeaderOrFollower):
             replica.heard(request())
@@ -183,7 +184,7 @@ def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
 
 @pytest.mark.parametrize("busy", ["", "storing", "work", "closed"])
 def test_a_cut_waits_for_whoever_uses_the_files(replica, *, busy) -> None:
-    replica._before_cut()
+    replica.check_cut()
     work = Work()
     if busy == "storing":
         replica.core.storing = object()
@@ -192,9 +193,9 @@ def test_a_cut_waits_for_whoever_uses_the_files(replica, *, busy) -> None:
     replica._closed = busy == "closed"
     if busy:
         with pytest.raises(ReplicaNotAvailable):
-            replica._before_cut()
+            replica.check_cut()
     else:
-        replica._before_cut()
+        replica.check_cut()
     assert work.cancelled is (busy == "work")
 
 

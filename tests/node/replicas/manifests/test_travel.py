@@ -26,8 +26,8 @@ from kept.replication.events import (
     ManifestHeld,
     ManifestOffered,
 )
-from kept.replication.leader import LeaderCore
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
 from tests.support.replicas import InlineRuntime, RecordedPeers
@@ -87,7 +87,7 @@ class FollowerShell:
         self.bodies = bodies
         self.done.set()
 
-    def tell(self, event: ev.Event) -> None:
+    def step(self, event: ev.Event) -> None:
         self.told.append(event)
         self.core.asked = None
         self.done.set()
@@ -266,9 +266,9 @@ class Told:
 
     def __init__(self, monkeypatch) -> None:
         monkeypatch.setattr(notify, "LOOK_S", 0.01)
-        self.core = LeaderCore(LEADER)
-        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10, 0))
-        self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))))
+        self.core = PartitionCore(LEADER)
+        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10, 0), 0)
+        self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
         self.sent: list[int] = []
         partition = SimpleNamespace(
             topic_id=TOPIC_ID, topic_partition=TP, leader_epoch=3, core=self.core, replicated=True
@@ -294,21 +294,21 @@ def test_a_follower_is_told_until_it_has_applied_what_is_published(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
         core = told.core
-        core.step(ManifestOffered((3, 1), 0))
+        core.step(ManifestOffered((3, 1), 0), 0)
         told.news.announce(told.hosted)
         await asyncio.sleep(0.05)
         assert told.sent == [], "what it says would not count before it has fetched"
-        core.step(Fetched(2, 10, 0, 5))
+        core.step(Fetched(2, 10, 0, 5), 0)
         async with asyncio.timeout(60):
             while len(told.sent) < 3:
                 await asyncio.sleep(0.005)
-        core.step(ManifestHeld(2, (3, 1), 5))
+        core.step(ManifestHeld(2, (3, 1), 5), 0)
         assert core.published == (3, 1)
         before = len(told.sent)
         async with asyncio.timeout(60):
             while len(told.sent) == before:
                 await asyncio.sleep(0.005)
-        core.step(ManifestApplied(2, (3, 1), 5))
+        core.step(ManifestApplied(2, (3, 1), 5), 0)
         await told.over()
         after = len(told.sent)
         await asyncio.sleep(0.05)
@@ -321,16 +321,16 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
         core = told.core
-        core.step(Fetched(2, 10, 0, 5))
-        core.step(ManifestOffered((3, 1), 0))
-        core.step(ManifestApplied(2, (3, 1), 5))
+        core.step(Fetched(2, 10, 0, 5), 0)
+        core.step(ManifestOffered((3, 1), 0), 0)
+        core.step(ManifestApplied(2, (3, 1), 5), 0)
         told.news.announce(told.hosted)
         await told.over()
         assert told.sent == []
-        core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 6))))
+        core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 6))), 0)
         told.news.announce(told.hosted)
         await asyncio.sleep(0.03)
-        core.step(Fetched(2, 0, 0, 6))
+        core.step(Fetched(2, 0, 0, 6), 0)
         async with asyncio.timeout(60):
             while not told.sent:
                 await asyncio.sleep(0.005)
@@ -348,13 +348,13 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
         hosted = told.table.hosted
         for number, one in enumerate([told.hosted, *others]):
-            one.partition.core.step(Fetched(2, 10, 0, 5))
-            one.partition.core.step(ManifestOffered((3, 1), 0))
+            one.partition.core.step(Fetched(2, 10, 0, 5), 0)
+            one.partition.core.step(ManifestOffered((3, 1), 0), 0)
             one.partition.topic_partition = TopicPartition("t", number)
             hosted[one.partition.topic_partition] = one
         for one in others:
-            one.partition.core.step(ManifestHeld(2, (3, 1), 5))
-            one.partition.core.step(ManifestApplied(2, (3, 1), 5))
+            one.partition.core.step(ManifestHeld(2, (3, 1), 5), 0)
+            one.partition.core.step(ManifestApplied(2, (3, 1), 5), 0)
         for one in (told.hosted, *others):
             told.news.announce(one)
         look, again = told.news._look, [others[-1]]
@@ -377,8 +377,8 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
 def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
-        told.core.step(Fetched(2, 10, 0, 5))
-        told.core.step(ManifestOffered((3, 1), 0))
+        told.core.step(Fetched(2, 10, 0, 5), 0)
+        told.core.step(ManifestOffered((3, 1), 0), 0)
         look = told.news._look
         monkeypatch.setattr(told.news, "_look", lambda *_: 1 // 0)
         told.news.announce(told.hosted)

@@ -1,8 +1,13 @@
-"""The leader of one partition as a state machine: progress of replicas, ISR, high watermark, acks.
+"""One replica of a partition as a state machine: epochs, ISR, high watermark, manifests.
 
-:meth:`LeaderCore.step` takes an event and returns effects, which the shell performs in order. No
+:meth:`PartitionCore.step` takes an event and returns effects, which the shell performs in order. No
 clock, no disk, no log: offsets come in, tokens go out. Methods named after events are the same
-without the event object, for the path of every produce request.
+without the event object, for the path of every produce and fetch request; both give the same
+effects.
+
+:attr:`PartitionCore.manifests` decides on manifests; what it says of them is noted here, and what
+is published here goes to it, within the same step. So a step is whole: the shell sees no state in
+which one of the two knows what the other does not.
 
 What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
 
@@ -16,13 +21,15 @@ What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
   epoch.
 - A member leaves when it was not caught up, or did not acknowledge the manifest offered, for
   ``replica.lag.time.max.ms``.
-- Manifests are identities only; None until there are any.
+- Manifests are identities only here; None until there are any.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
+from kept.replication import events, manifests_events
 from kept.replication.events import (
     UNKNOWN_OFFSET,
     Acknowledge,
@@ -30,10 +37,7 @@ from kept.replication.events import (
     BrokersChanged,
     CommitAwaited,
     CommitKnown,
-    Effect,
-    Effects,
     Elected,
-    Event,
     Fetched,
     HighWatermarkMoved,
     Identity,
@@ -47,9 +51,15 @@ from kept.replication.events import (
     MinIsrChanged,
     ProposeIsr,
     Resigned,
-    Ticked,
     Token,
     WaitEnded,
+)
+from kept.replication.manifests import ManifestCore
+from kept.replication.manifests_events import (
+    AnnounceManifest,
+    Cut,
+    NoteManifest,
+    Published,
 )
 from kept.replication.progress import LONG_AGO, CommitQueue, Follower
 from kept.storage.errors import (
@@ -59,40 +69,16 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
 )
 
-__all__ = [
-    "UNKNOWN_OFFSET",
-    "Acknowledge",
-    "Appended",
-    "BrokersChanged",
-    "CommitAwaited",
-    "CommitKnown",
-    "Effect",
-    "Effects",
-    "Elected",
-    "Event",
-    "Fetched",
-    "Follower",
-    "HighWatermarkMoved",
-    "Identity",
-    "IsrDecided",
-    "IsrRefused",
-    "LeaderCore",
-    "ManifestApplied",
-    "ManifestHeld",
-    "ManifestLost",
-    "ManifestOffered",
-    "ManifestPublished",
-    "MinIsrChanged",
-    "ProposeIsr",
-    "Resigned",
-    "Ticked",
-    "Token",
-    "WaitEnded",
-]
+Event = events.Event | manifests_events.Event
+Effect = events.Effect | manifests_events.Effect
+Effects = tuple[Effect, ...]
+
+HIGH_WATERMARK_MOVED: Final = HighWatermarkMoved()
+_MOVED: Final = (HIGH_WATERMARK_MOVED,)
 
 
 @dataclass(slots=True)
-class LeaderCore:
+class PartitionCore:
     """One partition's leader. Fields are read by the shell and moved only by events.
 
     ``alone``: it leads, and there is no other replica: HW is LEO. ``pending_epochs``: the broker
@@ -123,17 +109,14 @@ class LeaderCore:
     _now_ms: int = 0
     _refused_until_ms: int = 0
     alone: bool = False
+    manifests: ManifestCore = field(init=False)
     _waiting: CommitQueue = field(default_factory=CommitQueue)
 
-    def step(self, event: Event) -> Effects:
-        """Take one event; returns what the shell must do, in order."""
-        before = self.high_watermark
-        effects = self._dispatch(event)
-        if self.high_watermark != before and self.leading:
-            return (HighWatermarkMoved(self.high_watermark), *effects)
-        return effects
+    def __post_init__(self) -> None:
+        self.manifests = ManifestCore(self.node_id)
 
-    def _dispatch(self, event: Event) -> Effects:
+    def step(self, event: Event, now_ms: int) -> Effects:
+        """Take one event; returns what the shell must do, in order."""
         match event:
             case Elected():
                 return self.elected(event)
@@ -144,14 +127,11 @@ class LeaderCore:
                     event.replica_id, event.log_end_offset, event.now_ms, event.broker_epoch
                 )
             case CommitKnown():
-                self.high_watermark = max(self.high_watermark, event.offset)
-                return self._acknowledge()
+                return self.commit_known(event.offset)
             case IsrDecided():
                 return self._isr_decided(event)
             case IsrRefused():
                 return self._isr_refused(event)
-            case Ticked():
-                return self._ticked(event.now_ms)
             case CommitAwaited():
                 return self.commit_awaited(event.token, event.end_offset)
             case WaitEnded():
@@ -164,7 +144,7 @@ class LeaderCore:
                 self.eligible = event.eligible
                 self.broker_epochs = dict(event.epochs)
                 self._refused_until_ms = 0
-                return self._expand_known() + self._advance()
+                return _joined(self._expand_known(), self._advance())
             case ManifestOffered() | ManifestHeld() | ManifestApplied():
                 return self._manifest(event)
             case ManifestLost():
@@ -172,6 +152,34 @@ class LeaderCore:
                 return ()
             case Resigned():
                 return self.resigned()
+            case Cut():
+                cut = min(self.high_watermark, event.log_end_offset)
+                self.high_watermark = max(cut, event.log_start_offset)
+                return self._note(self.manifests.step(event, now_ms))
+            case _:
+                return self._note(self.manifests.step(event, now_ms))
+
+    def tick(self, now_ms: int) -> Effects:
+        """Time passed: members that lag leave the ISR."""
+        self._now_ms = max(self._now_ms, now_ms)
+        proposal: Effects = ()
+        if self.leading and self.pending_isr is None:
+            staying = frozenset(replica for replica in self.isr if not self._lags(replica))
+            if staying != frozenset(self.isr):
+                proposal = self._propose(staying)
+        return _joined(proposal, self._advance())
+
+    def _note(self, effects: manifests_events.Effects) -> Effects:
+        """Take note of what :attr:`manifests` says of them; the rest is the shell's."""
+        done: Effects = ()
+        for effect in effects:
+            if isinstance(effect, NoteManifest):
+                done += self.step(effect.event, self._now_ms)
+                if isinstance(effect.event, ManifestOffered) and effect.event.identity is not None:
+                    done += (AnnounceManifest(),)
+            else:
+                done += (effect,)
+        return done
 
     # Leadership.
 
@@ -181,6 +189,7 @@ class LeaderCore:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
         if event.leader_epoch == self.leader_epoch and self.leading:
             return self._isr_decided(IsrDecided(event.partition_epoch, event.replicas, event.isr))
+        known_before = self.high_watermark
         known = self.high_watermark if self.leading else 0
         self.high_watermark = max(known, event.high_watermark)
         self.leading = True
@@ -194,7 +203,8 @@ class LeaderCore:
         self._now_ms = event.now_ms
         self.followers = {}
         self._members(event.replicas, event.isr)
-        return self._advance()
+        effects = self._advance()
+        return effects if self.high_watermark <= known_before else _joined(_MOVED, effects)
 
     def _members(self, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         self.replicas, self.isr = replicas, isr
@@ -255,10 +265,19 @@ class LeaderCore:
     def appended(self, log_end_offset: int) -> Effects:
         """The log is readable up to ``log_end_offset``."""
         self.log_end_offset = log_end_offset
-        if self.alone:
-            self.high_watermark = max(self.high_watermark, log_end_offset)
-            return self._acknowledge() if self._waiting else ()
-        return self._advance()
+        if not self.alone:
+            return self._advance()
+        if log_end_offset <= self.high_watermark:
+            return ()
+        self.high_watermark = log_end_offset
+        return (*_MOVED, *self._acknowledge()) if self._waiting else _MOVED
+
+    def commit_known(self, offset: int) -> Effects:
+        """Everything below ``offset`` is committed, as a manifest or the leader says."""
+        if offset <= self.high_watermark:
+            return ()
+        self.high_watermark = offset
+        return (*_MOVED, *self._acknowledge()) if self._waiting else _MOVED
 
     def commit_awaited(self, token: Token, end_offset: int) -> Effects:
         """Somebody waits for ``end_offset``; answered at once when HW is there."""
@@ -302,13 +321,17 @@ class LeaderCore:
         """Move HW as far as the replicas allow, then answer who waited, then publish."""
         if not self.leading:
             return ()
+        effects: Effects = ()
         if not self.below_min_isr:
             lowest = self.log_end_offset
             for replica, follower in self.followers.items():
                 if follower.log_end_offset < lowest and self._holds_back(replica, follower):
                     lowest = follower.log_end_offset
-            self.high_watermark = max(self.high_watermark, lowest)
-        effects = self._acknowledge() if self._waiting else ()
+            if lowest > self.high_watermark:
+                self.high_watermark = lowest
+                effects = _MOVED
+        if self._waiting:
+            effects += self._acknowledge()
         return effects if self.offered == self.published else effects + self._publish()
 
     # Followers and the ISR.
@@ -335,7 +358,7 @@ class LeaderCore:
         follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
         if replica_id in self.isr:
             return self._advance()
-        return self._expand(replica_id, follower) + self._advance()
+        return _joined(self._expand(replica_id, follower), self._advance())
 
     def log_starts(self, replica_id: int, log_start_offset: int) -> bool:
         """A follower told where its log starts; whether that is news."""
@@ -390,15 +413,6 @@ class LeaderCore:
             self._refused_until_ms = self._now_ms + event.pause_ms
         return self._advance()
 
-    def _ticked(self, now_ms: int) -> Effects:
-        self._now_ms = max(self._now_ms, now_ms)
-        effects: Effects = ()
-        if self.leading and self.pending_isr is None:
-            staying = frozenset(replica for replica in self.isr if not self._lags(replica))
-            if staying != frozenset(self.isr):
-                effects = self._propose(staying)
-        return effects + self._advance()
-
     def _lags(self, replica: int) -> bool:
         follower = self.followers.get(replica)
         if follower is None:
@@ -427,7 +441,7 @@ class LeaderCore:
         if event.replica_id in self.isr:
             return self._advance()
         # Its next fetch may be a long way off: one that has everything asks for nothing (KIP-227).
-        return self._expand(event.replica_id, follower) + self._advance()
+        return _joined(self._expand(event.replica_id, follower), self._advance())
 
     def _publish(self) -> Effects:
         if self.offered is None:
@@ -435,14 +449,19 @@ class LeaderCore:
         for replica, follower in self.followers.items():
             if follower.held != self.offered and self._holds_back(replica, follower):
                 return ()
+        return self._publish_offered()
+
+    def _publish_offered(self) -> Effects:
         self.published = self.offered
-        return (ManifestPublished(self.offered),)
+        applies = self.manifests.step(Published(self.offered), self._now_ms)
+        return (ManifestPublished(self.offered), *self._note(applies))
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""
+        self.manifests.check_invariants()
         ends = self._waiting.ends
         wrong = {
-            "HW above LEO": self.high_watermark > self.log_end_offset,
+            "HW above LEO": self.leading and self.high_watermark > self.log_end_offset,
             "ISR beyond replicas": not self.maximal_isr <= frozenset(self.replicas),
             "leader outside its ISR": self.leading and self.node_id not in self.isr,
             "proposal without leader": self.pending_isr is not None and not self.leading,
@@ -452,8 +471,18 @@ class LeaderCore:
             "acks out of order": ends != sorted(ends),
             "ack overdue": bool(ends) and ends[0] <= self.high_watermark,
             "waiters without leader": bool(ends) and not self.leading,
-            "epoch starts above LEO": self.epoch_start_offset > self.log_end_offset,
+            "epoch starts above LEO": self.leading
+            and self.epoch_start_offset > self.log_end_offset,
         }
         broken = [name for name, is_so in wrong.items() if is_so]
         if broken:
             raise InvariantViolation(f"{'; '.join(broken)}: {self}")
+
+
+def _joined(first: Effects, then: Effects) -> Effects:
+    """Both; the high watermark's movement before all, and once."""
+    if not first or not then:
+        return first or then
+    if then[0] is HIGH_WATERMARK_MOVED:
+        return then if first is _MOVED else (*_MOVED, *first, *then[1:])
+    return (*first, *then)

@@ -1,4 +1,4 @@
-"""LeaderCore by scripted histories: ``histories/*.txt`` read as prose.
+"""PartitionCore by scripted histories: ``histories/*.txt`` read as prose.
 
 A line at the margin is an event; the indented lines under it are the effects, in order. After each
 event the core's invariants are checked. ``KEPT_REWRITE=1`` writes the effects that come out into
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.replication import leader as core
-from kept.replication.leader import LeaderCore
+from kept.replication import events as core
+from kept.replication import manifests_events as ev
+from kept.replication.partition_core import HIGH_WATERMARK_MOVED, PartitionCore
 from kept.storage.errors import InvariantViolation, NotLeaderOrFollower
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
@@ -58,7 +59,7 @@ def parse(line: str):
         case "refused":
             return core.IsrRefused(int(given["version"]))
         case "tick":
-            return core.Ticked(at)
+            return at
         case "await":
             return core.CommitAwaited(plain[0], int(plain[1]))
         case "forget":
@@ -80,10 +81,10 @@ def parse(line: str):
     raise AssertionError(f"unknown event: {line}")
 
 
-def show(effect) -> str:
+def show(effect, high_watermark: int) -> str:
     match effect:
-        case core.HighWatermarkMoved(offset):
-            return f"high watermark {offset}"
+        case core.HighWatermarkMoved():
+            return f"high watermark {high_watermark}"
         case core.Acknowledge(token, None):
             return f"acknowledge {token}"
         case core.Acknowledge(token, error):
@@ -97,14 +98,16 @@ def show(effect) -> str:
 
 def run(text: str) -> str:
     """The history with the effects that really come out."""
-    leader = LeaderCore(node_id=0, lag_time_max_ms=30_000)
+    leader = PartitionCore(node_id=0, lag_time_max_ms=30_000)
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("    "):
             continue
         lines.append(line)
         if line and not line.startswith("#"):
-            lines += [f"    {show(effect)}" for effect in leader.step(parse(line))]
+            event = parse(line)
+            effects = leader.tick(event) if isinstance(event, int) else leader.step(event, 0)
+            lines += [f"    {show(effect, leader.high_watermark)}" for effect in effects]
             leader.check_invariants()
     return "\n".join(lines) + "\n"
 
@@ -118,8 +121,8 @@ def test_history(path: Path) -> None:
     assert happened == text
 
 
-def lone(leo: int = 0) -> LeaderCore:
-    leader = LeaderCore(node_id=0)
+def lone(leo: int = 0) -> PartitionCore:
+    leader = PartitionCore(node_id=0)
     leader.elected(core.Elected(1, 0, (0,), (0,), leo, 0, 0))
     return leader
 
@@ -142,13 +145,15 @@ def test_invariants_name_what_is_broken() -> None:
 
 
 def test_wait_order_is_by_offset_then_arrival() -> None:
-    leader = LeaderCore(node_id=0)
+    leader = PartitionCore(node_id=0)
     leader.elected(core.Elected(1, 0, (0, 1), (0, 1), 0, 0, 0))
     leader.appended(10)
     for token, end in (("late", 9), ("early", 3), ("second", 3), ("middle", 5)):
         assert leader.commit_awaited(token, end) == ()
     leader.check_invariants()
-    told = [effect.token for effect in leader.fetched(1, 10, 1)]
+    moved, *acknowledged = leader.fetched(1, 10, 1)
+    assert moved is HIGH_WATERMARK_MOVED
+    told = [effect.token for effect in acknowledged]
     assert told == ["early", "second", "middle", "late"]
 
 
@@ -167,8 +172,8 @@ EVENTS = st.one_of(
 @given(st.lists(EVENTS, max_size=60))
 def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
     """HW never goes back, and every member of confirmed and proposed ISR has what is below it."""
-    leader = LeaderCore(node_id=0)
-    leader.step(core.Elected(1, 0, (0, 1, 2), (0, 1), 0, 0, 0))
+    leader = PartitionCore(node_id=0)
+    leader.step(core.Elected(1, 0, (0, 1, 2), (0, 1), 0, 0, 0), 0)
     has = {0: 0, 1: 0, 2: 0}
     proposals: list[core.ProposeIsr] = []
     waiting: dict[str, int] = {}
@@ -178,30 +183,30 @@ def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
         match event:
             case ("append", count):
                 has[0] += count
-                effects = leader.step(core.Appended(has[0]))
+                effects = leader.step(core.Appended(has[0]), 0)
             case ("fetch", replica, back, dt):
                 now += dt
                 has[replica] = max(has[replica], has[0] - back)
-                effects = leader.step(core.Fetched(replica, has[replica], now))
+                effects = leader.step(core.Fetched(replica, has[replica], now), 0)
             case ("controller", accepts):
                 if not proposals:
                     continue
                 last = proposals.pop()
                 if accepts:
                     version = leader.partition_epoch + 1
-                    effects = leader.step(core.IsrDecided(version, (0, 1, 2), last.isr))
+                    effects = leader.step(core.IsrDecided(version, (0, 1, 2), last.isr), 0)
                 else:
-                    effects = leader.step(core.IsrRefused(last.partition_epoch))
+                    effects = leader.step(core.IsrRefused(last.partition_epoch), 0)
             case ("tick", dt):
                 now += dt
-                effects = leader.step(core.Ticked(now))
+                effects = leader.tick(now)
             case ("eligible", who):
-                effects = leader.step(core.BrokersChanged(who))
+                effects = leader.step(core.BrokersChanged(who), 0)
             case ("min-isr", least):
-                effects = leader.step(core.MinIsrChanged(least))
+                effects = leader.step(core.MinIsrChanged(least), 0)
             case ("await", ahead):
                 waiting[f"w{number}"] = leader.high_watermark + ahead
-                effects = leader.step(core.CommitAwaited(f"w{number}", waiting[f"w{number}"]))
+                effects = leader.step(core.CommitAwaited(f"w{number}", waiting[f"w{number}"]), 0)
         leader.check_invariants()
         assert leader.high_watermark >= before
         if leader.high_watermark > before:
@@ -213,3 +218,32 @@ def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
             elif isinstance(effect, core.Acknowledge):
                 assert waiting.pop(effect.token) <= leader.high_watermark
     assert all(end > leader.high_watermark for end in waiting.values())
+
+
+def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> None:
+    """The high watermark is at least at the end of what is put into place (rule 12)."""
+    follower = PartitionCore(node_id=1)
+    ref = ev.ManifestRef((2, 2), 2, 100)
+    follower.step(ev.Follows(2, in_isr=True), 0)
+    follower.step(ev.Synced(2, agreed=True), 0)
+    asked = follower.manifests.pull(100)
+    assert asked is not None
+    follower.step(ev.Pulled(asked, ev.PullAnswer(ref, ref, (ref,))), 0)
+    assert follower.high_watermark == 0
+    assert follower.step(ev.Stored(ref), 0) == (HIGH_WATERMARK_MOVED, ev.Apply(ref))
+    assert follower.high_watermark == 100
+
+
+def test_what_every_replica_holds_is_published_and_applied_in_the_step_that_shows_it() -> None:
+    """Nobody between the two has to carry it from one to the other."""
+    leader = PartitionCore(node_id=0)
+    leader.step(core.Elected(2, 0, (0, 1), (0, 1), 100, 0, 0, settling=True), 0)
+    leader.step(ev.Leads(2), 0)
+    leader.fetched(1, 100, 0)
+    ref = ev.ManifestRef((2, 1), 2, 100)
+    assert isinstance(leader.step(ev.PassDone(ref, 2, None), 0)[0], ev.Store)
+    assert leader.step(ev.Stored(ref), 0) == (ev.AnnounceManifest(),)
+    pull = ev.PullRequest(1, -1, 2, 1, ref, None, True, 100, ())
+    published = core.ManifestPublished(ref.identity)
+    assert leader.step(ev.PullReceived(pull), 0) == (published, ev.Apply(ref))
+    leader.check_invariants()

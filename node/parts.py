@@ -23,12 +23,13 @@ from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import Coordinator
 from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.lazy_server import LazyHttpServer
+from kept.node.internode.hello import PREFACE
 from kept.node.internode.peers import Peers
 from kept.node.kafka.apis import KafkaApis
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.forwarding import ForwardedRequests, ForwardingManager
 from kept.node.kafka.handlers.init_producer_id import ProducerIds
-from kept.node.kafka.listener import GREETING, HTTP2, HTTP_METHODS, HandedOver, Listener
+from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
 from kept.node.metadata.cluster_link import ClusterLink
@@ -320,10 +321,7 @@ class NodeParts:
             self.grpc.take_over(connection.transport, first_bytes, connection.closed)
 
         def serve_node(connection: HandedOver, first_bytes: bytes) -> None:
-            self.peers.take_over(connection.transport, first_bytes, connection.closed)
-
-        def greet_node(connection: HandedOver, first_bytes: bytes) -> None:
-            self.peers.greet(connection.transport, first_bytes, connection.closed)
+            self.peers.accept(connection.transport, first_bytes, connection.closed)
 
         http = dict.fromkeys(HTTP_METHODS, self.http.take_over)
         self.listeners = [
@@ -336,7 +334,7 @@ class NodeParts:
                 self.apis,
                 config.node_listener,
                 self.node_connections,
-                {**http, HTTP2: serve_node, GREETING: greet_node},
+                {**http, PREFACE: serve_node},
                 between_nodes=True,
             )
 
@@ -368,7 +366,7 @@ class NodeParts:
             ("PullManifests", pulls.pull),
             ("ManifestChunk", pulls.chunk),
             ("ManifestNews", self.replicator.news),
-            ("Ask", self.http.respond_to_node),
+            ("PeerHttp", self.http.respond_to_node),
         ):
             self.peers.serve(method, answer)
         self.controller.serve_brokers()

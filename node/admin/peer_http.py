@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.internode.controller_rpc import AskReply, AskRequest
+from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -53,7 +53,7 @@ class PeerHttp:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         timeout_s: float = CALL_S,
-    ) -> AskReply:
+    ) -> PeerHttpReply:
         """What node ``node_id`` answers; its refusals are answers with their status.
 
         Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
@@ -63,10 +63,10 @@ class PeerHttp:
         if node_id not in nodes:
             known = ", ".join(map(str, nodes))
             raise InvalidRequest(f"there is no node {node_id}; there are {known}")
-        request = AskRequest(
+        request = PeerHttpRequest(
             method, path, json.dumps(dict(query or {})), json.dumps(dict(body or {}))
         )
-        reply: AskReply = await self.peers.call(node_id, "Ask", request, timeout_s)
+        reply: PeerHttpReply = await self.peers.call(node_id, "PeerHttp", request, timeout_s)
         return reply
 
     async def get(self, node_id: int, path: str, query: Mapping[str, str]) -> Any:
@@ -83,7 +83,7 @@ class PeerHttp:
         return _value(node_id, reply)
 
 
-def _value(node_id: int, reply: AskReply) -> Any:
+def _value(node_id: int, reply: PeerHttpReply) -> Any:
     value = json.loads(reply.body)
     if reply.status == 200:
         return value

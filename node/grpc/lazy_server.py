@@ -2,7 +2,7 @@
 
 gRPC itself costs 22 MB and a third of a second to load, in a thread; a node that nobody speaks gRPC
 with pays neither. Meanwhile the first clients wait, unread. gRPC owns its sockets, so bytes go
-through a unix socket (``kept.node.internode.splice``), in a directory that only this user may
+through a unix socket (``kept.node.grpc.splice``), in a directory that only this user may
 enter.
 
 Limit: ``kept.grpc.max.connections``; one more is closed.
@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.internode.splice import splice
+from kept.node.grpc.splice import splice
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.parts import AdminParts
-from kept.node.grpc import broker, health
+from kept.node.grpc import broker, grpc_options, health
 from kept.node.grpc.reflection import Symbols
-from kept.node.internode import grpc_options
-from kept.node.internode.socket_directory import PrivateServer
+from kept.node.grpc.socket_directory import PrivateServer
 
 # isort: split
 import grpc

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kept.node.admin.context import AdminContext
     from kept.node.http.server import HttpServer
-    from kept.node.internode.controller_rpc import AskReply, AskRequest
+    from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
     from kept.node.kafka.listener import HandedOver
 
 
@@ -22,7 +22,7 @@ class LazyHttpServer:
         """Speak HTTP on a connection from now on."""
         self._started().take_over(handed_over, first_bytes)
 
-    async def respond_to_node(self, request: AskRequest) -> AskReply:
+    async def respond_to_node(self, request: PeerHttpRequest) -> PeerHttpReply:
         """Answer a request that came through another node. Raises PolicyViolation."""
         from kept.node.http.peer_requests import respond
 

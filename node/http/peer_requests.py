@@ -9,14 +9,14 @@ from typing import Final
 from kept.node.http.json_results import dumps
 from kept.node.http.routes import Routes
 from kept.node.http.server import HttpRequest, failure, status_of
-from kept.node.internode.controller_rpc import AskReply, AskRequest
+from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
 from kept.storage.errors import KeptError, PolicyViolation
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 PREFIX: Final = "/api/v1/"
 
 
-async def respond(routes: Routes, request: AskRequest) -> AskReply:
+async def respond(routes: Routes, request: PeerHttpRequest) -> PeerHttpReply:
     """Answer another node. Raises PolicyViolation for what is not for other nodes."""
     query, body = json.loads(request.query), json.loads(request.body)
     if not request.path.startswith(PREFIX) or "node" in query:
@@ -30,7 +30,7 @@ async def respond(routes: Routes, request: AskRequest) -> AskReply:
         raise PolicyViolation(f"{request.path} is a stream, and not asked through another node")
     if response.chunks is None:
         body = dumps(response.value) if response.text is None else response.text.encode()
-        return AskReply(response.status, body)
+        return PeerHttpReply(response.status, body)
     whole = bytearray()
     async for chunk in response.chunks:
         whole += chunk
@@ -39,4 +39,4 @@ async def respond(routes: Routes, request: AskRequest) -> AskReply:
                 f"the answer to {request.path} has more than {MAX_ANSWER_BYTES} bytes: ask node "
                 f"{routes.node_id} itself"
             )
-    return AskReply(response.status, bytes(whole))
+    return PeerHttpReply(response.status, bytes(whole))

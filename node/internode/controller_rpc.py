@@ -196,8 +196,8 @@ class ConfirmReply:
 
 
 @dataclass(frozen=True, slots=True)
-class AskRequest:
-    """What somebody asked of a node's ``/api/v1/``, for another node to answer. ``query`` and
+class PeerHttpRequest:
+    """A request to a node's ``/api/v1/`` that came to another node. ``query`` and
     ``body`` are JSON objects.
     """
 
@@ -208,7 +208,7 @@ class AskRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AskReply:
+class PeerHttpReply:
     """The answer: an HTTP status, and the JSON that goes with it."""
 
     status: int
@@ -223,6 +223,6 @@ CALLS: Final[dict[str, tuple[type, type]]] = {
     "Forward": (ForwardRequest, ForwardReply),
     "ChangeVoters": (ChangeVotersRequest, ChangeVotersReply),
     "Confirm": (ConfirmRequest, ConfirmReply),
-    "Ask": (AskRequest, AskReply),
+    "PeerHttp": (PeerHttpRequest, PeerHttpReply),
 }
-"""Methods of the service ``kept.node.v1.Controller``."""
+"""Methods that brokers and the active controller serve."""

@@ -18,8 +18,8 @@ from kept.storage.errors import CorruptMessage
 MAX_PORT: Final = 65_535
 MAX_HOST_CHARS: Final = 255
 """A name of the DNS has no more."""
-PROTOCOL_VERSION: Final = 1
-"""Of the streams between nodes; nodes of different versions refuse each other."""
+PROTOCOL_VERSION: Final = 2
+"""Of the frames between nodes (1 was gRPC); nodes of different versions refuse each other."""
 
 
 @dataclass(frozen=True, slots=True)

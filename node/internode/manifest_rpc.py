@@ -115,4 +115,4 @@ MANIFEST_CALLS: Final[dict[str, tuple[type, type]]] = {
     "ManifestChunk": (ManifestChunkRequest, ManifestChunkReply),
     "ManifestNews": (ManifestNewsRequest, ManifestNewsReply),
 }
-"""Methods of the service ``kept.node.v1.Manifests``."""
+"""Methods that leaders and followers serve."""

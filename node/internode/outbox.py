@@ -1,4 +1,4 @@
-"""Messages to one peer that wait for its stream. Pure; bounded; loses messages rather than grow.
+"""Messages to one peer that wait for its connection. Pure, bounded: it loses some rather than grow.
 
 Raft tolerates loss: what matters is that a slow or absent peer costs nobody else memory or time.
 """
@@ -12,8 +12,6 @@ MAX_MESSAGES: Final = 1024
 """Queued for one peer; Raft keeps far fewer in flight, so more means that the peer is gone."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 """Queued entries of the metadata log for one peer."""
-FRAME_BYTES: Final = 256 * 1024
-"""A frame takes further messages up to this size, so that a heartbeat waits for no more."""
 
 
 class Outbox:
@@ -40,16 +38,13 @@ class Outbox:
         self._queue.append((message, size))
         self._bytes += size
 
-    def take(self) -> list[Any]:
-        """The messages of the next frame, oldest first: at least one if there is any."""
-        found: list[Any] = []
-        room = FRAME_BYTES
-        while self._queue and (not found or self._queue[0][1] <= room):
-            message, size = self._queue.popleft()
-            self._bytes -= size
-            room -= size
-            found.append(message)
-        return found
+    def pop(self) -> Any:
+        """The oldest message; None: there is none."""
+        if not self._queue:
+            return None
+        message, size = self._queue.popleft()
+        self._bytes -= size
+        return message
 
     def clear(self) -> None:
         """Forget everything: a message of before a break says nothing new after it."""

@@ -1,37 +1,35 @@
-"""The way to one peer: a connection of its own, made when there is something to say.
+"""The way to one peer: a connection that this node makes, when there is something to send.
 
-Greeting over plain TCP first (it is quick, and knows a refused connection from a silent one), then
-a gRPC channel with the Raft stream on it, which unary calls and the Control stream share. What
-breaks is made again after a jittered back-off. Large snapshots have a channel of their own, so that
-heartbeats never wait behind one.
+Hellos first (a refused connection is known from a silent one at once), then the connection is
+opened: messages, calls and heartbeats share it. What breaks is made again after a jittered
+back-off. A large snapshot has a connection of its own, so that heartbeats never wait behind one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kept.node.internode import grpc_options, protobuf_conversion, snapshot_chunks
 from kept.node.internode import hello as greeting
-from kept.node.internode.controller_rpc import Failure
-from kept.node.internode.hello import HELLO, hello_in
+from kept.node.internode import protobuf_conversion, snapshot_chunks
+from kept.node.internode.connection import Connection
+from kept.node.internode.frames import MAX_BODY_BYTES, Frame, Kind
+from kept.node.internode.hello import hello_from
 from kept.node.internode.identity import Hello, refusal
 from kept.node.internode.outbox import Outbox
+from kept.node.internode.protobuf_conversion import METHODS, codecs
 from kept.node.internode.rpc_errors import error_of
-from kept.node.proto import peers_pb2
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import (
     CorruptMessage,
+    KeptError,
+    MessageTooLarge,
     NetworkException,
     PolicyViolation,
     RequestTimedOut,
-    UnsupportedVersion,
 )
-
-# isort: split
-import grpc
-import grpc.aio
 
 if TYPE_CHECKING:
     from kept.cluster.raft.messages import InstallSnapshot, Message
@@ -40,12 +38,148 @@ if TYPE_CHECKING:
 BACKOFF_S: Final = 0.02
 """Before the second attempt; doubled up to the maximum, and multiplied by 0.5 to 1.5."""
 BACKOFF_MAX_S: Final = 0.5
+HELD_BACKOFF_S: Final = 0.02
+"""The same where the peer is the active controller: it is waited for."""
 PAUSE_S: Final = 0.01
-"""Between two attempts, however much in a hurry."""
+"""Between two attempts, however urgent."""
 CONNECT_S: Final = 2.0
-"""For greeting, and again for the first frames of the stream."""
+"""For the Hellos, and again for the opening."""
 SNAPSHOT_S: Final = 300.0
 """A snapshot that takes longer is given up; Raft sends a newer one."""
+MAX_QUEUED_BYTES: Final = 2 * MAX_BODY_BYTES
+"""Of requests to one peer that wait to be sent; further calls fail."""
+MAX_CALL_ID: Final = (1 << 32) - 1
+SNAPSHOT_ID: Final = 0
+"""Under which a snapshot is answered; calls count from 1."""
+
+
+class Messages(Protocol):
+    """What is sent in order and has no answer."""
+
+    def next_message(self) -> tuple[Kind, bytes] | None:
+        """The next one with its kind; None: there is none now."""
+
+
+class _RaftMessages:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    def next_message(self) -> tuple[Kind, bytes] | None:
+        message = self._outbox.pop()
+        return None if message is None else (Kind.MESSAGE, protobuf_conversion.encode_raft(message))
+
+
+class _SnapshotFrames:
+    def __init__(self, message: InstallSnapshot) -> None:
+        self._frames = self._cut(message)
+
+    @staticmethod
+    def _cut(message: InstallSnapshot) -> Iterator[tuple[Kind, bytes]]:
+        yield Kind.SNAPSHOT_HEAD, protobuf_conversion.encode_snapshot_head(message)
+        for piece in snapshot_chunks.pieces(message.image_bytes):
+            yield Kind.SNAPSHOT_CHUNK, protobuf_conversion.encode_snapshot_chunk(piece)
+
+    def next_message(self) -> tuple[Kind, bytes] | None:
+        return next(self._frames, None)
+
+
+class Session:
+    """A connection to a peer, and the calls that wait for it. A handler of :class:`.Connection`."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: Any, name: str, messages: Messages
+    ) -> None:
+        self.opened: asyncio.Future[Hello] = loop.create_future()
+        """The peer's Hello, which may refuse this node."""
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.connection = Connection(loop, transport, self, name)
+        self._loop = loop
+        self._name = name
+        self._messages = messages
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._last_id = SNAPSHOT_ID
+
+    async def open(self, own: Hello) -> Hello:
+        """The peer's Hello of an open connection. Raises NetworkException, PolicyViolation
+        (refused, and why); it is closed then.
+        """
+        self.connection.start()
+        self.connection.send(Kind.OPEN, body=codecs().hello.to_bytes(own))
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                hello = await self.opened
+            if hello.refusal:
+                raise PolicyViolation(hello.refusal)
+        except TimeoutError:
+            self.connection.abort()
+            raise NetworkException(f"{self._name}: no Hello came back") from None
+        except BaseException:
+            self.connection.abort()
+            raise
+        return hello
+
+    async def call(self, method: int, body: bytes) -> bytes:
+        """The body of the response. Raises what the peer's handler raised, NetworkException."""
+        queued = self.connection.queued_bytes
+        if queued + len(body) > MAX_QUEUED_BYTES:
+            raise NetworkException(f"{self._name}: {queued} bytes wait to be sent to it")
+        self._last_id = self._last_id % MAX_CALL_ID + 1
+        return await self._answer(self._last_id, Kind.REQUEST, method, body)
+
+    async def send_snapshot(self) -> None:
+        """Send all frames of a snapshot. Raises what the peer says, NetworkException."""
+        self._loop.call_soon(self.connection.message_due)
+        await self._answer(SNAPSHOT_ID, None)
+
+    async def _answer(
+        self, call_id: int, kind: Kind | None, method: int = 0, body: bytes = b""
+    ) -> bytes:
+        if self.connection.closed:
+            raise NetworkException(f"{self._name}: the connection broke")
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._calls[call_id] = answer
+        if kind is not None:
+            self.connection.send(kind, call_id, method, body)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.connection.send(Kind.CANCEL, call_id)
+            raise
+        finally:
+            del self._calls[call_id]
+
+    def next_message(self) -> tuple[Kind, bytes] | None:
+        """What is to be sent next."""
+        return self._messages.next_message()
+
+    def frame_received(self, frame: Frame) -> None:
+        """The answer to the opening or to a call. Raises CorruptMessage."""
+        if frame.kind is Kind.OPEN:
+            hello = hello_from(frame.body)
+            if not self.opened.done():
+                self.opened.set_result(hello)
+            elif hello.refusal:
+                self.connection.abort(f"it refuses this node now: {hello.refusal}")
+            return
+        if frame.kind not in (Kind.RESPONSE, Kind.ERROR):
+            raise CorruptMessage(f"a {frame.kind.name} from the side that answers")
+        answer = self._calls.get(frame.correlation_id)
+        if answer is None or answer.done():
+            return  # nobody waits for it any more
+        if frame.kind is Kind.RESPONSE:
+            answer.set_result(frame.body)
+        else:
+            answer.set_exception(error_of(codecs().failure.from_bytes(frame.body)))
+
+    def connection_lost(self) -> None:
+        """Whoever waits learns that nothing is known of what became of it."""
+        all_waiting: tuple[asyncio.Future[Any], ...] = (self.opened, *self._calls.values())
+        for waiting in all_waiting:
+            if not waiting.done():
+                waiting.set_exception(NetworkException(f"{self._name}: the connection broke"))
+                waiting.exception()  # nobody may be waiting
+        if not self.lost.done():
+            self.lost.set_result(None)
 
 
 class Channel:
@@ -54,18 +188,21 @@ class Channel:
     def __init__(self, peers: Peers, node_id: int) -> None:
         self.node_id = node_id
         self.outbox = Outbox()
-        self.connected = False
         self._peers = peers
-        self._grpc: grpc.aio.Channel | None = None
+        self._session: Session | None = None
         self._wanted = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._wake: asyncio.Future[None] | None = None
-        self._waiting: list[asyncio.Future[grpc.aio.Channel]] = []
-        self._unary: dict[str, Any] = {}
+        self._urgent = asyncio.Event()
+        self._waiting: list[asyncio.Future[Session]] = []
         self._cluster_id = ""
         """As the peer told it: what a node says that does not know it itself."""
-        self._snapshot: tuple[int, int] | None = None
-        self._tasks = {asyncio.ensure_future(self._run())}
+        self._sends_snapshot = False
+        self._tasks = TaskOwner(peers.loop)
+        self._tasks.spawn(self._run())
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection to the peer is open."""
+        return self._session is not None
 
     def send(self, message: Message) -> None:
         """Queue a message; a large snapshot goes its own way."""
@@ -75,274 +212,177 @@ class Channel:
             return
         self.outbox.put(message)
         self._wanted.set()
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        if self._session is not None:
+            self._session.connection.message_due()
 
-    def hurry(self) -> None:
+    def hold(self) -> None:
+        """This node sends its heartbeats here from now on: stay connected."""
+        if self._session is not None:
+            self._session.connection.send(Kind.HOLD)
+        else:
+            self._wanted.set()
+            self.retry_now()
+
+    def release(self) -> None:
+        """It does so no more."""
+        if self._session is not None:
+            self._session.connection.send(Kind.RELEASE)
+
+    def retry_now(self) -> None:
         """There is reason to believe that the peer is there now: wait no longer to try again."""
-        self._hurry.set()
+        self._urgent.set()
 
     async def stop(self) -> None:
         """Close; whoever waits gets NetworkException."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._fail_waiting(NetworkException(f"node {self.node_id}: this node stops"))
 
     # The connection.
 
     async def _run(self) -> None:
-        pause = BACKOFF_S
+        pause_s = BACKOFF_S
         while True:
             await self._wanted.wait()
             try:
-                target = await self._greet()
-                pause = BACKOFF_S
-                await self._session(target)
-                error: Exception = NetworkException(f"node {self.node_id}: the connection broke")
+                session, hello = await self._connect(_RaftMessages(self.outbox))
+                pause_s = BACKOFF_S
+                await self._serve(session, hello)
+                error: KeptError = NetworkException(f"node {self.node_id}: the connection broke")
             except (NetworkException, PolicyViolation) as failed:
                 error = failed
                 if self._peers.shows_death(self.node_id, failed):
-                    self._peers.found_dead(self.node_id)
+                    self._peers.process_gone(self.node_id)
             self.outbox.clear()
             self._fail_waiting(error)
-            if not self._peers.keeps(self.node_id):
+            is_held = self._peers.is_held(self.node_id)
+            if not is_held:
                 self._wanted.clear()
-            self._hurry.clear()
+            self._urgent.clear()
             await asyncio.sleep(PAUSE_S)
+            jitter = self._peers.uniform(0.5, 1.5)
             try:
-                async with asyncio.timeout(pause * random.uniform(0.5, 1.5)):
-                    await self._hurry.wait()
+                async with asyncio.timeout((HELD_BACKOFF_S if is_held else pause_s) * jitter):
+                    await self._urgent.wait()
             except TimeoutError:
-                pause = min(2 * pause, BACKOFF_MAX_S)
+                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
-    async def _greet(self) -> str:
-        """Who is there? The target for gRPC, at the first of the peer's addresses where it is.
+    async def _connect(self, messages: Messages) -> tuple[Session, Hello]:
+        """An open connection, at the first of the peer's addresses where it is.
 
         Raises what the likeliest address says: NetworkException, PolicyViolation.
         """
         failed: list[NetworkException | PolicyViolation] = []
         for address in self._peers.addresses(self.node_id):
             try:
-                return await self._greet_at(*address)
+                transport = await self._greet(*address)
+                break
             except (NetworkException, PolicyViolation) as error:
                 failed.append(error)
-        if not failed:
+        else:
+            if failed:
+                raise failed[0]
             raise NetworkException(f"node {self.node_id}: its address is not known")
-        raise failed[0]
+        session = Session(self._peers.loop, transport, f"node {self.node_id}", messages)
+        own = self._peers.hello(wanted=self.node_id, cluster_id=self._cluster_id)
+        try:
+            return session, await session.open(own)
+        except PolicyViolation as error:
+            self._peers.record_refusal(self.node_id, str(error))
+            raise
 
-    async def _greet_at(self, host: str, port: int) -> str:
+    async def _greet(self, host: str, port: int) -> Any:
+        """The transport of a connection on which Hellos were exchanged."""
         peers, node_id = self._peers, self.node_id
         own = peers.hello(wanted=node_id)
-        found, target = await greeting.ask(host, port, own, CONNECT_S)
+        transport, found = await greeting.connect(host, port, own, CONNECT_S)
         why = found.refusal or refusal(own, found)
         if not why and found.node_id != node_id:
             why = f"node {found.node_id} is at the address of node {node_id}"
         if why:
-            peers.was_refused(node_id, why)
+            transport.abort()
+            peers.record_refusal(node_id, why)
             raise PolicyViolation(why)
         self._cluster_id = found.cluster_id
-        return target
+        return transport
 
-    def _hello(self) -> Hello:
-        return self._peers.hello(wanted=self.node_id, cluster_id=self._cluster_id)
-
-    async def _session(self, target: str) -> None:
-        """Connect, open the Raft stream, and send until it breaks."""
-        channel = grpc.aio.insecure_channel(target, options=grpc_options.CLIENT)
+    async def _serve(self, session: Session, hello: Hello) -> None:
+        """Use a connection until it breaks."""
+        self._peers.connection_opened(hello)
+        self._session = session
         try:
-            open_stream = channel.stream_stream(
-                grpc_options.RAFT,
-                request_serializer=peers_pb2.RaftFrame.SerializeToString,
-                response_deserializer=peers_pb2.RaftFrame.FromString,
-            )
-            call = open_stream()
-            remote = await self._first_frames(call)
-            self._peers.stream_opened(remote)
-            try:
-                self._grpc, self.connected = channel, True
-                for waiting in self._waiting:
-                    if not waiting.done():
-                        waiting.set_result(channel)
-                self._waiting.clear()
-                await self._pump(call)
-            finally:
-                self._grpc, self.connected = None, False
-                self._unary.clear()
-                self._peers.stream_broken(remote)
+            if self._peers.is_held(self.node_id):
+                session.connection.send(Kind.HOLD)
+            for waiting in self._waiting:
+                if not waiting.done():
+                    waiting.set_result(session)
+            self._waiting.clear()
+            session.connection.message_due()
+            await session.lost
         finally:
-            await channel.close()
-
-    async def _first_frames(self, call: Any) -> Hello:
-        hello = HELLO.encode(self._hello())
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await call.write(peers_pb2.RaftFrame(hello=hello))
-                frame = await call.read()
-                if frame is grpc.aio.EOF:
-                    raise NetworkException(f"node {self.node_id}: {await call.details()}")
-        except TimeoutError:
-            raise NetworkException(f"node {self.node_id}: no Hello came back") from None
-        except grpc.aio.AioRpcError as error:
-            failed = _raised(f"node {self.node_id}", error)
-            if isinstance(failed, PolicyViolation):
-                self._peers.was_refused(self.node_id, str(failed))
-            raise failed from error
-        except asyncio.InvalidStateError as error:
-            raise NetworkException(f"node {self.node_id}: {_words(error)}") from error
-        try:
-            return hello_in(frame.hello)
-        except CorruptMessage as error:
-            raise NetworkException(f"node {self.node_id}: {error}") from error
-
-    async def _pump(self, call: Any) -> None:
-        loop = asyncio.get_running_loop()
-        watching = asyncio.ensure_future(self._watch(call))
-        try:
-            while not watching.done():
-                messages = self.outbox.take()
-                if messages:
-                    encoded = [protobuf_conversion.encode_raft(message) for message in messages]
-                    await call.write(peers_pb2.RaftFrame(messages=encoded))
-                else:
-                    self._wake = loop.create_future()
-                    await self._wake
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # broken; whatever it says, it is made again
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-        finally:
-            self._wake = None
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-
-    async def _watch(self, call: Any) -> None:
-        """The server says nothing more on this stream: whatever comes is its end."""
-        try:
-            await call.read()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass
-        finally:
-            call.cancel()
-            if self._wake is not None and not self._wake.done():
-                self._wake.set_result(None)
+            self._session = None
+            session.connection.abort()
+            self._peers.connection_lost(hello)
 
     # Calls.
 
-    def _fail_waiting(self, error: Exception) -> None:
+    def _fail_waiting(self, error: KeptError) -> None:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(error)
         self._waiting.clear()
 
-    async def ready(self) -> grpc.aio.Channel:
-        """A connected channel; an attempt is made at once. Raises NetworkException,
-        PolicyViolation (refused, and why).
+    async def _connected(self) -> Session:
+        """An open connection; an attempt is made at once. Raises NetworkException, PolicyViolation
+        (refused, and why).
         """
-        if self._grpc is not None:
-            return self._grpc
-        waiting: asyncio.Future[grpc.aio.Channel] = asyncio.get_running_loop().create_future()
+        if self._session is not None:
+            return self._session
+        waiting: asyncio.Future[Session] = self._peers.loop.create_future()
         self._waiting.append(waiting)
         self._wanted.set()
-        self.hurry()
+        self.retry_now()
         return await waiting
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """A unary call. Raises what the peer's handler raised, RequestTimedOut, NetworkException,
-        PolicyViolation (refused, and why).
+        """The reply to a request. Raises what the peer's handler raised, RequestTimedOut,
+        NetworkException, PolicyViolation (refused, and why), MessageTooLarge.
         """
         what = f"node {self.node_id}: {method}"
-        request_codec, reply_codec = protobuf_conversion.of_call(method)
-        message = request_codec.encode(request)
+        request_codec, reply_codec = codecs().calls[method]
+        body = request_codec.to_bytes(request)
+        if len(body) > MAX_BODY_BYTES:
+            raise MessageTooLarge(f"{what}: {len(body)} bytes; at most {MAX_BODY_BYTES} are sent")
         try:
             async with asyncio.timeout(timeout_s):
-                channel = await self.ready()
-                unary = self._unary.get(method)
-                if unary is None:
-                    unary = self._unary[method] = channel.unary_unary(
-                        f"/{protobuf_conversion.service_of(method)}/{method}",
-                        request_serializer=lambda request: request.SerializeToString(),
-                        response_deserializer=reply_codec.message.FromString,
-                    )
-                hello = HELLO.to_bytes(self._hello())
-                metadata = ((grpc_options.HELLO_KEY, hello),)
-                return reply_codec.decode(await unary(message, metadata=metadata))
+                session = await self._connected()
+                reply = await session.call(METHODS[method], body)
         except TimeoutError:
             raise RequestTimedOut(f"{what}: no answer within {timeout_s:g} s") from None
-        except grpc.aio.AioRpcError as error:
-            raise _raised(what, error) from error
-        except grpc.aio.UsageError as error:  # closed while the call was made
+        try:
+            return reply_codec.from_bytes(reply)
+        except CorruptMessage as error:
             raise NetworkException(f"{what}: {error}") from error
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise NetworkException(f"{what}: the connection broke") from None
 
     # Large snapshots.
 
     def _begin_snapshot(self, message: InstallSnapshot) -> None:
-        key = (message.last_term, message.last_index)
-        if self._snapshot is not None:
-            return  # one is under way; Raft asks again
-        self._snapshot = key
-        task = asyncio.ensure_future(self._send_snapshot(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._end_snapshot)
+        if not self._sends_snapshot:  # else Raft sends it again
+            self._sends_snapshot = True
+            self._tasks.spawn(self._try_to_send(message))
 
-    def _end_snapshot(self, task: asyncio.Task[None]) -> None:
-        self._snapshot = None
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("snapshot not sent", peer=self.node_id, error=_words(error))
+    async def _try_to_send(self, message: InstallSnapshot) -> None:
+        try:
+            await self._send_snapshot(message)
+        except (KeptError, TimeoutError) as error:
+            reason = str(error) or f"it takes longer than {SNAPSHOT_S:g} s"
+            log.warning("snapshot not sent", peer=self.node_id, error=reason)
+        finally:
+            self._sends_snapshot = False
 
     async def _send_snapshot(self, message: InstallSnapshot) -> None:
-        frame = peers_pb2.SnapshotFrame
-        target = await self._greet()
-        async with (
-            asyncio.timeout(SNAPSHOT_S),
-            grpc.aio.insecure_channel(target, options=grpc_options.CLIENT) as channel,
-        ):
-            call = channel.stream_stream(
-                grpc_options.SNAPSHOT,
-                request_serializer=frame.SerializeToString,
-                response_deserializer=frame.FromString,
-            )()
-            await call.write(frame(hello=HELLO.encode(self._hello())))
-            if await call.read() is grpc.aio.EOF:
-                raise NetworkException(str(await call.details()))
-            size = len(message.image_bytes)
-            head = protobuf_conversion.encode_install_head(message)
-            await call.write(frame(head=peers_pb2.SnapshotHead(message=head, size_bytes=size)))
-            for piece in snapshot_chunks.pieces(message.image_bytes):
-                await call.write(frame(chunk=peers_pb2.SnapshotChunk(**piece._asdict())))
-            await call.done_writing()
-            await call.read()
-            if (code := await call.code()) != grpc.StatusCode.OK:
-                raise NetworkException(f"{code.name}: {await call.details()}")
-
-
-def _is_cancelled() -> bool:
-    """Whether it is this task that was cancelled, and not the RPC (its channel was closed)."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__
-
-
-def _raised(what: str, error: grpc.aio.AioRpcError) -> Exception:
-    """What a failed call means to its caller."""
-    trailing = dict(error.trailing_metadata() or ())
-    if (name := trailing.get(grpc_options.ERROR_KEY)) is not None:
-        leader = int(trailing.get(grpc_options.LEADER_KEY, -1))
-        return error_of(Failure(str(name), error.details() or "", leader))
-    code = error.code()
-    if code == grpc.StatusCode.FAILED_PRECONDITION:
-        return PolicyViolation(error.details() or "refused")
-    if code == grpc.StatusCode.UNIMPLEMENTED:
-        return UnsupportedVersion(f"{what} is not known there; run one version of kept")
-    return NetworkException(f"{what}: {_words(error)}")
+        async with asyncio.timeout(SNAPSHOT_S):
+            session, _ = await self._connect(_SnapshotFrames(message))
+            try:
+                await session.send_snapshot()
+            finally:
+                session.connection.abort()

@@ -1,33 +1,37 @@
-"""A node's peers: messages out and in, calls, probes, and who is gone.
+"""A node's peers: messages out and in, calls, heartbeats, probes, and who is gone.
 
 :class:`Peers` belongs to one node and lives on its loop. It starts nothing by itself: a channel to
-a peer is made by the first message or call to it. A peer is *down* when a stream to or from it
+a peer is made by the first message or call to it. A peer is *down* when a connection to or from it
 broke and a probe of its node port was refused: nobody listens, so the process is gone. The address
-of a container goes with its process, so that it counts as much when every stream broke and there is
-no such address any more. Silence is never taken for that. Own voters' messages stay in this process
-(nothing is sent to oneself).
+of a container goes with its process, so that it counts as much when every connection broke and
+there is no such address any more. Silence is never taken for that. Own voters' messages stay in
+this process (nothing is sent to oneself).
+
+It uses its loop's connections and timers only, so a simulated loop drives it, too. A lone node has
+it as well, never starts it, and answers its own calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
-from kept.node.internode.controller_rpc import CALLS, HeartbeatReply, HeartbeatRequest
+from kept.node.internode import hello as greeting
+from kept.node.internode.controller_rpc import HeartbeatReply, HeartbeatRequest
 from kept.node.internode.identity import Hello, refusal, taken, unnamed_cluster
-from kept.node.internode.manifest_rpc import MANIFEST_CALLS
-from kept.node.internode.splice import splice
+from kept.node.internode.peer_channel import Channel
+from kept.node.internode.protobuf_conversion import METHODS, codecs
+from kept.node.internode.server import Server
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.cluster.raft.messages import Message
     from kept.node.config.listeners import Voter
-    from kept.node.internode.control_stream import Control
-    from kept.node.internode.peer_channel import Channel
-    from kept.node.internode.server import Server
 
 Address = tuple[str, int]
 Handler = Callable[[Any], Awaitable[Any]]
@@ -58,7 +62,9 @@ class Peers:
     ``cluster_id``, ``voters`` and ``has_log`` are what Hello tells; whoever learns them sets them.
 
     ``on_message`` gets what peers send; ``on_peer_down`` the id of a node whose process is gone;
-    ``on_control_lost`` the id of a broker whose Control stream broke. All are called on the loop.
+    ``on_control_lost`` the id of a broker that sends no more heartbeats here, because the
+    connection that it sent them on broke, or for another controller. All are called on the loop.
+    ``uniform(low, high)`` is what back-offs are jittered with.
     """
 
     def __init__(
@@ -73,22 +79,24 @@ class Peers:
         has_log: bool = False,
         directory_id: UUID | None = None,
         own_address: Address = ("", 0),
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
         self.incarnation = incarnation
         self.loop = loop
         self.own_address = own_address
+        self.uniform = uniform
         self._addresses = addresses
-        self._told: dict[int, Address] = {}
+        self._announced: dict[int, Address] = {}
         """Where nodes said that they are, when they came."""
-        self._heard_of: dict[int, Address] = {}
+        self._announced_voters: dict[int, Address] = {}
         """Where nodes with a metadata log said that its voters are: a list of settings need not
         name the voter that leads."""
         self.voters = voters
         self.has_log = has_log
         self.directory_id = directory_id
-        self.believes: Callable[[Message], bool] = _anybody
+        self.may_lead: Callable[[Message], bool] = _anybody
         """Whether a message's sender may lead, as the metadata log here has it."""
         self.on_message: Callable[[Message], None] = _nothing
         self.on_peer_down: Callable[[int], None] = _nothing
@@ -97,84 +105,55 @@ class Peers:
         """Peers that refuse this node, or that it refuses, and why; until they do no more."""
         self._handlers: dict[str, Handler] = {}
         self._channels: dict[int, Channel] = {}
-        self._control: Control
-        self._server: Server
-        self._streams: dict[int, dict[UUID, int]] = {}
-        """Open streams to and from each node, by the incarnation at the other end."""
+        self._server = Server(self)
+        self._controller: int | None = None
+        """Where this node sends its heartbeats."""
+        self._heartbeats: set[asyncio.Task[Any]] = set()
+        self._connections: dict[int, dict[UUID, int]] = {}
+        """Open connections to and from each node, by the incarnation at the other end."""
         self._seen: set[int] = set()
         """Nodes that were connected, and were not found dead since."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner(loop)
         self._running = False
 
     # Life.
 
-    async def start(self) -> None:
-        """Answer peers from now on. Raises MachineError. A lone node never does, and loads neither
-        gRPC nor protobuf.
-        """
-        from kept.node.internode.control_stream import Control
-        from kept.node.internode.server import Server
-
-        self._control = Control(self)
-        self._server = Server(self)
-        await self._server.start()
+    def start(self) -> None:
+        """Answer peers from now on. Raises InvariantViolation for messages that cannot travel."""
+        codecs()
         self._running = True
 
     async def stop(self) -> None:
-        """Close every stream; messages and calls in flight are lost."""
+        """Close every connection; messages and calls in flight are lost."""
         if not self._running:
             return
+        self.hold_control(None)
         self._running = False
-        await self._control.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
-        await self._server.stop()
+        self._server.stop()
 
-    def take_over(
+    def accept(
         self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
     ) -> None:
-        """A connection to the node listener that speaks HTTP/2; ``closed`` is called at its end."""
-        if not self._running:
+        """A connection to the node listener of which ``first_bytes`` were read, ``KEPT`` first;
+        ``closed`` is called at its end.
+        """
+        if self._running:
+            self._server.accept(transport, first_bytes, closed)
+        else:
             transport.abort()
-            return
-        deadlines = self._server.deadlines
-        peer = ""
 
-        def joined(as_peer: str) -> None:
-            nonlocal peer
-            peer = as_peer
-            deadlines.add(peer, transport)
-
-        def ended() -> None:
-            deadlines.discard(peer)
-            if closed is not None:
-                closed()
-
-        self._spawn(splice(transport, first_bytes, self._server.path, ended, joined))
-
-    def greet(
-        self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
-    ) -> None:
-        """A connection to the node listener that says ``KEPT``: a peer asks who this is."""
-        from kept.node.internode import hello as greeting
-
-        greeter = greeting.Greeter(transport, self._answer_greeting, closed)
-        transport.set_protocol(greeter)
-        transport.resume_reading()
-        greeter.data_received(first_bytes[len(greeting.PREFACE) :])
-
-    def _answer_greeting(self, other: Hello) -> Hello:
+    def greeted(self, other: Hello) -> Hello:
+        """The Hello that answers another one; it says why the other is refused, if it is."""
         why = refusal(self.hello(), other)
         if why:
-            self.was_refused(other.node_id, why)
+            self.record_refusal(other.node_id, why)
         return self.hello(why=why)
 
-    def _spawn(self, work: Any) -> None:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that ends with this node's peers."""
+        self._tasks.spawn(work)
 
     def hello(self, *, wanted: int | None = None, why: str = "", cluster_id: str = "") -> Hello:
         """How this node presents itself; ``why`` it refuses the other; ``cluster_id`` as the other
@@ -198,7 +177,7 @@ class Peers:
         this node knows, then as others say. Each once.
         """
         known = self._addresses(node_id)
-        places = (self._told.get(node_id), *known, self._heard_of.get(node_id))
+        places = (self._announced.get(node_id), *known, self._announced_voters.get(node_id))
         return tuple(dict.fromkeys(place for place in places if place is not None))
 
     # What the node does with its peers.
@@ -212,14 +191,14 @@ class Peers:
         """Answer a method of a service: a coroutine function of the request that returns the reply
         or raises a KeptError.
         """
-        if method not in CALLS and method not in MANIFEST_CALLS:
+        if method not in METHODS:
             raise InvariantViolation(f"there is no method {method}")
         self._handlers[method] = handler
 
     async def call(self, node_id: int, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
-        """Ask a node, or this one. Raises what its handler raises, RequestTimedOut,
+        """The reply of a node, or of this one. Raises what its handler raises, RequestTimedOut,
         NetworkException (nothing is known of what became of it), PolicyViolation (one of the two
-        refuses the other, and why), UnsupportedVersion.
+        refuses the other, and why), UnsupportedVersion, MessageTooLarge.
         """
         if node_id == self.node_id:
             return await self.answer(method, request)
@@ -228,14 +207,39 @@ class Peers:
         return await self.channel(node_id).call(method, request, timeout_s)
 
     def hold_control(self, node_id: int | None) -> None:
-        """Keep a Control stream to the active controller; None: none is known."""
-        self._control.hold(node_id)
+        """Send heartbeats to this node, the active controller, and stay connected with it; None:
+        none is known.
+        """
+        before, self._controller = self._controller, node_id
+        if before == node_id:
+            return
+        for heartbeat in self._heartbeats:
+            heartbeat.cancel()
+        if before is not None and before != self.node_id:
+            self.channel(before).release()
+        if node_id is not None and node_id != self.node_id:
+            self.channel(node_id).hold()
 
     async def heartbeat(
         self, request: HeartbeatRequest, timeout_s: float = CALL_S
     ) -> HeartbeatReply:
-        """A heartbeat over the Control stream. Raises as :meth:`call`."""
-        return await self._control.heartbeat(request, timeout_s)
+        """A heartbeat to the controller that is held. Raises as :meth:`call`, and NetworkException
+        as soon as another one is held.
+        """
+        controller = self._controller
+        if controller is None:
+            raise NetworkException("Heartbeat: no controller is known")
+        call = self.loop.create_task(self.call(controller, "Heartbeat", request, timeout_s))
+        self._heartbeats.add(call)
+        try:
+            await asyncio.wait([call])
+        finally:
+            self._heartbeats.discard(call)
+            call.cancel()
+        if call.cancelled():
+            raise NetworkException("another node is held as controller now")
+        reply: HeartbeatReply = call.result()
+        return reply
 
     async def probe(
         self, node_id: int, timeout_s: float = PROBE_S
@@ -247,12 +251,10 @@ class Peers:
         Where it is not at the likeliest address, it may be at another one: whoever said last that
         it is this node need not have been.
         """
-        from kept.node.internode import hello as greeting
-
         found: list[UUID | Literal["timeout"] | None] = []
         for address in self.addresses(node_id):
             try:
-                hello, _ = await greeting.ask(*address, self.hello(), timeout_s)
+                hello = await greeting.identify(*address, self.hello(), timeout_s)
             except NetworkException as error:
                 found.append(None if self.shows_death(node_id, error) else TIMEOUT)
             else:
@@ -263,43 +265,38 @@ class Peers:
 
     def shows_death(self, node_id: int, error: Exception) -> bool:
         """Whether a failed attempt to reach a node shows that its process is gone: refused, or no
-        such address any more after its last stream broke.
+        such address any more after its last connection broke.
         """
-        from kept.node.internode import hello as greeting
-
         if isinstance(error, greeting.AddressGone):
-            return self._streams.get(node_id) == {}
+            return self._connections.get(node_id) == {}
         return isinstance(error, greeting.ConnectionRefused)
 
-    async def ask(self, host: str, port: int, timeout_s: float = PROBE_S) -> Hello:
+    async def identify(self, host: str, port: int, timeout_s: float = PROBE_S) -> Hello:
         """The Hello of whoever serves an address: its cluster, voters, and whether it has a log.
 
         Raises ConnectionRefused, NetworkException.
         """
-        from kept.node.internode import hello as greeting
-
-        hello, _ = await greeting.ask(host, port, self.hello(), timeout_s)
-        return hello
+        return await greeting.identify(host, port, self.hello(), timeout_s)
 
     def is_connected(self, node_id: int) -> bool:
-        """Whether a stream to that node is open."""
+        """Whether a connection to that node is open."""
         channel = self._channels.get(node_id)
         return channel is not None and channel.connected
 
-    # What channels and the server tell.
+    # What channels and the server report.
 
     def channel(self, node_id: int) -> Channel:
         """The way to a peer."""
-        from kept.node.internode.peer_channel import Channel
-
         found = self._channels.get(node_id)
         if found is None:
             found = self._channels[node_id] = Channel(self, node_id)
         return found
 
-    def keeps(self, node_id: int) -> bool:
-        """Whether a broken connection is made again before anybody needs it."""
-        return self._control.node_id == node_id
+    def is_held(self, node_id: int) -> bool:
+        """Whether it is the active controller: a broken connection is made again before anybody
+        needs it.
+        """
+        return self._controller == node_id
 
     def received(self, message: Message) -> None:
         """A message came. Were its sender found dead before (it was on its way), then whoever is
@@ -308,7 +305,7 @@ class Peers:
         self._seen.add(message.sender)
         try:
             self.on_message(message)
-        # The stream of a peer must not break over a bug of ours.
+        # The connection of a peer must not break over a bug of ours.
         except Exception as error:  # noqa: BLE001
             log.exception("message failed", error, kind=type(message).__name__)
 
@@ -320,71 +317,70 @@ class Peers:
         return await handler(request)
 
     async def admit(self, other: Hello) -> str:
-        """Why a stream from a node is refused; empty when it is welcome."""
+        """Why a connection from a node is refused; empty when it is welcome."""
         own = self.hello()
         why = refusal(own, other) or unnamed_cluster(own, other) or self._crowded(other)
-        why = why or await self._imposter(other)
-        if why:
-            self.was_refused(other.node_id, why)
-        return why
+        return why or await self._rival(other)
 
     def _crowded(self, other: Hello) -> str:
         """Whether so many nodes came already that another one is not remembered."""
-        if other.node_id in self._streams or len(self._streams) < MAX_NODES:
+        open_to = self._connections
+        if other.node_id in open_to or len(open_to) < MAX_NODES:
             return ""
-        for node_id in [n for n, streams in self._streams.items() if not streams]:
+        for node_id in [n for n, connections in open_to.items() if not connections]:
             if node_id not in self._channels and not self._addresses(node_id):
-                for known in (self._streams, self._told, self._heard_of, self.refusals):
+                for known in (open_to, self._announced, self._announced_voters, self.refusals):
                     known.pop(node_id, None)
-        return "" if len(self._streams) < MAX_NODES else f"{MAX_NODES} nodes are connected already"
+        return "" if len(open_to) < MAX_NODES else f"{MAX_NODES} nodes are connected already"
 
-    async def _imposter(self, other: Hello) -> str:
+    async def _rival(self, other: Hello) -> str:
         """Whether another live process has this node id."""
-        open_streams = self._streams.get(other.node_id, {})
-        rivals = [one for one in open_streams if one != other.incarnation]
+        incarnations = self._connections.get(other.node_id, {})
+        rivals = [known for known in incarnations if known != other.incarnation]
         if not rivals:
             return ""
         if await self.probe(other.node_id) not in rivals:
             return ""
         return taken(other.node_id)
 
-    def was_refused(self, node_id: int, why: str) -> None:
-        """A peer and this node refuse each other; said once."""
+    def record_refusal(self, node_id: int, why: str) -> None:
+        """A peer and this node refuse each other; logged once."""
         if self.refusals.get(node_id) != why:
             if len(self.refusals) >= MAX_NODES:
                 self.refusals.clear()
             self.refusals[node_id] = why
             log.warning("peer refused", peer=node_id, reason=why)
 
-    def stream_opened(self, hello: Hello) -> None:
-        """A stream to or from a node is open."""
-        counts = self._streams.setdefault(hello.node_id, {})
+    def connection_opened(self, hello: Hello) -> None:
+        """A connection to or from a node is open."""
+        counts = self._connections.setdefault(hello.node_id, {})
         counts[hello.incarnation] = counts.get(hello.incarnation, 0) + 1
         self._seen.add(hello.node_id)
         if hello.host:
-            self._told[hello.node_id] = hello.host, hello.port
+            self._announced[hello.node_id] = hello.host, hello.port
         if hello.has_log:
-            self._heard_of.update({v.node_id: (v.host, v.port) for v in hello.voters if v.host})
+            places = {v.node_id: (v.host, v.port) for v in hello.voters if v.host}
+            self._announced_voters.update(places)
         self.refusals.pop(hello.node_id, None)
         channel = self._channels.get(hello.node_id)
         if channel is not None and not channel.connected:
-            channel.hurry()  # it may have been tried before it was there
+            channel.retry_now()  # it may have been tried before it was there
 
-    def stream_broken(self, hello: Hello) -> None:
+    def connection_lost(self, hello: Hello) -> None:
         """It is open no more: the process may be gone."""
-        counts = self._streams[hello.node_id]
+        counts = self._connections[hello.node_id]
         counts[hello.incarnation] -= 1
         if not counts[hello.incarnation]:
             del counts[hello.incarnation]
         if self._running and hello.node_id in self._seen:
-            self._spawn(self._examine(hello.node_id, hello.incarnation))
+            self.spawn(self._examine(hello.node_id, hello.incarnation))
 
     async def _examine(self, node_id: int, incarnation: UUID) -> None:
         found = await self.probe(node_id)
         if found not in (TIMEOUT, incarnation):
-            self.found_dead(node_id)
+            self.process_gone(node_id)
 
-    def found_dead(self, node_id: int) -> None:
+    def process_gone(self, node_id: int) -> None:
         """Nobody listens at a node's address any more."""
         self.refusals.pop(node_id, None)
         if self._running and node_id in self._seen:
@@ -396,6 +392,6 @@ class Peers:
                 log.exception("peer down failed", error, peer=node_id)
 
     def control_lost(self, broker_id: int) -> None:
-        """A broker's Control stream broke."""
+        """A broker sends no more heartbeats here, or its process is gone."""
         if self._running:
             self.on_control_lost(broker_id)

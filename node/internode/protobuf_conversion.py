@@ -1,8 +1,8 @@
 """Dataclasses to protobuf messages and back.
 
 :class:`Codec` joins a dataclass to the message whose fields have the same names, once, when it is
-made; what does not match is a bug found at import, not at three in the morning. A UUID is 16 bytes
-(none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message.
+made; what does not match is a bug found at the start, not at three in the morning. A UUID is 16
+bytes (none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from kept.cluster.raft import messages
-from kept.node.internode import grpc_options
 from kept.node.internode.controller_rpc import CALLS, Failure
+from kept.node.internode.identity import Hello
 from kept.node.internode.manifest_rpc import MANIFEST_CALLS
-from kept.node.proto import controller_pb2, manifests_pb2, raft_pb2
+from kept.node.internode.snapshot_chunks import Piece
 from kept.storage.errors import CorruptMessage, InvariantViolation
 
 _PLAIN: Final = (int, bool, str, bytes)
@@ -143,43 +143,7 @@ class Codec:
 
     def from_bytes(self, data: bytes) -> Any:
         """Parsed and decoded. Raises CorruptMessage."""
-        from google.protobuf.message import DecodeError
-
-        try:
-            message = self.message.FromString(data)
-        except DecodeError as error:
-            raise CorruptMessage(f"not a {self.message.DESCRIPTOR.name}: {error}") from error
-        return self.decode(message)
-
-
-FAILURE: Final = Codec(Failure, controller_pb2.Failure)
-
-
-SERVICES: Final[dict[str, tuple[dict[str, tuple[type, type]], Any]]] = {
-    grpc_options.CONTROLLER: (CALLS, controller_pb2),
-    grpc_options.MANIFESTS: (MANIFEST_CALLS, manifests_pb2),
-}
-"""Services of unary calls: their methods, and the module of their messages."""
-
-
-@cache
-def service_of(method: str) -> str | None:
-    """The service that has a method."""
-    return next((name for name, (methods, _) in SERVICES.items() if method in methods), None)
-
-
-@cache
-def of_call(method: str) -> tuple[Codec, Codec]:
-    """The codecs of a method's request and reply."""
-    service = service_of(method)
-    if service is None:
-        raise InvariantViolation(f"there is no method {method}")
-    methods, module = SERVICES[service]
-    request, reply = methods[method]
-    return (
-        Codec(request, getattr(module, request.__name__)),
-        Codec(reply, getattr(module, reply.__name__)),
-    )
+        return self.decode(parse(self.message, data))
 
 
 RAFT_MESSAGES: Final[dict[type, str]] = {
@@ -197,35 +161,112 @@ RAFT_MESSAGES: Final[dict[type, str]] = {
 }
 """The Raft core's messages, and where they are in ``RaftMessage``."""
 
-_RAFT: Final = {cls: Codec(cls, getattr(raft_pb2, cls.__name__)) for cls in RAFT_MESSAGES}
-_DECODE: Final = {name: _RAFT[cls].decode for cls, name in RAFT_MESSAGES.items()}
+METHODS: Final[dict[str, int]] = {
+    "Register": 1,
+    "Heartbeat": 2,
+    "AlterPartitions": 3,
+    "AllocateProducerIds": 4,
+    "Forward": 5,
+    "ChangeVoters": 6,
+    "Confirm": 7,
+    "PeerHttp": 8,
+    "PullManifests": 9,
+    "ManifestChunk": 10,
+    "ManifestNews": 11,
+}
+"""Methods by name, with the numbers that they have in frames; a number is never used again."""
+METHOD_NAMES: Final = {number: name for name, number in METHODS.items()}
 
 
-def encode_raft(message: messages.Message) -> Any:
-    """A message of the Raft core as ``RaftMessage``."""
-    cls = type(message)
-    return raft_pb2.RaftMessage(**{RAFT_MESSAGES[cls]: _RAFT[cls].encode(message)})
+class Codecs:
+    """Every message between nodes, joined to its dataclass (:func:`codecs`)."""
+
+    def __init__(self) -> None:
+        from kept.node.proto import controller_pb2, manifests_pb2, peers_pb2, raft_pb2
+
+        self.hello = Codec(Hello, peers_pb2.Hello)
+        self.failure = Codec(Failure, controller_pb2.Failure)
+        self.calls: dict[str, tuple[Codec, Codec]] = {}
+        """Of the request and the reply of each method."""
+        for calls, module in ((CALLS, controller_pb2), (MANIFEST_CALLS, manifests_pb2)):
+            for method, (request, reply) in calls.items():
+                self.calls[method] = (
+                    Codec(request, getattr(module, request.__name__)),
+                    Codec(reply, getattr(module, reply.__name__)),
+                )
+        if self.calls.keys() != METHODS.keys():
+            raise InvariantViolation(f"one of {sorted(self.calls)} or {sorted(METHODS)} is missing")
+        self.raft = {cls: Codec(cls, getattr(raft_pb2, cls.__name__)) for cls in RAFT_MESSAGES}
+        self.raft_by_kind = {name: self.raft[cls] for cls, name in RAFT_MESSAGES.items()}
+        self.raft_message = raft_pb2.RaftMessage
+        self.snapshot_head = peers_pb2.SnapshotHead
+        self.snapshot_chunk = peers_pb2.SnapshotChunk
 
 
-def decode_raft(message: Any) -> messages.Message:
-    """A ``RaftMessage`` as the Raft core's. Raises CorruptMessage."""
-    kind = message.WhichOneof("kind")
+@cache
+def codecs() -> Codecs:
+    """The codecs, made once: the first use loads protobuf (10 MB), which a lone node never does.
+    Raises InvariantViolation where a message and its dataclass differ.
+    """
+    return Codecs()
+
+
+def parse(message: Any, data: bytes) -> Any:
+    """A protobuf message of a class. Raises CorruptMessage."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise CorruptMessage(f"not a {message.DESCRIPTOR.name}: {error}") from error
+
+
+def encode_raft(message: messages.Message) -> bytes:
+    """A message of the Raft core, as bytes of a ``RaftMessage``."""
+    known, cls = codecs(), type(message)
+    wrapped = known.raft_message(**{RAFT_MESSAGES[cls]: known.raft[cls].encode(message)})
+    data: bytes = wrapped.SerializeToString()
+    return data
+
+
+def decode_raft(data: bytes) -> messages.Message:
+    """Bytes of a ``RaftMessage`` as the Raft core's message. Raises CorruptMessage."""
+    known = codecs()
+    wrapped = parse(known.raft_message, data)
+    kind = wrapped.WhichOneof("kind")
     if kind is None:
         raise CorruptMessage("a Raft message of no kind that is known here")
-    found: messages.Message = _DECODE[kind](getattr(message, kind))
+    found: messages.Message = known.raft_by_kind[kind].decode(getattr(wrapped, kind))
     return found
 
 
-def encode_install_head(message: messages.InstallSnapshot) -> Any:
-    """An InstallSnapshot without its image, for the head of a Snapshot stream."""
-    return _RAFT[messages.InstallSnapshot].encode(dataclasses.replace(message, image_bytes=b""))
+def encode_snapshot_head(message: messages.InstallSnapshot) -> bytes:
+    """An InstallSnapshot without its image, whose size is told instead."""
+    known = codecs()
+    bare = dataclasses.replace(message, image_bytes=b"")
+    head = known.snapshot_head(
+        message=known.raft[messages.InstallSnapshot].encode(bare),
+        size_bytes=len(message.image_bytes),
+    )
+    data: bytes = head.SerializeToString()
+    return data
 
 
-def decode_install(head: Any, image: bytes) -> messages.InstallSnapshot:
-    """The head of a Snapshot stream, with an image. Raises CorruptMessage."""
-    return with_image(_RAFT[messages.InstallSnapshot].decode(head), image)
+def decode_snapshot_head(data: bytes) -> tuple[messages.InstallSnapshot, int]:
+    """The message without its image, and how large that is. Raises CorruptMessage."""
+    known = codecs()
+    head = parse(known.snapshot_head, data)
+    message: messages.InstallSnapshot = known.raft[messages.InstallSnapshot].decode(head.message)
+    return message, head.size_bytes
 
 
-def with_image(message: messages.InstallSnapshot, image: bytes) -> messages.InstallSnapshot:
-    """The same message with another image."""
-    return dataclasses.replace(message, image_bytes=image)
+def encode_snapshot_chunk(piece: Piece) -> bytes:
+    """A piece of a snapshot's image."""
+    data: bytes = codecs().snapshot_chunk(**piece._asdict()).SerializeToString()
+    return data
+
+
+def decode_snapshot_chunk(data: bytes) -> Piece:
+    """A piece as it came; its CRC is not checked yet. Raises CorruptMessage."""
+    chunk = parse(codecs().snapshot_chunk, data)
+    return Piece(chunk.position, chunk.data, chunk.crc)

@@ -1,298 +1,315 @@
-"""What a node answers its peers: gRPC on a unix socket that the node listener splices to.
+"""What a node serves to its peers, on connections that they made.
 
-The socket is in a directory of its own that only this user may enter. Streams: the first frame is a
-Hello, answered by ours or refused with what would be right. The Raft stream then brings messages,
-the Snapshot stream pieces of a large one, the Control stream a broker's heartbeats.
+A connection begins with Hellos (:mod:`.hello`), which a probe is content with. Whoever wants more
+opens it within :data:`OPEN_S`, with a Hello that names the cluster, and is admitted or refused with
+what would be right: strangers are refused before anything of theirs is believed. Then come
+messages, calls, a broker's heartbeats, or on a connection of its own a large snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from functools import lru_cache
+import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.internode import grpc_options, protobuf_conversion
-from kept.node.internode.controller_rpc import HeartbeatRequest
-from kept.node.internode.hello import HELLO, hello_from, hello_in
-from kept.node.internode.identity import Hello, refusal, unnamed_cluster
+from kept.node.internode import protobuf_conversion
+from kept.node.internode.connection import Connection
+from kept.node.internode.frames import MAX_BODY_BYTES, Frame, Kind
+from kept.node.internode.hello import PREFACE, hello_from, packed, unpacked
+from kept.node.internode.identity import Hello, refusal
+from kept.node.internode.protobuf_conversion import METHOD_NAMES, codecs
 from kept.node.internode.rpc_errors import failure_of
-from kept.node.internode.snapshot_chunks import Assembly, Piece
-from kept.node.internode.socket_directory import PrivateServer
-from kept.node.proto import peers_pb2
+from kept.node.internode.snapshot_chunks import Assembly
 from kept.node.runtime.logging import log
-from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, PolicyViolation
-
-# isort: split
-import grpc
-import grpc.aio
+from kept.storage.errors import (
+    CorruptMessage,
+    InvariantViolation,
+    KeptError,
+    MessageTooLarge,
+    PolicyViolation,
+    UnsupportedVersion,
+)
 
 if TYPE_CHECKING:
+    from kept.cluster.raft.messages import InstallSnapshot
     from kept.node.internode.peers import Peers
 
-SOCKET: Final = "grpc"
+HELLO_S: Final = 5.0
+"""A connection that says KEPT and no Hello within this is closed."""
+OPEN_S: Final = 5.0
+"""One that is not opened within this after its Hello is closed: a probe closes it itself."""
+MAX_CALLS: Final = 1_000
+"""Calls of one connection at a time; further ones are refused."""
 
 _SPEAKERS: Final = ("broker_id", "replica_id", "leader_id")
 """The fields in which a call says who makes it."""
-_FAILED: Final = grpc.StatusCode.FAILED_PRECONDITION
-
-
-class StreamDeadlines:
-    """Closes connections on which no stream is open for :data:`grpc_options.STREAM_S`.
-
-    Pings, and a call that is begun and never finished, keep a connection from being idle for gRPC.
-    Nodes have a stream on each; whoever has none holds no place for long.
-    """
-
-    def __init__(self) -> None:
-        self._connections: dict[str, _Connection] = {}
-
-    def __len__(self) -> int:
-        return len(self._connections)
-
-    def add(self, peer: str, transport: Any) -> None:
-        """A connection is joined with gRPC, which knows it as ``peer``."""
-        self._connections[peer] = connection = _Connection(transport)
-        connection.wait()
-
-    def discard(self, peer: str) -> None:
-        """It is closed."""
-        connection = self._connections.pop(peer, None)
-        if connection is not None:
-            connection.end_wait()
-
-    @contextlib.contextmanager
-    def stream(self, peer: str) -> Iterator[None]:
-        """A stream is open on it."""
-        connection = self._connections.get(peer)
-        if connection is None:  # closed meanwhile
-            yield
-            return
-        connection.streams += 1
-        connection.end_wait()
-        try:
-            yield
-        finally:
-            connection.streams -= 1
-            if not connection.streams and self._connections.get(peer) is connection:
-                connection.wait()
-
-
-class _Connection:
-    """One of :class:`StreamDeadlines`."""
-
-    __slots__ = ("_timer", "_transport", "streams")
-
-    def __init__(self, transport: Any) -> None:
-        self.streams = 0
-        self._transport = transport
-        self._timer: asyncio.TimerHandle | None = None
-
-    def wait(self) -> None:
-        """It is closed unless a stream is opened in time."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(grpc_options.STREAM_S, self._transport.abort)
-
-    def end_wait(self) -> None:
-        """A stream is open, or it is closed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+_ON_MAIN: Final = frozenset({Kind.REQUEST, Kind.CANCEL, Kind.MESSAGE, Kind.HOLD, Kind.RELEASE})
 
 
 class Server:
-    """The gRPC server of one node."""
+    """The connections to one node."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._private = PrivateServer(SOCKET)
-        self.deadlines = StreamDeadlines()
-        self._controls: dict[int, object] = {}
-        """The newest Control stream of each broker."""
-        self._judged = lru_cache(maxsize=64)(self._judge)
+        self._transports: set[Any] = set()
+        self._holders: dict[int, Session] = {}
+        """Where each broker sends its heartbeats."""
 
-    @property
-    def path(self) -> str:
-        """Of the unix socket."""
-        return self._private.path
+    def __len__(self) -> int:
+        return len(self._transports)
 
-    async def start(self) -> None:
-        """Answer. Raises MachineError."""
-        server = grpc.aio.server(options=grpc_options.SERVER)
-        server.add_generic_rpc_handlers((self._streams(), *self._calls()))
-        await self._private.start(server)
+    def accept(
+        self, transport: Any, first_bytes: bytes, closed: Callable[[], None] | None = None
+    ) -> None:
+        """Serve a connection of which ``first_bytes`` were read, ``KEPT`` first; ``closed`` is
+        called at its end.
+        """
+        self._transports.add(transport)
 
-    async def stop(self) -> None:
-        """Answer no more; streams break."""
-        await self._private.stop()
+        def ended() -> None:
+            self._transports.discard(transport)
+            if closed is not None:
+                closed()
 
-    def _streams(self) -> Any:
-        def stream(handler: Any, frame: Any) -> Any:
-            return grpc.stream_stream_rpc_method_handler(
-                handler, frame.FromString, frame.SerializeToString
-            )
+        greeting = _Greeting(self._peers, self, transport, ended)
+        transport.set_protocol(greeting)
+        transport.resume_reading()
+        greeting.data_received(first_bytes[len(PREFACE) :])
 
-        return grpc.method_handlers_generic_handler(
-            "kept.node.v1.Peers",
-            {
-                "Raft": stream(self._raft, peers_pb2.RaftFrame),
-                "Snapshot": stream(self._snapshot, peers_pb2.SnapshotFrame),
-                "Control": stream(self._control, peers_pb2.ControlFrame),
-            },
-        )
+    def stop(self) -> None:
+        """Close every connection."""
+        for transport in tuple(self._transports):
+            transport.abort()
 
-    def _calls(self) -> list[Any]:
-        def unary(method: str) -> Any:
-            request, _ = protobuf_conversion.of_call(method)
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(method),
-                request.message.FromString,
-                lambda reply: reply.SerializeToString(),
-            )
+    def hold(self, session: Session, broker_id: int) -> None:
+        """A broker sends its heartbeats on a connection."""
+        self._holders[broker_id] = session
 
-        return [
-            grpc.method_handlers_generic_handler(
-                service, {method: unary(method) for method in methods}
-            )
-            for service, (methods, _) in protobuf_conversion.SERVICES.items()
-        ]
+    def release(self, session: Session, broker_id: int) -> None:
+        """It does so no more, if it did."""
+        if self._holders.get(broker_id) is session:
+            del self._holders[broker_id]
+            self._peers.control_lost(broker_id)
 
-    # Streams.
 
-    async def _admit(self, frame: Any, context: Any) -> Hello:
-        """The Hello that a stream begins with; aborts the stream of a stranger."""
-        if frame is grpc.aio.EOF or not frame.HasField("hello"):
-            await context.abort(_FAILED, "a stream between nodes of kept begins with a Hello")
+class _Greeting(asyncio.Protocol):
+    """Waits for a Hello, answers it, and leaves the connection to a :class:`Session`."""
+
+    def __init__(
+        self, peers: Peers, server: Server, transport: Any, ended: Callable[[], None]
+    ) -> None:
+        self._peers = peers
+        self._server = server
+        self._transport = transport
+        self._ended = ended
+        self._data = bytearray()
+        self._timer = peers.loop.call_later(HELLO_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes after ``KEPT``."""
+        self._data += data
         try:
-            hello = hello_in(frame.hello)
+            found = unpacked(self._data)
         except CorruptMessage as error:
-            await context.abort(_FAILED, str(error))
+            peer = _address(self._transport)
+            log.warning("connection between nodes closed", peer=peer, reason=str(error))
+            self._transport.abort()
+            return
+        if found is None:
+            return
+        hello, end = found
+        reply = self._peers.greeted(hello)
+        self._transport.write(packed(reply))
+        if reply.refusal:
+            self._transport.close()
+            return
+        self._timer.cancel()
+        session = Session(self._peers, self._server, self._transport, self._ended)
+        session.start(bytes(self._data[end:]))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """It ended here."""
+        self._timer.cancel()
+        self._ended()
+
+
+class Session:
+    """A connection that a peer made, from its Hello on. A handler of :class:`.Connection`."""
+
+    def __init__(
+        self, peers: Peers, server: Server, transport: Any, ended: Callable[[], None]
+    ) -> None:
+        self._peers = peers
+        self._server = server
+        self._ended = ended
+        self._hello: Hello | None = None
+        """Of the peer, once it is admitted."""
+        self._opening = False
+        self._snapshot: _IncomingSnapshot | None = None
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._connection = Connection(peers.loop, transport, self, _address(transport), serves=True)
+        self._timer = peers.loop.call_later(OPEN_S, transport.abort)
+
+    def start(self, first_bytes: bytes) -> None:
+        """Serve what comes, ``first_bytes`` first."""
+        self._connection.start(first_bytes)
+
+    def next_message(self) -> None:
+        """Messages of this node go by the connection that it makes."""
+        return
+
+    def connection_lost(self) -> None:
+        """Nobody waits for the answers any more."""
+        self._timer.cancel()
+        for task in self._calls.values():
+            task.cancel()
+        if self._hello is not None:
+            self._server.release(self, self._hello.node_id)
+            self._peers.connection_lost(self._hello)
+        self._ended()
+
+    def frame_received(self, frame: Frame) -> None:
+        """Act on a frame. Raises CorruptMessage."""
+        hello = self._hello
+        if hello is None:
+            if frame.kind is not Kind.OPEN or self._opening:
+                raise CorruptMessage(f"a {frame.kind.name} before the connection is open")
+            self._opening = True
+            self._peers.spawn(self._open(hello_from(frame.body)))
+        elif self._snapshot is not None or frame.kind is Kind.SNAPSHOT_HEAD:
+            self._snapshot_received(hello, frame)
+        elif frame.kind not in _ON_MAIN:
+            raise CorruptMessage(f"a {frame.kind.name} on an open connection")
+        elif why := refusal(self._peers.hello(), hello):
+            self._refuse(hello.node_id, why)  # this node learnt meanwhile where it belongs
+        elif frame.kind is Kind.MESSAGE:
+            self._message_received(hello, frame.body)
+        elif frame.kind is Kind.REQUEST:
+            self._request_received(hello, frame)
+        elif frame.kind is Kind.CANCEL:
+            if (task := self._calls.get(frame.correlation_id)) is not None:
+                task.cancel()
+        elif frame.kind is Kind.HOLD:
+            self._server.hold(self, hello.node_id)
+        else:
+            self._server.release(self, hello.node_id)
+
+    # The opening.
+
+    async def _open(self, hello: Hello) -> None:
         why = await self._peers.admit(hello)
+        connection = self._connection
+        if connection.closed:
+            return
+        self._timer.cancel()
         if why:
-            await context.abort(_FAILED, why)
-        return hello
+            self._refuse(hello.node_id, why)
+            return
+        self._hello = hello
+        connection.peer = f"node {hello.node_id} at {connection.peer}"
+        self._peers.connection_opened(hello)
+        connection.send(Kind.OPEN, body=codecs().hello.to_bytes(self._peers.hello()))
 
-    async def _first_frame(self, context: Any) -> Any:
-        """What a stream begins with; one that begins with nothing is ended."""
+    def _refuse(self, node_id: int, why: str) -> None:
+        self._peers.record_refusal(node_id, why)
+        refused = self._peers.hello(why=why)
+        self._connection.send(Kind.OPEN, body=codecs().hello.to_bytes(refused))
+        self._connection.close()
+
+    # What comes on an open connection.
+
+    def _message_received(self, hello: Hello, body: bytes) -> None:
+        message = protobuf_conversion.decode_raft(body)
+        own_id = self._peers.node_id
+        if message.sender != hello.node_id or message.to != own_id:
+            raise CorruptMessage(
+                f"a message from {message.sender} to {message.to} on the connection from "
+                f"{hello.node_id} to {own_id}"
+            )
+        if hello.directory_id not in (None, message.directory_id):
+            raise CorruptMessage(f"a message from another disk than that of {hello.node_id}")
+        self._peers.received(message)
+
+    def _snapshot_received(self, hello: Hello, frame: Frame) -> None:
         try:
-            async with asyncio.timeout(grpc_options.HELLO_S):
-                return await context.read()
-        except TimeoutError:
-            await context.abort(_FAILED, f"no Hello within {grpc_options.HELLO_S:g} s")
-
-    @contextlib.asynccontextmanager
-    async def _stream_of(self, context: Any, frame_type: Any) -> Any:
-        """Greets, counts the stream while it lasts, and says so when it breaks."""
-        hello = await self._admit(await self._first_frame(context), context)
-        peers = self._peers
-        peers.stream_opened(hello)
-        try:
-            with self.deadlines.stream(context.peer()):
-                await context.write(frame_type(hello=HELLO.encode(peers.hello())))
-                yield hello
-        finally:
-            peers.stream_broken(hello)
-
-    async def _raft(self, _: Any, context: Any) -> None:
-        peers = self._peers
-        async with self._stream_of(context, peers_pb2.RaftFrame) as hello:
-            while (frame := await context.read()) is not grpc.aio.EOF:
-                for message in frame.messages:
-                    try:
-                        decoded = protobuf_conversion.decode_raft(message)
-                    except CorruptMessage as error:
-                        await context.abort(_FAILED, str(error))
-                    if decoded.sender != hello.node_id or decoded.to != peers.node_id:
-                        await context.abort(
-                            _FAILED,
-                            f"a message from {decoded.sender} to {decoded.to} on the stream from "
-                            f"{hello.node_id} to {peers.node_id}",
-                        )
-                    if hello.directory_id not in (None, decoded.directory_id):
-                        await context.abort(
-                            _FAILED, f"a message from another disk than that of {hello.node_id}"
-                        )
-                    peers.received(decoded)
-
-    async def _snapshot(self, _: Any, context: Any) -> None:
-        async with self._stream_of(context, peers_pb2.SnapshotFrame) as hello:
-            frame = await context.read()
-            if frame is grpc.aio.EOF:
+            if self._snapshot is None:
+                self._snapshot = _IncomingSnapshot(self._peers, hello, frame.body)
                 return
-            try:
-                head = protobuf_conversion.decode_install(frame.head.message, b"")
-                if head.sender != hello.node_id or head.to != self._peers.node_id:
-                    raise CorruptMessage(f"a snapshot from {head.sender} to {head.to}")
-                if not self._peers.believes(head):
-                    raise CorruptMessage(f"a snapshot from node {head.sender}, which is no voter")
-                assembly = Assembly(frame.head.size_bytes)
-                while (frame := await context.read()) is not grpc.aio.EOF:
-                    chunk = frame.chunk
-                    assembly.add(Piece(chunk.position, chunk.data, chunk.crc))
-                message = protobuf_conversion.with_image(head, assembly.image())
-            except CorruptMessage as error:
-                log.warning("snapshot refused", peer=hello.node_id, error=str(error))
-                await context.abort(_FAILED, str(error))
+            if frame.kind is not Kind.SNAPSHOT_CHUNK:
+                raise CorruptMessage(f"a {frame.kind.name} among the pieces of a snapshot")
+            message = self._snapshot.add(frame.body)
+        except CorruptMessage as error:
+            log.warning("snapshot refused", peer=self._connection.peer, error=str(error))
+            self._send_error(0, error)
+            self._connection.close()
+            return
+        if message is not None:
+            self._snapshot = None
+            self._connection.send(Kind.RESPONSE)
             self._peers.received(message)
 
-    async def _control(self, _: Any, context: Any) -> None:
-        peers = self._peers
-        request, reply = protobuf_conversion.of_call("Heartbeat")
-        async with self._stream_of(context, peers_pb2.ControlFrame) as hello:
-            mine = object()
-            self._controls[hello.node_id] = mine
-            try:
-                while (frame := await context.read()) is not grpc.aio.EOF:
-                    answer = peers_pb2.ControlFrame(number=frame.number)
-                    try:
-                        asked: HeartbeatRequest = request.decode(frame.heartbeat)
-                        check_speaker(hello, asked)
-                        found = await peers.answer("Heartbeat", asked)
-                        answer.answer.CopyFrom(reply.encode(found))
-                    except KeptError as error:
-                        answer.failure.CopyFrom(
-                            protobuf_conversion.FAILURE.encode(failure_of(error))
-                        )
-                    await context.write(answer)
-            finally:
-                if self._controls.get(hello.node_id) is mine:
-                    del self._controls[hello.node_id]
-                    peers.control_lost(hello.node_id)
+    def _request_received(self, hello: Hello, frame: Frame) -> None:
+        call_id = frame.correlation_id
+        if call_id in self._calls:
+            raise CorruptMessage(f"call {call_id} is under way already")
+        if len(self._calls) >= MAX_CALLS:
+            error = PolicyViolation(f"{MAX_CALLS} calls of this node are under way already")
+            self._send_error(call_id, error)
+            return
+        task = self._peers.loop.create_task(self._answer(hello, frame))
+        self._calls[call_id] = task
+        task.add_done_callback(lambda _: self._calls.pop(call_id, None))
 
-    # Calls.
-
-    def _judge(self, data: bytes, cluster_id: str) -> str:  # noqa: ARG002 - a key of the cache
+    async def _answer(self, hello: Hello, frame: Frame) -> None:
+        method = METHOD_NAMES.get(frame.method)
         try:
-            hello = hello_from(data)
-        except CorruptMessage as error:
-            return str(error)
-        own = self._peers.hello()
-        return refusal(own, hello) or unnamed_cluster(own, hello)
-
-    def _unary(self, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
-        request_codec, reply_codec = protobuf_conversion.of_call(method)
-
-        async def handle(request: Any, context: Any) -> Any:
-            hello = dict(context.invocation_metadata() or ()).get(grpc_options.HELLO_KEY, b"")
-            why = self._judged(hello, self._peers.cluster_id) if hello else "a call without a Hello"
-            if why:
-                await context.abort(_FAILED, why)
-            try:
-                asked = request_codec.decode(request)
-                check_speaker(hello_from(hello), asked)
-                reply = await self._peers.answer(method, asked)
-            except KeptError as error:
-                if isinstance(error, InvariantViolation):
-                    log.exception("call failed", error, method=method)
-                await _fail(context, error)
-            # The one place that reports our own bugs.
-            except Exception as error:  # noqa: BLE001
+            if method is None:
+                raise UnsupportedVersion(
+                    f"node {self._peers.node_id} knows no method {frame.method}: "
+                    "run one version of kept on all nodes"
+                )
+            request_codec, reply_codec = codecs().calls[method]
+            request = request_codec.from_bytes(frame.body)
+            check_speaker(hello, request)
+            body = reply_codec.to_bytes(await self._peers.answer(method, request))
+            if len(body) > MAX_BODY_BYTES:
+                raise MessageTooLarge(f"the answer to {method} has {len(body)} bytes")
+        except KeptError as error:
+            if isinstance(error, InvariantViolation):
                 log.exception("call failed", error, method=method)
-                await _fail(context, error)
-            return reply_codec.encode(reply)
+            self._send_error(frame.correlation_id, error)
+        # The one place that reports our own bugs.
+        except Exception as error:  # noqa: BLE001
+            log.exception("call failed", error, method=method)
+            self._send_error(frame.correlation_id, error)
+        else:
+            self._connection.send(Kind.RESPONSE, frame.correlation_id, body=body)
 
-        return handle
+    def _send_error(self, call_id: int, error: Exception) -> None:
+        body = codecs().failure.to_bytes(failure_of(error))
+        self._connection.send(Kind.ERROR, call_id, body=body)
+
+
+class _IncomingSnapshot:
+    """A snapshot that comes in pieces, on a connection of its own."""
+
+    def __init__(self, peers: Peers, hello: Hello, head: bytes) -> None:
+        self._peers = peers
+        message, size_bytes = protobuf_conversion.decode_snapshot_head(head)
+        if message.sender != hello.node_id or message.to != peers.node_id:
+            raise CorruptMessage(f"a snapshot from {message.sender} to {message.to}")
+        if not peers.may_lead(message):
+            raise CorruptMessage(f"a snapshot from node {message.sender}, which is no voter")
+        self._message = message
+        self._assembly = Assembly(size_bytes)
+
+    def add(self, body: bytes) -> InstallSnapshot | None:
+        """The next piece; the whole message with the last one. Raises CorruptMessage."""
+        self._assembly.add(protobuf_conversion.decode_snapshot_chunk(body))
+        if not self._assembly.whole:
+            return None
+        return dataclasses.replace(self._message, image_bytes=self._assembly.image())
 
 
 def check_speaker(hello: Hello, request: Any) -> None:
@@ -305,10 +322,6 @@ def check_speaker(hello: Hello, request: Any) -> None:
             )
 
 
-async def _fail(context: Any, error: Exception) -> None:
-    failed = failure_of(error)
-    trailing = (
-        (grpc_options.ERROR_KEY, failed.error),
-        (grpc_options.LEADER_KEY, str(failed.leader_id)),
-    )
-    await context.abort(grpc.StatusCode.ABORTED, failed.message, trailing)
+def _address(transport: Any) -> str:
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "?"

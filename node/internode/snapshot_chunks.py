@@ -10,7 +10,7 @@ from crc32c import crc32c
 from kept.storage.errors import CorruptMessage
 
 LARGE_BYTES: Final = 1024 * 1024
-"""Images above this travel in pieces on a stream of their own."""
+"""Images above this travel in pieces on a connection of their own."""
 PIECE_BYTES: Final = 256 * 1024
 """Small enough that taking one keeps the loop for well under a millisecond."""
 MAX_IMAGE_BYTES: Final = 1 << 30
@@ -56,9 +56,14 @@ class Assembly:
             raise CorruptMessage(f"the piece of a snapshot at {piece.position} has a wrong CRC")
         self._data += piece.data
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here."""
+        return len(self._data) == self.size_bytes
+
     def image(self) -> bytes:
         """The whole. Raises CorruptMessage when some of it is missing."""
-        if len(self._data) != self.size_bytes:
+        if not self.whole:
             raise CorruptMessage(
                 f"a snapshot of {self.size_bytes} bytes ended after {len(self._data)}"
             )

@@ -1,8 +1,8 @@
 """Where clients connect: accepts sockets, counts them, closes idle ones, knows who speaks what.
 
 The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are
-handed over with the transport (HTTP, gRPC); anything else is Kafka's length prefix. The listener
-for nodes has their own gRPC, and greetings besides (``kept.node.internode``). Addresses come from
+handed over with the transport (HTTP, gRPC); anything else is Kafka's length prefix. On the listener
+for nodes these speak their own protocol, too (``kept.node.internode``). Addresses come from
 ``listeners``; each listener answers with its own advertised address (semantics.md, rule 42).
 
 A connection counts until it is closed, also under another protocol: on clients' listeners against
@@ -41,8 +41,6 @@ HTTP_METHODS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"P
 """First four bytes of HTTP; each is far above the largest frame size as a length."""
 HTTP2: Final = b"PRI "
 """Those of HTTP/2, which gRPC speaks."""
-GREETING: Final = b"KEPT"
-"""Those of a node that wants to know who this is."""
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
 

@@ -93,12 +93,12 @@ class ClusterLink:
         peers.has_log = metadata.member.last_index > 0
         peers.directory_id = metadata.member.directory_id
         peers.own_address = self._addresses.own_node_address() or ("", 0)
-        await peers.start()
+        peers.start()
         metadata.send = peers.send
         metadata.probe = self._detector.probe
         metadata.on_applied = self._metadata_moved
         peers.on_message = metadata.receive
-        peers.believes = metadata.member.trusts
+        peers.may_lead = metadata.member.trusts
         peers.on_peer_down = self._detector.peer_down
         metadata.start_ticking()
         metadata.pump()

@@ -45,7 +45,7 @@ async def compare(peers: Peers, cluster_id: str, listed: tuple[Voter, ...], vote
 
 async def _cluster_of(peers: Peers, voter: Voter) -> str:
     try:
-        hello = await peers.ask(voter.host, voter.port)
+        hello = await peers.identify(voter.host, voter.port)
     except NetworkException:
         return ""
     return hello.cluster_id

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kept.node.internode import grpc_options  # noqa: F401 - before grpc
+from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.proto import broker_pb2
 
 # isort: split

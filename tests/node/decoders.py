@@ -21,7 +21,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
 from kept.cluster.metadata import replica_history, snapshot, wal
@@ -47,9 +46,9 @@ from kept.node.coordinator.groups.records import (
 )
 from kept.node.internode import protobuf_conversion
 from kept.node.internode.controller_rpc import HeartbeatRequest
-from kept.node.internode.hello import HELLO, hello_from
+from kept.node.internode.hello import hello_from
 from kept.node.internode.identity import Hello
-from kept.node.proto import raft_pb2
+from kept.node.internode.protobuf_conversion import codecs
 from kept.storage import checkpoints, snapshots, txn_index
 from kept.storage.epochs import LeaderEpochCache
 from kept.storage.errors import KeptError
@@ -278,17 +277,12 @@ def group_pairs() -> list[tuple[bytes, bytes]]:
 
 def raft(message: Any) -> bytes:
     """As it travels."""
-    data: bytes = protobuf_conversion.encode_raft(message).SerializeToString()
-    return data
+    return protobuf_conversion.encode_raft(message)
 
 
 def from_raft(data: bytes) -> Any:
-    """As it is taken."""
-    try:
-        message = raft_pb2.RaftMessage.FromString(data)
-    except DecodeError:  # gRPC ends the stream
-        return None
-    return protobuf_conversion.decode_raft(message)
+    """As it is read."""
+    return protobuf_conversion.decode_raft(data)
 
 
 def hard_state(disk: SimulatedDisk) -> None:
@@ -406,8 +400,8 @@ def message_decoders() -> Iterator[Decoder]:
     ):
         yield Decoder(type(message).__name__, raft(message), from_raft)
     hello = Hello("c", 1, TOPIC, directory_id=TOPIC, host="h", port=1)
-    yield Decoder("Hello", HELLO.to_bytes(hello), hello_from)
-    beat = protobuf_conversion.of_call("Heartbeat")[0]
+    yield Decoder("Hello", codecs().hello.to_bytes(hello), hello_from)
+    beat = codecs().calls["Heartbeat"][0]
     yield Decoder("Heartbeat", beat.to_bytes(HeartbeatRequest(1, 2, 3)), beat.from_bytes)
 
 

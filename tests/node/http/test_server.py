@@ -10,7 +10,7 @@ import pytest
 
 from kept.node.admin.cluster_view import ClusterView
 from kept.node.http.server import _is_held, host_is_known, status_of
-from kept.node.internode.controller_rpc import AskRequest
+from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
 from kept.storage.errors import PolicyViolation
 
@@ -165,7 +165,7 @@ def test_metrics_are_scraped_by_address_and_by_the_names_of_the_node(lone, host)
 @pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/events/", "/api/v1/events//"])
 def test_a_stream_is_not_asked_through_another_node(lone, path):
     """It has no end: the node that asks would wait until its answer is too large."""
-    asked = AskRequest("GET", path, "{}", "{}")
+    asked = PeerHttpRequest("GET", path, "{}", "{}")
     answer = lone.node.parts.http.respond_to_node(asked)
     with pytest.raises(PolicyViolation, match="is a stream"):
         lone.run(asyncio.wait_for(answer, 10))

@@ -30,9 +30,8 @@ class Door(asyncio.Protocol):
         if self.one.silent:
             self.transport.pause_reading()
             return
-        peers = self.one.peers
-        take = {b"PRI ": peers.take_over, b"KEPT": peers.greet}[self.data[:4]]
-        take(self.transport, self.data)
+        assert self.data[:4] == b"KEPT"
+        self.one.peers.accept(self.transport, self.data)
 
 
 class One:
@@ -55,7 +54,7 @@ class One:
         self.server: asyncio.Server | None = None
 
     async def open(self):
-        await self.peers.start()
+        self.peers.start()
         loop = asyncio.get_running_loop()
         self.server = await loop.create_server(lambda: Door(self), "127.0.0.1", self.port)
 

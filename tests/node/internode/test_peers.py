@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
-import tempfile
 import uuid
-from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
 from kept.node.config.listeners import Voter
-from kept.node.internode import grpc_options, socket_directory
 from kept.node.internode import hello as greeting
 from kept.node.internode import peer_channel as channel
 from kept.node.internode.controller_rpc import (
@@ -30,7 +24,6 @@ from kept.node.internode.controller_rpc import (
     HeartbeatReply,
     HeartbeatRequest,
 )
-from kept.node.proto import peers_pb2
 from kept.storage.errors import (
     InvariantViolation,
     NetworkException,
@@ -434,31 +427,6 @@ def test_a_second_process_with_the_id_of_a_live_one_is_refused_a_restarted_one_i
     play(scene)
 
 
-def test_a_stream_without_a_hello_and_a_call_without_one(play):
-    async def scene(net):
-        one = await net.node(1)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
-            frame = peers_pb2.RaftFrame
-            call = channel.stream_stream(
-                grpc_options.RAFT, frame.SerializeToString, frame.FromString
-            )()
-            await call.write(frame())
-            with pytest.raises(grpc.aio.AioRpcError, match="begins with a Hello"):
-                await call.read()
-            junk = channel.stream_stream(grpc_options.RAFT)()
-            await junk.write(b"\xff\xff\xff")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await junk.read()
-            unary = channel.unary_unary(f"/{grpc_options.CONTROLLER}/Register")
-            with pytest.raises(grpc.aio.AioRpcError, match="a call without a Hello"):
-                await unary(b"")
-        two = await net.node(2)
-        two.peers.send(append(2, 1, 1))
-        await one.messages.get()  # it still serves
-
-    play(scene)
-
-
 # Who is gone.
 
 
@@ -494,7 +462,7 @@ def test_whoever_is_told_of_a_death_may_fail(play):
             raise InvariantViolation("a bug of ours")
 
         one.peers.on_peer_down = fail
-        one.peers.found_dead(2)
+        one.peers.process_gone(2)
         assert told == [2]
 
     play(scene)
@@ -521,7 +489,7 @@ def test_a_process_whose_address_went_with_it_is_noticed(play, monkeypatch, refu
         await one.messages.get()
         known.clear()
         with pytest.raises(greeting.AddressGone):
-            await one.peers.ask(*net.ports[2])
+            await one.peers.identify(*net.ports[2])
         assert await one.peers.probe(2) == "timeout", "its streams are there: its name is not"
         if refused_first:
             known.add(name)
@@ -630,22 +598,22 @@ def test_voters_are_found_where_a_node_with_a_log_says(play):
     play(scene)
 
 
-def test_ask_tells_who_serves_an_address(play):
+def test_a_probe_tells_who_serves_an_address(play):
     async def scene(net):
         disk = uuid.uuid4()
         one = await net.node(1)
         two = await net.node(2, voters=VOTERS, has_log=True, directory_id=disk)
-        hello = await one.peers.ask("127.0.0.1", two.port)
+        hello = await one.peers.identify("127.0.0.1", two.port)
         assert (hello.node_id, hello.has_log, hello.directory_id) == (2, True, disk)
         assert hello.voters == VOTERS
 
     play(scene)
 
 
-# The Control stream.
+# Heartbeats.
 
 
-def test_heartbeats_go_over_the_control_stream_and_its_end_is_heard(play):
+def test_heartbeats_go_over_a_connection_whose_end_is_heard(play):
     async def scene(net):
         one, two = await net.node(1), await net.node(2)
 
@@ -672,7 +640,7 @@ def test_heartbeats_go_over_the_control_stream_and_its_end_is_heard(play):
     play(scene)
 
 
-def test_the_control_stream_follows_the_controller(play):
+def test_heartbeats_follow_the_controller(play):
     async def scene(net):
         one, two, three = await net.node(1), await net.node(2), await net.node(3)
 
@@ -703,107 +671,3 @@ def test_the_control_stream_follows_the_controller(play):
         assert reply.index == 22
 
     play(scene)
-
-
-# The socket.
-
-
-def test_the_unix_socket_is_private_and_gone_after_the_stop(play):
-    async def scene(net):
-        one = await net.node(1)
-        folder = os.path.dirname(one.peers._server.path)
-        assert os.stat(folder).st_mode & 0o777 == 0o700
-        await one.die()
-        assert not os.path.exists(folder)
-
-    play(scene)
-
-
-@pytest.fixture
-def temporary(monkeypatch):
-    """A temporary directory of its own, with a name short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="kept-", dir="/tmp") as root:
-        monkeypatch.setattr(socket_directory.tempfile, "gettempdir", lambda: root)
-        yield Path(root)
-
-
-HOLDER = """
-import sys, tempfile
-from kept.node.internode import socket_directory as private
-tempfile.tempdir = sys.argv[1]
-print(private.PrivateDirectory().path, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_directory_lives_as_long_as_its_process(temporary):
-    """Whatever its process id means here: nodes in containers may share the directory."""
-    command = [sys.executable, "-P", "-c", HOLDER, str(temporary)]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        held = Path(holder.stdout.readline().strip())
-        assert str(holder.pid) not in held.name
-        (held / "grpc").touch()
-        first = socket_directory.PrivateDirectory()
-        second = socket_directory.PrivateDirectory()
-        assert (held / "grpc").exists() and Path(first.path).exists()
-        second.remove()
-        second.remove()
-        assert not Path(second.path).exists()
-        holder.kill()
-        holder.wait(60)
-        assert (held / "grpc").exists(), "kill -9 leaves it behind"
-        socket_directory.PrivateDirectory().remove()
-        assert not held.exists() and Path(first.path).exists()
-        first.remove()
-    finally:
-        holder.kill()
-        holder.communicate(timeout=60)
-
-
-def test_a_directory_that_is_being_made_is_made_again(temporary, monkeypatch):
-    """Another node starts between the directory and its lock, and takes it for one left behind."""
-    made = []
-    original = tempfile.mkdtemp
-
-    def mkdtemp(**more):
-        made.append(original(**more))
-        if len(made) == 1:
-            socket_directory._remove_left_behind(str(temporary))
-        return made[-1]
-
-    monkeypatch.setattr(socket_directory.tempfile, "mkdtemp", mkdtemp)
-    found = socket_directory.PrivateDirectory()
-    assert found.path == made[1] and not Path(made[0]).exists()
-    assert os.stat(f"{found.path}/{socket_directory.LOCK}").st_mode & 0o777 == 0o600
-    found.remove()
-
-
-def test_only_what_is_ours_and_left_behind_is_removed(temporary):
-    old = temporary / f"{socket_directory.PREFIX}12345-abc"
-    old.mkdir()
-    (old / "grpc").touch()  # its version held no lock: nobody knows whether it lives
-    elsewhere = temporary / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / socket_directory.LOCK).touch()
-    (temporary / f"{socket_directory.PREFIX}link").symlink_to(elsewhere)
-    (temporary / f"{socket_directory.PREFIX}file").touch()
-    empty = temporary / f"{socket_directory.PREFIX}empty"
-    empty.mkdir()
-    socket_directory.PrivateDirectory().remove()
-    assert sorted(p.name for p in temporary.iterdir()) == [
-        "elsewhere",
-        f"{socket_directory.PREFIX}12345-abc",
-        f"{socket_directory.PREFIX}file",
-        f"{socket_directory.PREFIX}link",
-    ]
-    assert (elsewhere / socket_directory.LOCK).exists()
-
-
-def test_long_paths_are_avoided(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        socket_directory.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 100))
-    )
-    made = socket_directory.PrivateDirectory()
-    assert len(made.path) < 90
-    made.remove()

@@ -18,13 +18,15 @@ from kept.node.internode import controller_rpc as rpc
 from kept.node.internode import manifest_rpc as manifests
 from kept.node.internode import protobuf_conversion
 from kept.node.internode.controller_rpc import CALLS, Failure
-from kept.node.internode.hello import HELLO, packed, unpacked
+from kept.node.internode.frames import Kind, encode
+from kept.node.internode.hello import hello_from, packed, unpacked
 from kept.node.internode.identity import Hello
+from kept.node.internode.protobuf_conversion import METHODS as NUMBERS
 from kept.node.internode.rpc_errors import error_of, failure_of
 from kept.storage import errors
 from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, NotController
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "peers_v1.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "peers_v2.json"
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 METHODS = CALLS | manifests.MANIFEST_CALLS
@@ -82,8 +84,8 @@ CALL_VALUES = [
     rpc.ChangeVotersReply(12),
     rpc.ConfirmRequest(3, 5),
     rpc.ConfirmReply(12),
-    rpc.AskRequest("GET", "/api/v1/topics", '{"segments": "true"}', "{}"),
-    rpc.AskReply(200, b'{"topics": []}'),
+    rpc.PeerHttpRequest("GET", "/api/v1/topics", '{"segments": "true"}', "{}"),
+    rpc.PeerHttpReply(200, b'{"topics": []}'),
     manifests.PullManifestsRequest(3, 5, (
         manifests.ManifestPull(ID, 4, 2, 9, NAME, None, True, 6000, (NAME,)),
         manifests.ManifestPull(ID, 0, 2, 1, None, NAME, False, 0, ()),
@@ -106,8 +108,8 @@ HELLOS = [
 
 
 def codec_of(value) -> protobuf_conversion.Codec:
-    for method in METHODS:
-        for codec in protobuf_conversion.of_call(method):
+    for pair in protobuf_conversion.codecs().calls.values():
+        for codec in pair:
             if codec.cls is type(value):
                 return codec
     raise AssertionError(f"no call has {type(value)}")
@@ -117,7 +119,7 @@ def encoded() -> dict[str, str]:
     """Every value's bytes, by kind and number."""
     found = {}
     for values, to_bytes in (
-        (RAFT, lambda v: protobuf_conversion.encode_raft(v).SerializeToString()),
+        (RAFT, protobuf_conversion.encode_raft),
         (CALL_VALUES, lambda v: codec_of(v).to_bytes(v)),
         (HELLOS, packed),
     ):
@@ -125,7 +127,9 @@ def encoded() -> dict[str, str]:
             name = type(value).__name__
             number = sum(key.startswith(f"{name}.") for key in found)
             found[f"{name}.{number}"] = to_bytes(value).hex()
-    return found
+    for kind in Kind:
+        found[f"frame {kind.name}"] = encode(kind, 0x01020304, 5, b"body").hex()
+    return found | {f"method {name}": f"{number:04x}" for name, number in NUMBERS.items()}
 
 
 def test_every_kind_is_here():
@@ -146,10 +150,7 @@ def test_the_bytes_are_those_of_the_golden_file():
 
 @pytest.mark.parametrize("message", RAFT, ids=lambda m: type(m).__name__)
 def test_raft_messages_come_back(message):
-    wire = protobuf_conversion.encode_raft(message).SerializeToString()
-    from kept.node.proto import raft_pb2
-
-    assert protobuf_conversion.decode_raft(raft_pb2.RaftMessage.FromString(wire)) == message
+    assert protobuf_conversion.decode_raft(protobuf_conversion.encode_raft(message)) == message
 
 
 @pytest.mark.parametrize("value", CALL_VALUES, ids=lambda v: type(v).__name__)
@@ -161,7 +162,7 @@ def test_calls_come_back(value):
 @pytest.mark.parametrize("hello", HELLOS)
 def test_hello_comes_back_whole_or_not_at_all(hello):
     data = packed(hello)
-    assert unpacked(data) == hello
+    assert unpacked(data + b"more") == (hello, len(data))
     for short in range(len(data)):
         assert unpacked(data[:short]) is None
 
@@ -174,14 +175,14 @@ def test_a_hello_that_is_none(data):
 
 def test_a_hello_without_an_incarnation_is_refused():
     with pytest.raises(CorruptMessage, match="16 are wanted"):
-        HELLO.from_bytes(b"")
+        hello_from(b"")
 
 
 def test_a_message_of_an_unknown_kind():
-    from kept.node.proto import raft_pb2
-
-    with pytest.raises(CorruptMessage):
-        protobuf_conversion.decode_raft(raft_pb2.RaftMessage())
+    with pytest.raises(CorruptMessage, match="of no kind"):
+        protobuf_conversion.decode_raft(b"")
+    with pytest.raises(CorruptMessage, match="not a RaftMessage"):
+        protobuf_conversion.decode_raft(b"\xff\xff")
 
 
 def test_a_dataclass_that_does_not_fit_its_message_is_our_bug():

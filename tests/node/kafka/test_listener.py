@@ -252,12 +252,11 @@ def test_http_has_its_server_on_every_listener(method, parts) -> None:
         assert found.takeovers[method] == parts.http.take_over
 
 
-def test_grpc_and_greetings_go_to_who_serves_them_there(parts, monkeypatch) -> None:
+def test_grpc_and_nodes_go_to_who_serves_them_there(parts, monkeypatch) -> None:
     clients, nodes = parts.all_listeners
     for found, words, server, method in (
         (clients, b"PRI ", parts.grpc, "take_over"),
-        (nodes, b"PRI ", parts.peers, "take_over"),
-        (nodes, b"KEPT", parts.peers, "greet"),
+        (nodes, b"KEPT", parts.peers, "accept"),
     ):
         calls: list[Any] = []
         monkeypatch.setattr(server, method, lambda *given, calls=calls: calls.append(given))
@@ -265,6 +264,7 @@ def test_grpc_and_greetings_go_to_who_serves_them_there(parts, monkeypatch) -> N
         found.takeovers[words](taken, words)
         assert calls == [(taken.transport, words, taken.closed)]
     assert b"KEPT" not in clients.takeovers
+    assert b"PRI " not in nodes.takeovers, "nodes speak no gRPC"
 
 
 def test_everything_open_is_closed_at_the_end() -> None:

@@ -14,13 +14,11 @@ import pytest
 from kept.client.http import JsonApi
 from kept.client.view import Endpoint
 from kept.cluster.raft.messages import Append
-from kept.node.internode import protobuf_conversion
 from kept.node.internode.identity import Hello
 from kept.node.kafka.codec.python_fetch import FetchRequest
 from kept.node.kafka.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSessions
-from kept.node.proto import peers_pb2
 from kept.testing import Cluster
-from tests.node.internode.test_strangers import hello_frame, raft_stream
+from tests.node.internode.raw import send_messages
 
 TOPIC_AUTHORIZATION_FAILED = 29
 NOT_LEADER_OR_FOLLOWER = 6
@@ -134,7 +132,7 @@ def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect, 
 @pytest.mark.parametrize("knows_the_cluster", [True, False])
 @pytest.mark.parametrize("node_id", [9, 1])
 def test_one_message_of_a_stranger_ends_nobody(three, knows_the_cluster, node_id) -> None:
-    """A Raft stream of nobody with the largest term there is; also one that knows the cluster."""
+    """A connection of nobody with the largest term there is; also one that knows the cluster."""
     disk = uuid.UUID(int=99)
     append = Append(
         term=2**63 - 1, sender=node_id, to=0, directory_id=disk, prev_index=0, prev_term=0
@@ -144,9 +142,8 @@ def test_one_message_of_a_stranger_ends_nobody(three, knows_the_cluster, node_id
 
     async def attack() -> None:
         for to in {0, 1, 2} - {node_id}:
-            said = protobuf_conversion.encode_raft(replace(append, to=to))
-            frames = hello_frame(hello), peers_pb2.RaftFrame(messages=[said] * 3)
-            await raft_stream(three.port(to) + NODE_PORT_OFFSET, *frames)
+            said = [replace(append, to=to)] * 3
+            await send_messages(three.port(to) + NODE_PORT_OFFSET, hello, *said)
 
     asyncio.run(attack())
     assert three.create_topic(), "the quorum decides"

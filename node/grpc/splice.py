@@ -3,15 +3,11 @@
 gRPC's server owns its sockets, so one port for several protocols needs this: the listener reads the
 first four bytes, and hands ``PRI `` (HTTP/2) over to here. Each side stops reading while the other
 cannot write, so that nothing piles up; either side's end is the other's.
-
-gRPC does not say on which connection a call came, but whom the unix socket was connected from: so
-the inner end has an address of its own, which ``context.peer()`` gives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -59,34 +55,25 @@ def splice(
     first_bytes: bytes,
     path: str,
     closed: Callable[[], None] | None = None,
-    joined: Callable[[str], None] | None = None,
 ) -> Coroutine[Any, Any, None]:
     """Join ``transport``, of which ``first_bytes`` were read, with a unix socket.
 
     It is taken over at once; the coroutine does the rest. It is closed when the socket takes
-    nobody. ``closed`` is called when it is closed, by whichever side; ``joined`` before, with what
-    gRPC's ``context.peer()`` will be, unless it is closed before that is known.
+    nobody. ``closed`` is called when it is closed, by whichever side.
     """
     transport.pause_reading()
     outer = _End(transport, closed)
     transport.set_protocol(outer)
-    return _join(outer, first_bytes, path, joined)
+    return _join(outer, first_bytes, path)
 
 
-async def _join(
-    outer: _End, first_bytes: bytes, path: str, joined: Callable[[str], None] | None
-) -> None:
+async def _join(outer: _End, first_bytes: bytes, path: str) -> None:
     transport = outer.transport
     inner = _End()
     inner.other = outer  # before it is connected: gRPC's server speaks first
     try:
         loop = asyncio.get_running_loop()
-        sock, peer = _connected(path)
-        try:
-            inner_transport, _ = await loop.create_unix_connection(lambda: inner, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
+        inner_transport, _ = await loop.create_unix_connection(lambda: inner, path)
     except OSError:
         transport.abort()
         return
@@ -100,23 +87,5 @@ async def _join(
     for one in (transport, inner_transport):
         one.set_write_buffer_limits(high=HIGH_WATER_BYTES)
     outer.other = inner
-    if joined is not None:
-        joined(peer)
     inner_transport.write(first_bytes)
     transport.resume_reading()
-
-
-def _connected(path: str) -> tuple[socket.socket, str]:
-    """A socket that is connected to ``path`` from an address of its own, and gRPC's word for it.
-
-    Raises OSError.
-    """
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.setblocking(False)
-        sock.bind("")  # Linux chooses an abstract one
-        sock.connect(path)
-    except OSError:
-        sock.close()
-        raise
-    return sock, f"unix-abstract:{sock.getsockname()[1:].decode()}"
